@@ -1,0 +1,52 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint types layers unit format proto demo bench clean
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+STAMP := .venv/.setup-done
+
+export PYTHON
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP) ## Create .venv with everything needed (does nothing when up to date)
+
+# An interrupted `venv` leaves a folder without a working pip, so pip is what is asked for.
+$(STAMP): pyproject.toml requirements.lock
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || .ci/venv
+	@echo "setup: installing the packages of requirements.lock"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@touch $@
+
+test: lint types layers unit ## Check style, types and layers, then run all tests
+
+lint: setup ## Check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup ## Check types
+	@$(BIN)/mypy
+
+layers: setup ## Check that each layer imports only those below it
+	@$(BIN)/lint-imports
+
+unit: setup ## Run all tests (ARGS="-k name" chooses)
+	@$(BIN)/pytest $(ARGS)
+
+format: setup ## Format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: setup ## Regenerate proto/generated from proto/sublet.proto
+	@$(BIN)/python proto/generate.py
+
+demo: setup ## Run the demonstration
+	@$(BIN)/python examples/demo.py
+
+bench: setup ## Run the benchmarks (benchmarks/README.md lists them)
+	@$(BIN)/python -m benchmarks
+
+clean: ## Remove .venv, caches and build results
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

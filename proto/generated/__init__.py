@@ -1,0 +1,1 @@
+"""Code generated from proto/sublet.proto; see proto/generate.py."""

@@ -1,0 +1,1 @@
+"""Decides what runs next, where and in what batch; does no I/O and reads no clock."""

@@ -1,0 +1,1 @@
+"""Connects Spark Structured Streaming jobs to Sublet functions."""

@@ -1,0 +1,1 @@
+"""Keeps the state, dedup positions and outgoing messages of partitions durably."""

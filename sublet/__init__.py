@@ -1,0 +1,1 @@
+"""Sublet: stateful serverless functions."""
