@@ -29,7 +29,7 @@ types: setup ## Check types
 	@$(BIN)/mypy
 
 layers: setup ## Check that each layer imports only those below it
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 unit: setup ## Run all tests (ARGS="-k name" chooses)
 	@$(BIN)/pytest $(ARGS)

@@ -27,7 +27,7 @@ def generate(output: Path) -> None:
             f"--python_out={output}",
             f"--pyi_out={output}",
             f"--grpc_python_out={output}",
-            f"--mypy_grpc_out={output}",
+            f"--mypy_grpc_out=quiet:{output}",
             "sublet/proto/sublet.proto",
         ]
     )

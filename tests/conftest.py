@@ -1,0 +1,8 @@
+"""Settings that every kind of test shares."""
+
+from hypothesis import settings
+
+# Two cores shared with other work make single examples slow now and then; pytest-timeout bounds the
+# whole test. Derandomized, a failure on one machine is a failure on every machine.
+settings.register_profile("sublet", deadline=None, derandomize=True)
+settings.load_profile("sublet")
