@@ -1,0 +1,150 @@
+"""Every error that Sublet raises on purpose, grouped by who must act.
+
+- `RejectedError`: the caller changes the request; sending it again cannot help.
+- `RetryLaterError`: the caller may send the same request again, after `retry_after_ms`.
+- `FailedError`: the request was accepted and did not succeed.
+- `UnknownOutcomeError`: nobody can say any more whether it happened.
+
+An error crosses the wire as its `code` and its text; `error_from_code` makes it whole again.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SubletError(Exception):
+    """The root. `code` is stable and names the kind of error on the wire and in metrics."""
+
+    code: ClassVar[str] = "error"
+
+
+class RejectedError(SubletError):
+    """The request cannot succeed as it is. A handler raises it to refuse without a retry."""
+
+    code = "rejected"
+
+
+class UnknownFunctionError(RejectedError):
+    code = "unknown_function"
+
+
+class EncodeError(RejectedError):
+    """A value has a type that cannot be written as msgpack."""
+
+    code = "cannot_encode"
+
+
+class PayloadError(RejectedError):
+    """A payload does not fit the type that the function declares."""
+
+    code = "bad_payload"
+
+
+class KeyRejectedError(RejectedError):
+    code = "bad_key"
+
+
+class TooLargeError(RejectedError):
+    """A message, key or state is above its bound."""
+
+    code = "too_large"
+
+
+class IdempotencyConflictError(RejectedError):
+    """The idempotency key was used before with another request."""
+
+    code = "idempotency_conflict"
+
+
+class CallCycleError(RejectedError):
+    """The call chain would come back to an instance that waits for it."""
+
+    code = "call_cycle"
+
+
+class RetryLaterError(SubletError):
+    """Nothing happened; the same request may be sent again after `retry_after_ms`."""
+
+    code = "retry_later"
+
+    def __init__(self, message: str, retry_after_ms: int = 50) -> None:
+        super().__init__(message, retry_after_ms)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        return f"{self.message}; retry after {self.retry_after_ms} ms"
+
+
+class OverloadedError(RetryLaterError):
+    code = "overloaded"
+
+
+class UnavailableError(RetryLaterError):
+    """No worker owns the partition just now (starting, failing over) or none is reachable."""
+
+    code = "unavailable"
+
+
+class FailedError(SubletError):
+    """The handler was run and did not succeed, after all its retries."""
+
+    code = "failed"
+
+
+class HandlerError(FailedError):
+    """User code raised; the text names the exception."""
+
+    code = "handler_failed"
+
+
+class HandlerTimeoutError(FailedError):
+    """User code ran longer than the function's timeout."""
+
+    code = "handler_timeout"
+
+
+class StateTypeError(FailedError):
+    """A stored or assigned state does not fit the type that the function declares."""
+
+    code = "bad_state"
+
+
+class StateTooLargeError(FailedError):
+    """The state of one key would grow above its bound."""
+
+    code = "state_too_large"
+
+
+class NonDeterministicCallError(FailedError):
+    """A re-executed handler made other calls than the recorded ones."""
+
+    code = "non_deterministic_call"
+
+
+class DeadlineExceededError(FailedError):
+    """The caller's time ran out before the reply came; the effect may still happen."""
+
+    code = "deadline_exceeded"
+
+
+class UnknownOutcomeError(SubletError):
+    """The worker that had the request is gone together with its memory of it."""
+
+    code = "unknown_outcome"
+
+
+def _kinds(root: type[SubletError]) -> dict[str, type[SubletError]]:
+    found = {root.code: root}
+    for kind in root.__subclasses__():
+        found.update(_kinds(kind))
+    return found
+
+
+def error_from_code(code: str, message: str, retry_after_ms: int = 50) -> SubletError:
+    """Return the error that a peer described; an unknown code becomes a plain `SubletError`."""
+    kind = _kinds(SubletError).get(code, SubletError)
+    if issubclass(kind, RetryLaterError):
+        return kind(message, retry_after_ms)
+    return kind(message)

@@ -1,0 +1,138 @@
+"""What travels between two ends of a link, as plain values.
+
+Messages flow through channels. A channel goes from one endpoint (a partition or a client) to
+another, numbers its messages from 1, and is acknowledged as far as its receiver has durably taken
+them. Replies to clients are such a channel too. A batch is columns; no message has an object of
+its own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+from msgspec import Raw
+
+
+class Kind(IntEnum):
+    """What the messages of a batch are. One batch has one kind."""
+
+    SEND = 0
+    CALL = 1
+    REPLY = 2
+    CANCEL = 3
+    """Take back a delayed message; the key column holds the timers' ids."""
+
+
+class Extra(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What few messages have: kept beside the columns, by the message's place in the batch."""
+
+    idempotency_key: str = ""
+    chain: list[str] = []
+    """Addresses that wait for this call, the outermost first."""
+    trace: str = ""
+
+
+class ErrorInfo(msgspec.Struct, array_like=True):
+    code: str
+    message: str
+    retry_after_ms: int = 0
+
+
+class Batch(msgspec.Struct, array_like=True):
+    """Messages `first` .. of the channel from `source` to `target`, as columns."""
+
+    target: str
+    source: str
+    first: int
+    kind: Kind
+    keys: list[str]
+    """Empty for replies."""
+    payloads: Raw
+    """A msgpack array, one item a message; for replies, the results."""
+    count: int
+    time_left_ms: int | list[int] | None = None
+    """One for all, or one for each; None and -1: no deadline."""
+    extras: dict[int, Extra] | None = None
+    refs_first: int = 0
+    """Replies: the number of the first answered message in the opposite channel."""
+    refs: list[int] | None = None
+    """Replies: the numbers of the answered messages, if they are not consecutive."""
+    errors: dict[int, ErrorInfo] | None = None
+    """Replies: those that failed, by place; their result is nil."""
+
+
+class Ack(msgspec.Struct, array_like=True):
+    """`target` has durably taken all messages from `source` up to and including `upto`."""
+
+    target: str
+    source: str
+    upto: int
+
+
+class Data(msgspec.Struct, array_like=True):
+    """One frame of the hot path: all that waited for this peer in one turn of the loop."""
+
+    batches: list[Batch] = []
+    acks: list[Ack] = []
+    credit: int = 0
+    """Messages that the sender of this frame newly allows its peer to have in flight."""
+
+
+class FunctionInfo(msgspec.Struct, frozen=True):
+    name: str
+    partition_count: int
+    kind: str
+    """keyed, stateful or stateless."""
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """Who owns what, as told to clients and peers."""
+
+    version: int
+    functions: list[FunctionInfo]
+    placement: dict[str, str]
+    """Partition to worker id."""
+    workers: dict[str, str]
+    """Worker id to the address of its gRPC server."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first frame of whoever opened the link."""
+
+    endpoint: str
+    """A client's name (`~…`) or a worker's id."""
+    protocol: int = 1
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The first frame of whoever accepted the link."""
+
+    worker: str
+    topology: Topology
+    credit: int
+    message_bytes_max: int
+    key_bytes_max: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Messages `first` .. of a channel were not taken, nor will any later one be.
+
+    The sender numbers anew from `first`, whatever it sends next. With code `not_owner` it asks
+    the partition's new owner; with `session_expired` the target does not know this channel.
+    """
+
+    target: str
+    source: str
+    first: int
+    error: ErrorInfo
+
+
+class Goodbye(msgspec.Struct, frozen=True):
+    """The explicit end of a link. A link that ends without it was lost."""
+
+    reason: str
+
+
+Control = Hello | Welcome | Topology | Refused | Goodbye
+Frame = Data | Control

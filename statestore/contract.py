@@ -1,0 +1,238 @@
+"""What every store promises: fenced, atomic, idempotent commits of whole partitions.
+
+A partition has one writer, known by its ownership epoch. `acquire` raises the epoch in the same
+place where commits are checked, and only then reads, so that a former owner can never write
+between the two. Commits of a partition are numbered without gaps; the same commit sent twice is
+applied once. The store understands nothing of what the rows mean: deciding is the partition's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+
+class Outcome(Enum):
+    """How a commit ended."""
+
+    DONE = "done"
+    DUPLICATE = "duplicate"
+    """This very commit was applied before; its owner may go on."""
+    FENCED = "fenced"
+    """Another owner has taken the partition; forget what is in memory."""
+    GAP = "gap"
+    """Not the next commit of the partition; forget what is in memory."""
+    UNKNOWN = "unknown"
+    """The store could not say (disk full, lost connection): send identical bytes again."""
+
+
+class StateRow(NamedTuple):
+    """One cell of a key's state; `value` None deletes it."""
+
+    key: str
+    subkey: bytes
+    value: bytes | None
+    expires_ms: int | None = None
+
+
+class OutboxEntry(NamedTuple):
+    """A packed batch for another endpoint: messages `first` .. `first + length - 1`."""
+
+    destination: str
+    first: int
+    length: int
+    data: bytes
+
+
+class EgressEntry(NamedTuple):
+    """Values appended to a named egress at positions `first` .. `first + length - 1`."""
+
+    egress: str
+    first: int
+    length: int
+    data: bytes
+
+
+class Record(NamedTuple):
+    """A row that only the partition understands; `value` None deletes it.
+
+    `due_ms` (of the partition's own clock) lets the store find what is next; kinds are the
+    constants below. Ids are unique for a partition and a kind.
+    """
+
+    kind: str
+    id: str
+    value: bytes | None
+    due_ms: int | None = None
+
+
+PARKED = "parked"
+"""Messages that were taken from their channel and wait for something else."""
+JOURNAL = "journal"
+"""Calls that a parked message has made, and their results."""
+TIMER = "timer"
+"""Delayed messages; found by `due_ms`, so that only the near future is in memory."""
+IDEMPOTENCY = "idempotency"
+"""Requests that were answered; looked up by id, deleted after `due_ms`."""
+DEAD = "dead"
+"""Messages that failed for good."""
+
+
+class Commit(msgspec.Struct, array_like=True, kw_only=True):
+    """All that one step of a partition changes, applied whole or not at all."""
+
+    partition: str
+    epoch: int
+    index: int
+    id: bytes
+    clock_ms: int
+    state: list[StateRow] = []
+    inbox: dict[str, int] = {}
+    """Source endpoint to the last message taken from it."""
+    inbox_forgotten: list[str] = []
+    outbox: list[OutboxEntry] = []
+    outbox_acknowledged: dict[str, int] = {}
+    """Destination to the last message that it has durably taken; older entries are deleted."""
+    outbox_forgotten: list[str] = []
+    """Destinations that will never come back: entries and numbering are deleted."""
+    egress: list[EgressEntry] = []
+    egress_trimmed: dict[str, int] = {}
+    """Egress to the first position that is still kept."""
+    records: list[Record] = []
+
+
+class Recovered(msgspec.Struct, kw_only=True):
+    """What a new owner needs to go on; state of keys is read when it is needed."""
+
+    epoch: int
+    index: int
+    clock_ms: int
+    inbox: dict[str, int]
+    sent: dict[str, int]
+    """Destination to the last number used, also when nothing of it is left in the outbox."""
+    outbox: list[OutboxEntry]
+    """By destination, in order."""
+    egress: dict[str, tuple[int, int]]
+    """Egress to (first kept position, next position)."""
+    parked: list[Record]
+    journal: list[Record]
+    dead_count: int
+    empty: bool
+    """True if the partition has no state at all: a key that is not in memory has none."""
+
+
+class Store(Protocol):
+    """One store serves all partitions of a worker. All methods may be called concurrently."""
+
+    shared: bool
+    """True if another worker can acquire what this one has committed."""
+
+    async def acquire(self, partition: str, worker: str) -> Recovered:
+        """Raise the partition's epoch, then return what is there."""
+        ...
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        """Apply commits of different partitions together; each has its own outcome.
+
+        The caller never has two commits of one partition under way.
+        """
+        ...
+
+    async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
+        """Return the committed rows of the keys. Rows that expired may still be among them."""
+        ...
+
+    async def records(self, partition: str, kind: str, ids: Sequence[str]) -> list[Record]:
+        """Return those of the named records that exist."""
+        ...
+
+    async def records_due(
+        self, partition: str, kind: str, until_ms: int, limit: int
+    ) -> list[Record]:
+        """Return the first `limit` records due before `until_ms`, earliest first."""
+        ...
+
+    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
+        """Return the first `limit` records of a kind by id (for people and tools)."""
+        ...
+
+    async def scan(
+        self, function: str, after: tuple[str, str] | None, limit: int
+    ) -> list[tuple[str, list[StateRow]]]:
+        """Return the committed state of a function's keys, `limit` keys a page.
+
+        Ordered by (partition, key), after the given pair; each item is a partition with the
+        rows of one key.
+        """
+        ...
+
+    async def read_egress(
+        self, egress: str, partition: str, position: int, limit: int
+    ) -> list[EgressEntry]:
+        """Return entries that hold positions >= `position`, in order."""
+        ...
+
+    async def egress_partitions(self, egress: str) -> dict[str, tuple[int, int]]:
+        """Return the partitions that have written to an egress, with (first kept, next)."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as others see it."""
+
+    id: str
+    address: str
+    """host:port of its gRPC server."""
+    lane: str = ""
+    """Path of its Unix socket for batches; empty if it has none."""
+    pid: int = 0
+    beat: int = 0
+    """Grows with every heartbeat; observers time its standstill on their own clocks."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at one version: who is there and who owns what."""
+
+    version: int
+    """Changes whenever membership, functions or placement change (not with heartbeats)."""
+    members: Mapping[str, Member]
+    functions: Mapping[str, int]
+    """Function to its number of partitions."""
+    placement: Mapping[str, str]
+    """Partition to worker id; partitions that nobody owns are absent."""
+
+
+class Directory(Protocol):
+    """Membership and placement, kept beside the state. No process coordinates it."""
+
+    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+        """Enter the member and register its functions.
+
+        A function that is already known with another number of partitions is an error
+        (`ValueError` that says what to do): the number is fixed when a function is first seen.
+        """
+        ...
+
+    async def beat(self, worker: str) -> View | None:
+        """Count a heartbeat and return the current view; None if the worker was removed."""
+        ...
+
+    async def view(self) -> View: ...
+
+    async def place(
+        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+    ) -> View | None:
+        """Replace the placement and remove dead members, if the version is still the expected.
+
+        Returns the new view, or None if somebody else was first.
+        """
+        ...
+
+    async def leave(self, worker: str) -> None: ...
+
+    async def close(self) -> None: ...
