@@ -8,11 +8,13 @@ applied once. The store understands nothing of what the rows mean: deciding is t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 import msgspec
+
+from sublet.functions.address import SLOT_COUNT
 
 
 class Outcome(Enum):
@@ -82,7 +84,13 @@ DEAD = "dead"
 
 
 class Commit(msgspec.Struct, array_like=True, kw_only=True):
-    """All that one step of a partition changes, applied whole or not at all."""
+    """All that one step of a partition changes, applied whole or not at all.
+
+    The first commit of a partition has index 1. Of one channel, what is forgotten goes first,
+    then what is acknowledged, then what is new: a channel may be forgotten and begun again in
+    one commit. An entry is deleted when all of it is acknowledged or trimmed. A commit that was
+    handed to a store must not be changed any more.
+    """
 
     partition: str
     epoch: int
@@ -236,3 +244,24 @@ class Directory(Protocol):
     async def leave(self, worker: str) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def check_functions(known: Mapping[str, int], functions: Mapping[str, int]) -> None:
+    """Raise ValueError if a function cannot be registered with its number of partitions."""
+    for function, count in functions.items():
+        if not 1 <= count <= SLOT_COUNT:
+            raise ValueError(f"{function} has {count} partitions; allowed: 1..{SLOT_COUNT}")
+        former = known.get(function, count)
+        if former != count:
+            raise ValueError(
+                f"{function} is declared with {count} partitions but is known with {former}, "
+                f"which is fixed when a function is first seen: declare {former}, "
+                "or give the function another name, or start with an empty store"
+            )
+
+
+def check_placement(placement: Mapping[str, str], members: Container[str]) -> None:
+    """Raise ValueError if a partition would go to a worker that is not a member."""
+    for partition, worker in placement.items():
+        if worker not in members:
+            raise ValueError(f"{partition} is placed on {worker}, which is not a member")

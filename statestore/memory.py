@@ -1,0 +1,334 @@
+"""A store and a directory in memory: for tests, and for state that may be thrown away.
+
+Every commit has the same checks and outcomes as in the durable stores. Several stores on one
+`MemoryBackend` behave as the workers of one cluster do, inside one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+
+from sortedcontainers import SortedList
+
+from sublet.functions.address import split_partition_name
+from sublet.statestore.contract import (
+    DEAD,
+    IDEMPOTENCY,
+    JOURNAL,
+    PARKED,
+    Commit,
+    EgressEntry,
+    Member,
+    OutboxEntry,
+    Outcome,
+    Record,
+    Recovered,
+    StateRow,
+    View,
+    check_functions,
+    check_placement,
+)
+
+# Expired rows are deleted a few at a time, so that no commit pays for all of them.
+EXPIRED_PER_COMMIT_MAX = 64
+
+
+class MemoryBackend:
+    """What the stores and directories that are given it have in common."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[str, _Partition] = {}
+        self.version = 0
+        self.members: dict[str, Member] = {}
+        self.functions: dict[str, int] = {}
+        self.placement: dict[str, str] = {}
+
+
+class MemoryStore:
+    """A `Store` that lives as long as its backend; shared if the backend was given."""
+
+    def __init__(self, backend: MemoryBackend | None = None) -> None:
+        self.shared = backend is not None
+        self._partitions = (backend or MemoryBackend()).partitions
+
+    async def acquire(self, partition: str, worker: str) -> Recovered:
+        split_partition_name(partition)
+        tables = self._partitions.setdefault(partition, _Partition())
+        tables.epoch += 1
+        return tables.recovered()
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        return [self._commit_one(each) for each in commits]
+
+    def _commit_one(self, commit: Commit) -> Outcome:
+        tables = self._partitions.get(commit.partition)
+        if tables is None or tables.epoch != commit.epoch:
+            return Outcome.FENCED
+        if tables.index == commit.index and tables.commit_id == commit.id:
+            return Outcome.DUPLICATE
+        if tables.index + 1 != commit.index:
+            return Outcome.GAP
+        tables.apply(commit)
+        return Outcome.DONE
+
+    def _tables(self, partition: str) -> _Partition:
+        return self._partitions.get(partition) or _Partition()
+
+    async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
+        state = self._tables(partition).state
+        return [row for key in dict.fromkeys(keys) for row in state.get(key, {}).values()]
+
+    async def records(self, partition: str, kind: str, ids: Sequence[str]) -> list[Record]:
+        found = self._tables(partition).records.get(kind, {})
+        return [found[each] for each in dict.fromkeys(ids) if each in found]
+
+    async def records_due(
+        self, partition: str, kind: str, until_ms: int, limit: int
+    ) -> list[Record]:
+        tables = self._tables(partition)
+        due = tables.due.get(kind)
+        if due is None:
+            return []
+        found = tables.records[kind]
+        return [found[id_] for _, id_ in islice(due.irange(maximum=(until_ms - 1, LAST)), limit)]
+
+    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
+        found = self._tables(partition).records.get(kind, {})
+        return [found[each] for each in sorted(found)[:limit]]
+
+    async def scan(
+        self, function: str, after: tuple[str, str] | None, limit: int
+    ) -> list[tuple[str, list[StateRow]]]:
+        page: list[tuple[str, list[StateRow]]] = []
+        for partition in sorted(self._partitions):
+            if split_partition_name(partition)[0] != function:
+                continue
+            state = self._partitions[partition].state
+            for key in sorted(state):
+                if after is not None and (partition, key) <= after:
+                    continue
+                if len(page) >= limit:
+                    return page
+                page.append((partition, _by_subkey(state[key])))
+        return page
+
+    async def read_egress(
+        self, egress: str, partition: str, position: int, limit: int
+    ) -> list[EgressEntry]:
+        entries = self._tables(partition).egress.get(egress, [])
+        wanted = (each for each in entries if each.first + each.length > position)
+        return list(islice(wanted, limit))
+
+    async def egress_partitions(self, egress: str) -> dict[str, tuple[int, int]]:
+        return {
+            partition: tables.egress_bounds[egress]
+            for partition, tables in sorted(self._partitions.items())
+            if egress in tables.egress_bounds
+        }
+
+    async def close(self) -> None:
+        """Do nothing: what is in the backend stays for the other stores on it."""
+
+
+# Sorts after every id, so that (due, LAST) bounds all records that are due at that moment.
+LAST = chr(0x10FFFF) * 4
+
+
+def _by_subkey(rows: Mapping[bytes, StateRow]) -> list[StateRow]:
+    return [rows[subkey] for subkey in sorted(rows)]
+
+
+class _Partition:
+    """The tables of one partition, and the one place that changes them."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.index = 0
+        self.commit_id = b""
+        self.clock_ms = 0
+        self.state: dict[str, dict[bytes, StateRow]] = {}
+        self.inbox: dict[str, int] = {}
+        self.sent: dict[str, int] = {}
+        self.outbox: dict[str, list[OutboxEntry]] = {}
+        self.egress: dict[str, list[EgressEntry]] = {}
+        self.egress_bounds: dict[str, tuple[int, int]] = {}
+        self.records: dict[str, dict[str, Record]] = {}
+        self.due: dict[str, SortedList[tuple[int, str]]] = {}
+        self._expiring: list[tuple[int, str, bytes]] = []
+
+    def recovered(self) -> Recovered:
+        return Recovered(
+            epoch=self.epoch,
+            index=self.index,
+            clock_ms=self.clock_ms,
+            inbox=dict(self.inbox),
+            sent=dict(self.sent),
+            outbox=[each for name in sorted(self.outbox) for each in self.outbox[name]],
+            egress=dict(self.egress_bounds),
+            parked=self._in_order(PARKED),
+            journal=self._in_order(JOURNAL),
+            dead_count=len(self.records.get(DEAD, {})),
+            empty=not self.state,
+        )
+
+    def _in_order(self, kind: str) -> list[Record]:
+        found = self.records.get(kind, {})
+        return [found[each] for each in sorted(found)]
+
+    def apply(self, commit: Commit) -> None:
+        self.index = commit.index
+        self.commit_id = commit.id
+        self.clock_ms = commit.clock_ms
+        self._apply_state(commit.state)
+        for source in commit.inbox_forgotten:
+            self.inbox.pop(source, None)
+        self.inbox.update(commit.inbox)
+        self._apply_outbox(commit)
+        self._apply_egress(commit)
+        for record in commit.records:
+            self._apply_record(record)
+        self._delete_expired()
+
+    def _apply_state(self, rows: Iterable[StateRow]) -> None:
+        state = self.state
+        for row in rows:
+            if row.value is not None:
+                of_key = state.get(row.key)
+                if of_key is None:
+                    state[row.key] = {row.subkey: row}
+                else:
+                    of_key[row.subkey] = row
+                if row.expires_ms is not None:
+                    heappush(self._expiring, (row.expires_ms, row.key, row.subkey))
+            else:
+                self._delete_state(row.key, row.subkey)
+
+    def _delete_state(self, key: str, subkey: bytes) -> None:
+        of_key = self.state.get(key)
+        if of_key is not None:
+            of_key.pop(subkey, None)
+            if not of_key:
+                del self.state[key]
+
+    def _apply_outbox(self, commit: Commit) -> None:
+        for destination in commit.outbox_forgotten:
+            self.outbox.pop(destination, None)
+            self.sent.pop(destination, None)
+        for destination, last in commit.outbox_acknowledged.items():
+            kept = [each for each in self.outbox.get(destination, ()) if last_of(each) > last]
+            if kept:
+                self.outbox[destination] = kept
+            else:
+                self.outbox.pop(destination, None)
+        for entry in commit.outbox:
+            self.outbox.setdefault(entry.destination, []).append(entry)
+            self.sent[entry.destination] = last_of(entry)
+
+    def _apply_egress(self, commit: Commit) -> None:
+        for entry in commit.egress:
+            first, _ = self.egress_bounds.get(entry.egress, (entry.first, 0))
+            self.egress.setdefault(entry.egress, []).append(entry)
+            self.egress_bounds[entry.egress] = (first, entry.first + entry.length)
+        for name, trimmed in commit.egress_trimmed.items():
+            if name in self.egress_bounds:
+                first, after = self.egress_bounds[name]
+                first = max(first, min(trimmed, after))
+                self.egress_bounds[name] = (first, after)
+                self.egress[name] = [e for e in self.egress[name] if e.first + e.length > first]
+
+    def _apply_record(self, record: Record) -> None:
+        found = self.records.setdefault(record.kind, {})
+        due = self.due.setdefault(record.kind, SortedList())
+        former = found.pop(record.id, None)
+        if former is not None and former.due_ms is not None:
+            due.remove((former.due_ms, former.id))
+        if record.value is not None:
+            found[record.id] = record
+            if record.due_ms is not None:
+                due.add((record.due_ms, record.id))
+
+    def _delete_expired(self) -> None:
+        expiring = self._expiring
+        for _ in range(EXPIRED_PER_COMMIT_MAX):
+            if not expiring or expiring[0][0] >= self.clock_ms:
+                break
+            expires_ms, key, subkey = heappop(expiring)
+            row = self.state.get(key, {}).get(subkey)
+            if row is not None and row.expires_ms == expires_ms:
+                self._delete_state(key, subkey)
+        answered = self.due.get(IDEMPOTENCY)
+        for _ in range(EXPIRED_PER_COMMIT_MAX):
+            if not answered or answered[0][0] >= self.clock_ms:
+                break
+            _, id_ = answered.pop(0)
+            del self.records[IDEMPOTENCY][id_]
+
+
+def last_of(entry: OutboxEntry) -> int:
+    """Return the number of an entry's last message."""
+    return entry.first + entry.length - 1
+
+
+class MemoryDirectory:
+    """A `Directory` for the workers of one process."""
+
+    def __init__(self, backend: MemoryBackend | None = None) -> None:
+        self._backend = backend or MemoryBackend()
+
+    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+        backend = self._backend
+        check_functions(backend.functions, functions)
+        former = backend.members.get(member.id)
+        beat = member.beat if former is None else former.beat + 1
+        backend.members[member.id] = _with_beat(member, beat)
+        backend.functions.update(functions)
+        backend.version += 1
+        return self._view()
+
+    async def beat(self, worker: str) -> View | None:
+        member = self._backend.members.get(worker)
+        if member is None:
+            return None
+        self._backend.members[worker] = _with_beat(member, member.beat + 1)
+        return self._view()
+
+    async def view(self) -> View:
+        return self._view()
+
+    async def place(
+        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+    ) -> View | None:
+        backend = self._backend
+        if backend.version != expected_version:
+            return None
+        kept = {name: each for name, each in backend.members.items() if name not in removed}
+        check_placement(placement, kept)
+        backend.members = kept
+        backend.placement = dict(placement)
+        backend.version += 1
+        return self._view()
+
+    async def leave(self, worker: str) -> None:
+        backend = self._backend
+        if backend.members.pop(worker, None) is None:
+            return
+        backend.placement = {p: owner for p, owner in backend.placement.items() if owner != worker}
+        backend.version += 1
+
+    async def close(self) -> None:
+        """Do nothing: what is in the backend stays for the others."""
+
+    def _view(self) -> View:
+        backend = self._backend
+        return View(
+            version=backend.version,
+            members=dict(backend.members),
+            functions=dict(backend.functions),
+            placement=dict(backend.placement),
+        )
+
+
+def _with_beat(member: Member, beat: int) -> Member:
+    return Member(id=member.id, address=member.address, lane=member.lane, pid=member.pid, beat=beat)
