@@ -24,13 +24,77 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sublet/proto/sublet.proto\x12\tsublet.v1\"\x07\n\x05Hellob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19sublet/proto/sublet.proto\x12\tsublet.v1\"\x88\x01\n\x0b\x43\x61llRequest\x12\x10\n\x08\x66unction\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x11\n\x07msgpack\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04json\x18\x04 \x01(\tH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\x04\x12\x17\n\x0fidempotency_key\x18\x06 \x01(\tB\t\n\x07payload\"8\n\tCallReply\x12\x11\n\x07msgpack\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04json\x18\x02 \x01(\tH\x00\x42\x08\n\x06result\"\x88\x01\n\x0bSendRequest\x12\x10\n\x08\x66unction\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x11\n\x07msgpack\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04json\x18\x04 \x01(\tH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\x04\x12\x17\n\x0fidempotency_key\x18\x06 \x01(\tB\t\n\x07payload\"\x0b\n\tSendReply\"\x0f\n\rStatusRequest\"\xc1\x01\n\x0bStatusReply\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x08topology\x18\x02 \x01(\x0b\x32\x13.sublet.v1.Topology\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x36\n\x08\x63ounters\x18\x04 \x03(\x0b\x32$.sublet.v1.StatusReply.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc3\x01\n\x11ReadEgressRequest\x12\x0e\n\x06\x65gress\x18\x01 \x01(\t\x12>\n\tpositions\x18\x02 \x03(\x0b\x32+.sublet.v1.ReadEgressRequest.PositionsEntry\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\x12\x0c\n\x04json\x18\x05 \x01(\x08\x1a\x30\n\x0ePositionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x9b\x01\n\x0fReadEgressReply\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.sublet.v1.EgressEntry\x12\x32\n\x04next\x18\x02 \x03(\x0b\x32$.sublet.v1.ReadEgressReply.NextEntry\x1a+\n\tNextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"k\n\x0b\x45gressEntry\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x11\n\x07msgpack\x18\x04 \x01(\x0cH\x00\x12\x0e\n\x04json\x18\x05 \x01(\tH\x00\x42\x08\n\x06values\"1\n\x10ReadStateRequest\x12\x10\n\x08\x66unction\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"A\n\x0eReadStateReply\x12!\n\x04rows\x18\x01 \x03(\x0b\x32\x13.sublet.v1.StateRow\x12\x0c\n\x04json\x18\x02 \x01(\t\"=\n\x08StateRow\x12\x0e\n\x06subkey\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x12\n\nexpires_ms\x18\x03 \x01(\x04\"\x11\n\x0fOpenLaneRequest\",\n\rOpenLaneReply\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\xe3\x01\n\x05\x46rame\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12!\n\x05hello\x18\x02 \x01(\x0b\x32\x10.sublet.v1.HelloH\x00\x12%\n\x07welcome\x18\x03 \x01(\x0b\x32\x12.sublet.v1.WelcomeH\x00\x12\'\n\x08topology\x18\x04 \x01(\x0b\x32\x13.sublet.v1.TopologyH\x00\x12%\n\x07refused\x18\x05 \x01(\x0b\x32\x12.sublet.v1.RefusedH\x00\x12%\n\x07goodbye\x18\x06 \x01(\x0b\x32\x12.sublet.v1.GoodbyeH\x00\x42\t\n\x07\x63ontent\"?\n\x05Hello\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x12\n\nlane_token\x18\x03 \x01(\t\"\x82\x01\n\x07Welcome\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x08topology\x18\x02 \x01(\x0b\x32\x13.sublet.v1.Topology\x12\x0e\n\x06\x63redit\x18\x03 \x01(\x04\x12\x19\n\x11message_bytes_max\x18\x04 \x01(\x04\x12\x15\n\rkey_bytes_max\x18\x05 \x01(\x04\"\x8f\x02\n\x08Topology\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12&\n\tfunctions\x18\x02 \x03(\x0b\x32\x13.sublet.v1.Function\x12\x35\n\tplacement\x18\x03 \x03(\x0b\x32\".sublet.v1.Topology.PlacementEntry\x12\x31\n\x07workers\x18\x04 \x03(\x0b\x32 .sublet.v1.Topology.WorkersEntry\x1a\x30\n\x0ePlacementEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x08\x46unction\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fpartition_count\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\"Y\n\x07Refused\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x1f\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x10.sublet.v1.Error\">\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\x04\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t2\xb2\x03\n\x06Sublet\x12\x34\n\x04\x43\x61ll\x12\x16.sublet.v1.CallRequest\x1a\x14.sublet.v1.CallReply\x12\x34\n\x04Send\x12\x16.sublet.v1.SendRequest\x1a\x14.sublet.v1.SendReply\x12:\n\x06Status\x12\x18.sublet.v1.StatusRequest\x1a\x16.sublet.v1.StatusReply\x12\x46\n\nReadEgress\x12\x1c.sublet.v1.ReadEgressRequest\x1a\x1a.sublet.v1.ReadEgressReply\x12\x43\n\tReadState\x12\x1b.sublet.v1.ReadStateRequest\x1a\x19.sublet.v1.ReadStateReply\x12\x31\n\x07\x43onnect\x12\x10.sublet.v1.Frame\x1a\x10.sublet.v1.Frame(\x01\x30\x01\x12@\n\x08OpenLane\x12\x1a.sublet.v1.OpenLaneRequest\x1a\x18.sublet.v1.OpenLaneReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sublet.proto.sublet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HELLO']._serialized_start=40
-  _globals['_HELLO']._serialized_end=47
+  _globals['_STATUSREPLY_COUNTERSENTRY']._loaded_options = None
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_READEGRESSREQUEST_POSITIONSENTRY']._loaded_options = None
+  _globals['_READEGRESSREQUEST_POSITIONSENTRY']._serialized_options = b'8\001'
+  _globals['_READEGRESSREPLY_NEXTENTRY']._loaded_options = None
+  _globals['_READEGRESSREPLY_NEXTENTRY']._serialized_options = b'8\001'
+  _globals['_TOPOLOGY_PLACEMENTENTRY']._loaded_options = None
+  _globals['_TOPOLOGY_PLACEMENTENTRY']._serialized_options = b'8\001'
+  _globals['_TOPOLOGY_WORKERSENTRY']._loaded_options = None
+  _globals['_TOPOLOGY_WORKERSENTRY']._serialized_options = b'8\001'
+  _globals['_CALLREQUEST']._serialized_start=41
+  _globals['_CALLREQUEST']._serialized_end=177
+  _globals['_CALLREPLY']._serialized_start=179
+  _globals['_CALLREPLY']._serialized_end=235
+  _globals['_SENDREQUEST']._serialized_start=238
+  _globals['_SENDREQUEST']._serialized_end=374
+  _globals['_SENDREPLY']._serialized_start=376
+  _globals['_SENDREPLY']._serialized_end=387
+  _globals['_STATUSREQUEST']._serialized_start=389
+  _globals['_STATUSREQUEST']._serialized_end=404
+  _globals['_STATUSREPLY']._serialized_start=407
+  _globals['_STATUSREPLY']._serialized_end=600
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_start=553
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_end=600
+  _globals['_READEGRESSREQUEST']._serialized_start=603
+  _globals['_READEGRESSREQUEST']._serialized_end=798
+  _globals['_READEGRESSREQUEST_POSITIONSENTRY']._serialized_start=750
+  _globals['_READEGRESSREQUEST_POSITIONSENTRY']._serialized_end=798
+  _globals['_READEGRESSREPLY']._serialized_start=801
+  _globals['_READEGRESSREPLY']._serialized_end=956
+  _globals['_READEGRESSREPLY_NEXTENTRY']._serialized_start=913
+  _globals['_READEGRESSREPLY_NEXTENTRY']._serialized_end=956
+  _globals['_EGRESSENTRY']._serialized_start=958
+  _globals['_EGRESSENTRY']._serialized_end=1065
+  _globals['_READSTATEREQUEST']._serialized_start=1067
+  _globals['_READSTATEREQUEST']._serialized_end=1116
+  _globals['_READSTATEREPLY']._serialized_start=1118
+  _globals['_READSTATEREPLY']._serialized_end=1183
+  _globals['_STATEROW']._serialized_start=1185
+  _globals['_STATEROW']._serialized_end=1246
+  _globals['_OPENLANEREQUEST']._serialized_start=1248
+  _globals['_OPENLANEREQUEST']._serialized_end=1265
+  _globals['_OPENLANEREPLY']._serialized_start=1267
+  _globals['_OPENLANEREPLY']._serialized_end=1311
+  _globals['_FRAME']._serialized_start=1314
+  _globals['_FRAME']._serialized_end=1541
+  _globals['_HELLO']._serialized_start=1543
+  _globals['_HELLO']._serialized_end=1606
+  _globals['_WELCOME']._serialized_start=1609
+  _globals['_WELCOME']._serialized_end=1739
+  _globals['_TOPOLOGY']._serialized_start=1742
+  _globals['_TOPOLOGY']._serialized_end=2013
+  _globals['_TOPOLOGY_PLACEMENTENTRY']._serialized_start=1917
+  _globals['_TOPOLOGY_PLACEMENTENTRY']._serialized_end=1965
+  _globals['_TOPOLOGY_WORKERSENTRY']._serialized_start=1967
+  _globals['_TOPOLOGY_WORKERSENTRY']._serialized_end=2013
+  _globals['_FUNCTION']._serialized_start=2015
+  _globals['_FUNCTION']._serialized_end=2078
+  _globals['_REFUSED']._serialized_start=2080
+  _globals['_REFUSED']._serialized_end=2169
+  _globals['_ERROR']._serialized_start=2171
+  _globals['_ERROR']._serialized_end=2233
+  _globals['_GOODBYE']._serialized_start=2235
+  _globals['_GOODBYE']._serialized_end=2260
+  _globals['_SUBLET']._serialized_start=2263
+  _globals['_SUBLET']._serialized_end=2697
 # @@protoc_insertion_point(module_scope)

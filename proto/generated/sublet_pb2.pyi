@@ -1,9 +1,266 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Hello(_message.Message):
+class CallRequest(_message.Message):
+    __slots__ = ("function", "key", "msgpack", "json", "deadline_ms", "idempotency_key")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MSGPACK_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    key: str
+    msgpack: bytes
+    json: str
+    deadline_ms: int
+    idempotency_key: str
+    def __init__(self, function: _Optional[str] = ..., key: _Optional[str] = ..., msgpack: _Optional[bytes] = ..., json: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class CallReply(_message.Message):
+    __slots__ = ("msgpack", "json")
+    MSGPACK_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    msgpack: bytes
+    json: str
+    def __init__(self, msgpack: _Optional[bytes] = ..., json: _Optional[str] = ...) -> None: ...
+
+class SendRequest(_message.Message):
+    __slots__ = ("function", "key", "msgpack", "json", "deadline_ms", "idempotency_key")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MSGPACK_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    key: str
+    msgpack: bytes
+    json: str
+    deadline_ms: int
+    idempotency_key: str
+    def __init__(self, function: _Optional[str] = ..., key: _Optional[str] = ..., msgpack: _Optional[bytes] = ..., json: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class SendReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("worker", "topology", "partitions", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    topology: Topology
+    partitions: _containers.RepeatedScalarFieldContainer[str]
+    counters: _containers.ScalarMap[str, float]
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ReadEgressRequest(_message.Message):
+    __slots__ = ("egress", "positions", "limit", "wait_ms", "json")
+    class PositionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    EGRESS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    egress: str
+    positions: _containers.ScalarMap[str, int]
+    limit: int
+    wait_ms: int
+    json: bool
+    def __init__(self, egress: _Optional[str] = ..., positions: _Optional[_Mapping[str, int]] = ..., limit: _Optional[int] = ..., wait_ms: _Optional[int] = ..., json: _Optional[bool] = ...) -> None: ...
+
+class ReadEgressReply(_message.Message):
+    __slots__ = ("entries", "next")
+    class NextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[EgressEntry]
+    next: _containers.ScalarMap[str, int]
+    def __init__(self, entries: _Optional[_Iterable[_Union[EgressEntry, _Mapping]]] = ..., next: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class EgressEntry(_message.Message):
+    __slots__ = ("partition", "first", "count", "msgpack", "json")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MSGPACK_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    partition: str
+    first: int
+    count: int
+    msgpack: bytes
+    json: str
+    def __init__(self, partition: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., msgpack: _Optional[bytes] = ..., json: _Optional[str] = ...) -> None: ...
+
+class ReadStateRequest(_message.Message):
+    __slots__ = ("function", "key")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    key: str
+    def __init__(self, function: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class ReadStateReply(_message.Message):
+    __slots__ = ("rows", "json")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[StateRow]
+    json: str
+    def __init__(self, rows: _Optional[_Iterable[_Union[StateRow, _Mapping]]] = ..., json: _Optional[str] = ...) -> None: ...
+
+class StateRow(_message.Message):
+    __slots__ = ("subkey", "value", "expires_ms")
+    SUBKEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    subkey: bytes
+    value: bytes
+    expires_ms: int
+    def __init__(self, subkey: _Optional[bytes] = ..., value: _Optional[bytes] = ..., expires_ms: _Optional[int] = ...) -> None: ...
+
+class OpenLaneRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenLaneReply(_message.Message):
+    __slots__ = ("path", "token")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    token: str
+    def __init__(self, path: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("data", "hello", "welcome", "topology", "refused", "goodbye")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    hello: Hello
+    welcome: Welcome
+    topology: Topology
+    refused: Refused
+    goodbye: Goodbye
+    def __init__(self, data: _Optional[bytes] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("endpoint", "protocol", "lane_token")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    protocol: int
+    lane_token: str
+    def __init__(self, endpoint: _Optional[str] = ..., protocol: _Optional[int] = ..., lane_token: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("worker", "topology", "credit", "message_bytes_max", "key_bytes_max")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    KEY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    topology: Topology
+    credit: int
+    message_bytes_max: int
+    key_bytes_max: int
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., credit: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ...) -> None: ...
+
+class Topology(_message.Message):
+    __slots__ = ("version", "functions", "placement", "workers")
+    class PlacementEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class WorkersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    functions: _containers.RepeatedCompositeFieldContainer[Function]
+    placement: _containers.ScalarMap[str, str]
+    workers: _containers.ScalarMap[str, str]
+    def __init__(self, version: _Optional[int] = ..., functions: _Optional[_Iterable[_Union[Function, _Mapping]]] = ..., placement: _Optional[_Mapping[str, str]] = ..., workers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Function(_message.Message):
+    __slots__ = ("name", "partition_count", "kind")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partition_count: int
+    kind: str
+    def __init__(self, name: _Optional[str] = ..., partition_count: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("target", "source", "first", "error")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    source: str
+    first: int
+    error: Error
+    def __init__(self, target: _Optional[str] = ..., source: _Optional[str] = ..., first: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "retry_after_ms")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    retry_after_ms: int
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from sublet.proto import sublet_pb2 as sublet_dot_proto_dot_sublet__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -22,3 +23,346 @@ if _version_not_supported:
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
+
+
+class SubletStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Call = channel.unary_unary(
+                '/sublet.v1.Sublet/Call',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.CallRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.CallReply.FromString,
+                _registered_method=True)
+        self.Send = channel.unary_unary(
+                '/sublet.v1.Sublet/Send',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.SendRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.SendReply.FromString,
+                _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/sublet.v1.Sublet/Status',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.StatusRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.StatusReply.FromString,
+                _registered_method=True)
+        self.ReadEgress = channel.unary_unary(
+                '/sublet.v1.Sublet/ReadEgress',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressReply.FromString,
+                _registered_method=True)
+        self.ReadState = channel.unary_unary(
+                '/sublet.v1.Sublet/ReadState',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ReadStateRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadStateReply.FromString,
+                _registered_method=True)
+        self.Connect = channel.stream_stream(
+                '/sublet.v1.Sublet/Connect',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.Frame.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.Frame.FromString,
+                _registered_method=True)
+        self.OpenLane = channel.unary_unary(
+                '/sublet.v1.Sublet/OpenLane',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.OpenLaneRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.OpenLaneReply.FromString,
+                _registered_method=True)
+
+
+class SubletServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Call(self, request, context):
+        """Call a function and wait for its reply. The reply comes after the effects of the call are
+        durable. Give an idempotency key if you may have to ask again: it makes the second call return
+        the reply of the first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Send(self, request, context):
+        """Hand over a message and wait until it is durably accepted; it is then executed exactly once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Status(self, request, context):
+        """What this worker is, whom it knows, and what it has counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadEgress(self, request, context):
+        """Read what functions have emitted to a named egress. The reader keeps its own positions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadState(self, request, context):
+        """Read the committed state of one key, for people and tools.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Connect(self, request_iterator, context):
+        """A link: frames in both directions until one side says goodbye. The first frame of the caller
+        is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
+        stream that ends without `goodbye` was lost, whatever its gRPC status says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenLane(self, request, context):
+        """Ask for a raw lane: a Unix socket of this machine that carries the same frames as `Connect`,
+        each preceded by its length (4 bytes, little endian), at a fraction of the cost. Optional: a
+        client that does not ask, or cannot open the socket, uses `Connect` and misses nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SubletServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Call': grpc.unary_unary_rpc_method_handler(
+                    servicer.Call,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.CallRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.CallReply.SerializeToString,
+            ),
+            'Send': grpc.unary_unary_rpc_method_handler(
+                    servicer.Send,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.SendRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.SendReply.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.StatusRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.StatusReply.SerializeToString,
+            ),
+            'ReadEgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadEgress,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressReply.SerializeToString,
+            ),
+            'ReadState': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadState,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadStateRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ReadStateReply.SerializeToString,
+            ),
+            'Connect': grpc.stream_stream_rpc_method_handler(
+                    servicer.Connect,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.Frame.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.Frame.SerializeToString,
+            ),
+            'OpenLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenLane,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.OpenLaneRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.OpenLaneReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'sublet.v1.Sublet', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('sublet.v1.Sublet', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Sublet:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Call(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/Call',
+            sublet_dot_proto_dot_sublet__pb2.CallRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.CallReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Send(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/Send',
+            sublet_dot_proto_dot_sublet__pb2.SendRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.SendReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/Status',
+            sublet_dot_proto_dot_sublet__pb2.StatusRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadEgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/ReadEgress',
+            sublet_dot_proto_dot_sublet__pb2.ReadEgressRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ReadEgressReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/ReadState',
+            sublet_dot_proto_dot_sublet__pb2.ReadStateRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ReadStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Connect(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/sublet.v1.Sublet/Connect',
+            sublet_dot_proto_dot_sublet__pb2.Frame.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/OpenLane',
+            sublet_dot_proto_dot_sublet__pb2.OpenLaneRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.OpenLaneReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
