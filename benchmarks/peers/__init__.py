@@ -1,0 +1,1 @@
+"""The other systems, each a module that runs as its own process and prints case results."""
