@@ -103,6 +103,8 @@ class Hello(msgspec.Struct, frozen=True):
     endpoint: str
     """A client's name (`~…`) or a worker's id."""
     protocol: int = 1
+    lane_token: str = ""
+    """Only on a lane, where it proves that its bearer came by way of gRPC. Links fill it in."""
 
 
 class Welcome(msgspec.Struct, frozen=True):

@@ -79,7 +79,8 @@ class LinkReceiver(Protocol):
     """The user's end of a link. Its methods are called on the loop and must not raise."""
 
     def frame_received(self, link: Link, frame: Frame) -> None:
-        """Take a checked frame. Never a `Goodbye`: that is `link_ended`. Nor a late `Hello`."""
+        """Take a checked frame: whoever connected gets a `Welcome` first, then everybody only
+        `Data`, `Topology` and `Refused`. A `Goodbye` is told by `link_ended`."""
         ...
 
     def link_drained(self, link: Link) -> None:

@@ -1,0 +1,394 @@
+"""Links over a bidirectional gRPC stream, and the client's side of the contract.
+
+A frame is written as it is: frames are already full, and gRPC would gain nothing from waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Literal, Protocol, cast
+
+import grpc
+import msgspec
+from grpc import aio
+
+from sublet.functions.errors import SubletError, UnavailableError
+from sublet.runtime import wire
+from sublet.runtime.frame_link import FrameLink
+from sublet.runtime.frames import Frame, Hello, Welcome
+from sublet.runtime.link import Link, LinkLimits, LinkReceiver
+from sublet.runtime.link_lane import LaneCarrier
+from sublet.runtime.unary import (
+    CallRequest,
+    EgressPage,
+    EgressRequest,
+    StateReport,
+    StateRequest,
+    StatusReport,
+)
+
+# A frame somewhat above the limit still arrives, and is answered by a goodbye that says why.
+# One far above it is refused by gRPC itself, before it is in memory.
+_SLACK_BYTES = 64 * 2**10
+_KEEPALIVE_MS = 20_000
+_STREAM_FAILED = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
+
+
+def message_options(limits: LinkLimits) -> list[tuple[str, int]]:
+    """Return what both ends of every gRPC connection are set to."""
+    return [
+        ("grpc.max_receive_message_length", limits.frame_bytes_max + _SLACK_BYTES),
+        ("grpc.max_send_message_length", limits.frame_bytes_max + _SLACK_BYTES),
+    ]
+
+
+def channel_options(address: str, limits: LinkLimits) -> list[tuple[str, int]]:
+    options = [
+        *message_options(limits),
+        # A worker that comes back on its old port is reached at once, not after the waiting time
+        # that an earlier channel to it has run up.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+    ]
+    if not is_loopback(address):
+        # Within one machine the kernel tells when a peer is gone; between two, only pings do.
+        options += [
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS // 2),
+        ]
+    return options
+
+
+def server_options(limits: LinkLimits) -> list[tuple[str, int]]:
+    return [
+        *message_options(limits),
+        # Two workers on one port would share its connections by chance.
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ]
+
+
+def is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Stream(Protocol):
+    """What a client's call and a server's context have in common."""
+
+    def read(self) -> Awaitable[object]: ...
+
+    def write(self, message: bytes, /) -> Awaitable[None]: ...
+
+
+class GrpcCarrier:
+    """One stream. Whoever opened or accepted it runs `run` until the link has ended."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        limits: LinkLimits,
+        half_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """A client gives `half_close`; a server ends its stream by returning from `run`."""
+        self._stream = stream
+        self._limits = limits
+        self._half_close = half_close
+        self._queue: deque[bytes] = deque()
+        self._pending_bytes = 0
+        self._above_high = False
+        self._finishing = False
+        self._wake = asyncio.Event()
+        self._over = asyncio.Event()
+        self._abort_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._pending_bytes
+
+    def write(self, encoded: bytes) -> None:
+        self._queue.append(encoded)
+        self._pending_bytes += len(encoded)
+        if self._pending_bytes > self._limits.pending_bytes_high:
+            self._above_high = True
+        self._wake.set()
+
+    def finish(self) -> None:
+        self._finishing = True
+        self._wake.set()
+        self._abort_timer = asyncio.get_running_loop().call_later(
+            self._limits.close_timeout_s, self.abort
+        )
+
+    def abort(self) -> None:
+        self._over.set()
+
+    async def run(self, link: FrameLink) -> None:
+        """Move frames both ways until the stream is over."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read_frames(link))
+                writer = tasks.create_task(self._write_frames(link))
+                await self._over.wait()
+                reader.cancel()
+                writer.cancel()
+        finally:
+            if self._abort_timer is not None:
+                self._abort_timer.cancel()
+            self._queue.clear()
+            self._pending_bytes = 0
+            link.carrier_lost("lost: the stream was given up")
+
+    async def _read_frames(self, link: FrameLink) -> None:
+        read = self._stream.read
+        try:
+            while (encoded := await read()) is not aio.EOF:
+                link.bytes_received(cast("bytes", encoded))
+            link.carrier_lost("lost: the stream ended without a goodbye")
+        except _STREAM_FAILED as error:
+            link.carrier_lost(f"lost: {_reason(error)}")
+        self._over.set()
+
+    async def _write_frames(self, link: FrameLink) -> None:
+        queue, write = self._queue, self._stream.write
+        try:
+            while True:
+                while queue:
+                    encoded = queue.popleft()
+                    await write(encoded)
+                    self._pending_bytes -= len(encoded)
+                    if self._above_high and self._pending_bytes <= self._limits.pending_bytes_low:
+                        self._above_high = False
+                        link.carrier_drained()
+                if self._finishing:
+                    break
+                self._wake.clear()
+                await self._wake.wait()
+            if self._half_close is None:
+                self._over.set()
+            else:
+                # The reader then sees the server end the stream: to cancel it from here could
+                # overtake the goodbye.
+                await self._half_close()
+        except _STREAM_FAILED:
+            # Only the reader knows whether the peer said goodbye before: it reads to the end.
+            return
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
+
+
+async def connect(
+    address: str,
+    hello: Hello,
+    receiver: LinkReceiver,
+    tasks: asyncio.TaskGroup,
+    *,
+    lane: Literal["auto", "never"] = "auto",
+    limits: LinkLimits | None = None,
+) -> Link:
+    """Open a link to a worker's gRPC address and return it once the worker has welcomed us.
+
+    The receiver has then got the `Welcome`. With `lane="auto"` the link is a raw lane, where the
+    worker offers one that can be opened from here. Tasks of the link run in `tasks` until it ends.
+    Raises `UnavailableError` if there is no worker, or if it does not want the link; the receiver
+    hears nothing then.
+    """
+    limits = limits or LinkLimits()
+    channel = aio.insecure_channel(address, options=channel_options(address, limits))
+    try:
+        async with asyncio.timeout(limits.hello_timeout_s):
+            if lane == "auto":
+                link = await _connect_lane(channel, address, hello, receiver, limits)
+                if link is not None:
+                    await channel.close()
+                    return link
+    except TimeoutError:
+        await channel.close()
+        raise UnavailableError(f"{address} did not answer") from None
+    except BaseException:
+        await channel.close()
+        raise
+    return await _connect_stream(channel, address, hello, receiver, tasks, limits)
+
+
+async def _connect_lane(
+    channel: aio.Channel, address: str, hello: Hello, receiver: LinkReceiver, limits: LinkLimits
+) -> FrameLink | None:
+    """Return a welcomed link, or None if there is no way to have one as a lane."""
+    open_lane: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+        f"/{wire.SERVICE}/OpenLane"
+    )
+    try:
+        reply = await open_lane(wire.encode_empty_request())
+    except aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise UnavailableError(f"{address}: {_reason(error)}") from None
+    path, token = wire.decode_lane_reply(reply)
+    if not path:
+        return None
+    greeter = _Greeter(receiver)
+
+    def link_made(carrier: LaneCarrier) -> FrameLink:
+        return FrameLink(carrier, greeter, limits, f"{address} (lane)")
+
+    loop = asyncio.get_running_loop()
+    try:
+        _, carrier = await loop.create_unix_connection(lambda: LaneCarrier(limits, link_made), path)
+    except OSError:
+        # Another machine, another container, another user.
+        return None
+    link = carrier.link
+    link.send(msgspec.structs.replace(hello, lane_token=token))
+    try:
+        refusal = await greeter.answered
+    except asyncio.CancelledError:
+        carrier.abort()
+        raise
+    # A refused token means that the same path leads to somebody else here. Any other refusal
+    # will be repeated, and then told, on the stream.
+    return link if refusal is None else None
+
+
+async def _connect_stream(
+    channel: aio.Channel,
+    address: str,
+    hello: Hello,
+    receiver: LinkReceiver,
+    tasks: asyncio.TaskGroup,
+    limits: LinkLimits,
+) -> FrameLink:
+    open_stream: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+        f"/{wire.SERVICE}/Connect"
+    )
+    call = open_stream()
+    carrier = GrpcCarrier(cast("Stream", call), limits, call.done_writing)
+    greeter = _Greeter(receiver)
+    link = FrameLink(carrier, greeter, limits, f"{address} (grpc)")
+    link.send(hello)
+
+    async def run() -> None:
+        try:
+            await carrier.run(link)
+        finally:
+            await channel.close()
+
+    tasks.create_task(run())
+    try:
+        async with asyncio.timeout(limits.hello_timeout_s):
+            refusal = await greeter.answered
+    except TimeoutError:
+        carrier.abort()
+        raise UnavailableError(f"{address} did not answer the hello") from None
+    except asyncio.CancelledError:
+        carrier.abort()
+        raise
+    if refusal is not None:
+        raise UnavailableError(f"{address}: {refusal}")
+    return link
+
+
+class _Greeter:
+    """Receives for a link that waits for its `Welcome`, then hands it to the real receiver."""
+
+    def __init__(self, receiver: LinkReceiver) -> None:
+        self._receiver = receiver
+        self.answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        """None when welcomed, else why not."""
+
+    def frame_received(self, link: Link, frame: Frame) -> None:
+        assert isinstance(link, FrameLink)
+        if not isinstance(frame, Welcome):
+            link.fail("the first frame of who accepts a link is welcome or goodbye")
+        elif not self.answered.done():
+            self.answered.set_result(None)
+            link.adopt(self._receiver)
+            self._receiver.frame_received(link, frame)
+
+    def link_drained(self, link: Link) -> None:
+        pass
+
+    def link_ended(self, link: Link, reason: str, clean: bool) -> None:
+        if not self.answered.done():
+            self.answered.set_result(reason)
+
+
+class UnaryClient:
+    """The unary calls of one worker, for tools and tests; `async with` closes its connection.
+
+    Raises what the worker raised, `UnavailableError` if it cannot be reached, and
+    `UnknownOutcomeError` if it was lost in the middle.
+    """
+
+    def __init__(self, address: str, limits: LinkLimits | None = None) -> None:
+        limits = limits or LinkLimits()
+        self._address = address
+        self._connect_timeout_s = limits.hello_timeout_s
+        self._channel = aio.insecure_channel(address, options=channel_options(address, limits))
+
+    async def __aenter__(self) -> UnaryClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def call(self, request: CallRequest) -> bytes:
+        return wire.decode_call_reply(await self._ask("Call", wire.encode_call(request)))
+
+    async def send(self, request: CallRequest) -> None:
+        await self._ask("Send", wire.encode_call(request))
+
+    async def status(self) -> StatusReport:
+        return wire.decode_status(await self._ask("Status", wire.encode_empty_request()))
+
+    async def read_egress(self, request: EgressRequest) -> EgressPage:
+        reply = await self._ask("ReadEgress", wire.encode_egress_request(request))
+        return wire.decode_egress_page(reply)
+
+    async def read_state(self, request: StateRequest) -> StateReport:
+        return wire.decode_state(await self._ask("ReadState", wire.encode_state_request(request)))
+
+    async def _ask(self, method: str, encoded: bytes) -> bytes:
+        await self._connected()
+        ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            f"/{wire.SERVICE}/{method}"
+        )
+        try:
+            return await ask(encoded)
+        except aio.AioRpcError as error:
+            raise _error_of(error) from None
+
+    async def _connected(self) -> None:
+        # Asked first, so that a worker that is not there is not mistaken for one that was lost.
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                state = self._channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        raise UnavailableError(f"nobody answers at {self._address}")
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise UnavailableError(f"nobody answers at {self._address}") from None
+
+
+def _error_of(error: aio.AioRpcError) -> SubletError:
+    metadata = [(str(key), value) for key, value in error.trailing_metadata() or ()]
+    return wire.error_from_status(error.code(), error.details() or "", metadata)

@@ -1,0 +1,273 @@
+"""Where links and unary calls arrive: one gRPC port, and beside it a lane.
+
+Opens the door and checks who comes in. What the frames mean is their receiver's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import NoReturn, cast
+
+import grpc
+import msgspec
+import structlog
+from grpc import aio
+
+from sublet.functions.errors import OverloadedError, SubletError
+from sublet.runtime import wire
+from sublet.runtime.frame_link import FrameLink
+from sublet.runtime.frames import Frame, Goodbye, Hello
+from sublet.runtime.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
+from sublet.runtime.link_grpc import GrpcCarrier, Stream, server_options
+from sublet.runtime.link_lane import LaneCarrier, LaneTokens, prepare_lane_path, remove_lane_socket
+from sublet.runtime.unary import CallRequest, Service
+
+_log = structlog.get_logger(__name__)
+
+Context = aio.ServicerContext[bytes, bytes]
+UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
+
+_DEADLINE_S_MAX = 365 * 24 * 3600.0
+
+
+class LinkServer:
+    """Accepts links and answers unary calls between `async with` and its end.
+
+    The end says goodbye on every link and waits for the peers' answer, `close_timeout_s` at most.
+    """
+
+    def __init__(
+        self,
+        receiver_factory: ReceiverFactory,
+        service: Service,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        lane_path: str = "",
+        limits: LinkLimits | None = None,
+    ) -> None:
+        """Port 0 takes any free one. Without a lane path there is no lane."""
+        self._receiver_factory = receiver_factory
+        self._service = service
+        self._host = host
+        self._port = port
+        self._lane_path = lane_path
+        self._limits = limits or LinkLimits()
+        self._tokens = LaneTokens()
+        self._links: set[FrameLink] = set()
+        self._links_gone = asyncio.Event()
+        self._unary_calls = 0
+        self._stopping = False
+        self._grpc_server: aio.Server
+        self._lane_server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port of the gRPC server, once it is started."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._port}"
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def lane_path(self) -> str:
+        return self._lane_path
+
+    @property
+    def link_count(self) -> int:
+        return len(self._links)
+
+    async def __aenter__(self) -> LinkServer:
+        if self._lane_path:
+            prepare_lane_path(self._lane_path)
+        self._grpc_server = aio.server(options=server_options(self._limits))
+        self._grpc_server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            self._port = self._grpc_server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self.address}: {error}") from None
+        await self._grpc_server.start()
+        if self._lane_path:
+            self._lane_server = await asyncio.get_running_loop().create_unix_server(
+                self._lane_accepted, self._lane_path
+            )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopping = True
+        if self._lane_server is not None:
+            self._lane_server.close()
+            remove_lane_socket(self._lane_path)
+        for link in tuple(self._links):
+            link.close("the worker stops")
+        try:
+            # A little longer than the links' own patience.
+            async with asyncio.timeout(self._limits.close_timeout_s * 1.5):
+                while self._links:
+                    self._links_gone.clear()
+                    await self._links_gone.wait()
+        except TimeoutError:
+            _log.warning("links did not end in time", count=len(self._links))
+        await self._grpc_server.stop(grace=0)
+
+    async def _connect(self, requests: object, context: Context) -> None:
+        carrier = GrpcCarrier(cast("Stream", context), self._limits)
+        link = FrameLink(
+            carrier, _Doorkeeper(self._accept), self._limits, f"{context.peer()} (grpc)"
+        )
+        refusal = self._refusal()
+        if refusal is not None:
+            await context.write(wire.encode_frame(Goodbye(refusal)))
+            return
+        self._links.add(link)
+        link.expect_first_frame()
+        try:
+            await carrier.run(link)
+        finally:
+            self._forget(link)
+
+    def _lane_accepted(self) -> LaneCarrier:
+        return LaneCarrier(self._limits, self._lane_opened, self._forget)
+
+    def _lane_opened(self, carrier: LaneCarrier) -> FrameLink:
+        link = FrameLink(carrier, _Doorkeeper(self._accept_lane), self._limits, "lane")
+        refusal = self._refusal()
+        if refusal is not None:
+            link.fail(refusal)
+            carrier.finish()
+            return link
+        self._links.add(link)
+        link.expect_first_frame()
+        return link
+
+    def _refusal(self) -> str | None:
+        if self._stopping:
+            return "the worker stops"
+        if len(self._links) >= self._limits.links_max:
+            return f"the worker has {len(self._links)} links; allowed: {self._limits.links_max}"
+        return None
+
+    def _forget(self, link: FrameLink) -> None:
+        self._links.discard(link)
+        self._links_gone.set()
+
+    def _accept_lane(self, link: FrameLink, hello: Hello) -> None:
+        if self._tokens.take(hello.lane_token, asyncio.get_running_loop().time()):
+            self._accept(link, msgspec.structs.replace(hello, lane_token=""))
+        else:
+            link.fail("a lane opens with a fresh token from OpenLane")
+
+    def _accept(self, link: FrameLink, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            link.fail(f"protocol {hello.protocol} is not spoken here; allowed: {PROTOCOL}")
+            return
+        try:
+            receiver = self._receiver_factory(link, hello)
+        except SubletError as error:
+            link.fail(str(error))
+            return
+        link.adopt(receiver)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        # Without serializers gRPC hands over the bytes as they are.
+        methods = {
+            "Connect": grpc.stream_stream_rpc_method_handler(self._connect),
+            "OpenLane": self._unary(self._open_lane),
+            "Call": self._unary(self._call),
+            "Send": self._unary(self._send),
+            "Status": self._unary(self._status),
+            "ReadEgress": self._unary(self._read_egress),
+            "ReadState": self._unary(self._read_state),
+        }
+        return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
+
+    def _unary(self, answer: UnaryHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def handle(encoded: bytes, context: Context) -> bytes:
+            if self._unary_calls >= self._limits.unary_calls_max:
+                return await _abort(context, OverloadedError("too many calls are under way"))
+            self._unary_calls += 1
+            try:
+                return await answer(encoded, context)
+            except SubletError as error:
+                return await _abort(context, error)
+            except Exception:
+                _log.exception("a unary call failed")
+                return await _abort(context, SubletError("the worker failed; its log says why"))
+            finally:
+                self._unary_calls -= 1
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    async def _open_lane(self, encoded: bytes, context: Context) -> bytes:
+        if self._lane_server is None:
+            return wire.encode_lane_reply("", "")
+        token = secrets.token_hex(16)
+        self._tokens.add(token, asyncio.get_running_loop().time())
+        return wire.encode_lane_reply(self._lane_path, token)
+
+    async def _call(self, encoded: bytes, context: Context) -> bytes:
+        request = _with_deadline(wire.decode_call(encoded), context)
+        return wire.encode_call_reply(await self._service.call(request), request.json)
+
+    async def _send(self, encoded: bytes, context: Context) -> bytes:
+        await self._service.send(_with_deadline(wire.decode_call(encoded), context))
+        return wire.encode_send_reply()
+
+    async def _status(self, encoded: bytes, context: Context) -> bytes:
+        return wire.encode_status(await self._service.status())
+
+    async def _read_egress(self, encoded: bytes, context: Context) -> bytes:
+        request = wire.decode_egress_request(encoded)
+        return wire.encode_egress_page(await self._service.read_egress(request), request.json)
+
+    async def _read_state(self, encoded: bytes, context: Context) -> bytes:
+        request = wire.decode_state_request(encoded)
+        return wire.encode_state(await self._service.read_state(request))
+
+
+class _Doorkeeper:
+    """Receives for a link until its hello, and sees to it that this comes first."""
+
+    def __init__(self, accept: Callable[[FrameLink, Hello], None]) -> None:
+        self._accept = accept
+
+    def frame_received(self, link: Link, frame: Frame) -> None:
+        assert isinstance(link, FrameLink)
+        if isinstance(frame, Hello):
+            self._accept(link, frame)
+        else:
+            link.fail("the first frame of who opens a link is hello")
+
+    def link_drained(self, link: Link) -> None:
+        pass
+
+    def link_ended(self, link: Link, reason: str, clean: bool) -> None:
+        pass
+
+
+async def _abort(context: Context, error: SubletError) -> NoReturn:
+    status, text, metadata = wire.status_from_error(error)
+    await context.abort(status, text, metadata)
+    raise AssertionError("abort raises")
+
+
+def _with_deadline(request: CallRequest, context: Context) -> CallRequest:
+    """Return the request due at the earlier of its own deadline and that of the gRPC call."""
+    remaining_s = cast("float | None", context.time_remaining())
+    # A client without a deadline is shown as one with a deadline in the far future.
+    if remaining_s is None or remaining_s > _DEADLINE_S_MAX:
+        return request
+    left_ms = max(1, int(remaining_s * 1_000))
+    if request.time_left_ms is not None:
+        left_ms = min(left_ms, request.time_left_ms)
+    return msgspec.structs.replace(request, time_left_ms=left_ms)
