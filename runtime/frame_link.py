@@ -129,6 +129,11 @@ class FrameLink:
         """Take one serialized frame; return False when the link has no use for more."""
         if self._phase is _Phase.ENDED:
             return False
+        if len(encoded) > self._limits.frame_bytes_max:
+            # gRPC lets a little more through than we allow, so that this can be said.
+            allowed = self._limits.frame_bytes_max
+            self.fail(f"a frame of {len(encoded)} bytes; allowed: 1..{allowed}")
+            return False
         try:
             frame = decode_frame(encoded)
         except WireError as error:

@@ -58,7 +58,7 @@ class LinkServer:
         self._limits = limits or LinkLimits()
         self._tokens = LaneTokens()
         self._links: set[FrameLink] = set()
-        self._links_gone = asyncio.Event()
+        self._link_gone = asyncio.Event()
         self._unary_calls = 0
         self._stopping = False
         self._grpc_server: aio.Server
@@ -81,6 +81,12 @@ class LinkServer:
     @property
     def link_count(self) -> int:
         return len(self._links)
+
+    async def link_count_fallen(self, count: int) -> None:
+        """Wait until there are no more than `count` links."""
+        while len(self._links) > count:
+            self._link_gone.clear()
+            await self._link_gone.wait()
 
     async def __aenter__(self) -> LinkServer:
         if self._lane_path:
@@ -113,9 +119,7 @@ class LinkServer:
         try:
             # A little longer than the links' own patience.
             async with asyncio.timeout(self._limits.close_timeout_s * 1.5):
-                while self._links:
-                    self._links_gone.clear()
-                    await self._links_gone.wait()
+                await self.link_count_fallen(0)
         except TimeoutError:
             _log.warning("links did not end in time", count=len(self._links))
         await self._grpc_server.stop(grace=0)
@@ -159,7 +163,7 @@ class LinkServer:
 
     def _forget(self, link: FrameLink) -> None:
         self._links.discard(link)
-        self._links_gone.set()
+        self._link_gone.set()
 
     def _accept_lane(self, link: FrameLink, hello: Hello) -> None:
         if self._tokens.take(hello.lane_token, asyncio.get_running_loop().time()):
