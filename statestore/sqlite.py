@@ -1,0 +1,217 @@
+"""The embedded store: one SQLite file for all workers of a machine.
+
+A commit is one packed row of the changelog and one guarded update, whatever it changes; all
+commits that wait together are one statement and one transaction. In the background the rows are
+folded into tables, where hot keys coalesce. Who owns a partition reads through what it has
+committed since the last fold; everybody else reads the changelog too.
+
+One thread writes, one reads, one checkpoints. None of them is the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from sublet.functions.address import split_partition_name
+from sublet.statestore import sqlite_tables as tables
+from sublet.statestore.contract import Commit, EgressEntry, Outcome, Record, Recovered, StateRow
+from sublet.statestore.delta import Delta
+from sublet.statestore.sqlite_file import (
+    BUSY_TIMEOUT_MS,
+    DatabaseThread,
+    open_database,
+    transaction,
+)
+from sublet.statestore.sqlite_fold import DEFAULT_FOLD_POLICY, FoldPolicy, Owned
+from sublet.statestore.sqlite_writer import AcquireJob, CommitJob, FoldJob, Reply, Writer
+
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """A `Store` in a database file that other processes on this machine may use too."""
+
+    shared = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        full_sync: bool = False,
+        fold: FoldPolicy = DEFAULT_FOLD_POLICY,
+        busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+        pages_max: int | None = None,
+    ) -> None:
+        """Open or create the file; raises StoreFileError if it cannot be used.
+
+        With `full_sync` a commit survives a power failure, otherwise a crash of the process.
+        `pages_max` bounds the size of the database, in SQLite's pages.
+        """
+        self._path = Path(path)
+        connection = open_database(self._path, full_sync=full_sync, busy_timeout_ms=busy_timeout_ms)
+        if pages_max is not None:
+            connection.execute(f"PRAGMA max_page_count = {int(pages_max)}")
+        self._owned: dict[str, Owned] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._writer = Writer(self._path, connection, self._owned, fold)
+        self._reader = DatabaseThread(
+            open_database(self._path, busy_timeout_ms=busy_timeout_ms), self._path, "store-reader"
+        )
+        self._closed: asyncio.Future[Any] | None = None
+
+    async def acquire(self, partition: str, worker: str) -> Recovered:
+        split_partition_name(partition)
+        reply = Reply()
+        self._put(AcquireJob(partition, worker, reply))
+        recovered: Recovered = await reply.future
+        return recovered
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        encode = self._encoder.encode
+        parameters: list[Any] = []
+        size_bytes = 0
+        for each in commits:
+            blob = encode(each)
+            size_bytes += len(blob)
+            parameters += (each.partition, each.epoch, each.index, each.id, each.clock_ms, blob)
+        if not parameters:
+            return []
+        reply = Reply()
+        self._put(CommitJob(commits, parameters, size_bytes, reply))
+        outcomes: list[Outcome] = await reply.future
+        return outcomes
+
+    async def fold(self) -> None:
+        """Fold all that was committed so far (tests and tools; otherwise it happens by itself)."""
+        reply = Reply()
+        self._put(FoldJob(reply))
+        await reply.future
+
+    def _put(self, job: CommitJob | AcquireJob | FoldJob) -> None:
+        if self._closed is not None:
+            raise RuntimeError("the store is closed")
+        self._writer.put(job)
+
+    async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
+        distinct = list(dict.fromkeys(keys))
+
+        def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
+            if isinstance(source, Delta):
+                newer = {key: source.state[key] for key in distinct if key in source.state}
+            else:
+                newer = source.newer_state(distinct)
+            return tables.read_state(connection, known, distinct, newer)
+
+        rows: list[StateRow] = await self._read_partition(partition, read)
+        return rows
+
+    async def records(self, partition: str, kind: str, ids: Sequence[str]) -> list[Record]:
+        distinct = list(dict.fromkeys(ids))
+
+        def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
+            newer = _newer_records(source, kind, distinct)
+            return tables.read_records(connection, known, kind, distinct, newer)
+
+        found: list[Record] = await self._read_partition(partition, read)
+        return found
+
+    async def records_due(
+        self, partition: str, kind: str, until_ms: int, limit: int
+    ) -> list[Record]:
+        def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
+            newer = _newer_records(source, kind, None)
+            return tables.read_records_due(connection, known, kind, until_ms, limit, newer)
+
+        found: list[Record] = await self._read_partition(partition, read)
+        return found
+
+    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
+        def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
+            newer = _newer_records(source, kind, None)
+            return tables.read_record_ids(connection, known, kind, limit, newer)
+
+        found: list[Record] = await self._read_partition(partition, read)
+        return found
+
+    async def scan(
+        self, function: str, after: tuple[str, str] | None, limit: int
+    ) -> list[tuple[str, list[StateRow]]]:
+        return await self._read(
+            lambda connection: tables.read_scan_page(connection, function, after, limit)
+        )
+
+    async def read_egress(
+        self, egress: str, partition: str, position: int, limit: int
+    ) -> list[EgressEntry]:
+        def read(connection: sqlite3.Connection) -> list[EgressEntry]:
+            known = tables.partition_id(connection, partition)
+            if known is None:
+                return []
+            return tables.read_egress_entries(connection, egress, known, position, limit)
+
+        return await self._read(read)
+
+    async def egress_partitions(self, egress: str) -> dict[str, tuple[int, int]]:
+        return await self._read(
+            lambda connection: tables.read_egress_partitions(connection, egress)
+        )
+
+    async def close(self) -> None:
+        """Fold what is left, if the disk allows, and close the file."""
+        if self._closed is None:
+            reply = Reply()
+            self._put(FoldJob(reply, last=True))
+            self._closed = reply.future
+            await reply.future
+            await self._reader.close()
+        await asyncio.shield(self._closed)
+
+    async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a read of tables and changelog on one snapshot of both."""
+
+        def on_snapshot(connection: sqlite3.Connection) -> T:
+            with transaction(connection, "DEFERRED"):
+                return read(connection)
+
+        return await self._reader.run(on_snapshot)
+
+    async def _read_partition(
+        self,
+        partition: str,
+        read: Callable[[sqlite3.Connection, int, Owned | Delta], list[Any]],
+    ) -> list[Any]:
+        """Run a read of one partition, given where its unfolded rows are.
+
+        The owner has them in memory. It takes them before SQLite looks at the tables: in the
+        other order a fold that ends in between would hide them.
+        """
+        owned = self._owned.get(partition)
+        if owned is not None:
+            known = owned
+            return await self._reader.run(lambda connection: read(connection, known.id, known))
+
+        def unowned(connection: sqlite3.Connection) -> list[Any]:
+            found = tables.partition_id(connection, partition)
+            if found is None:
+                return []
+            return read(connection, found, tables.unfolded(connection, found) or Delta())
+
+        return await self._read(unowned)
+
+
+def _newer_records(
+    source: Owned | Delta, kind: str, ids: Sequence[str] | None
+) -> Mapping[str, Record]:
+    if isinstance(source, Owned):
+        return source.newer_records(kind, ids)
+    found = source.records.get(kind, {})
+    if ids is None:
+        return found
+    return {each: found[each] for each in ids if each in found}

@@ -1,0 +1,135 @@
+"""Membership and placement in the database file of the store, for the workers of one machine.
+
+It has its own connection and thread, so that a heartbeat waits for the write lock at most, never
+behind a fold. No clock is stored: a member's beats are counted, and who watches it times them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sublet.statestore.contract import Member, View, check_functions, check_placement
+from sublet.statestore.sqlite_file import (
+    BUSY_TIMEOUT_MS,
+    DatabaseThread,
+    WriteLock,
+    open_database,
+    transaction,
+)
+
+
+class SqliteDirectory:
+    """A `Directory` that all processes on this machine share."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
+    ) -> None:
+        self._path = Path(path)
+        connection = open_database(self._path, busy_timeout_ms=busy_timeout_ms)
+        self._lock = WriteLock(self._path)
+        self._thread = DatabaseThread(connection, self._path, "directory")
+        # What only a new version changes; used and replaced on the thread.
+        self._cached_version = -1
+        self._functions: Mapping[str, int] = {}
+        self._placement: Mapping[str, str] = {}
+
+    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+        def work(connection: sqlite3.Connection) -> View:
+            with self._lock, transaction(connection):
+                check_functions(self._read(connection).functions, functions)
+                connection.executemany(
+                    "INSERT OR IGNORE INTO function VALUES (?, ?)", functions.items()
+                )
+                connection.execute(
+                    "INSERT INTO member VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                    " address = excluded.address, lane = excluded.lane, pid = excluded.pid,"
+                    " beat = beat + 1",
+                    (member.id, member.address, member.lane, member.pid, member.beat),
+                )
+                return self._changed(connection)
+
+        return await self._thread.run(work)
+
+    async def beat(self, worker: str) -> View | None:
+        def work(connection: sqlite3.Connection) -> View | None:
+            with self._lock:
+                counted = connection.execute(
+                    "UPDATE member SET beat = beat + 1 WHERE id = ?", (worker,)
+                ).rowcount
+            return self._snapshot(connection) if counted else None
+
+        return await self._thread.run(work)
+
+    async def view(self) -> View:
+        return await self._thread.run(self._snapshot)
+
+    async def place(
+        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+    ) -> View | None:
+        def work(connection: sqlite3.Connection) -> View | None:
+            with self._lock, transaction(connection):
+                before = self._read(connection)
+                if before.version != expected_version:
+                    return None
+                check_placement(placement, before.members.keys() - set(removed))
+                connection.executemany(
+                    "DELETE FROM member WHERE id = ?", [(each,) for each in removed]
+                )
+                connection.execute("DELETE FROM placement")
+                connection.executemany("INSERT INTO placement VALUES (?, ?)", placement.items())
+                return self._changed(connection)
+
+        return await self._thread.run(work)
+
+    async def leave(self, worker: str) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            with self._lock, transaction(connection):
+                gone = connection.execute("DELETE FROM member WHERE id = ?", (worker,)).rowcount
+                if gone:
+                    connection.execute("DELETE FROM placement WHERE worker = ?", (worker,))
+                    self._changed(connection)
+
+        await self._thread.run(work)
+
+    async def close(self) -> None:
+        await self._thread.close()
+        self._lock.close()
+
+    def _changed(self, connection: sqlite3.Connection) -> View:
+        connection.execute("UPDATE meta SET version = version + 1")
+        view = self._read(connection)
+        # The transaction may still fail, and another process use the number for its own change.
+        self._cached_version = -1
+        return view
+
+    def _snapshot(self, connection: sqlite3.Connection) -> View:
+        with transaction(connection, "DEFERRED"):
+            return self._read(connection)
+
+    def _read(self, connection: sqlite3.Connection) -> View:
+        (version,) = connection.execute("SELECT version FROM meta").fetchone()
+        if version != self._cached_version:
+            # One row each: a thread that fetches row by row crawls beside a busy event loop.
+            functions, placement = connection.execute(
+                "SELECT (SELECT json_group_object(name, partition_count) FROM function),"
+                " (SELECT json_group_object(partition, worker) FROM placement)"
+            ).fetchone()
+            self._functions = json.loads(functions)
+            self._placement = json.loads(placement)
+            self._cached_version = version
+        members = connection.execute(
+            "SELECT id, address, lane, pid, beat FROM member ORDER BY id"
+        ).fetchall()
+        return View(
+            version=version,
+            members={
+                row[0]: Member(id=row[0], address=row[1], lane=row[2], pid=row[3], beat=row[4])
+                for row in members
+            },
+            functions=self._functions,
+            placement=self._placement,
+        )

@@ -1,0 +1,291 @@
+"""From the changelog into the tables: what is unfolded, when to fold, and in what steps."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from sublet.functions.errors import SubletError
+from sublet.statestore import sqlite_tables as tables
+from sublet.statestore.contract import Commit, Record, StateRow
+from sublet.statestore.delta import Delta
+from sublet.statestore.sqlite_file import WriteLock, open_database, transaction
+
+log = structlog.get_logger(__name__)
+
+# When this many times the policy's bounds are unfolded, commits wait for the fold.
+BACKLOG_FACTOR = 8
+ABSORBED_PER_STEP = 2_000
+PAUSE_AFTER_FAILURE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldPolicy:
+    """When the changelog is folded, in what steps, and when the WAL is checkpointed."""
+
+    rows_max: int = 1024
+    bytes_max: int = 8 * 1024 * 1024
+    age_max_s: float = 1.0
+    chunk_rows_max: int = 256
+    chunk_bytes_max: int = 512 * 1024
+    wal_bytes_max: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in ("rows_max", "bytes_max", "chunk_rows_max", "chunk_bytes_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 1 and more")
+        if self.age_max_s < 0:
+            raise ValueError(f"age_max_s is {self.age_max_s}; allowed: 0 and more")
+
+
+DEFAULT_FOLD_POLICY = FoldPolicy()
+
+
+class Owned:
+    """A partition that this store has acquired, with what is not folded yet."""
+
+    __slots__ = ("delta", "epoch", "folding", "id", "index", "lock", "name", "pending")
+
+    def __init__(self, name: str, partition: int, epoch: int, index: int) -> None:
+        self.name = name
+        self.id = partition
+        self.epoch = epoch
+        self.index = index
+        """Of the last commit that came into `pending`."""
+        self.pending: deque[Commit] = deque()
+        self.delta = Delta()
+        self.folding: Delta | None = None
+        self.lock = threading.Lock()
+
+    def absorb_one(self) -> int:
+        """Move the oldest pending commit into the delta.
+
+        Returns about how many rows that were, 0 if there was no commit.
+        """
+        with self.lock:
+            if not self.pending:
+                return 0
+            commit = self.pending.popleft()
+            self.delta.absorb(commit)
+            return 1 + len(commit.state) + len(commit.records)
+
+    def layers(self) -> tuple[Delta, ...]:
+        """Return the deltas, older first. Hold the lock."""
+        return (self.delta,) if self.folding is None else (self.folding, self.delta)
+
+    def newer_state(self, keys: Sequence[str]) -> dict[str, dict[bytes, StateRow]]:
+        """Return the unfolded rows of the keys."""
+        self._catch_up()
+        newer: dict[str, dict[bytes, StateRow]] = {}
+        with self.lock:
+            for layer in self.layers():
+                for key in keys:
+                    if key in layer.state:
+                        newer.setdefault(key, {}).update(layer.state[key])
+        return newer
+
+    def newer_records(self, kind: str, ids: Sequence[str] | None) -> dict[str, Record]:
+        """Return the unfolded records of a kind: those with the ids, or all of them."""
+        self._catch_up()
+        newer: dict[str, Record] = {}
+        with self.lock:
+            for layer in self.layers():
+                found = layer.records.get(kind, {})
+                if ids is None:
+                    newer.update(found)
+                else:
+                    newer.update((each, found[each]) for each in ids if each in found)
+        return newer
+
+    def _catch_up(self) -> None:
+        # Commits that come meanwhile need not be seen.
+        for _ in range(len(self.pending)):
+            if not self.absorb_one():
+                break
+
+
+class Folder:
+    """Brings changelog rows into the tables in small steps, one generation after the other.
+
+    A generation is what every owned partition has absorbed when it begins. It is written in
+    several transactions, and its changelog rows go with the last one.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, owned: dict[str, Owned], policy: FoldPolicy
+    ) -> None:
+        self._connection = connection
+        self._owned = owned
+        self._policy = policy
+        self._rows = 0
+        self._bytes = 0
+        self._oldest_s: float | None = None
+        self._not_before_s = 0.0
+        self._generation: list[Owned] = []
+        self._statements: Iterator[tuple[Owned, tables.Statement]] | None = None
+        self.rows_written = 0
+
+    def add(self, rows: int, size_bytes: int) -> None:
+        """Count what was committed."""
+        if rows:
+            self._rows += rows
+            self._bytes += size_bytes
+            if self._oldest_s is None:
+                self._oldest_s = time.monotonic()
+
+    def has_work(self) -> bool:
+        return self._statements is not None or self._rows > 0
+
+    def is_over_bound(self) -> bool:
+        return (
+            self._rows > BACKLOG_FACTOR * self._policy.rows_max
+            or self._bytes > BACKLOG_FACTOR * self._policy.bytes_max
+        )
+
+    def wait_s(self) -> float | None:
+        """Return in how many seconds there is something to do; None if there is nothing."""
+        if not self.has_work():
+            return None
+        wait_s = 0.0
+        if self._statements is None and not self._is_full():
+            assert self._oldest_s is not None
+            wait_s = self._oldest_s + self._policy.age_max_s - time.monotonic()
+        if self._not_before_s:
+            wait_s = max(wait_s, self._not_before_s - time.monotonic())
+        return max(0.0, wait_s)
+
+    def _is_full(self) -> bool:
+        return self._rows >= self._policy.rows_max or self._bytes >= self._policy.bytes_max
+
+    def start_again_later(self) -> None:
+        """Write the generation from its beginning, after a pause."""
+        self._not_before_s = time.monotonic() + PAUSE_AFTER_FAILURE_S
+        if self._statements is not None:
+            self._statements = self._all_statements()
+
+    def step(self, lock: WriteLock) -> None:
+        """Do a part that keeps a commit waiting for a millisecond or so."""
+        self._not_before_s = 0.0
+        if self._statements is not None:
+            self._write_chunk(lock)
+        elif self._absorb():
+            self._begin()
+
+    def _absorb(self) -> bool:
+        """Coalesce some of the pending commits; True when none is left."""
+        budget = ABSORBED_PER_STEP
+        for owned in list(self._owned.values()):
+            while budget > 0 and (absorbed := owned.absorb_one()):
+                budget -= absorbed
+        return budget > 0
+
+    def _begin(self) -> None:
+        for owned in self._owned.values():
+            with owned.lock:
+                if owned.delta.index:
+                    owned.folding, owned.delta = owned.delta, Delta()
+                    self._generation.append(owned)
+        self._rows = self._bytes = 0
+        self._oldest_s = None
+        self._statements = self._all_statements()
+
+    def _all_statements(self) -> Iterator[tuple[Owned, tables.Statement]]:
+        for owned in self._generation:
+            if owned.folding is not None:
+                for statement in tables.write_statements(owned.id, owned.folding):
+                    yield owned, statement
+
+    def _write_chunk(self, lock: WriteLock) -> None:
+        assert self._statements is not None
+        rows = size_bytes = 0
+        ended = True
+        with lock, transaction(self._connection):
+            fenced: dict[int, bool] = {}
+            for owned, statement in self._statements:
+                if owned.id not in fenced:
+                    fenced[owned.id] = self._is_fenced(owned)
+                if fenced[owned.id]:
+                    continue
+                self._connection.execute(statement.sql, statement.parameters)
+                rows += statement.rows
+                size_bytes += statement.size_bytes
+                if rows >= self._policy.chunk_rows_max or (
+                    size_bytes >= self._policy.chunk_bytes_max
+                ):
+                    ended = False
+                    break
+            if ended:
+                self._connection.execute(tables.DELETE_FOLDED)
+        self.rows_written += rows
+        if ended:
+            self._statements = None
+            for owned in self._generation:
+                with owned.lock:
+                    owned.folding = None
+            self._generation.clear()
+
+    def _is_fenced(self, owned: Owned) -> bool:
+        """A new owner has folded these rows already, and has written newer ones since."""
+        (epoch,) = self._connection.execute(
+            "SELECT epoch FROM partition WHERE id = ?", (owned.id,)
+        ).fetchone()
+        return bool(epoch != owned.epoch)
+
+
+class Checkpointer:
+    """Moves the WAL into the database when it has grown, beside the commits."""
+
+    def __init__(self, path: Path, wal_bytes_max: int) -> None:
+        self._path = path
+        self._wal = f"{path}-wal"
+        self._wal_bytes_max = wal_bytes_max
+        self._thread: threading.Thread | None = None
+
+    def start_if_large(self) -> None:
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._thread = None
+        try:
+            large = os.stat(self._wal).st_size >= self._wal_bytes_max
+        except OSError:
+            return
+        if large:
+            self._thread = threading.Thread(
+                target=self._checkpoint, name="store-checkpointer", daemon=True
+            )
+            self._thread.start()
+
+    def _checkpoint(self) -> None:
+        """Do most of it beside the writers, and the rest, which is short, while they wait.
+
+        Without the second part, writers that never pause would make the WAL grow for ever: it
+        starts over only when all of it is in the database.
+        """
+        try:
+            connection = open_database(self._path)
+        except SubletError as error:
+            log.warning("checkpoint_failed", path=str(self._path), error=str(error))
+            return
+        lock = WriteLock(self._path)
+        try:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            with lock:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            log.warning("checkpoint_failed", path=str(self._path), error=str(error))
+        finally:
+            lock.close()
+            connection.close()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.join()

@@ -1,0 +1,359 @@
+"""The one thread of a store that writes: commits before acquisitions before folding."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import structlog
+
+from sublet.functions.address import split_partition_name
+from sublet.functions.errors import SubletError
+from sublet.statestore import sqlite_tables as tables
+from sublet.statestore.contract import Commit, Outcome
+from sublet.statestore.sqlite_file import WriteLock, store_error, transaction
+from sublet.statestore.sqlite_fold import Checkpointer, Folder, FoldPolicy, Owned
+
+log = structlog.get_logger(__name__)
+
+# Of one statement: six parameters a commit, SQLite allows 32,766.
+GROUP_COMMITS_MAX = 1024
+# What binding parameters raises for a commit that no table can hold.
+IMPOSSIBLE_VALUE = (
+    OverflowError,
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+)
+
+# One statement is a whole transaction: each call into SQLite gives the interpreter lock away, and
+# beside a busy event loop getting it back is what costs.
+COMMIT_TRIGGER = """
+CREATE TEMP VIEW step AS
+    SELECT '' AS name, 0 AS epoch, 0 AS idx, x'' AS commit_id, 0 AS clock_ms, x'' AS blob;
+CREATE TEMP TRIGGER apply_step INSTEAD OF INSERT ON step BEGIN
+    INSERT INTO changelog (partition, idx, blob)
+        SELECT id, new.idx, new.blob FROM partition
+        WHERE name = new.name AND epoch = new.epoch AND idx = new.idx - 1;
+    UPDATE partition SET idx = new.idx, commit_id = new.commit_id, clock_ms = new.clock_ms
+        WHERE name = new.name AND epoch = new.epoch AND idx = new.idx - 1;
+END;
+"""
+CHANGES_PER_COMMIT = 2
+
+
+class Reply:
+    """Hands the result of the writer thread to the coroutine that awaits `future`."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+
+    def send(self, result: object) -> None:
+        """Wake the coroutine; an exception as result is raised there."""
+        try:
+            self._loop.call_soon_threadsafe(self._set, result)
+        except RuntimeError:
+            # The loop was closed meanwhile: nobody waits any more.
+            return
+
+    def _set(self, result: object) -> None:
+        if self.future.done():
+            return
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
+
+@dataclass(slots=True)
+class CommitJob:
+    commits: Sequence[Commit]
+    parameters: list[Any]
+    size_bytes: int
+    reply: Reply
+
+
+@dataclass(slots=True)
+class AcquireJob:
+    partition: str
+    worker: str
+    reply: Reply
+
+
+@dataclass(slots=True)
+class FoldJob:
+    """Fold all that was committed before; `last` also ends the writer."""
+
+    reply: Reply
+    last: bool = False
+
+
+class Writer:
+    """The thread that writes, and the order in which it does its work."""
+
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        owned: dict[str, Owned],
+        policy: FoldPolicy,
+    ) -> None:
+        self._jobs: SimpleQueue[CommitJob | AcquireJob | FoldJob] = SimpleQueue()
+        self._path = path
+        self._connection = connection
+        self._owned = owned
+        self._policy = policy
+        self._lock = WriteLock(path)
+        self._checkpointer = Checkpointer(path, policy.wal_bytes_max)
+        self._folder = Folder(connection, owned, policy)
+        self._failing = False
+        self._ended = False
+        connection.executescript(COMMIT_TRIGGER)
+        # A daemon, because a lock held by a stopped process must not keep this one from exiting.
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, job: CommitJob | AcquireJob | FoldJob) -> None:
+        """Have a job done; its reply comes to the loop on which it was made."""
+        if self._ended:
+            raise RuntimeError("the store is closed")
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            # Also after a defect: a caller must not wait for a thread that is gone.
+            self._ended = True
+            while not self._jobs.empty():
+                self._jobs.get().reply.send(RuntimeError("the store is closed"))
+
+    def _work(self) -> None:
+        commits: list[CommitJob] = []
+        acquires: list[AcquireJob] = []
+        folds: list[FoldJob] = []
+        while True:
+            for job in self._take():
+                if isinstance(job, CommitJob):
+                    commits.append(job)
+                elif isinstance(job, AcquireJob):
+                    acquires.append(job)
+                else:
+                    folds.append(job)
+            if commits:
+                self._commit(commits)
+                commits.clear()
+            if acquires:
+                self._acquire(acquires)
+                acquires.clear()
+            if folds:
+                last = any(job.last for job in folds)
+                self._fold_all()
+                if last:
+                    self._close()
+                for fold in folds:
+                    fold.reply.send(None)
+                if last:
+                    return
+                folds.clear()
+            self._work_in_background()
+
+    def _take(self) -> Iterator[CommitJob | AcquireJob | FoldJob]:
+        """Yield the jobs that wait; block for one while there is nothing to do beside."""
+        wait_s = self._folder.wait_s()
+        try:
+            yield self._jobs.get(timeout=wait_s) if wait_s != 0 else self._jobs.get_nowait()
+            # Bounded, because new jobs may come as fast as these are taken.
+            for _ in range(GROUP_COMMITS_MAX):
+                yield self._jobs.get_nowait()
+        except Empty:
+            return
+
+    def _work_in_background(self) -> None:
+        """Do a little of the fold; all of it where the backlog is above its bound."""
+        while self._folder.wait_s() == 0:
+            over = self._folder.is_over_bound()
+            if not over and not self._jobs.empty():
+                return
+            try:
+                self._folder.step(self._lock)
+            except sqlite3.Error as error:
+                self._note_failure(error)
+                self._folder.start_again_later()
+                return
+            if not over:
+                break
+        self._checkpointer.start_if_large()
+
+    def _commit(self, jobs: list[CommitJob]) -> None:
+        start = 0
+        while start < len(jobs):
+            group = [jobs[start]]
+            count = len(group[0].commits)
+            for job in jobs[start + 1 :]:
+                count += len(job.commits)
+                if count > GROUP_COMMITS_MAX:
+                    break
+                group.append(job)
+            start += len(group)
+            self._commit_or_say_why(group)
+
+    def _commit_or_say_why(self, group: list[CommitJob]) -> None:
+        try:
+            self._commit_group(group)
+        except IMPOSSIBLE_VALUE as error:
+            # Sending it again cannot help, so its caller must hear of it; the others go on.
+            if len(group) == 1:
+                group[0].reply.send(error)
+            else:
+                for job in group:
+                    self._commit_or_say_why([job])
+        except sqlite3.Error as error:
+            self._note_failure(error)
+            for job in group:
+                job.reply.send([Outcome.UNKNOWN] * len(job.commits))
+
+    def _commit_group(self, group: list[CommitJob]) -> None:
+        commits = [each for job in group for each in job.commits]
+        parameters = [each for job in group for each in job.parameters]
+        with self._lock:
+            applied = self._insert_steps(len(commits), parameters)
+            if applied == len(commits):
+                outcomes = [Outcome.DONE] * applied
+            else:
+                # Still under the lock: the newest rows of the changelog are those just applied.
+                outcomes = self._classify(commits, applied)
+        self._failing = False
+        self._remember(commits, outcomes, sum(job.size_bytes for job in group))
+        start = 0
+        for job in group:
+            end = start + len(job.commits)
+            job.reply.send(outcomes[start:end])
+            start = end
+
+    def _insert_steps(self, count: int, parameters: list[Any]) -> int:
+        """Apply those commits that are next in their partitions; return how many were."""
+        connection = self._connection
+        before = connection.total_changes
+        if count <= GROUP_COMMITS_MAX:
+            rows = ",".join(["(?,?,?,?,?,?)"] * count)
+            connection.execute(f"INSERT INTO step VALUES {rows}", parameters)
+        else:
+            with transaction(connection):
+                connection.executemany(
+                    "INSERT INTO step VALUES (?,?,?,?,?,?)",
+                    (parameters[start : start + 6] for start in range(0, len(parameters), 6)),
+                )
+        return (connection.total_changes - before) // CHANGES_PER_COMMIT
+
+    def _classify(self, commits: list[Commit], applied: int) -> list[Outcome]:
+        connection = self._connection
+        just_applied = set(
+            connection.execute(
+                "SELECT name, changelog.idx FROM changelog"
+                " JOIN partition ON partition.id = changelog.partition"
+                " ORDER BY seq DESC LIMIT ?",
+                (applied,),
+            ).fetchall()
+        )
+        outcomes: list[Outcome] = []
+        for commit in commits:
+            stored = connection.execute(
+                "SELECT epoch, idx, commit_id FROM partition WHERE name = ?", (commit.partition,)
+            ).fetchone()
+            if stored is None or stored[0] != commit.epoch:
+                outcomes.append(Outcome.FENCED)
+            elif (commit.partition, commit.index) in just_applied:
+                outcomes.append(Outcome.DONE)
+            elif stored[1:] == (commit.index, commit.id):
+                outcomes.append(Outcome.DUPLICATE)
+            else:
+                outcomes.append(Outcome.GAP)
+        return outcomes
+
+    def _remember(self, commits: list[Commit], outcomes: list[Outcome], size_bytes: int) -> None:
+        """Let reads and folds see what was committed."""
+        count = 0
+        for commit, outcome in zip(commits, outcomes, strict=True):
+            owned = self._owned.get(commit.partition)
+            if owned is None or owned.epoch != commit.epoch:
+                continue
+            if outcome is Outcome.FENCED:
+                # Its rows belong to the new owner's fold, and reads go to the file again.
+                del self._owned[commit.partition]
+            elif outcome in (Outcome.DONE, Outcome.DUPLICATE) and commit.index > owned.index:
+                owned.index = commit.index
+                owned.pending.append(commit)
+                count += 1
+        self._folder.add(count, size_bytes)
+
+    def _acquire(self, jobs: list[AcquireJob]) -> None:
+        connection = self._connection
+        try:
+            with self._lock, transaction(connection):
+                acquired = [self._acquire_one(job) for job in jobs]
+            for owned in acquired:
+                self._owned[owned.name] = owned
+            self._failing = False
+            for job, owned in zip(jobs, acquired, strict=True):
+                recovered = tables.read_recovered(connection, owned.id, owned.epoch)
+                owned.index = recovered.index
+                job.reply.send(recovered)
+        except sqlite3.Error as error:
+            failure = self._note_failure(error)
+            for job in jobs:
+                job.reply.send(failure)
+
+    def _acquire_one(self, job: AcquireJob) -> Owned:
+        """Raise the epoch, then fold what former owners left, in the caller's transaction."""
+        connection = self._connection
+        function, _ = split_partition_name(job.partition)
+        ((partition, epoch, index),) = connection.execute(
+            "INSERT INTO partition VALUES (NULL, ?, ?, 1, 0, x'', 0, 0, ?)"
+            " ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1, owner = excluded.owner"
+            " RETURNING id, epoch, idx",
+            (job.partition, function, job.worker),
+        ).fetchall()
+        delta = tables.unfolded(connection, partition)
+        if delta is not None:
+            for statement in tables.write_statements(partition, delta):
+                connection.execute(statement.sql, statement.parameters)
+            connection.execute("DELETE FROM changelog WHERE partition = ?", (partition,))
+        return Owned(job.partition, partition, epoch, index)
+
+    def _fold_all(self) -> None:
+        try:
+            while self._folder.has_work():
+                self._folder.step(self._lock)
+        except sqlite3.Error as error:
+            # What is not folded is in the changelog: nothing is lost.
+            self._note_failure(error)
+            self._folder.start_again_later()
+
+    def _note_failure(self, error: sqlite3.Error) -> SubletError:
+        failure = store_error(error, self._path)
+        # Once a spell: the caller sends again and again until it works.
+        if not self._failing:
+            log.error("store_failing", path=str(self._path), error=str(failure))
+        self._failing = True
+        return failure
+
+    def _close(self) -> None:
+        self._checkpointer.close()
+        try:
+            with self._lock:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            self._note_failure(error)
+        self._connection.close()
+        self._lock.close()
