@@ -1,0 +1,88 @@
+"""Kinds of state that a function can declare, and what their cells offer to handlers.
+
+| declared | in the handler |
+|---|---|
+| nothing, `state=T`, `Value(T)` | `ValueState` |
+| `Map(K, V)`, `List(T)` | `MapState`, `ListState` |
+| `Sum()`, `Count()`, `Min()`, `Max()`, `Mean()` | `SumState`, `CountState`, `ExtremeState`, `MeanState` |
+| `SetUnion(T)`, `Merged(T, …)` | `SetUnionState`, `MergedState` |
+| `TopK(k)`, `Quantiles()` | `TopKState`, `QuantilesState` |
+| `Fields(…)`, a dict | `FieldsState`: the above, by name |
+"""
+
+from sublet.functions.state.cell import (
+    ABSENT,
+    STATE_BYTES_MAX_DEFAULT,
+    Cell,
+    ChangedRow,
+    MergeableKind,
+    StateClock,
+    StateKind,
+    StoredRow,
+    Undo,
+)
+from sublet.functions.state.collections import List, ListState, Map, MapState
+from sublet.functions.state.fields import Fields, FieldsState, mergeable_kind_of, state_kind_of
+from sublet.functions.state.mergeable import (
+    Count,
+    CountState,
+    ExtremeState,
+    Max,
+    Mean,
+    MeanState,
+    Merged,
+    MergedState,
+    Min,
+    SetUnion,
+    SetUnionState,
+    Sum,
+    SumState,
+)
+from sublet.functions.state.sketches import (
+    Quantiles,
+    QuantilesState,
+    TopK,
+    TopKPartial,
+    TopKState,
+)
+from sublet.functions.state.value import Value, ValueState
+
+__all__ = [
+    "ABSENT",
+    "STATE_BYTES_MAX_DEFAULT",
+    "Cell",
+    "ChangedRow",
+    "Count",
+    "CountState",
+    "ExtremeState",
+    "Fields",
+    "FieldsState",
+    "List",
+    "ListState",
+    "Map",
+    "MapState",
+    "Max",
+    "Mean",
+    "MeanState",
+    "MergeableKind",
+    "Merged",
+    "MergedState",
+    "Min",
+    "Quantiles",
+    "QuantilesState",
+    "SetUnion",
+    "SetUnionState",
+    "StateClock",
+    "StateKind",
+    "StoredRow",
+    "Sum",
+    "SumState",
+    "TopK",
+    "TopKPartial",
+    "TopKState",
+    "Undo",
+    "Value",
+    "ValueState",
+    "mergeable_kind_of",
+    "state_kind_of",
+]

@@ -1,0 +1,162 @@
+"""Several named states in one, and the turning of declarations into kinds.
+
+Stored form: the rows of each field, with the field's name and a zero byte before their subkeys.
+Rows of a field that is no longer declared stay where they are, unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sublet.functions.errors import StateTypeError
+from sublet.functions.state.cell import (
+    Cell,
+    ChangedRow,
+    MergeableKind,
+    StateClock,
+    StateKind,
+    StoredRow,
+)
+from sublet.functions.state.value import Value
+
+_SEPARATOR = b"\0"
+# Names that a cell needs for itself.
+_RESERVED = ("undo", "rollback", "drain", "size_bytes", "is_empty")
+
+
+class Fields:
+    """Several states under one key: `state=Fields(cart=Value(Cart), seen=SetUnion(str))`, or the
+    same as a dict. The handler finds them as `ctx.state.cart` and `ctx.state.seen`.
+
+    Each field is stored, and changes, on its own, and has the bound of a key's state to itself.
+    """
+
+    __slots__ = ("_state_class", "kinds")
+
+    def __init__(self, **declarations: Any) -> None:
+        if not declarations:
+            raise ValueError("Fields() needs at least one field, such as cart=Value(Cart)")
+        for name in declarations:
+            if not name.isidentifier() or name.startswith("_") or name in _RESERVED:
+                raise ValueError(
+                    f"a state field cannot be named {name!r}; allowed: an identifier that does not "
+                    f"start with an underscore and is none of {', '.join(_RESERVED)}"
+                )
+        self.kinds = {name: state_kind_of(each) for name, each in declarations.items()}
+        # A class of its own, so that each field is an attribute and a wrong name an error.
+        self._state_class: type[FieldsState] = type(
+            "FieldsState", (FieldsState,), {"__slots__": tuple(self.kinds)}
+        )
+
+    def __repr__(self) -> str:
+        return f"Fields({', '.join(f'{name}={kind!r}' for name, kind in self.kinds.items())})"
+
+    def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> FieldsState:
+        """See `StateKind.cell`."""
+        by_name: dict[bytes, list[StoredRow]] = {}
+        for subkey, value, expires_ms in rows:
+            name, separator, rest = subkey.partition(_SEPARATOR)
+            if not separator:
+                raise StateTypeError("the stored state has no fields: it was written without them")
+            by_name.setdefault(name, []).append((rest, value, expires_ms))
+        cells = {}
+        for name, kind in self.kinds.items():
+            try:
+                cells[name] = kind.cell(by_name.get(name.encode(), ()), clock)
+            except StateTypeError as error:
+                raise StateTypeError(f"field {name}: {error}") from error
+        return self._state_class(cells)
+
+
+class FieldsUndo:
+    """Sees the undo of all fields as one."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._cells = tuple(cells)
+
+    def __len__(self) -> int:
+        return sum(1 for cell in self._cells if cell.undo)
+
+    def clear(self) -> None:
+        """Settle all fields."""
+        for cell in self._cells:
+            if cell.undo:
+                cell.undo.clear()
+
+
+class FieldsState:
+    """`ctx.state` of a function with `state=Fields(…)`: one attribute for each field."""
+
+    __slots__ = ("_cells", "undo")
+
+    _cells: dict[str, Cell]
+    undo: FieldsUndo
+
+    def __init__(self, cells: dict[str, Cell]) -> None:
+        assign = object.__setattr__
+        assign(self, "_cells", cells)
+        assign(self, "undo", FieldsUndo(cells.values()))
+        for name, cell in cells.items():
+            assign(self, name, cell)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"cannot assign to a field; use its own methods, such as ctx.state.{name}.set(…)"
+        )
+
+    def rollback(self) -> None:
+        """See `Cell.rollback`."""
+        for cell in self._cells.values():
+            cell.rollback()
+
+    def drain(self) -> list[ChangedRow]:
+        """See `Cell.drain`."""
+        changed: list[ChangedRow] = []
+        for name, cell in self._cells.items():
+            rows = cell.drain()
+            if rows:
+                prefix = name.encode() + _SEPARATOR
+                changed.extend((prefix + subkey, value, end) for subkey, value, end in rows)
+        return changed
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Cell.size_bytes`."""
+        return sum(cell.size_bytes for cell in self._cells.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """See `Cell.is_empty`."""
+        return all(cell.is_empty for cell in self._cells.values())
+
+
+def state_kind_of(declaration: Any) -> StateKind:
+    """Return the kind that a `state=` declaration means.
+
+    A kind is itself, a type T is `Value(T)`, a dict is `Fields`, and None is a state of any type
+    that the first `ctx.state.get(T)` decides. `TypeError` for a type that cannot be stored.
+    """
+    if declaration is None:
+        return Value.undeclared()
+    if isinstance(declaration, dict):
+        if not all(isinstance(name, str) for name in declaration):
+            raise TypeError("the names of state fields must be texts")
+        return Fields(**declaration)
+    if isinstance(declaration, type) and hasattr(declaration, "cell"):
+        raise TypeError(
+            f"state={declaration.__name__} is a kind of state without its type or arguments; "
+            f"write state={declaration.__name__}(…)"
+        )
+    if callable(getattr(declaration, "cell", None)):
+        return declaration  # type: ignore[no-any-return]  # it has what the protocol asks for
+    return Value(declaration)
+
+
+def mergeable_kind_of(kind: StateKind) -> MergeableKind[Any] | None:
+    """Return the kind as one that can be merged; None if it cannot."""
+    if callable(getattr(kind, "absorb", None)):
+        return kind  # type: ignore[return-value]  # it has what the protocol asks for
+    return None
