@@ -32,6 +32,7 @@ class SqliteDirectory:
         connection = open_database(self._path, busy_timeout_ms=busy_timeout_ms)
         self._lock = WriteLock(self._path)
         self._thread = DatabaseThread(connection, self._path, "directory")
+        self._closed = False
         # What only a new version changes; used and replaced on the thread.
         self._cached_version = -1
         self._functions: Mapping[str, int] = {}
@@ -96,8 +97,10 @@ class SqliteDirectory:
         await self._thread.run(work)
 
     async def close(self) -> None:
-        await self._thread.close()
-        self._lock.close()
+        if not self._closed:
+            self._closed = True
+            await self._thread.close()
+            self._lock.close()
 
     def _changed(self, connection: sqlite3.Connection) -> View:
         connection.execute("UPDATE meta SET version = version + 1")

@@ -1,0 +1,157 @@
+"""What every directory promises, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from sublet.statestore.contract import Directory, Member
+
+MakeDirectory = Callable[[], Directory]
+
+
+def member(name: str, port: int = 1) -> Member:
+    return Member(id=name, address=f"127.0.0.1:{port}", lane=f"/tmp/{name}.sock", pid=7)
+
+
+async def test_who_joins_is_seen_by_the_others(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    assert (await one.view()).members == {}
+    first = await one.join(member("a"), {"shop/cart": 16})
+    second = await two.join(member("b", 2), {"shop/cart": 16, "shop/stock": 4})
+
+    assert first.members == {"a": member("a")}
+    assert second.version > first.version
+    assert second.members == {"a": member("a"), "b": member("b", 2)}
+    assert second.functions == {"shop/cart": 16, "shop/stock": 4}
+    assert second.placement == {}
+    assert await one.view() == second
+
+
+async def test_the_number_of_partitions_is_fixed_when_a_function_is_first_seen(
+    make_directory: MakeDirectory,
+) -> None:
+    directory = make_directory()
+    before = await directory.join(member("a"), {"shop/cart": 16})
+    with pytest.raises(ValueError, match="declare 16, or give the function another name"):
+        await directory.join(member("b"), {"shop/new": 1, "shop/cart": 8})
+    assert await directory.view() == before
+
+
+@pytest.mark.parametrize("count", [0, 1025])
+async def test_a_number_of_partitions_out_of_bounds_is_refused(
+    make_directory: MakeDirectory, count: int
+) -> None:
+    with pytest.raises(ValueError, match=r"allowed: 1\.\.1024"):
+        await make_directory().join(member("a"), {"shop/cart": count})
+
+
+async def test_heartbeats_are_counted_and_do_not_change_the_version(
+    make_directory: MakeDirectory,
+) -> None:
+    one, two = make_directory(), make_directory()
+    joined = await one.join(member("a"), {})
+    for _ in range(3):
+        seen = await one.beat("a")
+    assert seen is not None
+    assert seen.members["a"].beat == joined.members["a"].beat + 3
+    assert seen.version == joined.version
+    assert await two.view() == seen
+
+
+async def test_the_beats_of_a_worker_that_joins_again_go_on(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    seen = await directory.beat("a")
+    assert seen is not None
+    again = await directory.join(member("a", 2), {})
+    assert again.members["a"].beat > seen.members["a"].beat
+    assert again.members["a"].address == member("a", 2).address
+
+
+async def test_a_worker_that_was_removed_hears_it_at_its_next_heartbeat(
+    make_directory: MakeDirectory,
+) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {})
+    joined = await two.join(member("b"), {})
+    assert await two.place(joined.version, {"f/g/0": "b"}, removed=["a"]) is not None
+
+    assert await one.beat("a") is None
+    assert await one.beat("never joined") is None
+    assert set((await one.view()).members) == {"b"}
+
+
+async def test_only_the_first_of_two_placements_of_one_version_counts(
+    make_directory: MakeDirectory,
+) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {})
+    version = (await two.join(member("b"), {})).version
+
+    results = await asyncio.gather(
+        one.place(version, {"f/g/0": "a", "f/g/1": "b"}), two.place(version, {"f/g/0": "b"})
+    )
+
+    (view,) = [each for each in results if each is not None]
+    assert view.version == version + 1
+    assert await one.view() == view
+    assert await two.view() == view
+
+
+async def test_a_placement_replaces_the_former_one(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    joined = await directory.join(member("a"), {})
+    first = await directory.place(joined.version, {"f/g/0": "a", "f/g/1": "a"})
+    assert first is not None
+    second = await directory.place(first.version, {"f/g/1": "a"})
+    assert second is not None
+    assert second.placement == {"f/g/1": "a"}
+
+
+async def test_a_placement_on_a_stranger_is_refused(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    joined = await directory.join(member("a"), {})
+    with pytest.raises(ValueError, match="not a member"):
+        await directory.place(joined.version, {"f/g/0": "b"})
+    with pytest.raises(ValueError, match="not a member"):
+        await directory.place(joined.version, {"f/g/0": "a"}, removed=["a"])
+    assert await directory.view() == joined
+
+
+async def test_who_leaves_owns_nothing(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    joined = await directory.join(member("b"), {"f/g": 2})
+    placed = await directory.place(joined.version, {"f/g/0": "a", "f/g/1": "b"})
+    assert placed is not None
+    await directory.leave("a")
+    await directory.leave("a")
+
+    view = await directory.view()
+    assert view.version == placed.version + 1
+    assert set(view.members) == {"b"}
+    assert view.placement == {"f/g/1": "b"}
+    assert view.functions == {"f/g": 2}
+    assert await directory.beat("a") is None
+
+
+async def test_many_workers_join_and_beat_at_once(make_directory: MakeDirectory) -> None:
+    directories = [make_directory() for _ in range(4)]
+    await asyncio.gather(
+        *(each.join(member(f"w{n}"), {"f/g": 2}) for n, each in enumerate(directories))
+    )
+    for _ in range(5):
+        await asyncio.gather(*(each.beat(f"w{n}") for n, each in enumerate(directories)))
+    view = await directories[0].view()
+    assert {name: each.beat for name, each in view.members.items()} == dict.fromkeys(
+        ("w0", "w1", "w2", "w3"), 5
+    )
+
+
+async def test_closing_a_directory_twice_is_allowed(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.close()
+    await directory.close()
