@@ -28,7 +28,7 @@ from sublet.runtime.frames import (
 )
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_grpc import connect
-from sublet.runtime.link_lane import PATH_BYTES_MAX
+from sublet.runtime.link_lane import PATH_BYTES_MAX, TOKEN_LIFE_S, TOKENS_MAX, LaneTokens
 from sublet.runtime.link_server import LinkServer
 from tests.contract.link_setting import (
     PATIENCE_S,
@@ -511,6 +511,18 @@ async def test_a_lane_token_opens_one_lane(folder: Path) -> None:
 
             assert isinstance(answer, Welcome) == expected
         assert answer == Goodbye("a lane opens with a fresh token from OpenLane")
+
+
+def test_a_lane_token_is_good_for_a_while_and_the_oldest_gives_way() -> None:
+    tokens = LaneTokens()
+    tokens.add("old", now_s=100.0)
+    assert not tokens.take("old", now_s=100.0 + TOKEN_LIFE_S)
+    assert not tokens.take("old", now_s=100.0)
+    for number in range(TOKENS_MAX + 1):
+        tokens.add(str(number), now_s=100.0)
+    assert not tokens.take("0", now_s=100.0)
+    assert tokens.take("1", now_s=100.0)
+    assert not tokens.take("", now_s=100.0)
 
 
 async def test_frames_cut_into_single_bytes_are_put_together(folder: Path) -> None:
