@@ -63,9 +63,7 @@ class Function:
         self.order: Literal["key", "none"] = order
         self.batch_size_max = batch_size_max
         self.concurrency = concurrency
-        self.state_kind: StateKind | None = (
-            None if kind == "stateless" else state_kind_of(state)
-        )
+        self.state_kind: StateKind | None = None if kind == "stateless" else state_kind_of(state)
         message_type, reply_type, self.takes_message = _types_of(name, handler, batch)
         self.message_codec: Codec[Any] = _codec(name, "message", message_type)
         self.reply_codec: Codec[Any] = _codec(name, "reply", reply_type)
@@ -122,6 +120,8 @@ class App:
     @overload
     def function(
         self,
+        handler: None = None,
+        /,
         *,
         name: str | None = None,
         kind: FunctionKind = "keyed",

@@ -1,0 +1,272 @@
+"""What a handler sees: its key, its state, and the ways to act on the world.
+
+Nothing that a handler asks for leaves before the commit that also holds its state change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from sublet.functions.address import Address
+from sublet.functions.app import Function
+from sublet.functions.codec import Codec, codec_for, split_column
+from sublet.functions.duration import milliseconds
+from sublet.functions.effects import Cancelled, Delayed, Effects, Emitted, Outgoing, Routes
+from sublet.functions.errors import (
+    CallCycleError,
+    KeyRejectedError,
+    RejectedError,
+    TooLargeError,
+)
+from sublet.functions.state import Cell, StateClock
+
+T = TypeVar("T")
+
+CALL_DEPTH_MAX = 32
+
+_any = codec_for(Any)
+
+
+class MessageView(NamedTuple):
+    """What is known about the message that is being handled."""
+
+    id: str
+    attempt: int
+    chain: Sequence[str]
+
+
+class CallRequest(NamedTuple):
+    """A call that a handler wants to make."""
+
+    partition: str
+    key: str
+    payload: bytes
+    timeout_ms: float
+    reply_codec: Codec[Any]
+
+
+class Scope(Protocol):
+    """What a context needs from whoever runs it."""
+
+    function: Function
+    partition: str
+    routes: Routes
+    clock: StateClock
+    message_bytes_max: int
+    key_bytes_max: int
+
+    def message_view(self, index: int) -> MessageView: ...
+
+    def deadline_ms(self, index: int) -> float | None: ...
+
+    def next_timer(self) -> str: ...
+
+    def monotonic_ms(self) -> float: ...
+
+    def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]: ...
+
+
+class Context:
+    """Given to a handler with each message. Do not keep it after the handler has returned."""
+
+    __slots__ = ("_effects", "_index", "_scope", "key", "state")
+
+    def __init__(self, scope: Scope, effects: Effects) -> None:
+        self._scope = scope
+        self._effects = effects
+        self._index = 0
+        self.key = ""
+        """The key of this instance."""
+        self.state: Any = None
+        """The state of this instance, as declared: a value, map, list, sum, …"""
+
+    @property
+    def function(self) -> str:
+        """Full name of the running function."""
+        return self._scope.function.name
+
+    @property
+    def message_id(self) -> str:
+        """Stays the same when the message is tried again: use it to make outside effects
+        idempotent."""
+        return self._scope.message_view(self._index).id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try."""
+        return self._scope.message_view(self._index).attempt
+
+    @property
+    def time_left_ms(self) -> float | None:
+        """Milliseconds until the result is due; None without a deadline, negative when late."""
+        deadline = self._scope.deadline_ms(self._index)
+        return None if deadline is None else deadline - self._scope.monotonic_ms()
+
+    @property
+    def now_ms(self) -> int:
+        """The partition's clock in milliseconds since 1970. It never goes back."""
+        return self._scope.clock.now_ms
+
+    def send(self, function: Function | str, key: str = "", message: object = None) -> None:
+        """Send a message, delivered exactly once after this message's commit.
+
+        Messages of this instance to one other instance arrive in the order sent.
+        """
+        scope = self._scope
+        name = function if type(function) is str else function.name  # type: ignore[union-attr]
+        payload = _any.encode(message)
+        check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
+        self._effects.items.append(
+            Outgoing(scope.routes.partition_of(name, key), key, payload, self._deadline_ms())
+        )
+
+    def send_many(
+        self, function: Function | str, keys: Sequence[str], messages: Sequence[object]
+    ) -> None:
+        """Send many messages at once; `keys` and `messages` have the same length."""
+        if len(keys) != len(messages):
+            raise RejectedError(f"{len(keys)} keys but {len(messages)} messages")
+        scope = self._scope
+        name = function if isinstance(function, str) else function.name
+        partition_of = scope.routes.partition_of
+        payloads = [bytes(each) for each in split_column(_any.encode_column(list(messages)))]
+        append = self._effects.items.append
+        deadline_ms = self._deadline_ms()
+        for key, payload in zip(keys, payloads, strict=True):
+            check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
+            append(Outgoing(partition_of(name, key), key, payload, deadline_ms))
+
+    def send_after(
+        self,
+        delay: str | timedelta | float,
+        function: Function | str,
+        key: str = "",
+        message: object = None,
+    ) -> str:
+        """Send a message later; return a token for `cancel`, which may be kept in state."""
+        scope = self._scope
+        name = function if isinstance(function, str) else function.name
+        payload = _any.encode(message)
+        check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
+        due_ms = scope.clock.now_ms + max(0, int(milliseconds(delay)))
+        timer = scope.next_timer()
+        self._effects.items.append(
+            Delayed(timer, due_ms, scope.routes.partition_of(name, key), key, payload)
+        )
+        return f"{scope.partition}|{timer}"
+
+    def cancel(self, token: str) -> None:
+        """Take back a delayed message, if it has not been sent yet. Any function may do it."""
+        partition, mark, timer = token.partition("|")
+        if not mark or not timer:
+            raise RejectedError(f"{token!r} is no token of send_after")
+        self._effects.items.append(Cancelled(partition, timer))
+
+    def call(
+        self,
+        function: Function | str,
+        key: str = "",
+        message: object = None,
+        *,
+        timeout: str | timedelta | float = "30s",
+    ) -> Awaitable[Any]:
+        """Call another instance; await the result. Only in `async def` handlers.
+
+        While this instance waits, its key waits and its partition goes on. If the handler is run
+        again (a retry, another worker), it gets the recorded results: it must make the same
+        calls in the same order.
+        """
+        scope = self._scope
+        name = function if isinstance(function, str) else function.name
+        payload = _any.encode(message)
+        check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
+        chain = scope.message_view(self._index).chain
+        address = str(Address(name, key))
+        if address in chain or address == str(Address(self.function, self.key)):
+            path = " → ".join([*chain, str(Address(self.function, self.key)), address])
+            raise CallCycleError(f"{address} waits for this very call ({path}); use send instead")
+        if len(chain) >= CALL_DEPTH_MAX:
+            raise CallCycleError(f"the call chain is {len(chain)} deep; allowed: {CALL_DEPTH_MAX}")
+        codec = _any if isinstance(function, str) else function.reply_codec
+        partition = scope.routes.partition_of(name, key)
+        return scope.open_call(
+            self, CallRequest(partition, key, payload, milliseconds(timeout), codec)
+        )
+
+    def emit(self, egress: str, value: object) -> None:
+        """Append a value to a named egress, from which readers outside take it."""
+        payload = _any.encode(value)
+        if len(payload) > self._scope.message_bytes_max:
+            raise TooLargeError(
+                f"the value has {len(payload)} bytes; allowed: {self._scope.message_bytes_max}"
+            )
+        self._effects.items.append(Emitted(egress, self.key, payload))
+
+    def _deadline_ms(self) -> float | None:
+        return self._scope.deadline_ms(self._index)
+
+
+class BatchState:
+    """The states of a batch's keys, read in one step and written in one step."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, cells: Mapping[str, Cell]) -> None:
+        self._cells = cells
+
+    def read(self) -> dict[str, Any]:
+        """Return the value of every key of the batch (for `Value` states)."""
+        return {key: cell.get() for key, cell in self._cells.items()}  # type: ignore[attr-defined]
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Set the values of keys that are in the batch."""
+        cells = self._cells
+        for key, value in values.items():
+            cells[key].set(value)  # type: ignore[attr-defined]
+
+    def __getitem__(self, key: str) -> Any:
+        """Return one key's state, as `ctx.state` in other handlers."""
+        return self._cells[key]
+
+
+class Batch(Generic[T]):
+    """All messages of one run, as columns: what a `batch=True` handler gets.
+
+    Return a list with one reply for each message, or None.
+    """
+
+    __slots__ = ("_context", "keys", "messages", "state")
+
+    def __init__(
+        self, context: Context, keys: Sequence[str], messages: Sequence[T], state: BatchState
+    ) -> None:
+        self._context = context
+        self.keys = keys
+        self.messages = messages
+        self.state = state
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        return iter(zip(self.keys, self.messages, strict=True))
+
+    @property
+    def context(self) -> Context:
+        """For `send`, `send_many`, `emit`, `send_after`; it has no key of its own."""
+        return self._context
+
+
+def check_message(key: object, payload: bytes, key_bytes_max: int, payload_bytes_max: int) -> None:
+    """Refuse a key or payload that no partition would take."""
+    if type(key) is not str:
+        raise KeyRejectedError(f"a key is a str, not {type(key).__name__}; use str(key)")
+    # Four bytes a character at most: only long keys need the exact count.
+    if len(key) * 4 > key_bytes_max:
+        size = len(key.encode(errors="replace"))
+        if size > key_bytes_max:
+            raise KeyRejectedError(f"the key has {size} bytes; allowed: {key_bytes_max}")
+    if len(payload) > payload_bytes_max:
+        raise TooLargeError(f"the message has {len(payload)} bytes; allowed: {payload_bytes_max}")

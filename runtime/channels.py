@@ -1,0 +1,91 @@
+"""The two ends of a channel: what was taken from each source, what is owed to each destination.
+
+Pure bookkeeping. A message is taken once, in order; it is kept by its sender until the receiver
+has taken it durably.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from sublet.statestore.contract import OutboxEntry
+
+REPLY_MARK = "<"
+"""Replies between partitions have numbering of their own: they are taken at once, while requests
+of the same sender may still wait in the queue."""
+
+
+def endpoint_of(name: str) -> str:
+    """Return the partition or client that a channel's end belongs to."""
+    return name.removesuffix(REPLY_MARK)
+
+
+class Inbox:
+    """How far each source's messages were received (in memory) and taken (durably)."""
+
+    __slots__ = ("received", "taken")
+
+    def __init__(self, taken: Mapping[str, int]) -> None:
+        self.taken = dict(taken)
+        self.received = dict(taken)
+
+    def accept(self, source: str, first: int, count: int) -> int:
+        """Return how many messages at the front of the batch are known already.
+
+        `count` means that nothing is new. A negative number means that messages are missing
+        before `first`; then nothing was accepted.
+        """
+        received = self.received.get(source, 0)
+        if first > received + 1:
+            return -1
+        skip = received + 1 - first
+        if skip >= count:
+            return count
+        self.received[source] = first + count - 1
+        return skip
+
+    def forget(self, source: str) -> None:
+        self.received.pop(source, None)
+        self.taken.pop(source, None)
+
+
+class Outbox:
+    """Batches that are committed and not yet acknowledged, by destination."""
+
+    __slots__ = ("entries", "message_count", "sent")
+
+    def __init__(self, sent: Mapping[str, int], entries: Iterable[OutboxEntry]) -> None:
+        self.sent = dict(sent)
+        self.entries: dict[str, deque[OutboxEntry]] = {}
+        self.message_count = 0
+        for entry in entries:
+            self.keep(entry)
+
+    def number(self, destination: str, count: int) -> int:
+        """Reserve numbers for `count` messages and return the first of them."""
+        first = self.sent.get(destination, 0) + 1
+        self.sent[destination] = first + count - 1
+        return first
+
+    def keep(self, entry: OutboxEntry) -> None:
+        self.entries.setdefault(entry.destination, deque()).append(entry)
+        self.message_count += entry.length
+
+    def acknowledge(self, destination: str, upto: int) -> bool:
+        """Drop what was taken; return whether anything was."""
+        waiting = self.entries.get(destination)
+        if not waiting:
+            return False
+        dropped = False
+        while waiting and waiting[0].first + waiting[0].length - 1 <= upto:
+            self.message_count -= waiting.popleft().length
+            dropped = True
+        if not waiting:
+            del self.entries[destination]
+        return dropped
+
+    def forget(self, destination: str) -> None:
+        for entry in self.entries.pop(destination, ()):
+            self.message_count -= entry.length
+        self.sent.pop(destination, None)

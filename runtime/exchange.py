@@ -1,0 +1,286 @@
+"""Brings batches to where they belong: a local partition, a neighbour, a client.
+
+Knows who is connected and who owns what; knows nothing of what the messages mean. Whatever cannot
+be delivered now stays in its sender's outbox and is offered again when something changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+import structlog
+
+from sublet.functions.address import is_client
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.channels import endpoint_of
+from sublet.runtime.frames import (
+    Ack,
+    Batch,
+    Data,
+    ErrorInfo,
+    Frame,
+    Hello,
+    Refused,
+    Topology,
+    Welcome,
+)
+from sublet.runtime.host import Host
+from sublet.runtime.limits import Limits
+from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.port import Port
+from sublet.statestore.contract import OutboxEntry, Outcome
+
+_log = structlog.get_logger(__name__)
+
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+
+RETRY_S = 0.05
+CONNECT_WAIT_S = 0.05
+CONNECT_WAIT_S_MAX = 1.0
+
+Connect = Callable[[str, Hello, LinkReceiver], Awaitable[Link]]
+
+
+class Exchange:
+    """The `Outside` of a worker's partitions, and the receiver of all its links."""
+
+    def __init__(self, worker: str, limits: Limits, connect: Connect) -> None:
+        self.host: Host
+        self._worker = worker
+        self._limits = limits
+        self._connect = connect
+        self._topology = Topology(0, [], {}, {})
+        self._clients: dict[str, Port] = {}
+        self._peers: dict[str, Port] = {}
+        self._connecting: set[str] = set()
+        self._sources: dict[str, Port] = {}
+        self._tasks: asyncio.TaskGroup
+        self.frames_in = 0
+        self.refused = 0
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+
+    @property
+    def client_count(self) -> int:
+        return len(self._clients)
+
+    # The cluster changes
+
+    @property
+    def topology(self) -> Topology:
+        return self._topology
+
+    def topology_changed(self, topology: Topology) -> None:
+        """Learn who owns what; tell clients; send again what has a new owner."""
+        before: Mapping[str, str] = self._topology.placement
+        self._topology = topology
+        moved = {
+            partition
+            for partition, worker in topology.placement.items()
+            if before.get(partition) != worker
+        }
+        for port in (*self._clients.values(), *self._peers.values()):
+            if port.name in self._clients:
+                port.link.send(topology)
+            for partition in moved:
+                port.forget(partition)
+        for worker in [name for name in self._peers if name not in topology.workers]:
+            self._peers.pop(worker).link.close("the worker has left")
+        if moved:
+            self.host.deliver_again(moved.__contains__)
+
+    def partition_added(self, partition: str) -> None:
+        """A partition is now here: local senders need not wait for anything."""
+        self.host.deliver_again(partition.__eq__)
+
+    def lost(self, partition: str, outcome: Outcome) -> None:
+        _log.warning("lost a partition", partition=partition, outcome=outcome.value)
+
+    # From partitions to others
+
+    def deliver(self, partition: str, entry: OutboxEntry) -> None:
+        endpoint = endpoint_of(entry.destination)
+        if is_client(endpoint):
+            port = self._clients.get(endpoint)
+            if port is not None:
+                port.offer(partition, entry)
+            return
+        hosted = self.host.partitions.get(endpoint)
+        if hosted is not None:
+            self.host.batch_arrived(_decode_batch(entry.data), hosted)
+            return
+        owner = self._topology.placement.get(endpoint)
+        if owner is None or owner == self._worker:
+            return
+        port = self._peers.get(owner)
+        if port is not None:
+            port.offer(partition, entry)
+        elif owner not in self._connecting:
+            self._connecting.add(owner)
+            self._tasks.create_task(self._connect_peer(owner))
+
+    def acknowledge(self, ack: Ack) -> None:
+        source = endpoint_of(ack.source)
+        if source in self.host.partitions:
+            self.host.acknowledged(source, ack.target, ack.upto)
+            return
+        port = self._sources.get(ack.source)
+        if port is not None:
+            port.acknowledge(ack)
+
+    def refuse(self, refused: Refused) -> None:
+        self.refused += 1
+        source = endpoint_of(refused.source)
+        if source in self.host.partitions:
+            self.host.resend_from(source, refused.target, refused.first)
+            return
+        port = self._sources.get(refused.source)
+        if port is not None:
+            port.link.send(refused)
+
+    # Links
+
+    def accepted(self, link: Link, hello: Hello) -> LinkReceiver:
+        """Somebody has connected: a client, or a neighbour who wants to send."""
+        port = Port(hello.endpoint, link, self._room)
+        from_client = is_client(hello.endpoint)
+        credit = self._limits.client_credit if from_client else self._limits.outbox_max
+        link.send(
+            Welcome(
+                self._worker,
+                self._topology,
+                credit,
+                self._limits.message_bytes_max,
+                self._limits.key_bytes_max,
+            )
+        )
+        if from_client:
+            self._clients[hello.endpoint] = port
+            # After the link is adopted: what it has missed while it was away.
+            self._tasks.create_task(self._offer_missed(port))
+        return _Receiver(self, port)
+
+    async def _offer_missed(self, port: Port) -> None:
+        if self._clients.get(port.name) is port:
+            self.host.deliver_again(port.name.__eq__)
+
+    async def _connect_peer(self, worker: str) -> None:
+        wait_s = CONNECT_WAIT_S
+        receiver = _Receiver(self, None)
+        try:
+            while True:
+                address = self._topology.workers.get(worker)
+                if address is None:
+                    return
+                try:
+                    link = await self._connect(address, Hello(self._worker), receiver)
+                except UnavailableError:
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(wait_s * 2, CONNECT_WAIT_S_MAX)
+                    continue
+                port = receiver.port = Port(worker, link, self._room)
+                port.credit = receiver.credit
+                self._peers[worker] = port
+                break
+        finally:
+            self._connecting.discard(worker)
+        self._room(port)
+
+    def _room(self, port: Port) -> None:
+        """A port can take more: offer it everything that goes its way."""
+        if port.name in self._clients:
+            self.host.deliver_again(port.name.__eq__)
+        else:
+            placement = self._topology.placement
+            self.host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
+
+    def link_ended(self, port: Port, reason: str, clean: bool) -> None:
+        for source in [source for source, via in self._sources.items() if via is port]:
+            del self._sources[source]
+        if self._clients.get(port.name) is port:
+            del self._clients[port.name]
+            if clean:
+                self.host.client_gone(port.name)
+        elif self._peers.get(port.name) is port:
+            del self._peers[port.name]
+            # Whoever owns those partitions now, or this neighbour when it is back, gets it again.
+            self._loop_later(RETRY_S, lambda: self._room(port))
+
+    def _loop_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, call)
+
+    def frame_received(self, port: Port, frame: Frame) -> None:
+        if type(frame) is Data:
+            self._data_received(port, frame)
+        elif type(frame) is Refused:
+            self._refused(port, frame)
+
+    def _data_received(self, port: Port, data: Data) -> None:
+        self.frames_in += 1
+        for ack in data.acks:
+            source = endpoint_of(ack.source)
+            port.acknowledged(source, ack.target, ack.upto)
+            self.host.acknowledged(source, ack.target, ack.upto)
+        if data.credit:
+            port.credit = data.credit
+        if not data.batches:
+            return
+        partitions = self.host.partitions
+        room = self._limits.in_flight_max
+        from_client = is_client(port.name)
+        in_flight = self.host.open_from_clients() if from_client else 0
+        for batch in data.batches:
+            self._sources[batch.source] = port
+            hosted = partitions.get(endpoint_of(batch.target))
+            if hosted is None:
+                self._not_here(port, batch)
+            elif from_client and in_flight and in_flight + batch.count > room:
+                error = ErrorInfo("overloaded", f"the worker has {in_flight} in flight", 50)
+                self.host.refuse(batch, hosted, error)
+            else:
+                in_flight += batch.count
+                self.host.batch_arrived(batch, hosted)
+
+    def _not_here(self, port: Port, batch: Batch) -> None:
+        partition = endpoint_of(batch.target)
+        if self._topology.placement.get(partition) == self._worker:
+            error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)
+        else:
+            error = ErrorInfo("not_owner", f"{partition} is not here", 0)
+        port.link.send(Refused(batch.target, batch.source, batch.first, error))
+
+    def _refused(self, port: Port, refused: Refused) -> None:
+        """A neighbour has not taken our batch: it lacks some before, or the partition moves."""
+        partition = endpoint_of(refused.source)
+        port.rewind(partition, refused.target, refused.first)
+        if refused.error.code == "gap":
+            self.host.resend_from(partition, refused.target, refused.first)
+            return
+        first, target = refused.first, refused.target
+        self._loop_later(RETRY_S, lambda: self.host.resend_from(partition, target, first))
+
+
+class _Receiver:
+    """One link's frames, with the port they belong to."""
+
+    def __init__(self, exchange: Exchange, port: Port | None) -> None:
+        self._exchange = exchange
+        self.port = port
+        self.credit = 0
+
+    def frame_received(self, link: Link, frame: Frame) -> None:
+        if type(frame) is Welcome:
+            self.credit = frame.credit
+        elif self.port is not None:
+            self._exchange.frame_received(self.port, frame)
+
+    def link_drained(self, link: Link) -> None:
+        if self.port is not None:
+            self.port.room()
+
+    def link_ended(self, link: Link, reason: str, clean: bool) -> None:
+        if self.port is not None:
+            self._exchange.link_ended(self.port, reason, clean)

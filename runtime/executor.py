@@ -1,0 +1,414 @@
+"""Runs user code: on the loop when it is short, in a thread when it is not.
+
+Here and in `invocations` are the only places where a handler's exceptions are caught. A message
+that fails leaves no trace: its state changes are rolled back and its effects cut off, while its
+neighbours in the batch keep theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from sublet.functions.app import Function
+from sublet.functions.codec import split_column
+from sublet.functions.context import Batch, BatchState, CallRequest, Context, MessageView
+from sublet.functions.effects import Effects, Routes
+from sublet.functions.errors import (
+    FailedError,
+    PayloadError,
+    RejectedError,
+    SubletError,
+)
+from sublet.functions.state import Cell, StateClock
+from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.limits import Limits
+from sublet.runtime.state_cache import StateCache
+from sublet.runtime.threads import HandlerInterrupt, LoopWatchdog
+from sublet.runtime.work import Failure, RunResult, Work
+from sublet.statestore.contract import StateRow
+
+ERROR_TEXT_MAX = 2_000
+
+
+class NoState:
+    """Stands for the state of a stateless function."""
+
+    undo = ()
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError('a stateless function has no state; declare it with kind="keyed"')
+
+    def rollback(self) -> None:
+        return
+
+
+NO_STATE: Any = NoState()
+
+
+class RunScope:
+    """What the contexts of one run share."""
+
+    __slots__ = (
+        "_next_timer",
+        "clock",
+        "function",
+        "key_bytes_max",
+        "message_bytes_max",
+        "message_index",
+        "message_started_s",
+        "partition",
+        "routes",
+        "work",
+    )
+
+    def __init__(self, work: Work, place: Place) -> None:
+        self.work = work
+        self.function = place.function
+        self.partition = place.partition
+        self.routes = place.routes
+        self.clock = place.clock
+        self.message_bytes_max = place.limits.message_bytes_max
+        self.key_bytes_max = place.limits.key_bytes_max
+        self._next_timer = place.next_timer
+        self.message_index = 0
+        self.message_started_s = 0.0
+
+    def message_view(self, index: int) -> MessageView:
+        work = self.work
+        if work.waiting:
+            message = work.waiting[index].message
+            return MessageView(message.id, message.attempt, message.extra.chain)
+        chunk, at = work.locate(index)
+        batch = chunk.batch
+        chain = batch.extras[at].chain if batch.extras and at in batch.extras else ()
+        return MessageView(f"{batch.source}:{batch.first + at}", 1, chain)
+
+    def deadline_ms(self, index: int) -> float | None:
+        work = self.work
+        if work.waiting:
+            return work.waiting[index].deadline_ms
+        chunk, at = work.locate(index)
+        return chunk.deadline_ms(at)
+
+    def next_timer(self) -> str:
+        return self._next_timer()
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic() * 1000
+
+    def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]:
+        raise RejectedError(
+            f"{self.function.name} is a plain `def` and cannot await; make it `async def`, or "
+            "use ctx.send"
+        )
+
+
+class Place:
+    """Where a partition's user code runs: its function, state and surroundings."""
+
+    __slots__ = ("cache", "clock", "function", "limits", "next_timer", "partition", "routes")
+
+    def __init__(
+        self,
+        partition: str,
+        function: Function,
+        *,
+        cache: StateCache | None,
+        clock: StateClock,
+        routes: Routes,
+        limits: Limits,
+        next_timer: Callable[[], str],
+    ) -> None:
+        self.partition = partition
+        self.function = function
+        self.cache = cache
+        self.clock = clock
+        self.routes = routes
+        self.limits = limits
+        self.next_timer = next_timer
+
+    def cell(self, key: str) -> Cell:
+        """Return the state of a key that has been loaded."""
+        if self.cache is None:
+            return NO_STATE  # type: ignore[no-any-return]
+        return self.cache.cells[key if self.function.kind == "keyed" else ""]
+
+    def drain(self, dirty: dict[str, Cell], rows: list[StateRow]) -> None:
+        """Move the changes of settled cells into rows."""
+        for key, cell in dirty.items():
+            for subkey, value, expires_ms in cell.drain():
+                rows.append(StateRow(key, subkey, value, expires_ms))
+
+
+def decode_messages(work: Work, function: Function, failed: dict[int, Failure]) -> list[Any]:
+    """Return the payloads as the handler's type; those that do not fit are failed at once."""
+    messages: list[Any] = []
+    for chunk, start, stop, column in work.payload_columns():
+        decoded = None if chunk is None else chunk.decoded
+        if decoded is None:
+            decoded = _decode_column(function, column, len(messages) - start, failed, start, stop)
+            if chunk is not None:
+                chunk.decoded = decoded
+        if stop - start == len(decoded) and not messages:
+            messages = decoded
+        else:
+            messages = [*messages, *decoded[start:stop]]
+    return messages
+
+
+def _decode_column(
+    function: Function,
+    column: Any,
+    offset: int,
+    failed: dict[int, Failure],
+    start: int,
+    stop: int,
+) -> list[Any]:
+    codec = function.message_codec
+    try:
+        return codec.decode_column(column)
+    except PayloadError:
+        decoded: list[Any] = []
+        for index, raw in enumerate(split_column(column)):
+            try:
+                decoded.append(codec.decode(raw))
+            except PayloadError as error:
+                decoded.append(None)
+                if start <= index < stop:
+                    text = f"{function.name}: {error}"
+                    failed[offset + index] = Failure(ErrorInfo(error.code, text), False)
+        return decoded
+
+
+def failure_of(error: BaseException, function: Function) -> Failure:
+    """Say what a handler's exception means: refuse, retry, or give up."""
+    if isinstance(error, HandlerInterrupt):
+        text = f"{function.name} ran longer than its timeout of {function.timeout_ms:g} ms"
+        return Failure(ErrorInfo("handler_timeout", text), True)
+    if isinstance(error, SubletError):
+        text = str(error)[:ERROR_TEXT_MAX]
+        final = isinstance(error, RejectedError | FailedError)
+        return Failure(ErrorInfo(error.code, text), not final)
+    text = f"{function.name} raised {type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
+    return Failure(ErrorInfo("handler_failed", text), True)
+
+
+class SyncRunner:
+    """Runs plain `def` handlers on one work, in whatever thread it is called."""
+
+    def __init__(self, watchdog: LoopWatchdog) -> None:
+        self._watchdog = watchdog
+
+    def run(self, work: Work, place: Place, scope: RunScope | None = None) -> RunResult:
+        """Run the handler; `scope` is given when somebody watches from another thread."""
+        started = time.perf_counter()
+        result = RunResult()
+        function = place.function
+        on_loop = scope is None
+        if scope is None:
+            scope = RunScope(work, place)
+        messages = decode_messages(work, function, result.failed)
+        if on_loop:
+            self._watchdog.enter(function.timeout_ms)
+        try:
+            if function.batch is True:
+                self._run_batch(scope, place, work.keys, messages, result)
+            elif function.batch == "key":
+                self._run_by_key(scope, place, work.keys, messages, result)
+            else:
+                self._run_each(scope, place, work.keys, messages, result)
+        finally:
+            if on_loop:
+                self._watchdog.leave()
+        result.elapsed_ms = (time.perf_counter() - started) * 1000
+        return result
+
+    def _run_each(
+        self,
+        scope: RunScope,
+        place: Place,
+        keys: Sequence[str],
+        messages: list[Any],
+        result: RunResult,
+    ) -> None:
+        function = place.function
+        handler = function.handler if function.takes_message else _without_message(function)
+        effects = Effects(result.effects)
+        context = Context(scope, effects)
+        items, mark = effects.items, 0
+        append = result.values.append
+        dirty: dict[str, Cell] = {}
+        failed = result.failed
+        blocked: set[str] = set()
+        cells = None if place.cache is None else place.cache.cells
+        keyed = function.kind == "keyed"
+        timed = scope.work.off_loop
+        for index, key in enumerate(keys):
+            if failed or blocked:
+                if index in failed:
+                    append(None)
+                    continue
+                if key in blocked:
+                    result.unfinished.add(index)
+                    append(None)
+                    continue
+            if cells is None:
+                cell = NO_STATE
+            else:
+                cell = cells[key if keyed else ""]
+            context.key = key
+            context.state = cell
+            context._index = index
+            if timed:
+                scope.message_index, scope.message_started_s = index, time.monotonic()
+            try:
+                append(handler(context, messages[index]))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                cell.rollback()
+                del items[mark:]
+                append(None)
+                failure = failed[index] = failure_of(error, function)
+                if failure.retryable and function.order == "key":
+                    blocked.add(key)
+                if isinstance(error, HandlerInterrupt):
+                    self._give_up_rest(index, len(keys), result)
+                    break
+            else:
+                if cell.undo:
+                    cell.undo.clear()
+                    dirty[key if keyed else ""] = cell
+                if len(items) != mark:
+                    mark = len(items)
+        place.drain(dirty, result.rows)
+        if place.cache is not None and dirty:
+            place.cache.changed(dirty)
+
+    def _give_up_rest(self, index: int, count: int, result: RunResult) -> None:
+        """The watchdog has fired once; what follows runs in another turn."""
+        for later in range(index + 1, count):
+            result.values.append(None)
+            if later not in result.failed:
+                result.unfinished.add(later)
+
+    def _run_by_key(
+        self,
+        scope: RunScope,
+        place: Place,
+        keys: Sequence[str],
+        messages: list[Any],
+        result: RunResult,
+    ) -> None:
+        """One call for all messages of a key, in the order of the keys' first messages."""
+        function = place.function
+        by_key: dict[str, list[int]] = {}
+        for index, key in enumerate(keys):
+            if index not in result.failed:
+                by_key.setdefault(key, []).append(index)
+        effects = Effects(result.effects)
+        context = Context(scope, effects)
+        values = result.values = [None] * len(keys)
+        dirty: dict[str, Cell] = {}
+        for key, indexes in by_key.items():
+            cell = place.cell(key)
+            mark = len(effects.items)
+            context.key, context.state, context._index = key, cell, indexes[0]
+            scope.message_index, scope.message_started_s = indexes[0], time.monotonic()
+            try:
+                replies = function.handler(context, [messages[index] for index in indexes])
+                for index, value in zip(indexes, _replies(function, replies, indexes), strict=True):
+                    values[index] = value
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                cell.rollback()
+                del effects.items[mark:]
+                self._fail_together(indexes, failure_of(error, function), result)
+                if isinstance(error, HandlerInterrupt):
+                    break
+            else:
+                if cell.undo:
+                    cell.undo.clear()
+                    dirty[key if function.kind == "keyed" else ""] = cell
+        place.drain(dirty, result.rows)
+        if place.cache is not None and dirty:
+            place.cache.changed(dirty)
+
+    def _run_batch(
+        self,
+        scope: RunScope,
+        place: Place,
+        keys: Sequence[str],
+        messages: list[Any],
+        result: RunResult,
+    ) -> None:
+        """One call for everything; fails or succeeds as a whole."""
+        function = place.function
+        indexes: Sequence[int] = range(len(keys))
+        if result.failed:
+            indexes = [index for index in indexes if index not in result.failed]
+            keys = [keys[index] for index in indexes]
+            messages = [messages[index] for index in indexes]
+        values = result.values = [None] * scope.work.count
+        if not keys:
+            return
+        cells = self._cells_of(place, keys)
+        effects = Effects(result.effects)
+        batch: Batch[Any] = Batch(Context(scope, effects), keys, messages, BatchState(cells))
+        scope.message_index, scope.message_started_s = indexes[0], time.monotonic()
+        try:
+            replies = _replies(function, function.handler(batch), indexes)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            for cell in cells.values():
+                cell.rollback()
+            effects.items.clear()
+            self._fail_together(indexes, failure_of(error, function), result)
+            return
+        if len(replies) == len(values):
+            result.values = list(replies)
+        else:
+            for index, value in zip(indexes, replies, strict=True):
+                values[index] = value
+        dirty = {}
+        for key, cell in cells.items():
+            if cell.undo:
+                cell.undo.clear()
+                dirty[key] = cell
+        place.drain(dirty, result.rows)
+        if place.cache is not None and dirty:
+            place.cache.changed(dirty)
+
+    def _cells_of(self, place: Place, keys: Sequence[str]) -> dict[str, Cell]:
+        if place.cache is None:
+            return {}
+        cells = place.cache.cells
+        if place.function.kind == "stateful":
+            return {"": cells[""]}
+        return {key: cells[key] for key in keys}
+
+    def _fail_together(self, indexes: Sequence[int], failure: Failure, result: RunResult) -> None:
+        """A call for several messages failed: nobody knows yet which of them is to blame.
+
+        The partition tries each of them by itself next time.
+        """
+        for index in indexes:
+            result.failed[index] = failure
+
+
+def _without_message(function: Function) -> Callable[[Context, Any], Any]:
+    handler = function.handler
+    return lambda context, _message: handler(context)
+
+
+def _replies(function: Function, replies: Any, indexes: Sequence[int]) -> Sequence[Any]:
+    if replies is None:
+        return [None] * len(indexes)
+    if not isinstance(replies, list | tuple) or len(replies) != len(indexes):
+        got = len(replies) if isinstance(replies, list | tuple) else type(replies).__name__
+        raise TypeError(f"a batch of {len(indexes)} needs a list of as many replies, got {got}")
+    return replies

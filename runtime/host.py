@@ -1,0 +1,552 @@
+"""Carries out what a worker's partitions decide: loads, runs, commits, wakes, passes on.
+
+The shell around `Partition`. User code that is short runs here, on the loop, in turns of about a
+millisecond between which the loop is free; the rest runs beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from typing import Protocol
+
+import structlog
+
+from sublet.functions.address import split_partition_name
+from sublet.functions.app import Function
+from sublet.functions.effects import Routes
+from sublet.functions.errors import RetryLaterError
+from sublet.functions.state import StateClock
+from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.group_commit import GroupCommitter
+from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
+from sublet.runtime.limits import Limits
+from sublet.runtime.partition import (
+    Acknowledge,
+    Deliver,
+    Load,
+    LoadTimers,
+    NoCells,
+    Partition,
+    Refuse,
+    Resume,
+    Run,
+    Stop,
+    WakeAt,
+)
+from sublet.runtime.partition import (
+    Store as StoreCommit,
+)
+from sublet.runtime.state_cache import StateCache
+from sublet.runtime.threads import HandlerInterrupt, LoopWatchdog, RunnerThread, RunnerThreads
+from sublet.runtime.work import RunResult, Work
+from sublet.scheduler.api import BindingPolicy, QueueOrder, WorkView
+from sublet.scheduler.pace import LearnedPace
+from sublet.statestore.contract import (
+    IDEMPOTENCY,
+    TIMER,
+    Commit,
+    OutboxEntry,
+    Outcome,
+    Recovered,
+    Store,
+)
+
+_log = structlog.get_logger(__name__)
+
+TURN_MS = 1.0
+ABANDON_GRACE_S = 1.0
+
+
+class Outside(Protocol):
+    """Everybody that a partition can talk to, as the host sees them."""
+
+    def deliver(self, partition: str, entry: OutboxEntry) -> None: ...
+
+    def acknowledge(self, ack: Ack) -> None: ...
+
+    def refuse(self, refused: Refused) -> None: ...
+
+    def lost(self, partition: str, outcome: Outcome) -> None:
+        """The partition has another owner now."""
+        ...
+
+
+class Clock(Protocol):
+    def monotonic_ms(self) -> float: ...
+
+    def wall_ms(self) -> int: ...
+
+
+class SystemClock:
+    def monotonic_ms(self) -> float:
+        return time.monotonic() * 1000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Hosted:
+    """A partition with its surroundings."""
+
+    __slots__ = ("cache", "clock", "partition", "place", "wake")
+
+    def __init__(
+        self, partition: Partition, place: Place, cache: StateCache | None, clock: StateClock
+    ) -> None:
+        self.partition = partition
+        self.place = place
+        self.cache = cache
+        self.clock = clock
+        self.wake: asyncio.TimerHandle | None = None
+
+
+class Host:
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        store: Store,
+        *,
+        routes: Routes,
+        outside: Outside,
+        limits: Limits,
+        order: QueueOrder,
+        binding: BindingPolicy,
+        clock: Clock,
+    ) -> None:
+        self.partitions: dict[str, Hosted] = {}
+        self._functions = functions
+        self._store = store
+        self._routes = routes
+        self._outside = outside
+        self._limits = limits
+        self._order = order
+        self._binding = binding
+        self._clock = clock
+        self.pace = LearnedPace()
+        self.committer = GroupCommitter(store, self._commit_ended)
+        self._watchdog = LoopWatchdog()
+        self._sync = SyncRunner(self._watchdog)
+        self._async = AsyncRunner(
+            self._watchdog, on_call=self._call_opened, on_end=self._invocation_ended
+        )
+        self._loop: asyncio.AbstractEventLoop
+        self._threads: RunnerThreads
+        self._tasks: asyncio.TaskGroup
+        self._ready: list[tuple[float, int, str, Work]] = []
+        self._ready_number = 0
+        self._pump_planned = False
+
+    @property
+    def threads_abandoned(self) -> int:
+        return self._threads.abandoned_count
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin; background work becomes children of the given group."""
+        self._loop = asyncio.get_running_loop()
+        self._threads = RunnerThreads(self._loop)
+        self._tasks = tasks
+        self._watchdog.start()
+        self._async.start(tasks)
+        tasks.create_task(self.committer.run())
+
+    def stop(self) -> None:
+        self._async.stop()
+        self._watchdog.stop()
+
+    # Partitions
+
+    def add(self, name: str, recovered: Recovered) -> None:
+        """Own a partition from now on."""
+        function = self._functions[split_partition_name(name)[0]]
+        now_ms = self._clock.monotonic_ms()
+        state_clock = StateClock(bytes_max=self._limits.state_bytes_max)
+        cache = None
+        if function.state_kind is not None:
+            cache = StateCache(
+                function.name,
+                function.state_kind,
+                state_clock,
+                complete=recovered.empty,
+                bytes_max=self._cache_share,
+            )
+        partition = Partition(
+            name,
+            function,
+            recovered,
+            cells=cache or NoCells(),
+            pace=self.pace,
+            limits=self._limits,
+            now_ms=now_ms,
+            wall_ms=self._clock.wall_ms(),
+        )
+        place = Place(
+            name,
+            function,
+            cache=cache,
+            clock=state_clock,
+            routes=self._routes,
+            limits=self._limits,
+            next_timer=partition.next_timer,
+        )
+        hosted = self.partitions[name] = Hosted(partition, place, cache, state_clock)
+        partition.start(now_ms)
+        self._carry_out(hosted)
+
+    def _cache_share(self) -> int:
+        return self._limits.cache_bytes_max // max(1, len(self.partitions))
+
+    def remove(self, name: str) -> None:
+        """Stop owning a partition. What it has not committed is forgotten."""
+        hosted = self.partitions.pop(name, None)
+        if hosted is None:
+            return
+        hosted.partition.stopped = True
+        if hosted.wake is not None:
+            hosted.wake.cancel()
+        self._async.forget(name)
+
+    def open_from_clients(self) -> int:
+        return sum(hosted.partition.open_from_clients for hosted in self.partitions.values())
+
+    # Events from outside
+
+    def batch_arrived(self, batch: Batch, hosted: Hosted) -> None:
+        hosted.partition.batch_arrived(batch, self._clock.monotonic_ms())
+        self._carry_out(hosted)
+
+    def refuse(self, batch: Batch, hosted: Hosted, error: ErrorInfo) -> None:
+        hosted.partition.refuse(batch, error)
+        self._carry_out(hosted)
+
+    def acknowledged(self, partition: str, destination: str, upto: int) -> None:
+        hosted = self.partitions.get(partition)
+        if hosted is not None:
+            hosted.partition.acknowledged(destination, upto)
+
+    def deliver_again(self, reaches: Callable[[str], bool]) -> None:
+        """Offer everything that these endpoints have not acknowledged to `Outside` again."""
+        for hosted in tuple(self.partitions.values()):
+            hosted.partition.deliver_again(reaches)
+            self._carry_out(hosted)
+
+    def resend_from(self, partition: str, destination: str, first: int) -> None:
+        hosted = self.partitions.get(partition)
+        if hosted is not None:
+            hosted.partition.resend_from(destination, first)
+            self._carry_out(hosted)
+
+    def client_gone(self, client: str) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for hosted in tuple(self.partitions.values()):
+            hosted.partition.client_gone(client, now_ms)
+            self._carry_out(hosted)
+
+    # Effects
+
+    def _carry_out(self, hosted: Hosted) -> None:
+        partition = hosted.partition
+        while partition.effects:
+            effects, partition.effects = partition.effects, []
+            for effect in effects:
+                kind = type(effect)
+                if kind is Run:
+                    self._queue_run(hosted, effect.work)  # type: ignore[union-attr]
+                elif kind is Deliver:
+                    self._outside.deliver(partition.name, effect.entry)  # type: ignore[union-attr]
+                elif kind is Acknowledge:
+                    self._outside.acknowledge(effect.ack)  # type: ignore[union-attr]
+                elif kind is StoreCommit:
+                    self.committer.add(effect.commit)  # type: ignore[union-attr]
+                elif kind is WakeAt:
+                    self._wake_at(hosted, effect.at_ms)  # type: ignore[union-attr]
+                else:
+                    self._carry_out_rare(hosted, effect)
+
+    def _carry_out_rare(self, hosted: Hosted, effect: object) -> None:
+        partition = hosted.partition
+        match effect:
+            case Load():
+                self._tasks.create_task(self._load(hosted, effect))
+            case LoadTimers():
+                self._tasks.create_task(self._load_timers(hosted, effect))
+            case Resume():
+                self._async.resume(
+                    partition.name, effect.message_id, effect.call, effect.result, effect.error
+                )
+            case Refuse():
+                self._outside.refuse(effect.refused)
+            case Stop():
+                self.remove(partition.name)
+                self._outside.lost(partition.name, effect.outcome)
+            case _:
+                raise AssertionError(effect)
+
+    def _wake_at(self, hosted: Hosted, at_ms: float) -> None:
+        if hosted.wake is not None:
+            hosted.wake.cancel()
+        delay_s = max(0.0, (at_ms - self._clock.monotonic_ms()) / 1000)
+        hosted.wake = self._loop.call_later(delay_s, self._wake, hosted)
+
+    def _wake(self, hosted: Hosted) -> None:
+        hosted.wake = None
+        hosted.partition.woken(self._clock.monotonic_ms())
+        self._carry_out(hosted)
+
+    async def _load(self, hosted: Hosted, load: Load) -> None:
+        name = hosted.partition.name
+        answers = []
+        while True:
+            try:
+                rows = await self._store.load(name, load.keys) if load.keys else []
+                if load.idempotency_ids:
+                    answers = await self._store.records(name, IDEMPOTENCY, load.idempotency_ids)
+                break
+            except RetryLaterError as error:
+                if hosted.partition.stopped:
+                    return
+                await asyncio.sleep(error.retry_after_ms / 1000)
+        now_ms = self._clock.monotonic_ms()
+        hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
+        hosted.partition.loaded(load.work, load.keys, rows, answers, now_ms)
+        self._carry_out(hosted)
+
+    async def _load_timers(self, hosted: Hosted, load: LoadTimers) -> None:
+        while True:
+            try:
+                records = await self._store.records_due(
+                    hosted.partition.name, TIMER, load.until_ms, load.limit
+                )
+                break
+            except RetryLaterError as error:
+                if hosted.partition.stopped:
+                    return
+                await asyncio.sleep(error.retry_after_ms / 1000)
+        hosted.partition.timers_loaded(records, load.until_ms, self._clock.monotonic_ms())
+        self._carry_out(hosted)
+
+    def _commit_ended(self, commit: Commit, outcome: Outcome) -> None:
+        hosted = self.partitions.get(commit.partition)
+        if hosted is None or hosted.partition.epoch != commit.epoch:
+            return
+        hosted.partition.committed(outcome, self._clock.monotonic_ms())
+        self._carry_out(hosted)
+
+    # Running user code
+
+    def _queue_run(self, hosted: Hosted, work: Work) -> None:
+        """Put work in line with that of all other partitions of the worker."""
+        if work.off_loop:
+            self._run_aside(hosted, work)
+            return
+        view = _view_of(hosted, work)
+        # The baseline always runs here; leases come with policies that choose otherwise.
+        self._binding.bind(view)
+        self._ready_number += 1
+        entry = (self._order.rank(view), self._ready_number, hosted.partition.name, work)
+        heappush(self._ready, entry)
+        if not self._pump_planned:
+            self._pump_planned = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Run the most urgent work for one turn, then let the loop breathe."""
+        until = time.perf_counter() + TURN_MS / 1000
+        while self._ready:
+            _, _, name, work = heappop(self._ready)
+            hosted = self.partitions.get(name)
+            if hosted is not None and not hosted.partition.stopped:
+                self._run_here(hosted, work)
+            if time.perf_counter() > until:
+                break
+        if self._ready:
+            self._loop.call_soon(self._pump)
+        else:
+            self._pump_planned = False
+
+    def _run_here(self, hosted: Hosted, work: Work) -> None:
+        partition, place = hosted.partition, hosted.place
+        now_ms = self._clock.monotonic_ms()
+        hosted.clock.now_ms = partition.clock_ms(now_ms)
+        waiting: list[Invocation] = []
+        if place.function.is_async:
+            result, waiting = self._async.run(work, place)
+        else:
+            result = self._sync.run(work, place)
+        self._finish(hosted, work, result, waiting)
+
+    def _finish(
+        self, hosted: Hosted, work: Work, result: RunResult, waiting: list[Invocation]
+    ) -> None:
+        partition = hosted.partition
+        partition.finished(work, result, self._clock.monotonic_ms())
+        for invocation in waiting:
+            for opened in invocation.calls:
+                self._open_call(hosted, opened)
+        self._carry_out(hosted)
+
+    def _call_opened(self, opened: CallOpened) -> None:
+        hosted = self.partitions.get(opened.partition)
+        if hosted is not None:
+            self._open_call(hosted, opened)
+            self._carry_out(hosted)
+
+    def _open_call(self, hosted: Hosted, opened: CallOpened) -> None:
+        request = opened.request
+        hosted.partition.call_opened(
+            opened.message_id,
+            opened.call,
+            request.partition,
+            request.key,
+            request.payload,
+            self._clock.monotonic_ms(),
+        )
+        self._loop.call_later(request.timeout_ms / 1000, self._call_expired, hosted, opened)
+
+    def _call_expired(self, hosted: Hosted, opened: CallOpened) -> None:
+        if hosted.partition.stopped:
+            return
+        target = opened.request.partition
+        error = ErrorInfo(
+            "deadline_exceeded",
+            f"{target} has not answered within {opened.request.timeout_ms:g} ms",
+        )
+        hosted.partition.call_expired(
+            opened.message_id, opened.call, error, self._clock.monotonic_ms()
+        )
+        self._carry_out(hosted)
+
+    def _invocation_ended(self, ended: Ended) -> None:
+        hosted = self.partitions.get(ended.partition)
+        if hosted is None:
+            return
+        if ended.abandoned:
+            hosted.partition.cells_suspect([self._cell_key(hosted, ended.key)])
+        elif ended.rows and hosted.cache is not None:
+            hosted.cache.changed([self._cell_key(hosted, ended.key)])
+        hosted.partition.invocation_ended(
+            ended.message_id,
+            ended.value,
+            ended.failure,
+            ended.rows,
+            ended.effects,
+            ended.step_ms,
+            self._clock.monotonic_ms(),
+        )
+        self._carry_out(hosted)
+
+    def _cell_key(self, hosted: Hosted, key: str) -> str:
+        return key if hosted.place.function.kind == "keyed" else ""
+
+    def _run_aside(self, hosted: Hosted, work: Work) -> None:
+        place = hosted.place
+        hosted.clock.now_ms = hosted.partition.clock_ms(self._clock.monotonic_ms())
+        if place.function.is_async:
+            result, waiting = self._async.run_aside(work, place)
+            self._finish(hosted, work, result, waiting)
+        else:
+            AsideRun(hosted, work, self._sync, self._threads, self._aside_ended).start()
+
+    def _aside_ended(self, hosted: Hosted, work: Work, result: RunResult, abandoned: bool) -> None:
+        if hosted.partition.stopped:
+            return
+        if abandoned:
+            keys = work.keys if hosted.place.function.kind == "keyed" else [""]
+            hosted.partition.cells_suspect(set(keys))
+        self._finish(hosted, work, result, [])
+
+
+class AsideRun:
+    """One run of a plain `def` handler in a thread, with somebody who looks at the clock."""
+
+    def __init__(
+        self,
+        hosted: Hosted,
+        work: Work,
+        runner: SyncRunner,
+        threads: RunnerThreads,
+        on_end: Callable[[Hosted, Work, RunResult, bool], None],
+    ) -> None:
+        self._hosted = hosted
+        self._work = work
+        self._runner = runner
+        self._threads = threads
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._scope = RunScope(work, hosted.place)
+        self._thread: RunnerThread | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._over = False
+
+    def start(self) -> None:
+        self._threads.run(self._run_in_thread, self._started)
+
+    def _started(self, thread: RunnerThread) -> None:
+        self._thread = thread
+        self._scope.message_started_s = time.monotonic()
+        self._look_again()
+
+    def _run_in_thread(self) -> None:
+        try:
+            result = self._runner.run(self._work, self._hosted.place, self._scope)
+        except HandlerInterrupt:
+            result = self._timed_out()
+        try:
+            self._loop.call_soon_threadsafe(self._end, result, False)
+        except RuntimeError:
+            return  # The loop is closed: the worker has stopped.
+
+    def _look_again(self) -> None:
+        timeout_ms = self._hosted.place.function.timeout_ms
+        if timeout_ms is None or self._over:
+            return
+        left_s = self._scope.message_started_s + timeout_ms / 1000 - time.monotonic()
+        if left_s > 0:
+            self._watch = self._loop.call_later(left_s + 0.01, self._look_again)
+            return
+        assert self._thread is not None
+        self._thread.interrupt()
+        self._watch = self._loop.call_later(ABANDON_GRACE_S, self._abandon)
+
+    def _abandon(self) -> None:
+        """The handler does not even notice the interruption: go on without it."""
+        if self._over or self._thread is None:
+            return
+        name = self._hosted.place.function.name
+        _log.error("a handler never ended; its thread is abandoned", function=name)
+        self._threads.abandon(self._thread)
+        self._end(self._timed_out(), True)
+
+    def _timed_out(self) -> RunResult:
+        """The message that took so long has failed; nothing of the others is known."""
+        result = RunResult()
+        count, late = self._work.count, self._scope.message_index
+        result.values = [None] * count
+        result.failed[late] = failure_of(HandlerInterrupt(), self._hosted.place.function)
+        result.unfinished = set(range(count)) - {late}
+        function = self._hosted.place.function
+        result.elapsed_ms = function.timeout_ms or 0.0
+        return result
+
+    def _end(self, result: RunResult, abandoned: bool) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._watch is not None:
+            self._watch.cancel()
+        self._on_end(self._hosted, self._work, result, abandoned)
+
+
+def _view_of(hosted: Hosted, work: Work) -> WorkView:
+    arrived_ms, deadline_ms = 0.0, None
+    if work.spans:
+        chunk = work.spans[0].chunk
+        arrived_ms = chunk.arrived_ms
+        deadline_ms = chunk.deadline_ms(work.spans[0].start)
+    elif work.waiting:
+        deadline_ms = work.waiting[0].deadline_ms
+    partition = hosted.partition
+    return WorkView(partition.function.name, partition.name, work.count, arrived_ms, deadline_ms)

@@ -1,0 +1,527 @@
+"""Runs `async def` handlers, and lets them wait without holding up anybody.
+
+Most handlers finish without waiting: they are stepped once, in place, without a task. One that
+awaits something goes on in a task of its own (the one that was current during its first step, so
+that `asyncio.timeout` and the like work). Handlers known to be slow live on a second event loop in
+a thread of its own; the first loop then stays free for heartbeats and neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from asyncio import tasks as asyncio_tasks
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, NamedTuple
+
+import msgspec
+import uvloop
+
+from sublet.functions.context import CallRequest, Context
+from sublet.functions.effects import Effect, Effects
+from sublet.functions.errors import error_from_code
+from sublet.functions.state import Cell
+from sublet.runtime.executor import Place, RunScope, decode_messages, failure_of
+from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.threads import HandlerInterrupt, LoopWatchdog, interrupt_thread
+from sublet.runtime.work import Failure, RunResult, Work
+from sublet.statestore.contract import StateRow
+
+ABANDON_GRACE_S = 1.0
+
+
+class Ended(NamedTuple):
+    """What a handler that had waited has come to."""
+
+    partition: str
+    message_id: str
+    value: Any
+    failure: Failure | None
+    rows: list[StateRow]
+    effects: list[Effect]
+    key: str
+    step_ms: float
+    """What the first step took; what its loop could not do anything else for."""
+    abandoned: bool = False
+    """The handler may still be running somewhere: its cell must not be used again."""
+
+
+class CallOpened(NamedTuple):
+    """A handler calls somebody and waits."""
+
+    partition: str
+    message_id: str
+    call: int
+    request: CallRequest
+
+
+class Invocation:
+    """One `async def` handler at work on one message."""
+
+    __slots__ = (
+        "_futures",
+        "_open",
+        "calls",
+        "cell",
+        "context",
+        "coroutine",
+        "effects",
+        "expired",
+        "first_await",
+        "id",
+        "index",
+        "key",
+        "loop",
+        "place",
+        "step_ms",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        scope: RunScope,
+        place: Place,
+        index: int,
+        key: str,
+        on_call: Callable[[CallOpened], None],
+    ) -> None:
+        self.id = scope.message_view(index).id
+        self.index = index
+        self.key = key
+        self.place = place
+        self.cell: Cell = place.cell(key)
+        self.effects = Effects()
+        self.context = Context(_AsyncScope(scope, self), self.effects)
+        self.context.key, self.context.state, self.context._index = key, self.cell, index
+        self.coroutine: Coroutine[Any, Any, Any] | None = None
+        self.first_await: Any = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.calls: list[CallOpened] = []
+        """Opened before the first wait; they leave when the message is on record."""
+        self.waits = False
+        self.expired = False
+        self.step_ms = 0.0
+        self._open = on_call
+        self._futures: dict[int, tuple[asyncio.Future[Any], CallRequest]] = {}
+
+    def open_call(self, request: CallRequest) -> Awaitable[Any]:
+        loop = asyncio.get_running_loop()
+        number = len(self._futures) + 1
+        future: asyncio.Future[Any] = loop.create_future()
+        self._futures[number] = (future, request)
+        opened = CallOpened(self.place.partition, self.id, number, request)
+        if self.waits:
+            self._open(opened)
+        else:
+            self.calls.append(opened)
+        return future
+
+    def resume(self, call: int, result: msgspec.Raw, error: ErrorInfo | None) -> None:
+        """Give the handler what its call came to; from the main loop's thread."""
+        found = self._futures.get(call)
+        if found is None or self.loop is None:
+            return
+        future, request = found
+        if asyncio.get_running_loop() is self.loop:
+            _settle(future, request, result, error)
+        else:
+            self.loop.call_soon_threadsafe(_settle, future, request, result, error)
+
+    def end(self, value: Any, error: BaseException | None) -> Ended:
+        """Settle or roll back; return what the partition has to know."""
+        partition = self.place.partition
+        rows: list[StateRow] = []
+        if error is not None:
+            self.cell.rollback()
+            if self.expired:
+                error = HandlerInterrupt()
+            failure = failure_of(error, self.place.function)
+            return Ended(partition, self.id, None, failure, [], [], self.key, self.step_ms)
+        if self.cell.undo:
+            self.cell.undo.clear()
+            key = self.key if self.place.function.kind == "keyed" else ""
+            self.place.drain({key: self.cell}, rows)
+        effects = self.effects.items
+        return Ended(partition, self.id, value, None, rows, effects, self.key, self.step_ms)
+
+
+OnEnd = Callable[[Invocation, Any, BaseException | None], None]
+
+
+class _AsyncScope:
+    """The run's scope, with calls."""
+
+    __slots__ = ("_invocation", "_scope")
+
+    def __init__(self, scope: RunScope, invocation: Invocation) -> None:
+        self._scope = scope
+        self._invocation = invocation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scope, name)
+
+    def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]:
+        return self._invocation.open_call(request)
+
+
+def _settle(
+    future: asyncio.Future[Any],
+    request: CallRequest,
+    result: msgspec.Raw,
+    error: ErrorInfo | None,
+) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error_from_code(error.code, error.message, error.retry_after_ms))
+        return
+    try:
+        future.set_result(request.reply_codec.decode(result))
+    except Exception as decode_error:
+        future.set_exception(decode_error)
+
+
+class _Continue:
+    """Awaits the rest of a coroutine whose first step was made elsewhere."""
+
+    __slots__ = ("_coroutine", "_first")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], first: Any) -> None:
+        self._coroutine = coroutine
+        self._first = first
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine, awaited = self._coroutine, self._first
+        while True:
+            try:
+                sent = yield awaited
+            except BaseException as error:
+                try:
+                    awaited = coroutine.throw(error)
+                except StopIteration as stop:
+                    return stop.value
+            else:
+                try:
+                    awaited = coroutine.send(sent)
+                except StopIteration as stop:
+                    return stop.value
+
+
+class Lane:
+    """Steps handlers on one event loop.
+
+    A spare task is current during each first step. If the handler waits, the task becomes its
+    own, and another spare is made.
+    """
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        on_end: Callable[[Invocation, Any, BaseException | None], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks = tasks
+        self._on_end = on_end
+        self._spare: asyncio.Task[None] | None = None
+        self._adoption: asyncio.Future[Invocation] | None = None
+
+    def prepare(self) -> None:
+        """Make a spare task, before anything is stepped."""
+        if self._spare is None:
+            self._adoption = self._loop.create_future()
+            self._spare = self._tasks.create_task(self._adopt(self._adoption))
+
+    def step(self, invocation: Invocation, message: Any) -> tuple[bool, Any]:
+        """Make the first step: (True, value) if that was all, (False, None) if it waits.
+
+        Raises what the handler raises.
+        """
+        self.prepare()
+        spare = self._spare
+        assert spare is not None
+        function = invocation.place.function
+        invocation.loop = self._loop
+        coroutine = (
+            function.handler(invocation.context, message)
+            if function.takes_message
+            else function.handler(invocation.context)
+        )
+        started = time.perf_counter()
+        asyncio_tasks._enter_task(self._loop, spare)
+        try:
+            invocation.first_await = coroutine.send(None)
+        except StopIteration as stop:
+            return True, stop.value
+        finally:
+            asyncio_tasks._leave_task(self._loop, spare)
+            invocation.step_ms = (time.perf_counter() - started) * 1000
+        invocation.coroutine = coroutine
+        return False, None
+
+    def go_on(self, invocation: Invocation) -> None:
+        """Let a handler that waits go on in the task that saw its first step."""
+        adoption, spare = self._adoption, self._spare
+        assert adoption is not None and spare is not None
+        self._spare = self._adoption = None
+        adoption.set_result(invocation)
+        timeout_ms = invocation.place.function.timeout_ms
+        if timeout_ms is not None:
+            handle = self._loop.call_later(timeout_ms / 1000, self._expire, invocation, spare)
+            spare.add_done_callback(lambda _task: handle.cancel())
+
+    def _expire(self, invocation: Invocation, task: asyncio.Task[None]) -> None:
+        invocation.expired = True
+        task.cancel()
+
+    async def _adopt(self, adoption: asyncio.Future[Invocation]) -> None:
+        invocation = await adoption
+        coroutine = invocation.coroutine
+        assert coroutine is not None
+        try:
+            value = await _Continue(coroutine, invocation.first_await)
+        except asyncio.CancelledError as error:
+            if not invocation.expired:
+                raise
+            self._on_end(invocation, None, error)
+        except Exception as error:
+            self._on_end(invocation, None, error)
+        else:
+            self._on_end(invocation, value, None)
+
+
+class AsyncRunner:
+    """Runs `async def` handlers for all partitions of a worker."""
+
+    def __init__(
+        self,
+        watchdog: LoopWatchdog,
+        *,
+        on_call: Callable[[CallOpened], None],
+        on_end: Callable[[Ended], None],
+    ) -> None:
+        self._watchdog = watchdog
+        self._on_call = on_call
+        self._on_end = on_end
+        self._open: dict[tuple[str, str], Invocation] = {}
+        self._main: asyncio.AbstractEventLoop | None = None
+        self._lane: Lane | None = None
+        self._side: SideLoop | None = None
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        self._main = asyncio.get_running_loop()
+        self._lane = Lane(tasks, self._ended)
+
+    def stop(self) -> None:
+        if self._side is not None:
+            self._side.stop()
+
+    def run(self, work: Work, place: Place) -> tuple[RunResult, list[Invocation]]:
+        """Step every handler once on this loop; return those that wait beside the result."""
+        assert self._lane is not None
+        started = time.perf_counter()
+        result = RunResult()
+        waiting: list[Invocation] = []
+        function = place.function
+        scope = RunScope(work, place)
+        messages = decode_messages(work, function, result.failed)
+        dirty: dict[str, Cell] = {}
+        blocked: set[str] = set()
+        for index, key in enumerate(work.keys):
+            if index in result.failed or key in blocked:
+                if index not in result.failed:
+                    result.unfinished.add(index)
+                result.values.append(None)
+                continue
+            if key in dirty:
+                # What is settled must be drained before a handler that may wait changes more.
+                place.drain({key: dirty.pop(key)}, result.rows)
+            invocation = Invocation(scope, place, index, key, self._on_call)
+            value, waits = self._first_step(invocation, messages[index], result)
+            result.values.append(value)
+            if waits:
+                waiting.append(invocation)
+                blocked.add(key)
+            elif index in result.failed:
+                if result.failed[index].retryable and function.order == "key":
+                    blocked.add(key)
+            else:
+                result.effects.extend(invocation.effects.items)
+                if invocation.cell.undo:
+                    invocation.cell.undo.clear()
+                    dirty[key if function.kind == "keyed" else ""] = invocation.cell
+        place.drain(dirty, result.rows)
+        if place.cache is not None and dirty:
+            place.cache.changed(dirty)
+        result.elapsed_ms = (time.perf_counter() - started) * 1000
+        return result, waiting
+
+    def _first_step(
+        self, invocation: Invocation, message: Any, result: RunResult
+    ) -> tuple[Any, bool]:
+        assert self._lane is not None
+        function = invocation.place.function
+        self._watchdog.enter(function.timeout_ms)
+        try:
+            done, value = self._lane.step(invocation, message)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            invocation.cell.rollback()
+            result.failed[invocation.index] = failure_of(error, function)
+            return None, False
+        finally:
+            self._watchdog.leave()
+        if done:
+            return value, False
+        invocation.waits = True
+        result.suspended.add(invocation.index)
+        self._open[invocation.place.partition, invocation.id] = invocation
+        # The task that saw the first step is now spoken for; the next handler needs another.
+        self._lane.go_on(invocation)
+        return None, True
+
+    def run_aside(self, work: Work, place: Place) -> tuple[RunResult, list[Invocation]]:
+        """Start every handler on the second loop; all of them end later."""
+        assert self._main is not None
+        result = RunResult()
+        scope = RunScope(work, place)
+        messages = decode_messages(work, place.function, result.failed)
+        result.values = [None] * work.count
+        waiting: list[Invocation] = []
+        blocked: set[str] = set()
+        for index, key in enumerate(work.keys):
+            if index in result.failed:
+                continue
+            if key in blocked:
+                result.unfinished.add(index)
+                continue
+            blocked.add(key)
+            invocation = Invocation(scope, place, index, key, self._call_from_aside)
+            invocation.waits = True
+            result.suspended.add(index)
+            self._open[place.partition, invocation.id] = invocation
+            waiting.append(invocation)
+        if waiting:
+            if self._side is None:
+                self._side = SideLoop(self._ended_aside)
+            for invocation in waiting:
+                self._side.start(invocation, messages[invocation.index])
+                self._watch_aside(invocation, self._side)
+        return result, waiting
+
+    def _watch_aside(self, invocation: Invocation, side: SideLoop) -> None:
+        """Give up on a handler that blocks the second loop itself, so that nothing ends there."""
+        timeout_ms = invocation.place.function.timeout_ms
+        if timeout_ms is not None:
+            assert self._main is not None
+            delay_s = timeout_ms / 1000 + ABANDON_GRACE_S
+            self._main.call_later(delay_s, self._abandon, invocation, side)
+
+    def _abandon(self, invocation: Invocation, side: SideLoop) -> None:
+        key = (invocation.place.partition, invocation.id)
+        if self._open.get(key) is not invocation:
+            return
+        del self._open[key]
+        if self._side is side:
+            self._side = None
+            side.abandon()
+        failure = failure_of(HandlerInterrupt(), invocation.place.function)
+        ended = Ended(
+            invocation.place.partition,
+            invocation.id,
+            None,
+            failure,
+            [],
+            [],
+            invocation.key,
+            invocation.step_ms,
+            abandoned=True,
+        )
+        self._on_end(ended)
+
+    def _call_from_aside(self, opened: CallOpened) -> None:
+        assert self._main is not None
+        self._main.call_soon_threadsafe(self._on_call, opened)
+
+    def _ended_aside(self, invocation: Invocation, value: Any, error: BaseException | None) -> None:
+        assert self._main is not None
+        try:
+            self._main.call_soon_threadsafe(self._ended, invocation, value, error)
+        except RuntimeError:
+            return  # The main loop is closed: the worker has stopped.
+
+    def _ended(self, invocation: Invocation, value: Any, error: BaseException | None) -> None:
+        key = (invocation.place.partition, invocation.id)
+        if self._open.get(key) is invocation:
+            del self._open[key]
+            self._on_end(invocation.end(value, error))
+
+    def resume(
+        self,
+        partition: str,
+        message_id: str,
+        call: int,
+        result: msgspec.Raw,
+        error: ErrorInfo | None,
+    ) -> None:
+        invocation = self._open.get((partition, message_id))
+        if invocation is not None:
+            invocation.resume(call, result, error)
+
+    def forget(self, partition: str) -> None:
+        """The partition is gone: its handlers may end, nobody listens."""
+        for key in [key for key in self._open if key[0] == partition]:
+            del self._open[key]
+
+
+class SideLoop:
+    """A second event loop in a daemon thread, for handlers that are known to be slow."""
+
+    def __init__(self, on_end: OnEnd) -> None:
+        self._on_end = on_end
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lane: Lane | None = None
+        self._stopped: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="sublet-side-loop", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _run(self) -> None:
+        uvloop.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            self._lane = Lane(tasks, self._on_end)
+            self._ready.set()
+            await self._stopped.wait()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    def start(self, invocation: Invocation, message: Any) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._step, invocation, message)
+
+    def _step(self, invocation: Invocation, message: Any) -> None:
+        assert self._lane is not None
+        try:
+            done, value = self._lane.step(invocation, message)
+        except BaseException as error:
+            self._on_end(invocation, None, error)
+            return
+        if done:
+            self._on_end(invocation, value, None)
+        else:
+            self._lane.go_on(invocation)
+
+    def abandon(self) -> None:
+        """Interrupt the handler that blocks the loop, then stop it."""
+        interrupt_thread(self._thread)
+        self.stop()
+
+    def stop(self) -> None:
+        if self._loop is not None and self._stopped is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)

@@ -1,0 +1,46 @@
+"""Every bound of a worker, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """All bounds are positive. What happens at each is said beside it."""
+
+    in_flight_max: int = 15_000
+    """Messages from clients that a worker has taken and not finished; more are refused."""
+    queue_max: int = 10_000
+    """Messages from clients that wait in one partition; more are refused."""
+    batch_size_max: int = 1_000
+    """Messages in one run of user code."""
+    commit_messages_max: int = 5_000
+    """Messages that may be run ahead of the commit under way; then running waits."""
+    message_bytes_max: int = 4 * 1024 * 1024
+    """One payload; larger ones are rejected."""
+    key_bytes_max: int = 1_024
+    """One key; larger ones are rejected."""
+    state_bytes_max: int = 1024 * 1024
+    """The state of one key; a handler that writes more fails."""
+    open_calls_max: int = 1_000
+    """Handlers of a partition that await a call; then the partition starts nothing new."""
+    outbox_max: int = 50_000
+    """Messages of a partition that others have not taken yet; then it takes nothing from
+    clients."""
+    dead_letters_max: int = 10_000
+    """Dead letters of a partition; then a failing message waits and is tried again."""
+    egress_max: int = 1_000_000
+    """Values kept for one egress in one partition; the oldest are dropped."""
+    cache_bytes_max: int = 256 * 1024 * 1024
+    """State in memory in a worker; the least recently used is dropped."""
+    client_credit: int = 4_096
+    """Messages that one client may have in flight at one worker."""
+    link_bytes_max: int = 16 * 1024 * 1024
+    """Bytes that wait for a slow reader; then its messages stay in the outbox."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 1:
+                raise ValueError(f"{field.name} is {value}; allowed: 1 or more")

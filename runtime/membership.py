@@ -1,0 +1,188 @@
+"""Keeps a worker in the cluster: beats, sees who is gone, agrees on placement, takes partitions.
+
+There is no coordinator. Every worker watches all heartbeats on its own clock; the living one with
+the smallest id proposes placements, and the directory takes only proposals that build on its
+newest version. Safety never depends on this: a wrong guess about a death costs time, because the
+store's epochs decide who may commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from sublet.functions.errors import RetryLaterError
+from sublet.runtime.frames import FunctionInfo, Topology
+from sublet.scheduler.placement import place
+from sublet.statestore.contract import Directory, Member, Recovered, Store, View
+
+_log = structlog.get_logger(__name__)
+
+
+class DeathWatch:
+    """Times the standstill of others' heartbeats on one's own clock. No I/O."""
+
+    def __init__(self, term_ms: float) -> None:
+        self._term_ms = term_ms
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def dead(self, members: Mapping[str, Member], now_ms: float) -> list[str]:
+        """Return the members whose beat has not changed for a whole term."""
+        for id_ in [id_ for id_ in self._seen if id_ not in members]:
+            del self._seen[id_]
+        found = []
+        for id_, member in members.items():
+            beat, since_ms = self._seen.get(id_, (-1, now_ms))
+            if member.beat != beat:
+                self._seen[id_] = (member.beat, now_ms)
+            elif now_ms - since_ms > self._term_ms:
+                found.append(id_)
+        return found
+
+
+class Ownership:
+    """What membership tells the rest of the worker."""
+
+    def __init__(
+        self,
+        *,
+        added: Callable[[str, Recovered], None],
+        removed: Callable[[str], None],
+        owned: Callable[[], set[str]],
+        topology_changed: Callable[[Topology], None],
+    ) -> None:
+        self.added = added
+        self.removed = removed
+        self.owned = owned
+        self.topology_changed = topology_changed
+
+
+class Membership:
+    def __init__(
+        self,
+        member: Member,
+        functions: Mapping[str, FunctionInfo],
+        directory: Directory,
+        store: Store,
+        ownership: Ownership,
+        *,
+        heartbeat_ms: float,
+        term_ms: float,
+        workers_expected: int,
+        placement_wait_s: float,
+    ) -> None:
+        self.ready = asyncio.Event()
+        self.view: View | None = None
+        self._member = member
+        self._functions = functions
+        self._directory = directory
+        self._store = store
+        self._ownership = ownership
+        self._heartbeat_s = heartbeat_ms / 1000
+        self._deaths = DeathWatch(term_ms)
+        self._workers_expected = workers_expected
+        self._placement_wait_s = placement_wait_s
+        self._loop = asyncio.get_running_loop()
+        self._joined_s = 0.0
+        self._acquiring: set[str] = set()
+        self._tasks: asyncio.TaskGroup
+
+    async def run(self, tasks: asyncio.TaskGroup) -> None:
+        """Take part until cancelled."""
+        self._tasks = tasks
+        view = await self._join()
+        while True:
+            await self._follow(view)
+            await asyncio.sleep(self._heartbeat_s if self.ready.is_set() else 0.02)
+            try:
+                beaten = await self._directory.beat(self._member.id)
+            except RetryLaterError:
+                continue  # The disk is full or busy: we may be taken for dead, which is safe.
+            if beaten is None:
+                _log.warning("was taken for dead; joining again", worker=self._member.id)
+                for partition in self._ownership.owned():
+                    self._ownership.removed(partition)
+                view = await self._join()
+            else:
+                view = beaten
+
+    async def _join(self) -> View:
+        counts = {info.name: info.partition_count for info in self._functions.values()}
+        while True:
+            try:
+                view = await self._directory.join(self._member, counts)
+                break
+            except RetryLaterError as error:
+                await asyncio.sleep(error.retry_after_ms / 1000)
+        self._joined_s = self._loop.time()
+        return view
+
+    async def _follow(self, view: View) -> None:
+        dead = self._deaths.dead(view.members, self._loop.time() * 1000)
+        dead = [worker for worker in dead if worker != self._member.id]
+        view = await self._place(view, dead)
+        if self.view is None or view.version != self.view.version:
+            self.view = view
+            self._ownership.topology_changed(self._topology(view))
+        self._take_and_leave(view)
+        complete = len(view.placement) == sum(view.functions.values())
+        mine = {each for each, worker in view.placement.items() if worker == self._member.id}
+        if complete and mine <= self._ownership.owned():
+            self.ready.set()
+
+    async def _place(self, view: View, dead: list[str]) -> View:
+        alive = [worker for worker in view.members if worker not in dead]
+        if self._member.id != min(alive, default=None):
+            return view
+        if not view.placement and len(alive) < self._workers_expected:
+            if self._loop.time() - self._joined_s < self._placement_wait_s:
+                return view
+        wanted = place(view.functions, alive, view.placement, rebalance=self._store.shared)
+        if not dead and wanted == dict(view.placement):
+            return view
+        if dead:
+            _log.warning("workers are gone; their partitions move", workers=dead)
+        try:
+            placed = await self._directory.place(view.version, wanted, dead)
+        except RetryLaterError:
+            return view
+        return placed or await self._directory.view()
+
+    def _topology(self, view: View) -> Topology:
+        functions = [
+            self._functions.get(name) or FunctionInfo(name, count, "keyed")
+            for name, count in view.functions.items()
+        ]
+        workers = {id_: member.address for id_, member in view.members.items()}
+        return Topology(view.version, functions, dict(view.placement), workers)
+
+    def _take_and_leave(self, view: View) -> None:
+        owned = self._ownership.owned()
+        for partition in owned:
+            if view.placement.get(partition) != self._member.id:
+                self._ownership.removed(partition)
+        known = self._functions
+        for partition, worker in view.placement.items():
+            mine = worker == self._member.id and partition.rpartition("/")[0] in known
+            if mine and partition not in owned and partition not in self._acquiring:
+                self._acquiring.add(partition)
+                self._tasks.create_task(self._acquire(partition))
+
+    async def _acquire(self, partition: str) -> None:
+        try:
+            recovered = await self._store.acquire(partition, self._member.id)
+        except RetryLaterError:
+            return  # Tried again at the next heartbeat.
+        finally:
+            self._acquiring.discard(partition)
+        if self.view is not None and self.view.placement.get(partition) == self._member.id:
+            self._ownership.added(partition, recovered)
+
+    async def leave(self) -> None:
+        """Say goodbye, so that nobody waits for our heartbeat to stop."""
+        try:
+            await self._directory.leave(self._member.id)
+        except RetryLaterError:
+            return

@@ -1,0 +1,288 @@
+"""The commit that a partition is filling while the one before it is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sublet.functions.codec import codec_for, join_column, split_column
+from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
+from sublet.functions.errors import EncodeError
+from sublet.runtime.channels import REPLY_MARK, Outbox
+from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.statestore.contract import (
+    TIMER,
+    Commit,
+    EgressEntry,
+    OutboxEntry,
+    Record,
+    StateRow,
+)
+
+ENTRY_BYTES_MAX = 1024 * 1024
+
+_any = codec_for(Any)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Timer(msgspec.Struct, array_like=True):
+    """A delayed message, as stored."""
+
+    partition: str
+    key: str
+    payload: msgspec.Raw
+
+
+class EgressColumns(msgspec.Struct, array_like=True):
+    """Values of one egress entry, as stored and as read."""
+
+    at_ms: int
+    keys: list[str]
+    values: msgspec.Raw
+
+
+class OutgoingCall(msgspec.Struct):
+    """A call that leaves with the commit that parks its caller."""
+
+    partition: str
+    key: str
+    payload: bytes
+    deadline_ms: float | None
+    extra: Extra
+    number: int = 0
+    """Set when the commit is sealed."""
+
+
+class Replies:
+    """Replies to one caller, in the order in which they were made."""
+
+    __slots__ = ("errors", "refs", "values")
+
+    def __init__(self) -> None:
+        self.refs: list[int] = []
+        self.values: list[Any] = []
+        self.errors: dict[int, ErrorInfo] = {}
+
+    def add(self, ref: int, value: Any) -> None:
+        self.refs.append(ref)
+        self.values.append(value)
+
+    def add_error(self, ref: int, error: ErrorInfo) -> None:
+        self.errors[len(self.refs)] = error
+        self.refs.append(ref)
+        self.values.append(None)
+
+
+class Pending:
+    """Collects everything until `seal` turns it into one commit."""
+
+    def __init__(self) -> None:
+        self.message_count = 0
+        self.rows: list[StateRow] = []
+        self.inbox: dict[str, int] = {}
+        self.forgotten: list[str] = []
+        self.effects: list[Effect] = []
+        self.calls: list[OutgoingCall] = []
+        self.replies: dict[str, Replies] = {}
+        self.records: list[Record] = []
+        self.acknowledged: dict[str, int] = {}
+        self.must_flush = False
+        """False while there is only housekeeping, which can wait for the next commit."""
+
+    def replies_to(self, destination: str) -> Replies:
+        replies = self.replies.get(destination)
+        if replies is None:
+            replies = self.replies[destination] = Replies()
+        return replies
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+        self.must_flush = True
+
+
+class Sealer:
+    """Turns pending changes into a commit with its numbers."""
+
+    def __init__(self, partition: str, outbox: Outbox, egress_next: dict[str, int]) -> None:
+        self._partition = partition
+        self._outbox = outbox
+        self._egress_next = egress_next
+
+    def seal(
+        self, pending: Pending, epoch: int, index: int, clock_ms: int, now_ms: float
+    ) -> Commit:
+        """Number, pack and return everything that waits."""
+        outbox: list[OutboxEntry] = []
+        egress: list[EgressEntry] = []
+        if pending.effects:
+            self._pack_effects(pending, outbox, egress, clock_ms, now_ms)
+        for call in pending.calls:
+            outbox.append(self._pack_call(call, now_ms))
+        for destination, replies in pending.replies.items():
+            outbox.extend(self._pack_replies(destination, replies))
+        return Commit(
+            partition=self._partition,
+            epoch=epoch,
+            index=index,
+            id=b"%d.%d" % (epoch, index),
+            clock_ms=clock_ms,
+            state=pending.rows,
+            inbox=pending.inbox,
+            inbox_forgotten=pending.forgotten,
+            outbox=outbox,
+            outbox_acknowledged=pending.acknowledged,
+            outbox_forgotten=pending.forgotten,
+            egress=egress,
+            records=pending.records,
+        )
+
+    def _pack_effects(
+        self,
+        pending: Pending,
+        outbox: list[OutboxEntry],
+        egress: list[EgressEntry],
+        clock_ms: int,
+        now_ms: float,
+    ) -> None:
+        sends: dict[str, list[Outgoing]] = {}
+        cancels: dict[str, list[str]] = {}
+        emits: dict[str, list[Emitted]] = {}
+        for effect in pending.effects:
+            # Most effects are sends: asked first.
+            if type(effect) is Outgoing:
+                sends.setdefault(effect.partition, []).append(effect)
+            elif type(effect) is Emitted:
+                emits.setdefault(effect.egress, []).append(effect)
+            elif type(effect) is Delayed:
+                timer = Timer(effect.partition, effect.key, msgspec.Raw(effect.payload))
+                pending.records.append(Record(TIMER, effect.timer, _encode(timer), effect.due_ms))
+            elif type(effect) is Cancelled:
+                if effect.partition == self._partition:
+                    pending.records.append(Record(TIMER, effect.timer, None))
+                else:
+                    cancels.setdefault(effect.partition, []).append(effect.timer)
+        for destination, all_messages in sends.items():
+            for start, stop in _pieces([len(each.payload) for each in all_messages]):
+                messages = all_messages[start:stop]
+                keys = [each.key for each in messages]
+                payloads = join_column([each.payload for each in messages])
+                left = _time_left([each.deadline_ms for each in messages], now_ms)
+                outbox.append(self._entry(destination, Kind.SEND, keys, payloads, left))
+        for destination, timers in cancels.items():
+            payloads = join_column([b"\xc0"] * len(timers))
+            outbox.append(self._entry(destination, Kind.CANCEL, timers, payloads, None))
+        for name, values in emits.items():
+            first = self._egress_next.get(name, 0)
+            self._egress_next[name] = first + len(values)
+            columns = EgressColumns(
+                clock_ms,
+                [each.key for each in values],
+                msgspec.Raw(join_column([each.payload for each in values])),
+            )
+            egress.append(EgressEntry(name, first, len(values), _encode(columns)))
+
+    def _entry(
+        self,
+        destination: str,
+        kind: Kind,
+        keys: list[str],
+        payloads: bytes,
+        time_left_ms: int | list[int] | None,
+        extras: dict[int, Extra] | None = None,
+    ) -> OutboxEntry:
+        count = len(keys)
+        first = self._outbox.number(destination, count)
+        batch = Batch(
+            destination,
+            self._partition,
+            first,
+            kind,
+            keys,
+            msgspec.Raw(payloads),
+            count,
+            time_left_ms,
+            extras,
+        )
+        return OutboxEntry(destination, first, count, _encode(batch))
+
+    def _pack_call(self, call: OutgoingCall, now_ms: float) -> OutboxEntry:
+        call.number = self._outbox.sent.get(call.partition, 0) + 1
+        left = _time_left([call.deadline_ms], now_ms)
+        payloads = join_column([call.payload])
+        return self._entry(call.partition, Kind.CALL, [call.key], payloads, left, {0: call.extra})
+
+    def _pack_replies(self, destination: str, replies: Replies) -> Iterator[OutboxEntry]:
+        column = _encode_results(replies)
+        if len(column) <= ENTRY_BYTES_MAX:
+            yield self._reply_entry(destination, replies.refs, column, replies.errors)
+            return
+        results = split_column(column)
+        for start, stop in _pieces([len(bytes(each)) for each in results]):
+            errors = {
+                place - start: error
+                for place, error in replies.errors.items()
+                if start <= place < stop
+            }
+            refs, piece = replies.refs[start:stop], join_column(results[start:stop])
+            yield self._reply_entry(destination, refs, piece, errors)
+
+    def _reply_entry(
+        self, destination: str, refs: list[int], column: bytes, errors: dict[int, ErrorInfo]
+    ) -> OutboxEntry:
+        count = len(refs)
+        consecutive = refs[-1] - refs[0] + 1 == count and (
+            count < 3 or refs == list(range(refs[0], refs[0] + count))
+        )
+        first = self._outbox.number(destination, count)
+        # Replies between partitions are numbered apart from requests, on both ends.
+        mark = REPLY_MARK if destination.endswith(REPLY_MARK) else ""
+        batch = Batch(
+            destination,
+            self._partition + mark,
+            first,
+            Kind.REPLY,
+            [],
+            msgspec.Raw(column),
+            count,
+            None,
+            None,
+            refs[0],
+            None if consecutive else refs,
+            errors or None,
+        )
+        return OutboxEntry(destination, first, count, _encode(batch))
+
+
+def _encode_results(replies: Replies) -> bytes:
+    try:
+        return _any.encode_column(replies.values)
+    except EncodeError:
+        # The state change stands; only the answer cannot be told.
+        encoded = []
+        for place, value in enumerate(replies.values):
+            try:
+                encoded.append(_any.encode(value))
+            except EncodeError as error:
+                encoded.append(b"\xc0")
+                replies.errors[place] = ErrorInfo(error.code, f"the reply: {error}")
+        return join_column(encoded)
+
+
+def _pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Cut a column so that no entry is much larger than a frame should be."""
+    start = size = 0
+    for place, each in enumerate(sizes):
+        if size and size + each > ENTRY_BYTES_MAX:
+            yield start, place
+            start, size = place, 0
+        size += each
+    yield start, len(sizes)
+
+
+def _time_left(deadlines_ms: list[float | None], now_ms: float) -> int | list[int] | None:
+    first = deadlines_ms[0]
+    if all(each == first for each in deadlines_ms):
+        return None if first is None else max(0, int(first - now_ms))
+    return [-1 if each is None else max(0, int(each - now_ms)) for each in deadlines_ms]

@@ -1,0 +1,112 @@
+"""One peer's or client's link, with everything that waits for the end of this loop turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from sublet.runtime.frames import Ack, Batch, Data
+from sublet.runtime.link import Link
+from sublet.statestore.contract import OutboxEntry
+
+FRAME_BYTES = 1024 * 1024
+
+
+class Port:
+    """Gathers what is sent in one turn of the loop into as few frames as possible.
+
+    Counts what the other end has not acknowledged. When that is more than its credit, or the link
+    is slow, the port says that it is full: then entries stay in their outbox, and `on_room` tells
+    when to offer them again.
+    """
+
+    def __init__(self, name: str, link: Link, on_room: Callable[[Port], None]) -> None:
+        self.name = name
+        self.link = link
+        self.credit = 0
+        """How many messages the other end lets us have unacknowledged; 0: does not count."""
+        self.behind = False
+        self._on_room = on_room
+        self._loop = asyncio.get_running_loop()
+        self._batches: list[msgspec.Raw] = []
+        self._bytes = 0
+        self._acks: dict[tuple[str, str], Ack] = {}
+        self._planned = False
+        self._sent: dict[tuple[str, str], int] = {}
+        self._acknowledged: dict[tuple[str, str], int] = {}
+        self._unacknowledged = 0
+        self._link_bytes_max = 16 * 1024 * 1024
+
+    def offer(self, partition: str, entry: OutboxEntry) -> None:
+        """Send an entry, unless it was sent before or there is no room."""
+        channel = (partition, entry.destination)
+        last = entry.first + entry.length - 1
+        sent = self._sent.get(channel)
+        if sent is None:
+            self._acknowledged[channel] = entry.first - 1
+        elif last <= sent:
+            return
+        if self.behind or self._is_full():
+            self.behind = True
+            return
+        self._sent[channel] = last
+        self._unacknowledged += entry.length
+        self._batches.append(msgspec.Raw(entry.data))
+        self._bytes += len(entry.data)
+        if self._bytes >= FRAME_BYTES:
+            self._flush()
+        elif not self._planned:
+            self._plan()
+
+    def _is_full(self) -> bool:
+        if self.credit and self._unacknowledged >= self.credit:
+            return True
+        return self.link.pending_bytes > self._link_bytes_max
+
+    def acknowledge(self, ack: Ack) -> None:
+        self._acks[ack.target, ack.source] = ack
+        if not self._planned:
+            self._plan()
+
+    def acknowledged(self, partition: str, destination: str, upto: int) -> None:
+        """The other end has taken messages: there may be room again."""
+        channel = (partition, destination)
+        before = self._acknowledged.get(channel)
+        if before is None or upto <= before:
+            return
+        self._acknowledged[channel] = upto
+        self._unacknowledged -= upto - before
+        if self.behind and not self._is_full():
+            self.room()
+
+    def room(self) -> None:
+        """There is room again."""
+        if self.behind:
+            self.behind = False
+            self._on_room(self)
+
+    def rewind(self, partition: str, destination: str, first: int) -> None:
+        """The other end has nothing from `first` on: it may be sent again."""
+        channel = (partition, destination)
+        sent = self._sent.get(channel)
+        if sent is not None and sent >= first:
+            self._unacknowledged -= sent - max(first - 1, self._acknowledged[channel])
+            self._sent[channel] = first - 1
+
+    def forget(self, destination: str) -> None:
+        """A destination is no longer behind this port."""
+        for channel in [channel for channel in self._sent if channel[1] == destination]:
+            self._unacknowledged -= self._sent.pop(channel) - self._acknowledged.pop(channel)
+
+    def _plan(self) -> None:
+        self._planned = True
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._planned = False
+        if self._batches or self._acks:
+            batches: list[Batch] = self._batches  # type: ignore[assignment]  # Encoded already.
+            self.link.send(Data(batches, list(self._acks.values())))
+            self._batches, self._acks, self._bytes = [], {}, 0

@@ -1,0 +1,39 @@
+"""Key to partition to worker, by the newest known view of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.functions.address import partition_index_of, partition_name
+from sublet.functions.errors import UnknownFunctionError
+
+CACHE_MAX = 100_000
+
+
+class PartitionRoutes:
+    """Finds the partition of a key; remembers what it has computed, up to a bound."""
+
+    def __init__(self, functions: Mapping[str, tuple[int, str]]) -> None:
+        """`functions`: name to (number of partitions, kind)."""
+        self._functions = dict(functions)
+        self._known: dict[str, dict[str, str]] = {name: {} for name in functions}
+        self._turn = 0
+
+    def partition_of(self, function: str, key: str) -> str:
+        known = self._known.get(function)
+        if known is None:
+            names = ", ".join(sorted(self._functions)) or "none"
+            raise UnknownFunctionError(f"there is no function {function!r}; known: {names}")
+        partition = known.get(key)
+        if partition is not None:
+            return partition
+        count, kind = self._functions[function]
+        if kind == "stateless" or (kind == "stateful" and not key):
+            # Nobody's state is concerned: spread them evenly.
+            self._turn += 1
+            return partition_name(function, self._turn % count)
+        partition = partition_name(function, partition_index_of(key, count))
+        if len(known) >= CACHE_MAX:
+            known.clear()
+        known[key] = partition
+        return partition

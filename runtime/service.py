@@ -1,0 +1,208 @@
+"""Answers the unary calls of the gRPC contract, for callers that do not speak in streams.
+
+The worker is a client of the cluster on their behalf: it need not own what they ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+
+from sublet.functions.app import Function
+from sublet.functions.errors import UnavailableError, UnknownFunctionError
+from sublet.runtime.client import Client
+from sublet.runtime.exchange import Exchange
+from sublet.runtime.host import Host
+from sublet.runtime.pending import EgressColumns
+from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.unary import (
+    CallRequest,
+    EgressPage,
+    EgressRequest,
+    EgressValues,
+    StateCell,
+    StateReport,
+    StateRequest,
+    StatusReport,
+)
+from sublet.statestore.contract import StateRow, Store
+
+EGRESS_LOOK_S = 0.05
+
+_decode_columns = msgspec.msgpack.Decoder(EgressColumns).decode
+
+
+class ServedWorker(Protocol):
+    """What the service sees of its worker."""
+
+    id: str
+    address: str
+    host: Host
+    exchange: Exchange
+    functions: Mapping[str, Function]
+
+
+class WorkerService:
+    """Serves between `async with` and its end."""
+
+    def __init__(self, worker: ServedWorker, store: Store, routes: PartitionRoutes) -> None:
+        self._worker = worker
+        self._store = store
+        self._routes = routes
+        self._stack = AsyncExitStack()
+        self._client: Client | None = None
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> WorkerService:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _open_client(self) -> Client:
+        """Most workers never get a unary call: they need no client."""
+        async with self._opening:
+            if self._client is None:
+                client = Client(self._worker.address)
+                self._client = await self._stack.enter_async_context(client)
+        return self._client
+
+    async def call(self, request: CallRequest) -> bytes:
+        client = await self._open_client()
+        result = await client.call(
+            request.function,
+            request.key,
+            msgspec.Raw(request.payload),
+            deadline=request.time_left_ms,
+            idempotency_key=request.idempotency_key,
+        )
+        return msgspec.msgpack.encode(result)
+
+    async def send(self, request: CallRequest) -> None:
+        client = await self._open_client()
+        await client.send(
+            request.function,
+            request.key,
+            msgspec.Raw(request.payload),
+            deadline=request.time_left_ms,
+            idempotency_key=request.idempotency_key,
+        )
+
+    async def status(self) -> StatusReport:
+        worker = self._worker
+        return StatusReport(
+            worker=worker.id,
+            topology=worker.exchange.topology,
+            partitions=sorted(worker.host.partitions),
+            counters=counters_of(worker),
+        )
+
+    async def read_egress(self, request: EgressRequest) -> EgressPage:
+        """Read committed values; with `wait_ms`, wait that long for the first new one."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + request.wait_ms / 1000
+        while True:
+            page = await self._egress_page(request)
+            if page.entries or loop.time() >= until:
+                return page
+            await asyncio.sleep(EGRESS_LOOK_S)
+
+    async def _egress_page(self, request: EgressRequest) -> EgressPage:
+        entries: list[EgressValues] = []
+        following: dict[str, int] = {}
+        room = request.limit
+        partitions = await self._store.egress_partitions(request.egress)
+        for partition, (first_kept, _) in sorted(partitions.items()):
+            position = max(request.positions.get(partition, first_kept), first_kept)
+            if room > 0:
+                stored = await self._store.read_egress(request.egress, partition, position, room)
+                for entry in stored:
+                    skip = max(0, position - entry.first)
+                    values = msgspec.msgpack.decode(
+                        _decode_columns(entry.data).values, type=list[msgspec.Raw]
+                    )[skip : skip + room]
+                    if not values:
+                        continue
+                    first = entry.first + skip
+                    entries.append(
+                        EgressValues(
+                            partition=partition,
+                            first=first,
+                            count=len(values),
+                            values=msgspec.msgpack.encode(values),
+                        )
+                    )
+                    position = first + len(values)
+                    room -= len(values)
+            following[partition] = position
+        return EgressPage(entries=entries, next=following)
+
+    async def read_state(self, request: StateRequest) -> StateReport:
+        function = self._worker.functions.get(request.function)
+        if function is None:
+            names = ", ".join(sorted(self._worker.functions))
+            raise UnknownFunctionError(f"there is no function {request.function!r}; known: {names}")
+        key = request.key if function.kind == "keyed" else ""
+        partition = self._routes.partition_of(request.function, request.key)
+        if not self._store.shared and partition not in self._worker.host.partitions:
+            topology = self._worker.exchange.topology
+            address = topology.workers.get(topology.placement.get(partition, ""), "nobody")
+            raise UnavailableError(f"{partition} is in the memory of {address}; ask there")
+        rows = await self._store.load(partition, [key])
+        cells = [
+            StateCell(subkey=row.subkey, value=row.value, expires_ms=row.expires_ms)
+            for row in rows
+            if row.value is not None
+        ]
+        return StateReport(rows=cells, json=_state_json(rows))
+
+
+def _state_json(rows: list[StateRow]) -> str:
+    """Show a state to people: a lone value as itself, several rows by their subkeys."""
+    if not rows:
+        return "null"
+    if len(rows) == 1 and rows[0].subkey == b"" and rows[0].value is not None:
+        return msgspec.json.encode(msgspec.msgpack.decode(rows[0].value)).decode()
+    shown = {
+        row.subkey.decode(errors="replace"): msgspec.msgpack.decode(row.value)
+        for row in rows
+        if row.value is not None
+    }
+    return msgspec.json.encode(shown).decode()
+
+
+def counters_of(worker: ServedWorker) -> dict[str, float]:
+    """Return everything that a worker counts, by name."""
+    host, exchange = worker.host, worker.exchange
+    totals: dict[str, float] = {}
+    for hosted in host.partitions.values():
+        counters = hosted.partition.counters
+        for name in counters.__slots__:
+            totals[name] = totals.get(name, 0) + getattr(counters, name)
+        totals["queued"] = totals.get("queued", 0) + hosted.partition.queued
+        if hosted.cache is not None:
+            totals["cache_bytes"] = totals.get("cache_bytes", 0) + hosted.cache.bytes
+            totals["cache_evicted"] = totals.get("cache_evicted", 0) + hosted.cache.evicted
+    committer = host.committer
+    return {
+        **totals,
+        "in_flight": host.open_from_clients(),
+        "commit_groups": committer.groups,
+        "commits": committer.commits,
+        "commits_unknown": committer.unknown,
+        "commit_busy_s": committer.busy_s,
+        "frames_in": exchange.frames_in,
+        "batches_refused": exchange.refused,
+        "clients": exchange.client_count,
+        "threads_abandoned": host.threads_abandoned,
+    }

@@ -1,0 +1,135 @@
+"""The state of a partition's keys in memory, bounded by bytes.
+
+Cells of keys that are in use are never dropped. Every cell that a run has changed is in the commit
+that follows, so dropping a cell loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from sublet.functions.errors import StateTypeError
+from sublet.functions.state import Cell, StateClock, StateKind
+from sublet.statestore.contract import StateRow
+
+
+class BrokenCell:
+    """Stands for a state that cannot be read; a handler that touches it fails with the reason."""
+
+    __slots__ = ("_error", "undo")
+
+    def __init__(self, error: StateTypeError) -> None:
+        self._error = error
+        self.undo: list[object] = []
+
+    def __getattr__(self, name: str) -> object:
+        raise self._error
+
+    def rollback(self) -> None:
+        self.undo.clear()
+
+    def drain(self) -> list[tuple[bytes, bytes | None, int | None]]:
+        return []
+
+    @property
+    def size_bytes(self) -> int:
+        return 64
+
+    @property
+    def is_empty(self) -> bool:
+        return False
+
+
+class StateCache:
+    """Decoded states by key; drops those that were not used for longest."""
+
+    def __init__(
+        self,
+        function: str,
+        kind: StateKind,
+        clock: StateClock,
+        *,
+        complete: bool,
+        bytes_max: Callable[[], int],
+    ) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.bytes = 0
+        self.evicted = 0
+        self._function = function
+        self._kind = kind
+        self._clock = clock
+        self._complete = complete
+        """True while every key that has a state is in memory: then a missing key has none."""
+        self._bytes_max = bytes_max
+        """Asked each time: partitions share the worker's memory."""
+        self._order_matters = False
+        self._sizes: dict[str, int] = {}
+
+    def missing(self, keys: Sequence[str]) -> Sequence[str]:
+        """Return the keys whose state must be read; make cells for those known to have none."""
+        cells = self.cells
+        if self._order_matters:
+            for key in dict.fromkeys(keys):
+                cell = cells.pop(key, None)
+                if cell is not None:
+                    cells[key] = cell
+        absent = [key for key in keys if key not in cells]
+        if not absent:
+            return absent
+        if not self._complete:
+            return list(dict.fromkeys(absent))
+        for key in absent:
+            if key not in cells:
+                self._insert(key, ())
+        return ()
+
+    def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
+        by_key: dict[str, list[tuple[bytes, bytes, int | None]]] = {key: [] for key in keys}
+        for key, subkey, value, expires_ms in rows:
+            if value is not None:
+                by_key[key].append((subkey, value, expires_ms))
+        for key, stored in by_key.items():
+            if key not in self.cells:
+                self._insert(key, stored)
+
+    def _insert(self, key: str, stored: Sequence[tuple[bytes, bytes, int | None]]) -> None:
+        try:
+            cell = self._kind.cell(stored, self._clock)
+        except StateTypeError as error:
+            cell = BrokenCell(StateTypeError(f"the state of {self._function}[{key}]: {error}"))
+        self.cells[key] = cell
+        size = cell.size_bytes + len(key) + 100
+        self._sizes[key] = size
+        self.bytes += size
+
+    def changed(self, keys: Collection[str]) -> None:
+        """Account for cells that a run has changed."""
+        sizes, cells = self._sizes, self.cells
+        for key in keys:
+            cell = cells.get(key)
+            if cell is not None:
+                size = cell.size_bytes + len(key) + 100
+                self.bytes += size - sizes[key]
+                sizes[key] = size
+
+    def drop(self, key: str) -> None:
+        """Forget a key's cell; it is read again when it is needed."""
+        if self.cells.pop(key, None) is not None:
+            self._complete = False
+            self.bytes -= self._sizes.pop(key)
+
+    def over_bound(self) -> bool:
+        bytes_max = self._bytes_max()
+        # While there is much room, nobody needs to know what was used last.
+        self._order_matters = self.bytes > bytes_max // 2
+        return self.bytes > bytes_max
+
+    def shrink(self, in_use: Collection[str]) -> None:
+        """Drop the cells that were not used for longest, until the bound holds."""
+        bytes_max = self._bytes_max()
+        for key in list(self.cells):
+            if self.bytes <= bytes_max:
+                return
+            if key not in in_use:
+                self.drop(key)
+                self.evicted += 1

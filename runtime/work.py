@@ -1,0 +1,193 @@
+"""A batch on its way through a partition: queued, run, and what came of it.
+
+Columns as long as possible: a message becomes an object of its own only when it has to wait for
+something that its neighbours do not wait for (a retry, a call, a busy key).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sublet.functions.codec import join_column, split_column
+from sublet.functions.effects import Effect
+from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.statestore.contract import StateRow
+
+NO_EXTRA = Extra()
+
+
+class Message(msgspec.Struct, array_like=True):
+    """One message that waits by itself. Stored as it is when it is parked."""
+
+    source: str
+    number: int
+    kind: Kind
+    key: str
+    payload: msgspec.Raw
+    order: int
+    """Place in the partition's order of arrival; restores the order of a key after a takeover."""
+    attempt: int = 1
+    extra: Extra = NO_EXTRA
+    last_error: ErrorInfo | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.source}:{self.number}"
+
+
+class Waiting:
+    """A message object with what is true only in this process."""
+
+    __slots__ = ("deadline_ms", "ended", "journal", "message", "parked")
+
+    def __init__(
+        self, message: Message, deadline_ms: float | None = None, *, parked: bool = False
+    ) -> None:
+        self.message = message
+        self.deadline_ms = deadline_ms
+        self.parked = parked
+        """True once a commit holds it: then the end of it must delete the record."""
+        self.ended = False
+        self.journal: dict[int, Recorded] = {}
+
+
+class Recorded(msgspec.Struct, array_like=True):
+    """A call that a message has made: where it went, and what came back."""
+
+    message_id: str
+    call: int
+    destination: str
+    number: int
+    digest: int
+    done: bool = False
+    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: ErrorInfo | None = None
+
+
+class Chunk:
+    """A received batch in the queue; `start` moves as messages are taken from it."""
+
+    __slots__ = ("arrived_ms", "batch", "deadlines_ms", "decoded", "raws", "start", "stop")
+
+    def __init__(self, batch: Batch, start: int, now_ms: float, slo_ms: float | None) -> None:
+        self.batch = batch
+        self.start = start
+        self.stop = batch.count
+        self.arrived_ms = now_ms
+        left = batch.time_left_ms
+        self.deadlines_ms: float | None | list[float | None]
+        if left is None:
+            self.deadlines_ms = None if slo_ms is None else now_ms + slo_ms
+        elif isinstance(left, int):
+            self.deadlines_ms = None if left < 0 else now_ms + left
+        else:
+            self.deadlines_ms = [None if each < 0 else now_ms + each for each in left]
+        self.decoded: list[Any] | None = None
+        self.raws: list[msgspec.Raw] | None = None
+
+    def deadline_ms(self, index: int) -> float | None:
+        deadlines = self.deadlines_ms
+        return deadlines[index] if isinstance(deadlines, list) else deadlines
+
+    def raw(self, index: int) -> msgspec.Raw:
+        if self.raws is None:
+            self.raws = split_column(self.batch.payloads)
+        return self.raws[index]
+
+    def message(self, index: int, order: int) -> Waiting:
+        batch = self.batch
+        extra = batch.extras.get(index, NO_EXTRA) if batch.extras else NO_EXTRA
+        # A copy: the raw view would keep the whole frame alive for one waiting message.
+        message = Message(
+            batch.source,
+            batch.first + index,
+            batch.kind,
+            batch.keys[index],
+            self.raw(index).copy(),
+            order,
+            1,
+            extra,
+        )
+        return Waiting(message, self.deadline_ms(index))
+
+
+class Span(NamedTuple):
+    """Messages `start` .. `stop` (exclusive) of a chunk."""
+
+    chunk: Chunk
+    start: int
+    stop: int
+
+
+class Work:
+    """Messages that run together: either whole spans of chunks, or single waiting messages."""
+
+    __slots__ = ("count", "exclusive", "id", "keys", "off_loop", "spans", "waiting")
+
+    def __init__(
+        self, id: int, *, spans: Sequence[Span] = (), waiting: Sequence[Waiting] = ()
+    ) -> None:
+        self.id = id
+        self.spans = spans
+        self.waiting = waiting
+        self.off_loop = False
+        self.exclusive = True
+        self.keys: Sequence[str]
+        if waiting:
+            self.keys = [each.message.key for each in waiting]
+        elif len(spans) == 1:
+            chunk, start, stop = spans[0]
+            keys = chunk.batch.keys
+            self.keys = keys if stop - start == len(keys) else keys[start:stop]
+        else:
+            self.keys = [
+                key for chunk, start, stop in spans for key in chunk.batch.keys[start:stop]
+            ]
+        self.count = len(self.keys)
+
+    def payload_columns(self) -> list[tuple[Chunk | None, int, int, bytes | msgspec.Raw]]:
+        """Return the columns to decode: (chunk, start, stop, msgpack array)."""
+        if self.waiting:
+            joined = join_column([each.message.payload for each in self.waiting])
+            return [(None, 0, len(self.waiting), joined)]
+        return [(chunk, start, stop, chunk.batch.payloads) for chunk, start, stop in self.spans]
+
+    def locate(self, index: int) -> tuple[Chunk, int]:
+        """Return the chunk of a message and its place in it (only for work made of spans)."""
+        for chunk, start, stop in self.spans:
+            if index < stop - start:
+                return chunk, start + index
+            index -= stop - start
+        raise IndexError(index)
+
+
+class Failure(NamedTuple):
+    """Why a message was not handled; `retryable` if running it again may help."""
+
+    error: ErrorInfo
+    retryable: bool
+
+
+class RunResult:
+    """What one run of user code produced. Indexes are places in the work."""
+
+    __slots__ = ("effects", "elapsed_ms", "failed", "rows", "suspended", "unfinished", "values")
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        """A reply for each message; meaningless for those in the sets below."""
+        self.failed: dict[int, Failure] = {}
+        self.unfinished: set[int] = set()
+        """Not run, because an earlier message of their key failed or waits."""
+        self.suspended: set[int] = set()
+        """Their handlers await something and end later, through `Partition.invocation_ended`."""
+        self.rows: list[StateRow] = []
+        self.effects: list[Effect] = []
+        self.elapsed_ms = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.failed or self.unfinished or self.suspended)

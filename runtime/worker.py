@@ -1,0 +1,183 @@
+"""The composition root: builds every part of a worker and runs them in one task group.
+
+Parts never look each other up. The first that fails takes the worker down; its partitions go to
+others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+import structlog
+
+from sublet.functions.app import Function
+from sublet.runtime.config import WorkerConfig
+from sublet.runtime.exchange import Exchange
+from sublet.runtime.frames import FunctionInfo, Hello
+from sublet.runtime.host import Host, SystemClock
+from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.link_grpc import connect
+from sublet.runtime.link_server import LinkServer
+from sublet.runtime.membership import Membership, Ownership
+from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.service import WorkerService
+from sublet.scheduler.api import ArrivalOrder, StaticBinding
+from sublet.statestore.contract import Directory, Member, Recovered, Store
+
+_log = structlog.get_logger(__name__)
+
+
+class _StoppedError(Exception):
+    """Ends the task group of a worker that was asked to stop."""
+
+
+class Worker:
+    """One process of a cluster: hosts partitions and serves their callers."""
+
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        config: WorkerConfig,
+        *,
+        store: Store | None = None,
+        directory: Directory | None = None,
+    ) -> None:
+        """Store and directory are made from the configuration where none is given."""
+        self.id = f"w{os.getpid():x}-{secrets.token_hex(4)}"
+        self.functions = functions
+        self.ready = asyncio.Event()
+        self.address = ""
+        self._config = config
+        self._given_store = store
+        self._given_directory = directory
+        self._stop = asyncio.Event()
+        self.host: Host
+        self.exchange: Exchange
+        self.membership: Membership
+
+    def stop(self) -> None:
+        """Leave the cluster and end `run`."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Work until stopped or cancelled."""
+        async with AsyncExitStack() as stack:
+            store = self._given_store or open_store(self._config)
+            stack.push_async_callback(store.close)
+            directory = self._given_directory or open_directory(self._config)
+            stack.push_async_callback(directory.close)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    await self._serve(tasks, store, directory)
+                    raise _StoppedError  # A task group has no other way to end its children.
+            except* _StoppedError:
+                _log.info("stopped", worker=self.id)
+
+    async def _serve(self, tasks: asyncio.TaskGroup, store: Store, directory: Directory) -> None:
+        config, limits = self._config, self._config.limits
+
+        async def open_link(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+            return await connect(
+                address, hello, receiver, tasks, lane="auto" if config.lane else "never"
+            )
+
+        routes = PartitionRoutes(
+            {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
+        )
+        self.exchange = exchange = Exchange(self.id, limits, open_link)
+        self.host = host = exchange.host = Host(
+            self.functions,
+            store,
+            routes=routes,
+            outside=exchange,
+            limits=limits,
+            order=ArrivalOrder(),
+            binding=StaticBinding(),
+            clock=SystemClock(),
+        )
+        exchange.start(tasks)
+        host.start(tasks)
+        service = WorkerService(self, store, routes)
+        lane_path = str(config.data_dir / "lanes" / f"{self.id}.sock") if config.lane else ""
+        try:
+            async with (
+                LinkServer(
+                    exchange.accepted,
+                    service,
+                    host=config.host,
+                    port=config.port,
+                    lane_path=lane_path,
+                ) as server,
+                service,
+            ):
+                self.address = server.address
+                await self._take_part(tasks, store, directory)
+        finally:
+            host.stop()
+
+    async def _take_part(
+        self, tasks: asyncio.TaskGroup, store: Store, directory: Directory
+    ) -> None:
+        config = self._config
+        member = Member(id=self.id, address=self.address, pid=os.getpid())
+        infos = {
+            name: FunctionInfo(name, each.partition_count, each.kind)
+            for name, each in self.functions.items()
+        }
+
+        def added(partition: str, recovered: Recovered) -> None:
+            self.host.add(partition, recovered)
+            self.exchange.partition_added(partition)
+
+        ownership = Ownership(
+            added=added,
+            removed=self.host.remove,
+            owned=lambda: set(self.host.partitions),
+            topology_changed=self.exchange.topology_changed,
+        )
+        self.membership = membership = Membership(
+            member,
+            infos,
+            directory,
+            store,
+            ownership,
+            heartbeat_ms=config.heartbeat_ms,
+            term_ms=config.member_term_ms,
+            workers_expected=config.workers_expected,
+            placement_wait_s=config.placement_wait_s,
+        )
+        tasks.create_task(membership.run(tasks))
+        tasks.create_task(self._announce(membership))
+        await self._stop.wait()
+        await membership.leave()
+
+    async def _announce(self, membership: Membership) -> None:
+        await membership.ready.wait()
+        self.ready.set()
+        _log.info(
+            "ready", worker=self.id, address=self.address, partitions=len(self.host.partitions)
+        )
+
+
+def open_store(config: WorkerConfig) -> Store:
+    """Open the store that the configuration names."""
+    if config.store == "memory":
+        from sublet.statestore.memory import MemoryStore
+
+        return MemoryStore()
+    from sublet.statestore.sqlite import SqliteStore
+
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    return SqliteStore(config.database_path, full_sync=config.full_sync)
+
+
+def open_directory(config: WorkerConfig) -> Directory:
+    """Open the directory in which the workers of this machine find each other."""
+    from sublet.statestore.sqlite_directory import SqliteDirectory
+
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    return SqliteDirectory(config.database_path)

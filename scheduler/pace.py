@@ -1,0 +1,105 @@
+"""How much user code may run at once, and whether the event loop can wait for it.
+
+A worker must answer heartbeats and its neighbours while a handler runs. What has been seen to be
+short runs on the loop, where nothing is faster; everything else runs beside it, in a thread.
+"""
+
+from __future__ import annotations
+
+from sublet.functions.app import Function
+
+QUANTUM_MS = 1.0
+"""A run on the loop should not take longer than this."""
+OFF_LOOP_QUANTUM_MS = 5.0
+RUNS_BEFORE_TRUST = 3
+BATCH_SIZE_UNKNOWN = 16
+OUTLIER_FACTOR = 4.0
+
+
+class CostModel:
+    """Learns `cost(n) = a + b·n` of one function's runs, newer runs counting more.
+
+    Weighted least squares over exponentially forgotten sums: O(1) for each run.
+    """
+
+    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "runs")
+
+    FORGET = 0.95
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self._w = self._n = self._nn = self._t = self._nt = 0.0
+
+    def learn(self, count: int, elapsed_ms: float) -> None:
+        keep = self.FORGET
+        self.runs += 1
+        self._w = self._w * keep + 1.0
+        self._n = self._n * keep + count
+        self._nn = self._nn * keep + count * count
+        self._t = self._t * keep + elapsed_ms
+        self._nt = self._nt * keep + count * elapsed_ms
+
+    def coefficients(self) -> tuple[float, float]:
+        """Return (a, b) in ms, both at least 0."""
+        if not self.runs:
+            return 0.0, 0.0
+        mean_n, mean_t = self._n / self._w, self._t / self._w
+        variance = self._nn / self._w - mean_n * mean_n
+        if variance < 1e-9:
+            # All runs had one size: put everything on the messages, which is the safe side.
+            return 0.0, mean_t / max(mean_n, 1.0)
+        b = (self._nt / self._w - mean_n * mean_t) / variance
+        b = min(max(b, 0.0), mean_t / max(mean_n, 1e-9))
+        return max(mean_t - b * mean_n, 0.0), b
+
+    def expected_ms(self, count: int) -> float:
+        a, b = self.coefficients()
+        return a + b * count
+
+
+class LearnedPace:
+    """Decides from measured costs. One for a worker: functions cost the same in all partitions."""
+
+    def __init__(self, quantum_ms: float = QUANTUM_MS) -> None:
+        self._quantum_ms = quantum_ms
+        self._models: dict[str, CostModel] = {}
+        self._off_loop: dict[str, bool] = {}
+
+    def model(self, function: Function) -> CostModel:
+        model = self._models.get(function.name)
+        if model is None:
+            model = self._models[function.name] = CostModel()
+        return model
+
+    def off_loop(self, function: Function) -> bool:
+        if function.blocking:
+            return True
+        return self._off_loop.get(function.name, True)
+
+    def batch_size(self, function: Function, limit: int) -> int:
+        model = self.model(function)
+        if model.runs < RUNS_BEFORE_TRUST:
+            return min(limit, BATCH_SIZE_UNKNOWN)
+        a, b = model.coefficients()
+        quantum_ms = OFF_LOOP_QUANTUM_MS if self.off_loop(function) else self._quantum_ms
+        room_ms = max(quantum_ms - a, quantum_ms / 2)
+        if b * limit <= room_ms:
+            return limit
+        return max(1, int(room_ms / b))
+
+    def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
+        model = self.model(function)
+        if model.runs >= RUNS_BEFORE_TRUST:
+            # A run that the operating system has interrupted says nothing about the function;
+            # one that has really become slower gets through after a few runs.
+            elapsed_ms = min(elapsed_ms, OUTLIER_FACTOR * max(model.expected_ms(count), 0.05))
+        model.learn(count, elapsed_ms)
+        if model.runs < RUNS_BEFORE_TRUST:
+            return
+        # The two thresholds are apart, so that a function near one of them does not flap.
+        now_off = self._off_loop.get(function.name, True)
+        one_ms = model.expected_ms(1)
+        if now_off and one_ms < self._quantum_ms / 2:
+            self._off_loop[function.name] = False
+        elif not now_off and one_ms > self._quantum_ms:
+            self._off_loop[function.name] = True

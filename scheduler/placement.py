@@ -1,0 +1,76 @@
+"""Which worker owns which partition.
+
+Partitions are placed one after another, each on the worker with the fewest partitions of the same
+function, then the fewest in all. What is placed stays where it is, unless its worker is gone or
+another has much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sublet.functions.address import partition_name
+
+
+def place(
+    functions: Mapping[str, int],
+    workers: Sequence[str],
+    current: Mapping[str, str],
+    *,
+    rebalance: bool,
+) -> dict[str, str]:
+    """Return the placement of all partitions of all functions on the given workers.
+
+    With `rebalance`, partitions move from full workers to those that have at least two fewer of
+    the same function: the fewest moves that even it out.
+    """
+    if not workers:
+        return {}
+    alive = sorted(workers)
+    placed: dict[str, str] = {}
+    total = dict.fromkeys(alive, 0)
+    of_function: dict[str, dict[str, int]] = {}
+    for function, count in functions.items():
+        of_function[function] = dict.fromkeys(alive, 0)
+        for index in range(count):
+            name = partition_name(function, index)
+            owner = current.get(name)
+            if owner in total:
+                placed[name] = owner
+                total[owner] += 1
+                of_function[function][owner] += 1
+    for function, count in functions.items():
+        same = of_function[function]
+        for index in range(count):
+            name = partition_name(function, index)
+            if name not in placed:
+                owner = min(alive, key=lambda worker: (same[worker], total[worker], worker))
+                placed[name] = owner
+                total[owner] += 1
+                same[owner] += 1
+        if rebalance:
+            _even_out(function, count, placed, same, total)
+    return placed
+
+
+def _even_out(
+    function: str,
+    count: int,
+    placed: dict[str, str],
+    same: dict[str, int],
+    total: dict[str, int],
+) -> None:
+    for _ in range(count):
+        fullest = max(same, key=lambda worker: (same[worker], total[worker], worker))
+        emptiest = min(same, key=lambda worker: (same[worker], total[worker], worker))
+        if same[fullest] - same[emptiest] < 2:
+            return
+        name = next(
+            name
+            for index in reversed(range(count))
+            if placed[name := partition_name(function, index)] == fullest
+        )
+        placed[name] = emptiest
+        for worker, change in ((fullest, -1), (emptiest, 1)):
+            same[worker] += change
+            total[worker] += change
