@@ -1,0 +1,76 @@
+"""Finds the workers that a command is meant for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from sublet.functions.errors import SubletError, UnavailableError
+from sublet.runtime.cli_exit import NoClusterError, UsageError
+from sublet.runtime.config import DATABASE_NAME, PORT_MAX
+from sublet.runtime.link import LinkLimits
+from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.unary import StatusReport
+from sublet.statestore.sqlite_directory import SqliteDirectory
+
+_ANSWER_TIMEOUT_S = 5.0
+
+
+class Reached(NamedTuple):
+    """A worker that answers."""
+
+    client: UnaryClient
+    report: StatusReport
+
+
+@asynccontextmanager
+async def reach(connect: str | None, data_dir: Path) -> AsyncIterator[Reached]:
+    """Connect to any worker of the cluster; raise `NoClusterError` if none answers."""
+    addresses = [_checked(connect)] if connect is not None else await addresses_in(data_dir)
+    for address in addresses:
+        async with UnaryClient(address, LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)) as client:
+            try:
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    report = await client.status()
+            except (UnavailableError, TimeoutError):
+                continue
+            yield Reached(client, report)
+            return
+    if connect is not None:
+        raise NoClusterError(
+            f"no worker answers at {connect}; `sublet run` prints the addresses of its workers"
+        )
+    known = f" (tried {', '.join(addresses)})" if addresses else ""
+    raise NoClusterError(
+        f"no worker of {data_dir} answers{known}; start some with "
+        f"`sublet run module:app --data-dir {data_dir}`"
+    )
+
+
+async def addresses_in(data_dir: Path) -> list[str]:
+    """Return the addresses of the workers that the data folder knows, dead ones among them."""
+    path = data_dir / DATABASE_NAME
+    if not path.is_file():
+        raise NoClusterError(
+            f"there is no {DATABASE_NAME} in {data_dir}; start a cluster with `sublet run "
+            f"module:app --data-dir {data_dir}`, or name a worker with --connect host:port"
+        )
+    try:
+        directory = SqliteDirectory(path)
+        try:
+            view = await directory.view()
+        finally:
+            await directory.close()
+    except (SubletError, OSError) as error:
+        raise NoClusterError(f"{path} cannot be read: {error}") from error
+    return [member.address for member in view.members.values()]
+
+
+def _checked(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and 1 <= int(port) <= PORT_MAX:
+        return address
+    raise UsageError(f"--connect is {address!r}; allowed: host:port, such as 127.0.0.1:7070")

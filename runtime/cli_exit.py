@@ -1,0 +1,95 @@
+"""How a command ends: its exit code, and an error that says what to do next."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import NoReturn
+
+import typer
+
+from sublet.functions.errors import (
+    EncodeError,
+    IdempotencyConflictError,
+    KeyRejectedError,
+    PayloadError,
+    RetryLaterError,
+    SubletError,
+    TooLargeError,
+    UnknownFunctionError,
+    UnknownOutcomeError,
+)
+
+_CALLERS_FAULT = (
+    EncodeError,
+    IdempotencyConflictError,
+    KeyRejectedError,
+    PayloadError,
+    TooLargeError,
+    UnknownFunctionError,
+)
+
+
+class ExitCode(IntEnum):
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NO_CLUSTER = 3
+    RETRY_LATER = 4
+
+
+class UsageError(Exception):
+    """The command was typed wrongly; the text says how."""
+
+
+class NoClusterError(Exception):
+    """Nobody is there to be asked; the text says where was looked and what to do."""
+
+
+def exit_with(error: Exception, *, as_json: bool = False) -> NoReturn:
+    """Tell the error on standard error (as JSON: on standard output) and end the command."""
+    if as_json:
+        typer.echo(json.dumps({"ok": False, "error": _described(error)}))
+    else:
+        typer.echo(f"error: {error}", err=True)
+        if hint := _hint(error):
+            typer.echo(f"hint: {hint}", err=True)
+    raise typer.Exit(code_of(error))
+
+
+def code_of(error: Exception) -> ExitCode:
+    match error:
+        case NoClusterError():
+            return ExitCode.NO_CLUSTER
+        case RetryLaterError():
+            return ExitCode.RETRY_LATER
+        case SubletError() if not isinstance(error, _CALLERS_FAULT):
+            return ExitCode.FAILED
+        case _:
+            return ExitCode.USAGE
+
+
+def _described(error: Exception) -> dict[str, object]:
+    match error:
+        case RetryLaterError():
+            return {
+                "code": error.code,
+                "message": error.message,
+                "retry_after_ms": error.retry_after_ms,
+            }
+        case SubletError():
+            return {"code": error.code, "message": str(error)}
+        case NoClusterError():
+            return {"code": "no_cluster", "message": str(error)}
+        case _:
+            return {"code": "usage", "message": str(error)}
+
+
+def _hint(error: Exception) -> str:
+    match error:
+        case RetryLaterError():
+            return "nothing has happened; run the same command again"
+        case UnknownOutcomeError():
+            return "it may have happened; with --idempotency-key the same command is safe to repeat"
+        case _:
+            return ""

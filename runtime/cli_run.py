@@ -1,0 +1,191 @@
+"""`sublet run` and `sublet worker`: processes that serve until they are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+
+from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with
+from sublet.runtime.config import ConfigError, WorkerConfig, read_config, unknown_variables
+from sublet.runtime.supervisor import (
+    GaveUpError,
+    Launch,
+    ReadyNote,
+    Supervisor,
+    line_for_log,
+    supervisor_socket,
+)
+
+if TYPE_CHECKING:
+    from sublet.functions.app import Function
+    from sublet.runtime.worker import Worker
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_workers(target: str, workers: int, flags: Mapping[str, object]) -> None:
+    """Run until a signal; the exit status tells whether the workers could be kept alive."""
+    try:
+        config = _config(flags)
+        launch = Launch(target=target, config=config, workers=workers, environment=os.environ)
+    except (ConfigError, UsageError) as error:
+        exit_with(error)
+    try:
+        asyncio.run(_supervise(launch))
+    except GaveUpError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(ExitCode.NO_CLUSTER) from None
+
+
+async def _supervise(launch: Launch) -> None:
+    as_json = launch.config.log_format == "json"
+    log = _ProcessLog(as_json)
+    supervisor = Supervisor(launch, log.line, log.event)
+    _on_signals(supervisor.stop, supervisor.kill)
+    async with asyncio.TaskGroup() as tasks:
+        greeting = tasks.create_task(_greet(supervisor, launch))
+        try:
+            await supervisor.run()
+        finally:
+            greeting.cancel()
+
+
+async def _greet(supervisor: Supervisor, launch: Launch) -> None:
+    """Once all workers are ready, say where they are and what to type next."""
+    await supervisor.ready.wait()
+    notes = [note for _, note in sorted(supervisor.notes.items())]
+    if launch.config.log_format == "json" or not notes:
+        return
+    where = f"--data-dir {launch.config.data_dir}"
+    typer.echo(f"\n{len(notes)} workers are ready: {', '.join(note.address for note in notes)}")
+    typer.echo(f"functions: {', '.join(notes[0].functions)}")
+    typer.echo("from another terminal:")
+    typer.echo(f"  sublet call {where} {notes[0].functions[0]} KEY JSON")
+    typer.echo(f"  sublet status {where}")
+    typer.echo("Ctrl-C stops them.\n")
+
+
+class _ProcessLog:
+    """Writes what the workers write and what happens to them on standard error."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def line(self, index: int, line: str) -> None:
+        typer.echo(line_for_log(index, line, self._as_json), err=True)
+
+    def event(self, index: int, text: str) -> None:
+        self.line(index, text)
+
+
+def run_worker(target: str, flags: Mapping[str, object], supervisor_fd: int | None) -> None:
+    """Run one worker in this process until a signal or the end of its supervisor."""
+    try:
+        config = _config(flags)
+        functions = _functions(target)
+        _make_data_dir(config.data_dir)
+    except (ConfigError, UsageError) as error:
+        exit_with(error)
+    import uvloop
+
+    from sublet.runtime.log import set_up_logging
+
+    set_up_logging(config.log_level, config.log_format, colors=sys.stderr.isatty(), pid=os.getpid())
+    uvloop.run(_serve(functions, config, supervisor_fd))
+
+
+def _functions(target: str) -> dict[str, Function]:
+    from sublet.runtime.loading import LoadError, load_functions
+
+    try:
+        return load_functions(target, Path.cwd())
+    except LoadError as error:
+        raise UsageError(str(error)) from None
+    except Exception as error:
+        # User code: its traceback is what helps, from where it begins.
+        trace = "".join(traceback.format_exception(error, limit=-3)).rstrip()
+        raise UsageError(f"{target} failed while it was imported:\n{trace}") from None
+
+
+def _make_data_dir(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"data_dir is {path}, which cannot be made: {error.strerror}; allowed: a folder that "
+            "this user may write"
+        ) from None
+
+
+async def _serve(
+    functions: Mapping[str, Function], config: WorkerConfig, supervisor_fd: int | None
+) -> None:
+    from sublet.runtime.worker import Worker
+
+    worker = Worker(functions, config)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(worker.run())
+        _on_signals(worker.stop, lambda: running.cancel())
+        watching = tasks.create_task(_watch(worker, sorted(functions), supervisor_fd))
+        running.add_done_callback(lambda _: watching.cancel())
+
+
+async def _watch(worker: Worker, functions: list[str], supervisor_fd: int | None) -> None:
+    """Tell when the worker is ready, and stop it when its supervisor is gone."""
+    if supervisor_fd is None:
+        await worker.ready.wait()
+        _log().info("ready", address=worker.address, functions=functions)
+        return
+    reader, writer = await asyncio.open_connection(sock=supervisor_socket(supervisor_fd))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(_tell(worker, functions, writer))
+            # Nothing comes from the supervisor but its end.
+            await reader.read()
+            telling.cancel()
+            _log().warning("the supervisor is gone")
+            worker.stop()
+    finally:
+        writer.close()
+
+
+async def _tell(worker: Worker, functions: list[str], writer: asyncio.StreamWriter) -> None:
+    await worker.ready.wait()
+    note = ReadyNote(address=worker.address, pid=os.getpid(), functions=functions)
+    writer.write(msgspec.json.encode(note) + b"\n")
+    await writer.drain()
+
+
+def _config(flags: Mapping[str, object]) -> WorkerConfig:
+    for name, meant in unknown_variables(os.environ).items():
+        guess = f"; did you mean {meant}?" if meant else ""
+        typer.echo(f"warning: {name} is set and means nothing{guess}", err=True)
+    return read_config(os.environ, flags)
+
+
+def _on_signals(first: Callable[[], object], again: Callable[[], object]) -> None:
+    """Answer the first signal to stop with `first`, every later one with `again`."""
+    loop = asyncio.get_running_loop()
+    seen: list[signal.Signals] = []
+
+    def answer(number: signal.Signals) -> None:
+        seen.append(number)
+        (first if len(seen) == 1 else again)()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, answer, number)
+
+
+def _log() -> Any:
+    import structlog
+
+    return structlog.get_logger("sublet")

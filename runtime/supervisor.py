@@ -1,0 +1,285 @@
+"""Keeps the worker processes of one `sublet run` alive, and ends them all when it ends.
+
+Each worker is a process in a session of its own, so that Ctrl-C in a terminal reaches only the
+supervisor, which then asks them to stop. A socket leads to each: the worker says on it that it is
+ready, and takes its end for the end of the supervisor, so that a supervisor that is killed leaves
+no orphans. Workers that die are started again, within a budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from sublet.runtime.config import ConfigError, WorkerConfig, environment_of
+
+EXIT_USAGE = 2
+LINE_BYTES_MAX = 64 * 1024
+_OUTPUT_GRACE_S = 1.0
+
+
+class ReadyNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker tells its supervisor once it serves."""
+
+    address: str
+    pid: int
+    functions: list[str]
+
+
+class GaveUpError(Exception):
+    """A worker cannot be kept alive; the text says why."""
+
+
+class RestartBudget:
+    """Decides whether and when a worker that died is started again."""
+
+    def __init__(
+        self,
+        restarts_max: int = 5,
+        period_s: float = 60.0,
+        delay_s_first: float = 0.1,
+        delay_s_max: float = 5.0,
+    ) -> None:
+        self.restarts_max = restarts_max
+        self.period_s = period_s
+        self._delay_s_first = delay_s_first
+        self._delay_s_max = delay_s_max
+        self._deaths_s: deque[float] = deque()
+
+    def delay_s(self, now_s: float) -> float | None:
+        """Return how long to wait before the restart after a death now; None: give up."""
+        deaths = self._deaths_s
+        while deaths and deaths[0] <= now_s - self.period_s:
+            deaths.popleft()
+        if len(deaths) >= self.restarts_max:
+            return None
+        deaths.append(now_s)
+        return min(self._delay_s_first * 2.0 ** (len(deaths) - 1), self._delay_s_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start, and how many times."""
+
+    target: str
+    config: WorkerConfig
+    workers: int
+    environment: Mapping[str, str]
+    """The variables of the workers, to which the settings are added."""
+    stop_timeout_s: float = 10.0
+    """How long a worker may take to leave before it is killed."""
+
+    def command(self, supervisor_fd: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "sublet", "worker", self.target),
+            *("--supervisor-fd", str(supervisor_fd)),
+        ]
+
+    def variables(self, index: int) -> dict[str, str]:
+        """Return the environment of worker `index`, which counts from 0."""
+        port = self.config.port and self.config.port + index
+        config = replace(self.config, port=port, workers_expected=self.workers)
+        return {**self.environment, **environment_of(config), "PYTHONUNBUFFERED": "1"}
+
+    def __post_init__(self) -> None:
+        try:
+            self.variables(self.workers - 1)
+        except ConfigError as error:
+            raise ConfigError(f"for {self.workers} workers: {error}") from None
+
+
+class Supervisor:
+    """Runs the workers of a `Launch`.
+
+    Tells `on_line(index, line)` what they write, and `on_event(index, text)` what it does with
+    them.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        on_line: Callable[[int, str], None],
+        on_event: Callable[[int, str], None],
+    ) -> None:
+        self._launch = launch
+        self._on_line = on_line
+        self._on_event = on_event
+        self._stopping = asyncio.Event()
+        self._processes: dict[int, Process] = {}
+        self.notes: dict[int, ReadyNote] = {}
+        """The ready workers, by index."""
+        self.ready = asyncio.Event()
+        """All workers have been ready at the same time once."""
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes that run now, by index."""
+        return {index: process.pid for index, process in self._processes.items()}
+
+    async def run(self) -> None:
+        """Keep the workers alive until `stop`; raises `GaveUpError` if that cannot be done.
+
+        No worker is left when it returns, however it ends.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index in range(self._launch.workers):
+                    tasks.create_task(self._keep(index))
+        except* GaveUpError as errors:
+            raise GaveUpError("; ".join(str(each) for each in errors.exceptions)) from None
+
+    def stop(self) -> None:
+        """Ask all workers to leave."""
+        self._stopping.set()
+
+    def kill(self) -> None:
+        """End all workers at once; what is committed is safe."""
+        self._stopping.set()
+        for process in self._processes.values():
+            _signal(process, signal.SIGKILL)
+
+    async def _keep(self, index: int) -> None:
+        budget = RestartBudget()
+        while not self._stopping.is_set():
+            status = await self._run_once(index)
+            if self._stopping.is_set():
+                return
+            if status == EXIT_USAGE and index not in self.notes:
+                # It would fail in the same way again.
+                raise GaveUpError(f"worker {index + 1} cannot start; its own message is above")
+            self.notes.pop(index, None)
+            delay_s = budget.delay_s(time.monotonic())
+            if delay_s is None:
+                raise GaveUpError(
+                    f"worker {index + 1} {_ended(status)} and was restarted "
+                    f"{budget.restarts_max} times within {budget.period_s:.0f} s before; "
+                    "its log above says why"
+                )
+            self._on_event(index, f"{_ended(status)}; starts again in {delay_s:.1f} s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
+
+    async def _run_once(self, index: int) -> int:
+        """Run one process to its end and return its exit status."""
+        here, there = socket.socketpair()
+        try:
+            with there:
+                process = await asyncio.create_subprocess_exec(
+                    *self._launch.command(there.fileno()),
+                    stdin=DEVNULL,
+                    stdout=PIPE,
+                    stderr=STDOUT,
+                    env=self._launch.variables(index),
+                    pass_fds=(there.fileno(),),
+                    start_new_session=True,
+                )
+        except BaseException:
+            here.close()
+            raise
+        self._processes[index] = process
+        reader, writer = await asyncio.open_connection(sock=here)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                output = tasks.create_task(self._forward(index, process))
+                notes = tasks.create_task(self._listen(index, reader))
+                stopper = tasks.create_task(self._stop_when_asked(process))
+                status = await process.wait()
+                stopper.cancel()
+                # What a worker left behind may hold the other end of the pipe for ever.
+                await asyncio.wait((output, notes), timeout=_OUTPUT_GRACE_S)
+                output.cancel()
+                notes.cancel()
+            return status
+        finally:
+            writer.close()
+            await self._end(process)
+            del self._processes[index]
+
+    async def _listen(self, index: int, reader: asyncio.StreamReader) -> None:
+        # A worker that is killed resets the connection.
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                self.notes[index] = msgspec.json.decode(line, type=ReadyNote)
+                self._on_event(index, f"ready at {self.notes[index].address}")
+                if len(self.notes) == self._launch.workers:
+                    self.ready.set()
+
+    async def _forward(self, index: int, process: Process) -> None:
+        """Hand on what the worker writes, line by line; a line without end is cut."""
+        assert process.stdout is not None
+        rest = b""
+        while data := await process.stdout.read(LINE_BYTES_MAX):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > LINE_BYTES_MAX:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                self._on_line(index, line.decode(errors="replace"))
+        if rest:
+            self._on_line(index, rest.decode(errors="replace"))
+
+    async def _stop_when_asked(self, process: Process) -> None:
+        await self._stopping.wait()
+        await self._end(process)
+
+    async def _end(self, process: Process) -> None:
+        """Ask a process to leave, then make it."""
+        if process.returncode is not None:
+            return
+        _signal(process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._launch.stop_timeout_s):
+                await process.wait()
+        except TimeoutError:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    # It may have ended since it was last looked at.
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def line_for_log(index: int, line: str, as_json: bool) -> str:
+    """Return a worker's line as it goes into the common log.
+
+    JSON entries name their worker already; whatever else a worker prints is made JSON, too.
+    """
+    if not as_json:
+        return f"worker {index + 1} | {line}"
+    if line.startswith("{"):
+        return line
+    return json.dumps({"event": line, "worker_index": index + 1, "level": "info"})
+
+
+def supervisor_socket(descriptor: int) -> socket.socket:
+    """Return a worker's end of the connection to its supervisor."""
+    try:
+        mine = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ConfigError(f"--supervisor-fd {descriptor}: {error.strerror}") from None
+    os.set_inheritable(descriptor, False)
+    return mine
