@@ -45,13 +45,16 @@ _SEARCH_MAX = 10_000
 class Codec(Generic[T]):
     """Encodes and decodes values of one type. Made by `codec_for`."""
 
-    __slots__ = ("_decode", "_decode_column", "info", "type")
+    __slots__ = ("_decode_column", "bare_decode", "bare_encode", "info", "type")
 
     def __init__(self, of: Any, info: types.Type) -> None:
         self.type = of
         self.info = info
         """The type as msgspec understands it."""
-        self._decode = Decoder(of, dec_hook=_decode_other).decode
+        self.bare_encode: Callable[[T], bytes] = _encode
+        """`encode` for values that are known to be encodable: a call less, no error of ours."""
+        self.bare_decode: Callable[[bytes | Raw], T] = Decoder(of, dec_hook=_decode_other).decode
+        """`decode` that raises whatever is raised inside; for loops that handle it themselves."""
         self._decode_column = Decoder(list[of], dec_hook=_decode_other).decode
 
     def __repr__(self) -> str:
@@ -77,7 +80,7 @@ class Codec(Generic[T]):
     def decode(self, data: bytes | Raw) -> T:
         """Return the value; `PayloadError` says where the bytes do not fit the type."""
         try:
-            return self._decode(data)  # type: ignore[no-any-return]  # the type is a value here
+            return self.bare_decode(data)
         except Exception as error:
             raise _payload_error(self.type, error) from error
 

@@ -4,7 +4,8 @@
 |---|---|
 | nothing, `state=T`, `Value(T)` | `ValueState` |
 | `Map(K, V)`, `List(T)` | `MapState`, `ListState` |
-| `Sum()`, `Count()`, `Min()`, `Max()`, `Mean()` | `SumState`, `CountState`, `ExtremeState`, `MeanState` |
+| `Sum()`, `Count()`, `Mean()` | `SumState`, `CountState`, `MeanState` |
+| `Min()`, `Max()` | `ExtremeState` |
 | `SetUnion(T)`, `Merged(T, …)` | `SetUnionState`, `MergedState` |
 | `TopK(k)`, `Quantiles()` | `TopKState`, `QuantilesState` |
 | `Fields(…)`, a dict | `FieldsState`: the above, by name |

@@ -36,14 +36,17 @@ _POSITION_BYTES = 8
 
 
 class Map(Generic[K, V]):
-    """A map for each key: `state=Map(str, int)`. With `ttl`, an entry is gone that long after
-    it was last put.
+    """A map for each key: `state=Map(str, int)`. The type of its keys must be immutable.
+
+    With `ttl`, an entry is gone that long after it was last put.
     """
 
     __slots__ = ("keys", "ttl_ms", "values")
 
     def __init__(self, key: Any, value: Any, *, ttl: Duration | None = None) -> None:
         self.keys: Typed[K] = Typed(key)
+        if not self.keys.immutable:
+            raise TypeError(f"the keys of a Map need an immutable type, not {self.keys!r}")
         self.values: Typed[V] = Typed(value)
         self.ttl_ms = ttl_ms_of(ttl)
 
@@ -193,30 +196,24 @@ class ListState(Generic[T]):
 
     def append(self, element: T) -> None:
         """Add an element at the end."""
-        self.extend((element,))
+        kind = self._kind
+        data = kind.typed.encode(element)
+        if kind.ttl_ms is not None or kind.length_max is not None:
+            self._extend([data])
+            return
+        size_bytes = self._size_bytes + _element_bytes(data)
+        if size_bytes > self._clock.bytes_max:
+            raise refuse_growth(size_bytes, self._clock)
+        self._remember()
+        self._elements.append((data, None))
+        self._size_bytes = size_bytes
 
     def extend(self, elements: Iterable[T]) -> None:
         """Add elements at the end: all of them, or none if one is refused."""
-        encode, length_max = self._kind.typed.encode, self._kind.length_max
+        encode = self._kind.typed.encode
         added = [encode(element) for element in elements]
-        if not added:
-            return
-        self._expire()
-        dropped = 0
-        if length_max is not None:
-            del added[:-length_max]
-            dropped = max(0, len(self._elements) + len(added) - length_max)
-        size_bytes = self._size_bytes + sum(map(_element_bytes, added))
-        size_bytes -= sum(_element_bytes(data) for data, _ in islice(self._elements, dropped))
-        if self._size_bytes < size_bytes > self._clock.bytes_max:
-            raise refuse_growth(size_bytes, self._clock)
-        self._remember()
-        for _ in range(dropped):
-            self._remove_first()
-        ttl_ms = self._kind.ttl_ms
-        expires_ms = None if ttl_ms is None else self._clock.now_ms + ttl_ms
-        self._elements.extend((data, expires_ms) for data in added)
-        self._size_bytes = size_bytes
+        if added:
+            self._extend(added)
 
     def pop_first(self) -> T:
         """Remove the first element and return it; `IndexError` if the list is empty."""
@@ -299,6 +296,24 @@ class ListState(Generic[T]):
     def is_empty(self) -> bool:
         """See `Cell.is_empty`."""
         return not len(self)
+
+    def _extend(self, added: list[bytes]) -> None:
+        self._expire()
+        dropped, length_max = 0, self._kind.length_max
+        if length_max is not None:
+            del added[:-length_max]
+            dropped = max(0, len(self._elements) + len(added) - length_max)
+        size_bytes = self._size_bytes + sum(map(_element_bytes, added))
+        size_bytes -= sum(_element_bytes(data) for data, _ in islice(self._elements, dropped))
+        if self._size_bytes < size_bytes > self._clock.bytes_max:
+            raise refuse_growth(size_bytes, self._clock)
+        self._remember()
+        for _ in range(dropped):
+            self._remove_first()
+        ttl_ms = self._kind.ttl_ms
+        expires_ms = None if ttl_ms is None else self._clock.now_ms + ttl_ms
+        self._elements.extend((data, expires_ms) for data in added)
+        self._size_bytes = size_bytes
 
     def _load(self, stored: list[StoredRow]) -> None:
         if any(len(subkey) != _POSITION_BYTES for subkey, _, _ in stored):

@@ -7,7 +7,7 @@ Rows of a field that is no longer declared stay where they are, unseen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypedDict
 
 from sublet.functions.errors import StateTypeError
 from sublet.functions.state.cell import (
@@ -21,6 +21,7 @@ from sublet.functions.state.cell import (
 from sublet.functions.state.value import Value
 
 _SEPARATOR = b"\0"
+_KINDS_PACKAGE = "sublet.functions.state"
 # Names that a cell needs for itself.
 _RESERVED = ("undo", "rollback", "drain", "size_bytes", "is_empty")
 
@@ -56,10 +57,10 @@ class Fields:
         """See `StateKind.cell`."""
         by_name: dict[bytes, list[StoredRow]] = {}
         for subkey, value, expires_ms in rows:
-            name, separator, rest = subkey.partition(_SEPARATOR)
+            prefix, separator, rest = subkey.partition(_SEPARATOR)
             if not separator:
                 raise StateTypeError("the stored state has no fields: it was written without them")
-            by_name.setdefault(name, []).append((rest, value, expires_ms))
+            by_name.setdefault(prefix, []).append((rest, value, expires_ms))
         cells = {}
         for name, kind in self.kinds.items():
             try:
@@ -145,18 +146,65 @@ def state_kind_of(declaration: Any) -> StateKind:
         if not all(isinstance(name, str) for name in declaration):
             raise TypeError("the names of state fields must be texts")
         return Fields(**declaration)
-    if isinstance(declaration, type) and hasattr(declaration, "cell"):
+    if isinstance(declaration, type) and declaration.__module__.startswith(_KINDS_PACKAGE):
         raise TypeError(
             f"state={declaration.__name__} is a kind of state without its type or arguments; "
             f"write state={declaration.__name__}(…)"
         )
-    if callable(getattr(declaration, "cell", None)):
+    if not isinstance(declaration, type) and callable(getattr(declaration, "cell", None)):
         return declaration  # type: ignore[no-any-return]  # it has what the protocol asks for
     return Value(declaration)
 
 
+class MergeableFields:
+    """`Fields` of which every field is mergeable. A partial value is a dict by field name."""
+
+    __slots__ = ("_fields", "_kinds", "partial_type")
+
+    def __init__(self, fields: Fields, kinds: dict[str, MergeableKind[Any]]) -> None:
+        self._fields = fields
+        self._kinds = kinds
+        # mypy knows TypedDicts only by sight; this one has the names that the user chose.
+        make_type: Any = TypedDict
+        self.partial_type = make_type(
+            "FieldsPartial", {name: kind.partial_type for name, kind in kinds.items()}
+        )
+
+    def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> FieldsState:
+        """See `StateKind.cell`."""
+        return self._fields.cell(rows, clock)
+
+    def zero(self) -> dict[str, Any]:
+        """Return the zero of each field."""
+        return {name: kind.zero() for name, kind in self._kinds.items()}
+
+    def merge(self, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        """Merge field by field."""
+        return {name: kind.merge(one[name], other[name]) for name, kind in self._kinds.items()}
+
+    def partial_of(self, cell: FieldsState) -> dict[str, Any]:
+        """See `MergeableKind.partial_of`."""
+        return {name: kind.partial_of(getattr(cell, name)) for name, kind in self._kinds.items()}
+
+    def absorb(self, cell: FieldsState, partial: dict[str, Any]) -> None:
+        """See `MergeableKind.absorb`."""
+        for name, kind in self._kinds.items():
+            kind.absorb(getattr(cell, name), partial[name])
+
+
 def mergeable_kind_of(kind: StateKind) -> MergeableKind[Any] | None:
-    """Return the kind as one that can be merged; None if it cannot."""
+    """Return the kind as one that can be merged; None if it cannot.
+
+    Fields can if each of them can.
+    """
+    if isinstance(kind, Fields):
+        kinds: dict[str, MergeableKind[Any]] = {}
+        for name, each in kind.kinds.items():
+            mergeable = mergeable_kind_of(each)
+            if mergeable is None:
+                return None
+            kinds[name] = mergeable
+        return MergeableFields(kind, kinds)
     if callable(getattr(kind, "absorb", None)):
         return kind  # type: ignore[return-value]  # it has what the protocol asks for
     return None

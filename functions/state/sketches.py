@@ -124,6 +124,8 @@ class TopK(Generic[T]):
         self.k = k
         self.capacity = capacity
         self.typed: Typed[T] = Typed(of)
+        if not self.typed.immutable:
+            raise TypeError(f"TopK needs an immutable type of items, not {self.typed!r}")
 
     def __repr__(self) -> str:
         return f"TopK({self.k}, capacity={self.capacity}, of={self.typed!r})"

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec.inspect as types
 
-from sublet.functions.codec import codec_for, is_immutable, type_name
+from sublet.functions.codec import Codec, codec_for, is_immutable, type_name
 from sublet.functions.errors import EncodeError, PayloadError, StateTypeError
 
 T = TypeVar("T")
@@ -22,10 +22,13 @@ SCALARS = (int, float, str, bool, bytes)
 class Typed(Generic[T]):
     """Packs and unpacks values of one type, with errors that speak of state."""
 
-    __slots__ = ("_codec", "_exact", "immutable", "is_any", "type")
+    __slots__ = ("_bare_decode", "_codec", "_exact", "encode_known", "immutable", "is_any", "type")
 
     def __init__(self, of: Any) -> None:
-        self._codec = codec_for(of)
+        self._codec: Codec[T] = codec_for(of)
+        self._bare_decode = self._codec.bare_decode
+        self.encode_known = self._codec.bare_encode
+        """Return the bytes of a value that was packed before."""
         self.type = self._codec.type
         self.immutable = is_immutable(self.type)
         self.is_any = self.type is Any
@@ -74,23 +77,25 @@ class Typed(Generic[T]):
         except EncodeError as error:
             raise self._misfit(value, error) from error
 
-    def encode_known(self, value: T) -> bytes:
-        """Return the bytes of a value that was packed before."""
-        return self._codec.encode(value)
-
     def decode(self, data: bytes) -> T:
         """Return the value of stored bytes; `StateTypeError` if they do not fit the type."""
         try:
-            return self._codec.decode(data)  # type: ignore[no-any-return]  # codec_for(T) of T
+            return self._bare_decode(data)
+        except Exception:  # the type's own code may raise anything; the codec says what
+            return self._decode_or_explain(data)
+
+    def empty(self) -> T | None:
+        """Return T() where that needs no arguments, else None."""
+        return _empty(self._codec.info)  # type: ignore[no-any-return]  # of the type's description
+
+    def _decode_or_explain(self, data: bytes) -> T:
+        try:
+            return self._codec.decode(data)
         except PayloadError as error:
             raise StateTypeError(
                 f"stored state does not fit the declared type: {error}; declare the type it was "
                 "written with, or one that reads both"
             ) from error
-
-    def empty(self) -> T | None:
-        """Return T() where that needs no arguments, else None."""
-        return _empty(self._codec.info)  # type: ignore[no-any-return]  # of the type's description
 
     def _misfit(self, value: object, error: Exception | None) -> StateTypeError:
         detail = "" if error is None else f": {error}"

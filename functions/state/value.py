@@ -135,12 +135,9 @@ class Value(Generic[T]):
 
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> ValueCell:
         """See `StateKind.cell`."""
-        found = only_row(rows)
-        if found is None:
-            if self.ttl_ms is None:
-                return self._cell_class(self, None, clock)
-            return ExpiringCell(self, None, None, clock)
-        data, expires_ms = found
+        # An iterator is never false, so this is only a short cut for new keys.
+        found = only_row(rows) if rows else None
+        data, expires_ms = (None, None) if found is None else found
         if expires_ms is None and self.ttl_ms is None:
             return self._cell_class(self, data, clock)
         return ExpiringCell(self, data, expires_ms, clock)
