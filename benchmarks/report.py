@@ -198,19 +198,24 @@ class Run:
         choose = min if figure.endswith("_ms") else max
         return choose(measured, key=lambda each: each[0])[1]
 
-    def machine_medians(self) -> dict[str, float]:
-        """Return the medians of the calibration and of the cores busy with other work."""
-        medians: dict[str, float] = {}
-        for name in ("calibration_per_s", "busy_cores"):
-            values = [
-                float(result.machine[name])
-                for results in self._results.values()
-                for result in results
-                if name in result.machine
-            ]
-            if values:
-                medians[name] = statistics.median(values)
-        return medians
+    def machine_values(self, name: str, case: CaseId | None = None) -> list[float]:
+        """Return what the machine said after each case, or after each round of one case."""
+        chosen = self._results.values() if case is None else [self._results.get(case, [])]
+        return [
+            float(result.machine[name])
+            for results in chosen
+            for result in results
+            if name in result.machine
+        ]
+
+    def core_speed(self, case: CaseId) -> float | None:
+        """Return how fast a core was around the case, as a share of the run's fastest moment.
+
+        Two cases whose speeds differ cannot be compared: their ratio is wrong by as much.
+        """
+        speeds = self.machine_values("calibration_per_s", case)
+        fastest = max(self.machine_values("calibration_per_s"), default=0.0)
+        return statistics.median(speeds) / fastest if speeds and fastest else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,9 @@ from benchmarks.report import (
 
 LATENCIES = ("p50_ms", "p99_ms", "p99_9_ms", "max_ms")
 MISSING = "-"
-TABLE_WIDTH_MIN = 130
+TABLE_WIDTH_MIN = 140
+# More than this is somebody else at work, not the noise of an idle machine.
+BUSY_CORES_MAX = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,10 @@ def _ratio(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
+def _percent(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.0%}"
+
+
 def section_grid(run: Run, section: Section) -> Grid | None:
     """Return the section's table, or None when no case belongs in it."""
     cases = [case for case in run.cases() if section.holds(case)]
@@ -131,7 +137,8 @@ def section_grid(run: Run, section: Section) -> Grid | None:
     headings = ["system", "case"]
     headings += [section.figure.replace("_per_s", "/s")] if is_rate else ["answered"]
     headings += [name.removesuffix("_ms").replace("p99_9", "p99.9") + " ms" for name in latencies]
-    headings += [reference.heading for reference in references] + ["spread"]
+    headings += [reference.heading for reference in references]
+    headings += ["core", "spread"]
     rows = []
     for case in cases:
         row = [case.system, case.case]
@@ -144,8 +151,8 @@ def section_grid(run: Run, section: Section) -> Grid | None:
             row.append(MISSING if share is None else f"{share:.1%}")
         row += [_milliseconds(run.median(case, name)) for name in latencies]
         row += [_ratio(run.ratio(case, each.case, section.figure)) for each in references]
-        spread = run.spread(case, section.figure)
-        row.append(MISSING if spread is None else f"{spread:.0%}")
+        row.append(_percent(run.core_speed(case)))
+        row.append(_percent(run.spread(case, section.figure)))
         rows.append(row)
     return Grid(section.title, headings, rows, word_columns=2)
 
@@ -174,12 +181,14 @@ def grids(run: Run, outcomes: Sequence[Outcome]) -> list[Grid]:
 
 
 def machine_line(run: Run) -> str:
-    medians = run.machine_medians()
-    calibration = _rate(medians.get("calibration_per_s"))
-    busy = _milliseconds(medians.get("busy_cores"))
+    """Say how even the machine was: a median alone would hide that half a run was slow."""
+    speeds = run.machine_values("calibration_per_s") or [0.0]
+    busy = run.machine_values("busy_cores")
+    disturbed_count = sum(1 for cores in busy if cores > BUSY_CORES_MAX)
     return (
-        f"Machine, medians over the cases: one core counts {calibration} messages/s in a plain "
-        f"loop; {busy} cores were busy while the measured system rested."
+        f"Machine: one core counted {min(speeds):,.0f} to {max(speeds):,.0f} messages/s in a plain "
+        f"loop. After {disturbed_count} of {len(busy)} cases more than {BUSY_CORES_MAX} cores were "
+        "busy with something else."
     )
 
 

@@ -97,3 +97,15 @@ def test_a_target_is_held_against_the_strongest_baseline_that_was_measured() -> 
 
 def test_a_target_without_a_measurement_is_neither_reached_nor_missed() -> None:
     assert {outcome.reached for outcome in evaluate(Run([]))} == {None}
+
+
+def test_a_case_measured_while_the_core_was_slow_can_be_told() -> None:
+    run = Run(
+        [
+            CaseResult(system="a", case="x", figures={}, machine={"calibration_per_s": 6.0}),
+            CaseResult(system="b", case="x", figures={}, machine={"calibration_per_s": 10.0}),
+        ]
+    )
+
+    assert [run.core_speed(case) for case in run.cases()] == [0.6, 1.0]
+    assert run.core_speed(CaseId("c", "x")) is None
