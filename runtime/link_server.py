@@ -6,6 +6,7 @@ Opens the door and checks who comes in. What the frames mean is their receiver's
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -54,7 +55,8 @@ class LinkServer:
         self._service = service
         self._host = host
         self._port = port
-        self._lane_path = lane_path
+        # Absolute: clients have their own working folders.
+        self._lane_path = os.path.abspath(lane_path) if lane_path else ""
         self._limits = limits or LinkLimits()
         self._tokens = LaneTokens()
         self._links: set[FrameLink] = set()

@@ -540,7 +540,7 @@ def _json_from_msgpack(value: bytes) -> str:
 
 # Errors
 
-_STATUS_BY_CODE: Mapping[str, grpc.StatusCode] = {
+STATUS_BY_CODE: Mapping[str, grpc.StatusCode] = {
     "rejected": grpc.StatusCode.INVALID_ARGUMENT,
     "malformed": grpc.StatusCode.INVALID_ARGUMENT,
     "unknown_function": grpc.StatusCode.NOT_FOUND,
@@ -571,7 +571,7 @@ def status_from_error(
     """Return the gRPC status, its text, and the trailing metadata for programs."""
     # The nearest kind that the table knows: an application may derive its own from ours.
     codes = (getattr(kind, "code", "error") for kind in type(error).__mro__)
-    status = next(_STATUS_BY_CODE[code] for code in codes if code in _STATUS_BY_CODE)
+    status = next(STATUS_BY_CODE[code] for code in codes if code in STATUS_BY_CODE)
     metadata: tuple[tuple[str, str], ...] = ((CODE_METADATA, error.code),)
     # Without its advice, which `error_from_status` adds again from the metadata.
     text = str(error)

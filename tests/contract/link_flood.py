@@ -1,20 +1,44 @@
-"""A process that floods a link with frames until it is killed: `address lane`."""
+"""A process that floods a link with frames until it is killed: `connect|serve address lane`.
+
+`address` is the one to connect to, or the path of a lane to serve; a server prints its address.
+"""
 
 import asyncio
 import sys
 
 from sublet.runtime.frames import Hello
+from sublet.runtime.link import Link
 from sublet.runtime.link_grpc import connect
-from tests.contract.link_setting import Keeper, Lane, batch_frame
+from sublet.runtime.link_server import LinkServer
+from tests.contract.link_setting import WELCOME, Keeper, Lane, NoService, batch_frame
 
 
-async def flood(address: str, lane: Lane) -> None:
+async def flood(link: Link) -> None:
+    for number in range(1, 1_000_000):
+        link.send(batch_frame(number))
+        await asyncio.sleep(0)
+
+
+async def flood_server(address: str, lane: str) -> None:
     async with asyncio.TaskGroup() as tasks:
-        link = await connect(address, Hello("~flood"), Keeper(), tasks, lane=lane)
-        for number in range(1, 1_000_000):
-            link.send(batch_frame(number))
-            await asyncio.sleep(0)
+        way: Lane = "auto" if lane == "auto" else "never"
+        await flood(await connect(address, Hello("~flood"), Keeper(), tasks, lane=way))
+
+
+async def flood_client(lane_path: str) -> None:
+    accepted = asyncio.get_running_loop().create_future()
+
+    def accept(link: Link, hello: Hello) -> Keeper:
+        link.send(WELCOME)
+        accepted.set_result(link)
+        return Keeper()
+
+    async with LinkServer(accept, NoService(), lane_path=lane_path) as server:
+        sys.stdout.write(f"{server.address}\n")
+        sys.stdout.flush()
+        await flood(await accepted)
 
 
 if __name__ == "__main__":
-    asyncio.run(flood(sys.argv[1], "auto" if sys.argv[2] == "auto" else "never"))
+    mode, place, lane = sys.argv[1:]
+    asyncio.run(flood_server(place, lane) if mode == "connect" else flood_client(place))

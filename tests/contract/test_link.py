@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -326,27 +326,51 @@ def test_an_end_without_goodbye_is_a_loss_even_if_the_transport_ends_well(play: 
     play(scenario)
 
 
-def test_a_killed_peer_is_a_loss(play: Play) -> None:
+def test_a_killed_client_is_a_loss(play: Play) -> None:
     async def scenario(stage: Setting) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.contract.link_flood", stage.server.address, stage.lane,
-            cwd=ROOT, env={**os.environ, "GRPC_VERBOSITY": "NONE"},
-        )  # fmt: skip
-        try:
+        async with flooding("connect", stage.server.address, stage.lane):
             await stage.arrived.wait()
             _, keeper = stage.accepted[0]
             await keeper.data_frames(100)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
-        reason, clean = await keeper.end()
-
-        assert not clean
-        assert reason.startswith("lost")
-        received = [frame.batches[0].first for frame in await keeper.data_frames(100)]
-        assert received == list(range(1, len(received) + 1))
+        await check_lost(keeper)
 
     play(scenario)
+
+
+def test_a_killed_server_is_a_loss(play: Play, folder: Path) -> None:
+    async def scenario(stage: Setting) -> None:
+        keeper = Keeper()
+        async with flooding("serve", str(folder / "other"), stage.lane) as process:
+            assert process.stdout is not None
+            address = (await process.stdout.readline()).decode().strip()
+            await connect(address, Hello("~c"), keeper, stage.tasks, lane=stage.lane)
+            await keeper.data_frames(100)
+        await check_lost(keeper)
+
+    play(scenario)
+
+
+@asynccontextmanager
+async def flooding(mode: str, place: str, lane: Lane) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run link_flood.py, and kill it at the end of the block."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.contract.link_flood", mode, place, lane,
+        cwd=ROOT, env={**os.environ, "GRPC_VERBOSITY": "NONE"}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def check_lost(keeper: Keeper) -> None:
+    reason, clean = await keeper.end()
+
+    assert not clean
+    assert reason.startswith("lost")
+    received = [frame.batches[0].first for frame in await keeper.data_frames(100)]
+    assert received == list(range(1, len(received) + 1))
 
 
 def test_what_a_slow_peer_does_not_take_is_pending_until_it_does(play: Play) -> None:
