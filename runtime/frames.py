@@ -24,7 +24,7 @@ class Kind(IntEnum):
     """Take back a delayed message; the key column holds the timers' ids."""
 
 
-class Extra(msgspec.Struct, array_like=True, omit_defaults=True):
+class Extra(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """What few messages have: kept beside the columns, by the message's place in the batch."""
 
     idempotency_key: str = ""
@@ -33,7 +33,7 @@ class Extra(msgspec.Struct, array_like=True, omit_defaults=True):
     trace: str = ""
 
 
-class ErrorInfo(msgspec.Struct, array_like=True):
+class ErrorInfo(msgspec.Struct, array_like=True, frozen=True):
     code: str
     message: str
     retry_after_ms: int = 0

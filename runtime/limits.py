@@ -34,7 +34,7 @@ class Limits:
     """Values kept for one egress in one partition; the oldest are dropped."""
     cache_bytes_max: int = 256 * 1024 * 1024
     """State in memory in a worker; the least recently used is dropped."""
-    client_credit: int = 4_096
+    client_credit: int = 8_192
     """Messages that one client may have in flight at one worker."""
     link_bytes_max: int = 16 * 1024 * 1024
     """Bytes that wait for a slow reader; then its messages stay in the outbox."""

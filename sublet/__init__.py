@@ -1,1 +1,113 @@
-"""Sublet: stateful serverless functions."""
+"""Sublet: stateful functions in Python, with deadlines, durable state and exactly-once effects.
+
+Everything that users need is here; clients and workers are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sublet.functions.app import App, Function
+from sublet.functions.context import Batch, Context
+from sublet.functions.errors import (
+    CallCycleError,
+    DeadlineExceededError,
+    EncodeError,
+    FailedError,
+    HandlerError,
+    HandlerTimeoutError,
+    IdempotencyConflictError,
+    KeyRejectedError,
+    OverloadedError,
+    PayloadError,
+    RejectedError,
+    RetryLaterError,
+    StateTooLargeError,
+    StateTypeError,
+    SubletError,
+    TooLargeError,
+    UnavailableError,
+    UnknownFunctionError,
+    UnknownOutcomeError,
+)
+from sublet.functions.retry import NO_RETRY, Retry
+from sublet.functions.state import (
+    Count,
+    Fields,
+    List,
+    Map,
+    Max,
+    Mean,
+    Merged,
+    Min,
+    Quantiles,
+    SetUnion,
+    Sum,
+    TopK,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from sublet.runtime.blocking_client import BlockingClient
+    from sublet.runtime.client import Client
+
+__version__ = "0.1.0"
+
+_LATER = {
+    "Client": "sublet.runtime.client",
+    "BlockingClient": "sublet.runtime.blocking_client",
+}
+
+
+def __getattr__(name: str) -> object:
+    # gRPC takes a third of a second to import; functions alone do not need it.
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'sublet' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(module), name)
+
+
+__all__ = [
+    "NO_RETRY",
+    "App",
+    "Batch",
+    "BlockingClient",
+    "CallCycleError",
+    "Client",
+    "Context",
+    "Count",
+    "DeadlineExceededError",
+    "EncodeError",
+    "FailedError",
+    "Fields",
+    "Function",
+    "HandlerError",
+    "HandlerTimeoutError",
+    "IdempotencyConflictError",
+    "KeyRejectedError",
+    "List",
+    "Map",
+    "Max",
+    "Mean",
+    "Merged",
+    "Min",
+    "OverloadedError",
+    "PayloadError",
+    "Quantiles",
+    "RejectedError",
+    "Retry",
+    "RetryLaterError",
+    "SetUnion",
+    "StateTooLargeError",
+    "StateTypeError",
+    "SubletError",
+    "Sum",
+    "TooLargeError",
+    "TopK",
+    "UnavailableError",
+    "UnknownFunctionError",
+    "UnknownOutcomeError",
+    "Value",
+]
