@@ -237,12 +237,23 @@ class Exchange:
             hosted = partitions.get(endpoint_of(batch.target))
             if hosted is None:
                 self._not_here(port, batch)
+            elif from_client and (bad_key := self._bad_key(batch)) is not None:
+                port.link.send(Refused(batch.target, batch.source, batch.first, bad_key))
             elif from_client and in_flight and in_flight + batch.count > room:
                 error = ErrorInfo("overloaded", f"the worker has {in_flight} in flight", 50)
                 self.host.refuse(batch, hosted, error)
             else:
                 in_flight += batch.count
                 self.host.batch_arrived(batch, hosted)
+        self.host.pump()
+
+    def _bad_key(self, batch: Batch) -> ErrorInfo | None:
+        """Our own clients never send one; others may."""
+        longest = max(map(len, batch.keys), default=0)
+        limit = self._limits.key_bytes_max
+        if longest * 4 <= limit or all(len(key.encode()) <= limit for key in batch.keys):
+            return None
+        return ErrorInfo("bad_key", f"a key has more than {limit} bytes")
 
     def _not_here(self, port: Port, batch: Batch) -> None:
         partition = endpoint_of(batch.target)

@@ -352,7 +352,19 @@ class Host:
             self._pump_planned = True
             self._loop.call_soon(self._pump)
 
+    def pump(self) -> None:
+        """Run what is ready at once, without waiting for the loop's next turn."""
+        if self._ready:
+            self._run_turn()
+
     def _pump(self) -> None:
+        self._run_turn()
+        if self._ready:
+            self._loop.call_soon(self._pump)
+        else:
+            self._pump_planned = False
+
+    def _run_turn(self) -> None:
         """Run the most urgent work for one turn, then let the loop breathe."""
         until = time.perf_counter() + TURN_MS / 1000
         while self._ready:
@@ -362,10 +374,6 @@ class Host:
                 self._run_here(hosted, work)
             if time.perf_counter() > until:
                 break
-        if self._ready:
-            self._loop.call_soon(self._pump)
-        else:
-            self._pump_planned = False
 
     def _run_here(self, hosted: Hosted, work: Work) -> None:
         partition, place = hosted.partition, hosted.place

@@ -248,6 +248,10 @@ class Lane:
             else function.handler(invocation.context)
         )
         started = time.perf_counter()
+        # Frames of a gRPC link arrive inside a task; those of a lane do not.
+        current = asyncio.current_task(self._loop)
+        if current is not None:
+            asyncio_tasks._leave_task(self._loop, current)
         asyncio_tasks._enter_task(self._loop, spare)
         try:
             invocation.first_await = coroutine.send(None)
@@ -255,6 +259,8 @@ class Lane:
             return True, stop.value
         finally:
             asyncio_tasks._leave_task(self._loop, spare)
+            if current is not None:
+                asyncio_tasks._enter_task(self._loop, current)
             invocation.step_ms = (time.perf_counter() - started) * 1000
         invocation.coroutine = coroutine
         return False, None
