@@ -174,7 +174,8 @@ async def test_the_earlier_of_two_deadlines_counts(
     by_grpc, by_request = shop.requests
     assert isinstance(by_grpc, CallRequest)
     assert by_grpc.time_left_ms is not None
-    assert 1_000 < by_grpc.time_left_ms <= 10_000
+    # gRPC writes the time left with few digits, rounded up.
+    assert 1_000 < by_grpc.time_left_ms < 11_000
     assert isinstance(by_request, CallRequest)
     assert by_request.time_left_ms == 5
 
