@@ -1,0 +1,84 @@
+"""Restarts have a budget, and each worker gets the settings that it should."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from examples.word_lines import VOCABULARY, generate_lines
+from sublet.runtime.config import ConfigError, WorkerConfig, read_config
+from sublet.runtime.supervisor import Launch, RestartBudget, line_for_log
+
+
+def launch(config: WorkerConfig, workers: int) -> Launch:
+    return Launch(target="m:app", config=config, workers=workers, environment={"HOME": "/here"})
+
+
+def test_the_delay_before_a_restart_doubles_up_to_its_bound() -> None:
+    budget = RestartBudget(restarts_max=5, delay_s_first=1, delay_s_max=5)
+
+    assert [budget.delay_s(now_s) for now_s in range(5)] == [1, 2, 4, 5, 5]
+
+
+def test_a_worker_that_dies_too_often_within_the_period_is_given_up() -> None:
+    budget = RestartBudget(restarts_max=5, period_s=60)
+
+    delays_s = [budget.delay_s(now_s) for now_s in (0, 10, 20, 30, 40, 59)]
+
+    assert None not in delays_s[:5]
+    assert delays_s[5] is None
+
+
+def test_old_deaths_are_forgotten() -> None:
+    budget = RestartBudget(restarts_max=2, period_s=60, delay_s_first=1)
+
+    assert [budget.delay_s(now_s) for now_s in (0, 30, 60, 90, 91)] == [1, 2, 2, 2, None]
+
+
+def test_each_worker_gets_the_settings_and_a_port_of_its_own() -> None:
+    config = WorkerConfig(data_dir=Path("x"), port=7000, full_sync=True)
+
+    variables = launch(config, 3).variables(2)
+
+    assert variables["HOME"] == "/here"
+    assert read_config(variables) == replace(config, port=7002, workers_expected=3)
+
+
+def test_a_free_port_is_chosen_by_each_worker() -> None:
+    assert read_config(launch(WorkerConfig(), 3).variables(2)).port == 0
+
+
+def test_ports_beyond_the_last_one_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="for 3 workers: port is 65536"):
+        launch(WorkerConfig(port=65_534), 3)
+
+
+def test_more_workers_than_allowed_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"workers_expected is 129; allowed: 1\.\.128"):
+        launch(WorkerConfig(), 129)
+
+
+def test_lines_for_people_name_their_worker() -> None:
+    assert line_for_log(0, "hello", as_json=False) == "worker 1 | hello"
+
+
+def test_every_line_of_a_json_log_is_json() -> None:
+    entry = '{"event": "ready"}'
+
+    assert line_for_log(0, entry, as_json=True) == entry
+    assert json.loads(line_for_log(0, 'a "print"', as_json=True)) == {
+        "event": 'a "print"',
+        "worker_index": 1,
+        "level": "info",
+    }
+
+
+def test_the_text_of_the_example_is_repeatable_and_unequal() -> None:
+    lines = list(islice(generate_lines(7), 2_000))
+    times = Counter(word for line in lines for word in line.split())
+
+    assert lines == list(islice(generate_lines(7), 2_000))
+    assert times[VOCABULARY[0]] > 10 * times[VOCABULARY[50]] > 0
