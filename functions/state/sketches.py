@@ -177,7 +177,7 @@ class TopKState(Generic[T]):
         self._clock = clock
         self._error = error = partial.error
         self._floor = error
-        """No counter is below it."""
+        """While all counters are taken, none is below it; with room again, it is the error."""
         self._tally: Tally[bytes] = Tally(
             {item: count + error for item, count in partial.counts.items()}
         )
@@ -268,7 +268,6 @@ class TopKState(Generic[T]):
 
     def _insert(self, subkey: bytes, weight: int) -> None:
         self._tally.put(subkey, self._error + weight)
-        self._floor = min(self._floor, self._error + weight)
         self._size_bytes += len(subkey) + _COUNTER_BYTES
 
     def _displace(self, subkey: bytes, weight: int) -> None:

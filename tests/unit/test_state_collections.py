@@ -134,6 +134,20 @@ def test_entries_of_a_map_go_one_by_one() -> None:
     assert Map[str, int](str, int).cell(rows, clock).items() == [("b", 2)]
 
 
+def test_an_entry_that_is_put_again_lives_on_and_holds_up_no_other() -> None:
+    clock = StateClock()
+    cell = new_map(clock, ttl="1s")
+    cell.put("a", 1)
+    cell.put("b", 1)
+    clock.now_ms = 500
+    cell.put("a", 2)
+
+    clock.now_ms = 1000
+    assert cell.items() == [("a", 2)]
+    clock.now_ms = 1500
+    assert cell.items() == []
+
+
 def test_a_map_is_bounded() -> None:
     cell = new_map(StateClock(bytes_max=100))
     cell.put("a", 1)

@@ -83,7 +83,7 @@ def filled(kind: Any, add: Callable[[Any, Any], None], values: list[Any]) -> Any
 
 
 @pytest.mark.parametrize("name", MERGEABLE)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_parts_merge_in_any_order_and_grouping_to_the_whole(name: str, data: Any) -> None:
     kind, add, values = MERGEABLE[name]
@@ -102,7 +102,7 @@ def test_parts_merge_in_any_order_and_grouping_to_the_whole(name: str, data: Any
 
 
 @pytest.mark.parametrize("name", MERGEABLE)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_an_absorbed_part_counts_and_can_be_taken_back(name: str, data: Any) -> None:
     kind, add, values = MERGEABLE[name]
