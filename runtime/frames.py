@@ -76,7 +76,8 @@ class Data(msgspec.Struct, array_like=True):
     batches: list[Batch] = []
     acks: list[Ack] = []
     credit: int = 0
-    """Messages that the sender of this frame newly allows its peer to have in flight."""
+    """How many unacknowledged messages the sender of this frame allows its peer from now on; 0
+    leaves it as it was."""
 
 
 class FunctionInfo(msgspec.Struct, frozen=True):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from tempfile import TemporaryDirectory
 
 import structlog
 
@@ -29,6 +30,8 @@ from sublet.scheduler.api import ArrivalOrder, StaticBinding
 from sublet.statestore.contract import Directory, Member, Recovered, Store
 
 _log = structlog.get_logger(__name__)
+
+SOCKET_PATH_BYTES_MAX = 107
 
 
 class _StoppedError(Exception):
@@ -72,12 +75,18 @@ class Worker:
             stack.push_async_callback(directory.close)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    await self._serve(tasks, store, directory)
+                    await self._serve(tasks, stack, store, directory)
                     raise _StoppedError  # A task group has no other way to end its children.
             except* _StoppedError:
                 _log.info("stopped", worker=self.id)
 
-    async def _serve(self, tasks: asyncio.TaskGroup, store: Store, directory: Directory) -> None:
+    async def _serve(
+        self,
+        tasks: asyncio.TaskGroup,
+        stack: AsyncExitStack,
+        store: Store,
+        directory: Directory,
+    ) -> None:
         config, limits = self._config, self._config.limits
 
         async def open_link(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
@@ -102,7 +111,7 @@ class Worker:
         exchange.start(tasks)
         host.start(tasks)
         service = WorkerService(self, store, routes)
-        lane_path = str(config.data_dir / "lanes" / f"{self.id}.sock") if config.lane else ""
+        lane_path = stack.enter_context(_lane_path(config, self.id))
         try:
             async with (
                 LinkServer(
@@ -161,6 +170,21 @@ class Worker:
         _log.info(
             "ready", worker=self.id, address=self.address, partitions=len(self.host.partitions)
         )
+
+
+@contextmanager
+def _lane_path(config: WorkerConfig, worker: str) -> Iterator[str]:
+    """Say where the worker's socket is; empty for none."""
+    if not config.lane:
+        yield ""
+        return
+    path = str((config.data_dir / "lanes" / f"{worker}.sock").absolute())
+    if len(path.encode()) <= SOCKET_PATH_BYTES_MAX:
+        yield path
+        return
+    # The kernel takes only short paths; a deep data directory needs another place.
+    with TemporaryDirectory(prefix="sublet-") as directory:
+        yield f"{directory}/{worker}.sock"
 
 
 def open_store(config: WorkerConfig) -> Store:
