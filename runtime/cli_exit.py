@@ -63,6 +63,8 @@ def code_of(error: Exception) -> ExitCode:
             return ExitCode.NO_CLUSTER
         case RetryLaterError():
             return ExitCode.RETRY_LATER
+        case OSError():
+            return ExitCode.FAILED
         case SubletError() if not isinstance(error, _CALLERS_FAULT):
             return ExitCode.FAILED
         case _:

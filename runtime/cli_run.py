@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from sublet.functions.errors import SubletError
 from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with
 from sublet.runtime.config import ConfigError, WorkerConfig, read_config, unknown_variables
 from sublet.runtime.supervisor import (
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
     from sublet.runtime.worker import Worker
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_START_FAILURES = (SubletError, ValueError, OSError)
+"""What a worker raises while it starts when its surroundings are wrong, not its code."""
+
+
+class _StartError(Exception):
+    """The worker never became ready, for a reason that needs no traceback."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
 def run_workers(target: str, workers: int, flags: Mapping[str, object]) -> None:
@@ -51,12 +62,18 @@ async def _supervise(launch: Launch) -> None:
     log = _ProcessLog(as_json)
     supervisor = Supervisor(launch, log.line, log.event)
     _on_signals(supervisor.stop, supervisor.kill)
+    gave_up: GaveUpError | None = None
     async with asyncio.TaskGroup() as tasks:
         greeting = tasks.create_task(_greet(supervisor, launch))
         try:
             await supervisor.run()
+        except GaveUpError as error:
+            # Raised inside the group, it would come out wrapped.
+            gave_up = error
         finally:
             greeting.cancel()
+    if gave_up is not None:
+        raise gave_up
 
 
 async def _greet(supervisor: Supervisor, launch: Launch) -> None:
@@ -65,12 +82,14 @@ async def _greet(supervisor: Supervisor, launch: Launch) -> None:
     notes = [note for _, note in sorted(supervisor.notes.items())]
     if launch.config.log_format == "json" or not notes:
         return
-    where = f"--data-dir {launch.config.data_dir}"
-    typer.echo(f"\n{len(notes)} workers are ready: {', '.join(note.address for note in notes)}")
+    default = launch.config.data_dir == WorkerConfig().data_dir
+    where = "" if default else f"--data-dir {launch.config.data_dir} "
+    ready = "1 worker is ready" if len(notes) == 1 else f"{len(notes)} workers are ready"
+    typer.echo(f"\n{ready}: {', '.join(note.address for note in notes)}")
     typer.echo(f"functions: {', '.join(notes[0].functions)}")
     typer.echo("from another terminal:")
-    typer.echo(f"  sublet call {where} {notes[0].functions[0]} KEY JSON")
-    typer.echo(f"  sublet status {where}")
+    typer.echo(f"  sublet call {where}{notes[0].functions[0]} KEY JSON")
+    typer.echo(f"  sublet status {where}".rstrip())
     typer.echo("Ctrl-C stops them.\n")
 
 
@@ -100,7 +119,22 @@ def run_worker(target: str, flags: Mapping[str, object], supervisor_fd: int | No
     from sublet.runtime.log import set_up_logging
 
     set_up_logging(config.log_level, config.log_format, colors=sys.stderr.isatty(), pid=os.getpid())
-    uvloop.run(_serve(functions, config, supervisor_fd))
+    try:
+        uvloop.run(_serve(functions, config, supervisor_fd))
+    except _StartError as error:
+        exit_with(error.cause)
+
+
+def _start_failure(errors: BaseExceptionGroup[BaseException]) -> Exception | None:
+    """Return what a person can do something about, if that is all that went wrong."""
+    known = [each for each in _leaves(errors) if isinstance(each, _START_FAILURES)]
+    return known[0] if len(known) == len(_leaves(errors)) else None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in _leaves(each)]
 
 
 def _functions(target: str) -> dict[str, Function]:
@@ -132,18 +166,22 @@ async def _serve(
     from sublet.runtime.worker import Worker
 
     worker = Worker(functions, config)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(worker.run())
-        _on_signals(worker.stop, lambda: running.cancel())
-        watching = tasks.create_task(_watch(worker, sorted(functions), supervisor_fd))
-        running.add_done_callback(lambda _: watching.cancel())
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(worker.run())
+            _on_signals(worker.stop, lambda: running.cancel())
+            watching = tasks.create_task(_watch(worker, sorted(functions), supervisor_fd))
+            running.add_done_callback(lambda _: watching.cancel())
+    except BaseExceptionGroup as errors:
+        failure = None if worker.ready.is_set() else _start_failure(errors)
+        if failure is None:
+            raise
+        raise _StartError(failure) from None
 
 
 async def _watch(worker: Worker, functions: list[str], supervisor_fd: int | None) -> None:
     """Tell when the worker is ready, and stop it when its supervisor is gone."""
     if supervisor_fd is None:
-        await worker.ready.wait()
-        _log().info("ready", address=worker.address, functions=functions)
         return
     reader, writer = await asyncio.open_connection(sock=supervisor_socket(supervisor_fd))
     try:

@@ -68,8 +68,8 @@ def describe(report: StatusReport, workers: dict[str, StatusReport | None]) -> d
                 "id": worker,
                 "address": topology.workers[worker],
                 "reachable": told is not None,
-                "partitions": sorted(told.partitions) if told else [],
-                "counters": told.counters if told else {},
+                "partitions": sorted(told.partitions, key=_in_order) if told else [],
+                "counters": dict(sorted(told.counters.items())) if told else {},
             }
             for worker, told in workers.items()
         ],
@@ -82,8 +82,13 @@ def describe(report: StatusReport, workers: dict[str, StatusReport | None]) -> d
             }
             for each in topology.functions
         ],
-        "counters": dict(totals),
+        "counters": dict(sorted(totals.items())),
     }
+
+
+def _in_order(partition: str) -> tuple[str, int]:
+    function, _, index = partition.rpartition("/")
+    return function, int(index)
 
 
 def _show(described: dict[str, Any]) -> None:
@@ -103,7 +108,9 @@ def _show(described: dict[str, Any]) -> None:
         functions.add_row(each["name"], each["kind"], *counts)
     counters = Table("counter", "all workers", title="counters", title_justify="left")
     counters.columns[1].justify = "right"
-    for name, value in sorted(described["counters"].items()):
+    for name, value in described["counters"].items():
+        if not value:
+            continue
         counters.add_row(name, f"{value:,.0f}" if value == int(value) else f"{value:,.3f}")
     for table in (workers, functions, counters):
         if table.row_count:

@@ -213,7 +213,6 @@ class Supervisor:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 self.notes[index] = msgspec.json.decode(line, type=ReadyNote)
-                self._on_event(index, f"ready at {self.notes[index].address}")
                 if len(self.notes) == self._launch.workers:
                     self.ready.set()
 
