@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from sublet.statestore.sqlite_file import WriteLock, open_database, transaction
 log = structlog.get_logger(__name__)
 
 # When this many times the policy's bounds are unfolded, commits wait for the fold.
-BACKLOG_FACTOR = 8
+BACKLOG_LEVEL_MAX = 8
 ABSORBED_PER_STEP = 2_000
 PAUSE_AFTER_FAILURE_S = 1.0
 
@@ -127,6 +128,8 @@ class Folder:
         self._policy = policy
         self._rows = 0
         self._bytes = 0
+        self._generation_rows = 0
+        self._generation_bytes = 0
         self._oldest_s: float | None = None
         self._not_before_s = 0.0
         self._generation: list[Owned] = []
@@ -144,11 +147,15 @@ class Folder:
     def has_work(self) -> bool:
         return self._statements is not None or self._rows > 0
 
-    def is_over_bound(self) -> bool:
-        return (
-            self._rows > BACKLOG_FACTOR * self._policy.rows_max
-            or self._bytes > BACKLOG_FACTOR * self._policy.bytes_max
-        )
+    def steps_before_waiting_jobs(self) -> int:
+        """Return how many steps must be done although commits wait.
+
+        None up to twice the bounds, then ever more, so that the backlog finds its level.
+        """
+        rows = self._rows + self._generation_rows
+        size_bytes = self._bytes + self._generation_bytes
+        level = max(rows / self._policy.rows_max, size_bytes / self._policy.bytes_max)
+        return max(0, int(level) - 1) if level < BACKLOG_LEVEL_MAX else sys.maxsize
 
     def wait_s(self) -> float | None:
         """Return in how many seconds there is something to do; None if there is nothing."""
@@ -193,6 +200,7 @@ class Folder:
                 if owned.delta.index:
                     owned.folding, owned.delta = owned.delta, Delta()
                     self._generation.append(owned)
+        self._generation_rows, self._generation_bytes = self._rows, self._bytes
         self._rows = self._bytes = 0
         self._oldest_s = None
         self._statements = self._all_statements()
@@ -231,6 +239,7 @@ class Folder:
                 with owned.lock:
                     owned.folding = None
             self._generation.clear()
+            self._generation_rows = self._generation_bytes = 0
 
     def _is_fenced(self, owned: Owned) -> bool:
         """A new owner has folded these rows already, and has written newer ones since."""

@@ -180,19 +180,17 @@ class Writer:
             return
 
     def _work_in_background(self) -> None:
-        """Do a little of the fold; all of it where the backlog is above its bound."""
-        while self._folder.wait_s() == 0:
-            over = self._folder.is_over_bound()
-            if not over and not self._jobs.empty():
-                return
-            try:
+        """Do a little of the fold; more of it the larger the backlog is."""
+        steps = self._folder.steps_before_waiting_jobs()
+        if steps == 0 and self._jobs.empty():
+            steps = 1
+        try:
+            while steps > 0 and self._folder.wait_s() == 0:
                 self._folder.step(self._lock)
-            except sqlite3.Error as error:
-                self._note_failure(error)
-                self._folder.start_again_later()
-                return
-            if not over:
-                break
+                steps = min(steps - 1, self._folder.steps_before_waiting_jobs())
+        except sqlite3.Error as error:
+            self._note_failure(error)
+            self._folder.start_again_later()
         self._checkpointer.start_if_large()
 
     def _commit(self, jobs: list[CommitJob]) -> None:
@@ -274,6 +272,8 @@ class Writer:
             if stored is None or stored[0] != commit.epoch:
                 outcomes.append(Outcome.FENCED)
             elif (commit.partition, commit.index) in just_applied:
+                # Only its first occurrence: it may have been sent twice at the same time.
+                just_applied.remove((commit.partition, commit.index))
                 outcomes.append(Outcome.DONE)
             elif stored[1:] == (commit.index, commit.id):
                 outcomes.append(Outcome.DUPLICATE)

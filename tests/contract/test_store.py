@@ -332,6 +332,15 @@ async def test_acknowledged_entries_are_trimmed_and_the_numbering_stays(store: S
     assert wholly.sent == nothing.sent == {"x/y/0": 4, "x/y/1": 2}
 
 
+async def test_an_acknowledgement_never_goes_back(store: Store) -> None:
+    owner = await Owner.of(store)
+    await owner.commit(outbox=[sent("x/y/0", number) for number in range(1, 6)])
+    owner = await Owner.of(store)
+    await owner.commit(outbox_acknowledged={"x/y/0": 4})
+    await owner.commit(outbox_acknowledged={"x/y/0": 2})
+    assert (await store.acquire(P, "worker")).outbox == [sent("x/y/0", 5)]
+
+
 async def test_forgotten_channels_leave_nothing(store: Store) -> None:
     owner = await Owner.of(store)
     await owner.commit(

@@ -1,0 +1,442 @@
+"""What only a file can suffer: killed processes, full disks, damage, other writers.
+
+Run as a program, this module is one of those processes: see `write_until_killed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+
+from sublet.functions.errors import UnavailableError
+from sublet.statestore.contract import (
+    DEAD,
+    TIMER,
+    Commit,
+    EgressEntry,
+    Member,
+    OutboxEntry,
+    Outcome,
+    Record,
+    StateRow,
+)
+from sublet.statestore.sqlite import SqliteStore
+from sublet.statestore.sqlite_directory import SqliteDirectory
+from sublet.statestore.sqlite_file import SCHEMA_VERSION, StoreFileError, WriteLock, open_database
+from sublet.statestore.sqlite_fold import Folder, FoldPolicy, Owned
+
+P = "shop/cart/0"
+FOLD_NEVER = FoldPolicy(age_max_s=3600.0)
+FOLD_ROW_BY_ROW = FoldPolicy(rows_max=5, chunk_rows_max=1)
+KEY_COUNT = 20
+
+
+def numbered(partition: str, epoch: int, index: int) -> Commit:
+    """Return the commit that everybody here makes at an index, so that anybody can check it."""
+    trimmed = max(0, index - 30)
+    return Commit(
+        partition=partition,
+        epoch=epoch,
+        index=index,
+        id=b"%d" % index,
+        clock_ms=index,
+        state=[
+            StateRow(f"k{index % KEY_COUNT}", b"", b"%d" % index),
+            StateRow("count", b"", b"%d" % index),
+            StateRow(f"k{(index * 7) % KEY_COUNT}", b"odd", b"x" if index % 2 else None),
+        ],
+        inbox={"~client": index},
+        outbox=[OutboxEntry("x/y/0", index, 1, b"%d" % index)],
+        outbox_acknowledged={"x/y/0": index - 3},
+        egress=[EgressEntry("log", index - 1, 1, b"%d" % index)],
+        egress_trimmed={"log": trimmed},
+        records=[
+            Record(TIMER, f"t{index % 10}", b"%d" % index, index + 1000),
+            Record(DEAD, f"d{index % 4}", b"dead" if index % 3 else None),
+        ],
+    )
+
+
+async def check_everything(store: SqliteStore, partition: str, epoch: int, index: int) -> None:
+    """Compare a partition with what its first `index` commits make of it."""
+    state: dict[tuple[str, bytes], StateRow] = {}
+    records: dict[tuple[str, str], Record] = {}
+    for commit in (numbered(partition, epoch, each) for each in range(1, index + 1)):
+        state.update({(row.key, row.subkey): row for row in commit.state})
+        records.update({(record.kind, record.id): record for record in commit.records})
+    keys = [f"k{number}" for number in range(KEY_COUNT)] + ["count"]
+    kept = sorted(row for row in state.values() if row.value is not None)
+    assert sorted(await store.load(partition, keys)) == kept
+    for kind in (TIMER, DEAD):
+        found = await store.record_ids(partition, kind, 100)
+        expected = [row for row in records.values() if row.kind == kind and row.value is not None]
+        assert found == sorted(expected)
+    entries = await store.read_egress("log", partition, 0, 1000)
+    assert [each.first for each in entries] == list(range(max(0, index - 30), index))
+
+
+async def take_over(store: SqliteStore, partition: str) -> int:
+    """Acquire a partition of numbered commits, check all of it, return its index."""
+    recovered = await store.acquire(partition, "survivor")
+    index = recovered.index
+    assert recovered.clock_ms == index
+    if index:
+        assert recovered.inbox == {"~client": index}
+        assert recovered.sent == {"x/y/0": index}
+        assert [each.first for each in recovered.outbox] == [
+            number for number in range(index - 2, index + 1) if number >= 1
+        ]
+        assert recovered.egress == {"log": (max(0, index - 30), index)}
+    await check_everything(store, partition, recovered.epoch, index)
+    return index
+
+
+async def write_until_killed(path: str, first_partition: int, commit_limit: int) -> None:
+    """Commit to two partitions and say of each commit that it was acknowledged."""
+    store = SqliteStore(path, fold=FOLD_ROW_BY_ROW)
+    names = [f"shop/cart/{first_partition + number}" for number in range(2)]
+    epochs = [(await store.acquire(name, "writer")).epoch for name in names]
+    for index in range(1, commit_limit + 1):
+        group = [numbered(name, epoch, index) for name, epoch in zip(names, epochs, strict=True)]
+        assert await store.commit(group) == [Outcome.DONE] * len(group)
+        sys.stdout.write(f"{index}\n")
+        sys.stdout.flush()
+    await store.close()
+
+
+@contextmanager
+def writer(path: Path, first_partition: int, commit_limit: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that commits; it is killed at the end, if it still runs."""
+    with subprocess.Popen(
+        [sys.executable, __file__, str(path), str(first_partition), str(commit_limit)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_acknowledged_commit_survives_kill_9(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    path = tmp_path / "store.db"
+    with writer(path, 0, 100_000) as process:
+        assert process.stdout is not None
+        for _ in range(chance.randrange(1, 300)):
+            acknowledged = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        for line in process.stdout:
+            if line.endswith("\n"):
+                acknowledged = int(line)
+
+    store = SqliteStore(path, fold=FOLD_NEVER)
+    for name in ("shop/cart/0", "shop/cart/1"):
+        assert await take_over(store, name) in (acknowledged, acknowledged + 1), f"seed {seed}"
+    await store.close()
+
+
+async def test_two_processes_commit_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    limit = 150
+    with writer(path, 0, limit) as first, writer(path, 2, limit) as second:
+        for process in (first, second):
+            output, _ = process.communicate(timeout=50)
+            assert output.splitlines()[-1] == str(limit)
+            assert process.returncode == 0
+
+    store = SqliteStore(path)
+    for number in range(4):
+        assert await take_over(store, f"shop/cart/{number}") == limit
+    await store.close()
+
+
+async def committed(path: Path, count: int) -> SqliteStore:
+    """Return a store that has committed so many times and folded nothing."""
+    store = SqliteStore(path, fold=FOLD_NEVER)
+    epoch = (await store.acquire(P, "worker")).epoch
+    for index in range(1, count + 1):
+        assert await store.commit([numbered(P, epoch, index)]) == [Outcome.DONE]
+    return store
+
+
+def fold_steps(path: Path, count: int, step_limit: int) -> int:
+    """Do steps of the fold that the owner of `count` commits would do; return how many."""
+    steps = 0
+    lock = WriteLock(path)
+    with closing(open_database(path)) as connection:
+        owned = Owned(P, 1, 1, count)
+        owned.pending.extend(numbered(P, 1, index) for index in range(1, count + 1))
+        folder = Folder(connection, {P: owned}, FOLD_ROW_BY_ROW)
+        folder.add(count, count)
+        while folder.has_work() and steps < step_limit:
+            folder.step(lock)
+            steps += 1
+    lock.close()
+    return steps
+
+
+async def test_a_fold_that_was_interrupted_anywhere_is_done_again(tmp_path: Path) -> None:
+    count = 25
+    original = tmp_path / "original"
+    original.mkdir()
+    store = await committed(original / "store.db", count)
+    steps = fold_copy_steps = 0
+    while fold_copy_steps == steps:
+        copy = tmp_path / f"copy{steps}"
+        shutil.copytree(original, copy)
+        steps += 1
+        fold_copy_steps = fold_steps(copy / "store.db", count, steps)
+        reader = SqliteStore(copy / "store.db", fold=FOLD_NEVER)
+        await check_everything(reader, P, 1, count)
+        assert await take_over(reader, P) == count
+        await reader.close()
+    assert steps > 15
+    await store.close()
+
+
+async def test_the_late_fold_of_a_former_owner_brings_nothing_old_back(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    former = await committed(path, 12)
+    store = SqliteStore(path, fold=FOLD_NEVER)
+    recovered = await store.acquire(P, "other")
+    for index in (13, 14):
+        await store.commit([numbered(P, recovered.epoch, index)])
+    await store.fold()
+    await former.fold()
+    await former.close()
+    assert await take_over(store, P) == 14
+    await store.close()
+
+
+def changelog_rows(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM changelog").fetchone()
+    return int(count)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        FoldPolicy(rows_max=20, age_max_s=3600.0),
+        FoldPolicy(bytes_max=2000, age_max_s=3600.0),
+        FoldPolicy(age_max_s=0.01),
+    ],
+    ids=["rows", "bytes", "age"],
+)
+async def test_the_changelog_is_folded_when_a_bound_is_reached(
+    tmp_path: Path, policy: FoldPolicy
+) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path, fold=policy)
+    epoch = (await store.acquire(P, "worker")).epoch
+    for index in range(1, 21):
+        await store.commit([numbered(P, epoch, index)])
+    async with asyncio.timeout(20):
+        while changelog_rows(path) > 12:
+            await store.load(P, ["count"])
+    await check_everything(store, P, epoch, 20)
+    await store.close()
+    assert changelog_rows(path) == 0
+
+
+async def test_commits_wait_for_the_fold_when_far_too_much_is_unfolded(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path, fold=FoldPolicy(rows_max=2, chunk_rows_max=1))
+    names = [f"shop/cart/{number}" for number in range(40)]
+    epochs = {name: (await store.acquire(name, "worker")).epoch for name in names}
+    for index in range(1, 6):
+        group = [numbered(name, epochs[name], index) for name in names]
+        assert await store.commit(group) == [Outcome.DONE] * len(names)
+        # At the bound of 8 * 2 rows, everything before this group was folded first.
+        assert changelog_rows(path) <= len(names) + 16
+    await store.close()
+
+
+async def test_the_write_ahead_log_does_not_grow_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    limit = 6 * 1024 * 1024
+    store = SqliteStore(path, fold=FoldPolicy(wal_bytes_max=limit))
+    epoch = (await store.acquire(P, "worker")).epoch
+    largest = 0
+    for index in range(1, 161):
+        state = [StateRow(f"k{index % 4}", b"", bytes(256 * 1024))]
+        commit = Commit(
+            partition=P, epoch=epoch, index=index, id=b"%d" % index, clock_ms=0, state=state
+        )
+        assert await store.commit([commit]) == [Outcome.DONE]
+        largest = max(largest, (tmp_path / "store.db-wal").stat().st_size)
+    await store.close()
+    # 40 MiB were committed and folded; checkpoints run beside the commits, so it may pass.
+    assert limit <= largest < 30 * 1024 * 1024
+
+
+async def test_a_full_disk_makes_outcomes_unknown_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path, fold=FOLD_NEVER, pages_max=60)
+    epoch = (await store.acquire(P, "worker")).epoch
+    other = (await store.acquire("shop/cart/1", "worker")).epoch
+    done = 0
+    with structlog.testing.capture_logs() as logged:
+        for index in range(1, 2000):
+            group = [numbered(P, epoch, index), numbered("shop/cart/1", other, index)]
+            outcomes = await store.commit(group)
+            if outcomes != [Outcome.DONE, Outcome.DONE]:
+                break
+            done = index
+        assert outcomes == [Outcome.UNKNOWN, Outcome.UNKNOWN]
+        assert await store.commit(group) == [Outcome.UNKNOWN, Outcome.UNKNOWN]
+        acquisitions = (store.acquire(f"shop/cart/{n}", "worker") for n in range(2, 2000))
+        with pytest.raises(UnavailableError, match="full"):
+            await asyncio.gather(*acquisitions)
+    assert [each["event"] for each in logged].count("store_failing") <= 2
+    await check_everything(store, P, epoch, done)
+    await store.close()
+
+    store = SqliteStore(path)
+    assert await take_over(store, P) == done
+    assert await take_over(store, "shop/cart/1") == done
+    await store.close()
+
+
+async def test_a_commit_whose_outcome_was_unknown_is_done_when_sent_again(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path, busy_timeout_ms=20)
+    epoch = (await store.acquire(P, "worker")).epoch
+    commit = numbered(P, epoch, 1)
+    with closing(sqlite3.connect(path, isolation_level=None)) as intruder:
+        intruder.execute("BEGIN IMMEDIATE")
+        assert await store.commit([commit]) == [Outcome.UNKNOWN]
+        with pytest.raises(UnavailableError, match="locked"):
+            await store.acquire(P, "worker")
+        intruder.execute("ROLLBACK")
+    assert await store.commit([commit]) == [Outcome.DONE]
+    assert await store.commit([commit]) == [Outcome.DUPLICATE]
+    await store.close()
+
+
+async def test_a_commit_that_no_table_can_hold_is_an_error_and_hurts_no_other(
+    tmp_path: Path,
+) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    epoch = (await store.acquire(P, "worker")).epoch
+    impossible = Commit(partition=P, epoch=epoch, index=2**63, id=b"", clock_ms=0)
+    results = await asyncio.gather(
+        store.commit([impossible]),
+        store.commit([numbered(P, epoch, 1)]),
+        return_exceptions=True,
+    )
+    assert isinstance(results[0], OverflowError)
+    assert results[1] == [Outcome.DONE]
+    await store.close()
+
+
+async def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await store.commit([numbered(P, 1, 1)])
+    with pytest.raises(RuntimeError, match="closed"):
+        await store.acquire(P, "worker")
+
+
+async def test_a_caller_that_gives_up_does_not_disturb_the_store(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    epoch = (await store.acquire(P, "worker")).epoch
+    given_up = asyncio.ensure_future(store.commit([numbered(P, epoch, 1)]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await store.commit([numbered(P, epoch, 1)]) == [Outcome.DUPLICATE]
+    await store.close()
+
+
+@pytest.mark.parametrize("opened", [SqliteStore, SqliteDirectory])
+def test_a_file_that_is_not_a_database_is_refused(
+    tmp_path: Path, opened: type[SqliteStore] | type[SqliteDirectory]
+) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(b"not a database, but long enough to look" * 100)
+    with pytest.raises(StoreFileError, match="move it away to start empty"):
+        opened(path)
+
+
+def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    with pytest.raises(StoreFileError, match="another program; give another path"):
+        SqliteStore(path)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    open_database(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(StoreFileError, match=r"newer Sublet .* upgrade Sublet"):
+        SqliteStore(path)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreFileError, match="folder that exists"):
+        SqliteStore(tmp_path / "missing" / "store.db")
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store.db").mkdir()
+    with pytest.raises(StoreFileError, match="cannot open the store"):
+        SqliteStore(tmp_path / "store.db")
+
+
+async def test_damage_in_the_middle_of_the_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = await committed(path, 50)
+    await store.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    path.write_bytes(content)
+
+    store = SqliteStore(path)
+    with pytest.raises(StoreFileError, match="restore it from a copy"):
+        await store.acquire(P, "worker")
+    with pytest.raises(StoreFileError, match="restore it from a copy"):
+        await store.load(P, ["count"])
+    await store.close()
+
+
+@pytest.mark.parametrize("bound", ["rows_max", "bytes_max", "chunk_rows_max", "chunk_bytes_max"])
+def test_a_fold_policy_without_a_bound_is_refused(bound: str) -> None:
+    with pytest.raises(ValueError, match=f"{bound} is 0; allowed: 1 and more"):
+        FoldPolicy(**{bound: 0})
+
+
+async def test_heartbeats_and_commits_share_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    directory, store = SqliteDirectory(path), SqliteStore(path, fold=FOLD_ROW_BY_ROW)
+    await directory.join(Member(id="a", address="127.0.0.1:1"), {"shop/cart": 16})
+    epoch = (await store.acquire(P, "a")).epoch
+    for index in range(1, 101):
+        outcome, view = await asyncio.gather(
+            store.commit([numbered(P, epoch, index)]), directory.beat("a")
+        )
+        assert outcome == [Outcome.DONE]
+        assert view is not None
+        assert view.members["a"].beat == index
+    await directory.close()
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(write_until_killed(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
