@@ -88,6 +88,11 @@ class SqliteStore:
         outcomes: list[Outcome] = await reply.future
         return outcomes
 
+    @property
+    def rows_folded(self) -> int:
+        """How many rows were written to the tables so far, after coalescing."""
+        return self._writer.rows_folded
+
     async def fold(self) -> None:
         """Fold all that was committed so far (tests and tools; otherwise it happens by itself)."""
         reply = Reply()

@@ -129,6 +129,10 @@ class Writer:
             raise RuntimeError("the store is closed")
         self._jobs.put(job)
 
+    @property
+    def rows_folded(self) -> int:
+        return self._folder.rows_written
+
     def _run(self) -> None:
         try:
             self._work()
