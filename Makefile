@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers unit format proto demo bench clean
+.PHONY: help setup test lint types layers unit format proto demo bench bench-setup clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -8,7 +8,7 @@ STAMP := .venv/.setup-done
 export PYTHON
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## Create .venv with everything needed (does nothing when up to date)
 
@@ -46,6 +46,9 @@ demo: setup ## Run the demonstration
 
 bench: setup ## Run the benchmarks (benchmarks/README.md lists them)
 	@$(BIN)/python -m benchmarks
+
+bench-setup: ## Install the systems that the benchmarks compare with (needs npm)
+	@benchmarks/peers/setup.sh
 
 clean: ## Remove .venv, caches and build results
 	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
