@@ -162,7 +162,7 @@ async def measure(cluster: Cluster, store: str, reporter: Reporter, options: arg
         return any(case.startswith(each) for each in options.only)
 
     addresses = await cluster.addresses()
-    async with Client(*addresses) as client:
+    async with Client(addresses) as client:
         for function in ("each", "batch"):
             case = f"A {store} {function}"
             if wanted(case):
