@@ -33,7 +33,7 @@ class Child:
         *,
         directory: Path = ROOT,
         environment: Mapping[str, str] | None = None,
-        errors: IO[str] | None = None,
+        errors: IO[str] | int | None = None,
         own_session: bool = False,
         is_read: bool = True,
     ) -> None:
