@@ -1,0 +1,224 @@
+"""The client for programs without an event loop: the same methods, each waits for its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import uvloop
+
+from sublet.functions.app import Function
+from sublet.functions.duration import Duration
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.client import Addresses, Client
+from sublet.runtime.client_links import PlainTaskGroup
+from sublet.runtime.client_session import ClientStats
+from sublet.runtime.frames import Topology
+
+_Request = tuple[Callable[[], Coroutine[Any, Any, Any]], "Future[Any]"]
+
+
+class BlockingClient:
+    """A `Client` with an event loop in a thread of its own.
+
+    Use it as `with BlockingClient("127.0.0.1:7337") as client`, from any number of threads at once:
+    what they ask for at the same time shares frames. A process that was forked off needs a new
+    one: threads do not survive a fork.
+    """
+
+    def __init__(self, addresses: Addresses, **options: Any) -> None:
+        """Takes what `Client` takes."""
+        self._client = Client(addresses, **options)
+        self._thread = threading.Thread(target=self._run, name="sublet client", daemon=True)
+        self._process_id = os.getpid()
+        self._started: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        self._requests: deque[_Request] = deque()
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._tasks: asyncio.TaskGroup
+        self._open = False
+        # Guards the way from "is it open?" to the request's place in the queue.
+        self._gate = threading.Lock()
+
+    def __enter__(self) -> BlockingClient:
+        """Connect; `UnavailableError` if no worker answers within `connect_timeout`."""
+        self._check_process()
+        self._thread.start()
+        self._started.result()
+        self._open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Say goodbye. Threads that still wait get an error."""
+        self.close()
+
+    def close(self) -> None:
+        """What the end of `with` does; it may be called more than once."""
+        if os.getpid() != self._process_id:
+            return  # The parent's client is not ours to close.
+        with self._gate:
+            was_open, self._open = self._open, False
+        if was_open:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.ident is not None:
+            self._thread.join()
+        if was_open:
+            self._ended.result()
+
+    @property
+    def topology(self) -> Topology:
+        """The functions, the workers, and who owns what, as this client knows them."""
+        return self._client.topology
+
+    @property
+    def stats(self) -> ClientStats:
+        """What this client has counted so far."""
+        return self._client.stats
+
+    def call(
+        self,
+        function: Function | str,
+        key: str = "",
+        message: object = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> Any:
+        """See `Client.call`."""
+        client = self._client
+        return self._wait(
+            lambda: client.call(
+                function, key, message, deadline=deadline, idempotency_key=idempotency_key
+            )
+        )
+
+    def send(
+        self,
+        function: Function | str,
+        key: str = "",
+        message: object = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> None:
+        """See `Client.send`."""
+        client = self._client
+        self._wait(
+            lambda: client.send(
+                function, key, message, deadline=deadline, idempotency_key=idempotency_key
+            )
+        )
+
+    def call_many(
+        self,
+        function: Function | str,
+        keys: Sequence[str] | None,
+        messages: Sequence[object],
+        *,
+        deadline: Duration | None = None,
+        return_errors: bool = False,
+    ) -> list[Any]:
+        """See `Client.call_many`."""
+        client = self._client
+        replies: list[Any] = self._wait(
+            lambda: client.call_many(
+                function, keys, messages, deadline=deadline, return_errors=return_errors
+            )
+        )
+        return replies
+
+    def send_many(
+        self,
+        function: Function | str,
+        keys: Sequence[str] | None,
+        messages: Sequence[object],
+        *,
+        deadline: Duration | None = None,
+    ) -> None:
+        """See `Client.send_many`."""
+        client = self._client
+        self._wait(lambda: client.send_many(function, keys, messages, deadline=deadline))
+
+    # In the callers' threads
+
+    def _wait(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        self._check_process()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a blocking call inside the client's own thread would never end")
+        outcome: Future[Any] = Future()
+        with self._gate:
+            if not self._open:
+                raise RuntimeError("the client is closed; use it between `with` and its end")
+            self._requests.append((ask, outcome))
+            if len(self._requests) == 1:
+                # One wake-up for all who ask before the loop has looked.
+                self._loop.call_soon_threadsafe(self._begin_requests)
+        try:
+            return outcome.result()
+        except BaseException:
+            # An interrupt, for one: nobody will take the outcome.
+            outcome.cancel()
+            raise
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process_id:
+            raise RuntimeError(
+                f"this client was made in process {self._process_id}, before a fork; "
+                "make a new one in each process"
+            )
+
+    # In the loop's thread
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            outcome = self._ended if self._started.done() else self._started
+            outcome.set_exception(error)
+        else:
+            self._ended.set_result(None)
+        finally:
+            with self._gate:
+                self._open = False
+            self._begin_requests()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        async with PlainTaskGroup() as self._tasks, self._client:
+            self._started.set_result(None)
+            await self._stop.wait()
+
+    def _begin_requests(self) -> None:
+        requests = self._requests
+        while requests:
+            ask, outcome = requests.popleft()
+            if self._open:
+                self._tasks.create_task(_run_request(ask(), outcome))
+            elif not outcome.done():
+                outcome.set_exception(UnavailableError("the client is closed"))
+
+
+async def _run_request(asked: Coroutine[Any, Any, Any], outcome: Future[Any]) -> None:
+    try:
+        result = await asked
+    except Exception as error:
+        # Whatever it is, it belongs to the thread that asked.
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_exception(error)
+    else:
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_result(result)

@@ -1,0 +1,533 @@
+"""The client: calls functions and sends them messages, from any asyncio program.
+
+Routes, encodes and checks what callers ask for, and waits with them. Numbers, repetition and
+refusals are in `client_session`, links in `client_links`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from math import ceil
+from types import TracebackType
+from typing import Any, Literal
+
+from sublet.functions.address import CLIENT_MARK, partition_index_of, partition_name
+from sublet.functions.app import Function
+from sublet.functions.codec import Codec, join_column
+from sublet.functions.context import check_message
+from sublet.functions.duration import Duration, milliseconds
+from sublet.functions.errors import (
+    DeadlineExceededError,
+    EncodeError,
+    KeyRejectedError,
+    RejectedError,
+    TooLargeError,
+    UnknownFunctionError,
+)
+from sublet.runtime.client_channel import (
+    ANY,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_MESSAGES_MAX,
+    Channel,
+    Gather,
+    Segment,
+)
+from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
+from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
+from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
+from sublet.runtime.link import LinkLimits
+from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
+
+Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
+
+KEYS_CACHED_MAX = 100_000
+"""Keys of one function whose partition is remembered; then all are forgotten."""
+SLICE_MESSAGES_MAX = 8_192
+"""Messages of one `call_many` or `send_many` that are routed in one go."""
+
+
+class _Route:
+    """Where the keys of one function go."""
+
+    __slots__ = ("by_key", "channels", "info", "turn")
+
+    def __init__(self, info: FunctionInfo, channels: list[Channel]) -> None:
+        self.info = info
+        self.channels = channels
+        self.by_key: dict[str, Channel] = {}
+        """Only keys that were found to be good."""
+        self.turn = random.randrange(len(channels))
+
+    def next_channel(self) -> Channel:
+        self.turn = (self.turn + 1) % len(self.channels)
+        return self.channels[self.turn]
+
+
+class Client:
+    """Calls functions of a cluster, over one link to each worker.
+
+    Use it as `async with Client("127.0.0.1:7337") as client`. Any number of tasks of one event loop
+    may call at once; what they ask for in one turn of the loop leaves in one frame to each
+    worker. A lost worker is reconnected to, a moved partition is followed, and what was not
+    acknowledged is sent again: every message is taken exactly once, and messages to one key are
+    taken in the order in which they were asked for.
+    """
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        *,
+        connect_timeout: Duration = "10s",
+        overload_retries: int = 10,
+        in_flight_max: int = 65_536,
+        lane: Literal["auto", "never"] = "auto",
+        limits: LinkLimits | None = None,
+    ) -> None:
+        """
+        - `addresses`: one `host:port` or several, of any workers of the cluster; the others are
+          found through them. Or a function that returns them, asked again when all are lost.
+        - `connect_timeout`: how long no worker, or not the one that owns a partition, may be
+          reachable before callers get `UnavailableError`.
+        - `overload_retries`: how often a message that a full worker refuses is sent again by
+          itself, each time after the pause that the worker asks for; then `OverloadedError`.
+        - `in_flight_max`: messages that may be under way at once; further callers wait.
+        - `lane`: "never" for plain gRPC also where the worker is on this machine.
+        """
+        if in_flight_max < 1:
+            raise ValueError(f"in_flight_max is {in_flight_max}; allowed: 1 or more")
+        self._addresses = _address_source(addresses)
+        self._connect_timeout_s = milliseconds(connect_timeout) / 1000.0
+        self._patience = Patience(
+            unreachable_ms=milliseconds(connect_timeout), overload_retries=overload_retries
+        )
+        self._in_flight_max = in_flight_max
+        self._lane: Literal["auto", "never"] = lane
+        self._limits = limits or LinkLimits()
+        self._stats = ClientStats()
+        self._exit_stack = AsyncExitStack()
+        self._routes: dict[str, _Route] = {}
+        self._room_queue: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._room_reserved = 0
+        self._message_bytes_max = 0
+        self._key_bytes_max = 0
+        self._retiring: list[SessionLinks] = []
+        self._open = False
+        self._used = False
+        self._tasks: asyncio.TaskGroup
+        self._links: SessionLinks
+        self._session: Session
+        self._loop: asyncio.AbstractEventLoop
+
+    # Life
+
+    async def __aenter__(self) -> Client:
+        """Connect to a worker; `UnavailableError` if none answers within `connect_timeout`."""
+        if self._used:
+            raise RuntimeError("a client is used once; make another one")
+        self._used = True
+        self._loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            self._tasks = await stack.enter_async_context(PlainTaskGroup())
+            self._links = self._new_links()
+            self._session = self._links.session
+            stack.push_async_callback(self._close)
+            await self._links.start(self._connect_timeout_s)
+            self._open = True
+            self._exit_stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Say goodbye. Callers that still wait get an error."""
+        await self._exit_stack.__aexit__(kind, error, trace)
+
+    async def _close(self) -> None:
+        self._open = False
+        self._routes.clear()
+        for waiter, _ in self._room_queue:
+            if not waiter.done():
+                waiter.set_exception(_closed())
+        timeout_s = self._limits.close_timeout_s
+        for links in (*self._retiring, self._links):
+            await links.close("client closed", timeout_s)
+
+    def _new_links(self) -> SessionLinks:
+        session = Session(
+            # Unguessable: whoever knows the name of a client could take its replies.
+            CLIENT_MARK + secrets.token_hex(12),
+            patience=self._patience,
+            stats=self._stats,
+            chance=random.random,
+        )
+        self._stats.sessions += 1
+        events = Events(self._settled, self._welcomed, self._expired)
+        return SessionLinks(
+            session, self._addresses, events, self._tasks, lane=self._lane, limits=self._limits
+        )
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self._message_bytes_max = welcome.message_bytes_max
+        self._key_bytes_max = welcome.key_bytes_max
+
+    def _expired(self, links: SessionLinks) -> None:
+        former = links.session
+        successor = self._new_links()
+        if former.topology is not None:
+            successor.session.topology_changed(former.topology)
+        successor.session.succeed(former)
+        self._retiring.append(links)
+        self._links, self._session = successor, successor.session
+        self._routes.clear()
+        successor.keep()
+        successor.plan_flush()
+
+    def _settled(self) -> None:
+        if self._room_queue:
+            self._grant_room()
+        if self._retiring:
+            for links in tuple(self._retiring):
+                if links.session.settled:
+                    self._retiring.remove(links)
+                    self._tasks.create_task(
+                        links.close("client closed", self._limits.close_timeout_s)
+                    )
+
+    # What can be seen
+
+    @property
+    def topology(self) -> Topology:
+        """The functions, the workers, and who owns what, as this client knows them."""
+        topology = self._session.topology
+        assert topology is not None, "only between `async with` and its end"
+        return topology
+
+    @property
+    def stats(self) -> ClientStats:
+        """What this client has counted so far."""
+        return self._stats
+
+    # One message
+
+    async def call(
+        self,
+        function: Function | str,
+        key: str = "",
+        message: object = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> Any:
+        """Call a function and return its reply, after all its effects are durable.
+
+        A `Function` returns its declared type, a name (`"app/name"`) plain values. With a
+        deadline, `DeadlineExceededError` is raised when it has passed; the effect may still
+        happen. Two calls with the same `idempotency_key` to one key have one effect and one
+        reply, for 24 hours, whoever makes them.
+
+        What the handler raised comes as `HandlerError`; other errors are those of
+        `sublet.functions.errors`. A caller that is cancelled takes nothing back.
+        """
+        name, codec = (function, ANY) if type(function) is str else _name_of(function)
+        return await self._ask(Kind.CALL, name, key, message, codec, deadline, idempotency_key)
+
+    async def send(
+        self,
+        function: Function | str,
+        key: str = "",
+        message: object = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> None:
+        """Hand a message over; return when it is durably taken, before it is handled."""
+        name = function if type(function) is str else _name_of(function)[0]
+        await self._ask(Kind.SEND, name, key, message, ANY, deadline, idempotency_key)
+
+    async def _ask(
+        self,
+        kind: Kind,
+        name: str,
+        key: str,
+        message: object,
+        codec: Codec[Any],
+        deadline: Duration | None,
+        idempotency_key: str,
+    ) -> Any:
+        payload = ANY.encode(message)
+        deadline_ms = None if deadline is None else self._deadline_ms(deadline)
+        extra = _extra(idempotency_key) if idempotency_key else None
+        stats = self._stats
+        if self._room_queue or stats.in_flight + self._room_reserved >= self._in_flight_max:
+            await self._wait_for_room(1, deadline_ms)
+        # From here to the message's place in its channel nothing is awaited: callers keep their
+        # order.
+        route = self._routes.get(name) or self._route(name)
+        channel = route.by_key.get(key) if type(key) is str else None
+        if channel is None:
+            channel = self._channel(route, key)
+        if len(payload) > self._message_bytes_max:
+            raise _too_large(payload, self._message_bytes_max)
+        waiter = self._loop.create_future()
+        segment = self._session.add(channel, kind, key, payload, deadline_ms, codec, waiter)
+        if extra is not None:
+            with_extra(segment, extra)
+        self._links.plan_flush()
+        return await waiter
+
+    # Many messages
+
+    async def call_many(
+        self,
+        function: Function | str,
+        keys: Sequence[str] | None,
+        messages: Sequence[object],
+        *,
+        deadline: Duration | None = None,
+        return_errors: bool = False,
+    ) -> list[Any]:
+        """Call a function with many messages; return the replies in the same order.
+
+        `keys` and `messages` have the same length; without keys the messages are spread over
+        the partitions. All are waited for. Then the first error is raised, or, with
+        `return_errors`, errors stand in the places of their replies.
+        """
+        gather = await self._ask_many(Kind.CALL, function, keys, messages, deadline)
+        if gather.errors and not return_errors:
+            raise gather.errors[min(gather.errors)]
+        return gather.results
+
+    async def send_many(
+        self,
+        function: Function | str,
+        keys: Sequence[str] | None,
+        messages: Sequence[object],
+        *,
+        deadline: Duration | None = None,
+    ) -> None:
+        """Hand many messages over; return when all are durably taken.
+
+        If some were not, the error of the first of them is raised, after all others are taken.
+        """
+        gather = await self._ask_many(Kind.SEND, function, keys, messages, deadline)
+        if gather.errors:
+            raise gather.errors[min(gather.errors)]
+
+    async def _ask_many(
+        self,
+        kind: Kind,
+        function: Function | str,
+        keys: Sequence[str] | None,
+        messages: Sequence[object],
+        deadline: Duration | None,
+    ) -> Gather:
+        count = len(messages)
+        if keys is not None and len(keys) != count:
+            raise RejectedError(f"{len(keys)} keys but {count} messages")
+        name, codec = _name_of(function)
+        self._route(name)
+        waiter = self._loop.create_future()
+        gather = Gather(count, waiter, replies=kind is Kind.CALL)
+        if not count:
+            return gather
+        deadline_ms = None if deadline is None else self._deadline_ms(deadline)
+        stats, slice_max = self._stats, min(SLICE_MESSAGES_MAX, self._in_flight_max)
+        for start in range(0, count, slice_max):
+            places = range(start, min(count, start + slice_max))
+            in_flight = stats.in_flight + self._room_reserved
+            if self._room_queue or in_flight + len(places) > self._in_flight_max:
+                await self._wait_for_room(len(places), deadline_ms)
+            for channel, group in self._groups(self._route(name), keys, places, gather):
+                for at in range(0, len(group), SEGMENT_MESSAGES_MAX):
+                    chosen = group[at : at + SEGMENT_MESSAGES_MAX]
+                    segment = Segment(kind, deadline_ms, codec)
+                    self._add_many(channel, segment, keys, messages, gather, chosen)
+            self._links.plan_flush()
+        await waiter
+        return gather
+
+    def _groups(
+        self, route: _Route, keys: Sequence[str] | None, places: range, gather: Gather
+    ) -> Iterable[tuple[Channel, Sequence[int]]]:
+        """Return the places of messages by channel, without those whose key is refused."""
+        if keys is None or route.info.kind == "stateless":
+            # Long runs: it does not matter where they go.
+            share = -(-len(places) // len(route.channels))
+            starts = range(0, len(places), share)
+            return [(route.next_channel(), places[start : start + share]) for start in starts]
+        chosen = keys[places.start : places.stop]
+        found: list[Channel | None]
+        if set(map(type, chosen)) == {str} and "" not in chosen:
+            found = [*map(route.by_key.get, chosen)]
+        else:
+            found = [None] * len(places)
+        groups: defaultdict[Channel, list[int]] = defaultdict(list)
+        for place, key, known in zip(places, chosen, found, strict=True):
+            if known is not None:
+                groups[known].append(place)
+                continue
+            try:
+                groups[self._channel(route, key)].append(place)
+            except KeyRejectedError as error:
+                gather.fail(place, error)
+                gather.settle(1)
+        return groups.items()
+
+    def _add_many(
+        self,
+        channel: Channel,
+        segment: Segment,
+        keys: Sequence[str] | None,
+        messages: Sequence[object],
+        gather: Gather,
+        places: Sequence[int],
+    ) -> None:
+        try:
+            column = ANY.encode_column([messages[place] for place in places])
+        except EncodeError:
+            column = b""
+        if column and len(column) <= min(SEGMENT_BYTES_MAX, self._message_bytes_max):
+            chosen = [""] * len(places) if keys is None else [keys[place] for place in places]
+            self._session.add_many(channel, segment, chosen, column, gather, places)
+            return
+        # Large ones, and ones that cannot be written: one by one.
+        for place in places:
+            try:
+                payload = ANY.encode(messages[place])
+                if len(payload) > self._message_bytes_max:
+                    raise _too_large(payload, self._message_bytes_max)
+            except RejectedError as error:
+                gather.fail(place, error)
+                gather.settle(1)
+                continue
+            alone = Segment(segment.kind, segment.deadline_ms, segment.codec)
+            key = "" if keys is None else keys[place]
+            self._session.add_many(channel, alone, [key], join_column([payload]), gather, [place])
+
+    # Routing
+
+    def _route(self, name: str) -> _Route:
+        if not self._open:
+            raise _closed()
+        route = self._routes.get(name)
+        if route is not None:
+            return route
+        for info in self.topology.functions:
+            if info.name == name:
+                partitions = [partition_name(name, each) for each in range(info.partition_count)]
+                channels = [*map(self._session.channel_of, partitions)]
+                route = self._routes[name] = _Route(info, channels)
+                return route
+        known = ", ".join(sorted(each.name for each in self.topology.functions)) or "none"
+        raise UnknownFunctionError(f"no function {name!r:.200} in this cluster; known: {known}")
+
+    def _channel(self, route: _Route, key: str) -> Channel:
+        check_message(key, b"", self._key_bytes_max, self._message_bytes_max)
+        kind = route.info.kind
+        try:
+            index = partition_index_of(key, route.info.partition_count)
+        except UnicodeEncodeError as error:
+            raise KeyRejectedError(f"the key is not valid Unicode: {error}") from None
+        if kind == "stateless" or (kind == "stateful" and not key):
+            return route.next_channel()
+        if len(route.by_key) >= KEYS_CACHED_MAX:
+            route.by_key.clear()
+        channel = route.by_key[key] = route.channels[index]
+        return channel
+
+    def _deadline_ms(self, deadline: Duration) -> int:
+        # Whole milliseconds, so that callers of one turn can share a batch.
+        return ceil(self._loop.time() * 1000.0 + milliseconds(deadline))
+
+    # Room
+
+    async def _wait_for_room(self, count: int, deadline_ms: int | None) -> None:
+        """Wait, in the order of arrival, until so many more messages may be under way."""
+        if not self._open:
+            raise _closed()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._room_queue.append((waiter, count))
+        try:
+            async with asyncio.timeout_at(None if deadline_ms is None else deadline_ms / 1000.0):
+                await waiter
+        except TimeoutError:
+            self._give_back(waiter, count)
+            raise DeadlineExceededError(
+                f"{self._in_flight_max} messages are in flight (in_flight_max); this one had to "
+                "wait until its deadline"
+            ) from None
+        except asyncio.CancelledError:
+            self._give_back(waiter, count)
+            raise
+        # The caller adds its messages before anybody else runs.
+        self._room_reserved -= count
+
+    def _give_back(self, waiter: asyncio.Future[None], count: int) -> None:
+        if waiter.cancelled():
+            self._room_queue = deque(each for each in self._room_queue if each[0] is not waiter)
+        else:
+            # It was granted in the very turn in which its caller gave up.
+            self._room_reserved -= count
+        self._grant_room()
+
+    def _grant_room(self) -> None:
+        queue = self._room_queue
+        while queue:
+            waiter, count = queue[0]
+            if self._stats.in_flight + self._room_reserved + count > self._in_flight_max:
+                return
+            queue.popleft()
+            if not waiter.done():
+                self._room_reserved += count
+                waiter.set_result(None)
+
+
+def _address_source(addresses: Addresses) -> Callable[[], Sequence[str]]:
+    if callable(addresses):
+        return addresses
+    listed = [addresses] if isinstance(addresses, str) else list(addresses)
+    if not listed:
+        raise ValueError("no address was given; allowed: one 'host:port' or several")
+    for address in listed:
+        host, mark, port = address.rpartition(":")
+        if not host or not mark or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ValueError(f"{address!r} is no address; allowed: 'host:port'")
+    return lambda: listed
+
+
+def _name_of(function: Function | str) -> tuple[str, Codec[Any]]:
+    if isinstance(function, str):
+        return function, ANY
+    if isinstance(function, Function):
+        return function.name, function.reply_codec
+    raise TypeError(
+        f"{function!r:.100} is no function; allowed: what @app.function made, or a name such as "
+        "'shop/cart'"
+    )
+
+
+def _extra(idempotency_key: str) -> Extra:
+    if type(idempotency_key) is not str:
+        raise RejectedError(f"an idempotency key is a str, not {type(idempotency_key).__name__}")
+    size = len(idempotency_key.encode(errors="replace"))
+    if size > IDEMPOTENCY_KEY_BYTES_MAX:
+        raise RejectedError(
+            f"the idempotency key has {size} bytes; allowed: {IDEMPOTENCY_KEY_BYTES_MAX}"
+        )
+    return Extra(idempotency_key=idempotency_key)
+
+
+def _too_large(payload: bytes, bytes_max: int) -> TooLargeError:
+    return TooLargeError(f"the message has {len(payload)} bytes; allowed: {bytes_max}")
+
+
+def _closed() -> RuntimeError:
+    return RuntimeError("the client is closed; use it between `async with` and its end")

@@ -1,0 +1,368 @@
+"""The links of one client session: opened when somebody waits for them, and again when lost.
+
+Carries out what `client_session` decides. Everything that callers ask for in one turn of the loop
+leaves in one frame to each worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from math import inf
+from types import TracebackType
+from typing import Literal, assert_never
+
+import structlog
+
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.client_session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Session
+from sublet.runtime.frames import Data, Frame, Goodbye, Hello, Refused, Topology, Welcome
+from sublet.runtime.link import Link, LinkLimits
+from sublet.runtime.link_grpc import connect
+
+_log = structlog.get_logger(__name__)
+
+ACK_DELAY_S = 0.005
+"""How long an acknowledgement of replies waits for a frame to ride on."""
+
+
+class Events:
+    """What the client wants to hear from its links."""
+
+    def __init__(
+        self,
+        settled: Callable[[], None],
+        welcomed: Callable[[Welcome], None],
+        expired: Callable[[SessionLinks], None],
+    ) -> None:
+        self.settled = settled
+        """Callers may have been told something."""
+        self.welcomed = welcomed
+        self.expired = expired
+        """A partition has forgotten the session's name: go on under another."""
+
+
+class SessionLinks:
+    """Runs a session between `start` and `close`, with tasks in the given group."""
+
+    def __init__(
+        self,
+        session: Session,
+        addresses: Callable[[], Sequence[str]],
+        events: Events,
+        tasks: asyncio.TaskGroup,
+        *,
+        lane: Literal["auto", "never"] = "auto",
+        limits: LinkLimits,
+    ) -> None:
+        self.session = session
+        self._addresses = addresses
+        self._events = events
+        self._tasks = tasks
+        self._lane = lane
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[Peer, Link] = {}
+        self._flush_planned = False
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._tick_at_ms = inf
+        self._changed = asyncio.Event()
+        self._connecting: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, int] = {}
+        self._retry_at_s: dict[str, float] = {}
+        self._last_errors: dict[str, str] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def now_ms(self) -> float:
+        return self._loop.time() * 1000.0
+
+    # Sending
+
+    def plan_flush(self) -> None:
+        """Send, at the end of this turn of the loop, all that callers have added."""
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        session = self.session
+        now_ms = self._loop.time() * 1000.0
+        for peer, link in self._links.items():
+            if peer.ready or peer.acks:
+                # A slow worker: the rest waits until the link has drained.
+                while link.pending_bytes <= self._limits.pending_bytes_high:
+                    frame = session.take_frame(peer, now_ms)
+                    if frame is None:
+                        break
+                    link.send(frame)
+        if session.wake_ms < self._tick_at_ms:
+            self._plan_tick()
+
+    def _plan_tick(self) -> None:
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        self._tick_at_ms = self.session.wake_ms
+        self._tick_timer = self._loop.call_at(self._tick_at_ms / 1000.0, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_timer = None
+        self._tick_at_ms = inf
+        # The loop's clock may stand a little before the time that it was asked to wake us at.
+        self.session.tick(max(self.now_ms(), 0.0) + 1.0)
+        if self.session.is_stranded:
+            self._changed.set()
+        self._after_event()
+        if self.session.wake_ms < inf:
+            self._plan_tick()
+
+    def _after_event(self) -> None:
+        session = self.session
+        if session.refusals_to_send:
+            for peer, refused in session.refusals_to_send:
+                link = self._links.get(peer)
+                if link is not None:
+                    link.send(refused)
+            session.refusals_to_send.clear()
+        for peer in self._links:
+            if peer.ready or peer.replies_unacknowledged > REPLIES_UNACKNOWLEDGED_MAX:
+                self.plan_flush()
+                break
+            if peer.acks and self._ack_timer is None:
+                self._ack_timer = self._loop.call_later(ACK_DELAY_S, self._acks_due)
+        if session.wake_ms < self._tick_at_ms:
+            self._plan_tick()
+        self._events.settled()
+        if session.expired is not None and not self._closing:
+            self._events.expired(self)
+
+    def _acks_due(self) -> None:
+        self._ack_timer = None
+        if any(peer.acks for peer in self._links):
+            self.plan_flush()
+
+    # Receiving
+
+    def frame_received(self, peer: Peer, frame: Frame) -> None:
+        match frame:
+            case Data():
+                self.session.data_received(peer, frame)
+            case Refused():
+                self.session.refused(peer, frame, self.now_ms())
+            case Topology():
+                if self.session.topology_changed(frame):
+                    self._changed.set()
+            case Hello() | Welcome() | Goodbye():
+                return  # The link itself sees to these.
+            case _:
+                assert_never(frame)
+        self._after_event()
+
+    def welcomed(self, link: Link, welcome: Welcome) -> Peer:
+        session = self.session
+        former = session.peers.get(welcome.worker)
+        if former is not None:
+            # The worker listens to our newest link only.
+            former_link = self._links.pop(former)
+            session.link_lost(former)
+            former_link.close("replaced by a newer link")
+        session.topology_changed(welcome.topology, trusted=not self._links)
+        peer = session.link_opened(welcome.worker, welcome.credit)
+        self._links[peer] = link
+        self._events.welcomed(welcome)
+        self._changed.set()
+        self._after_event()
+        return peer
+
+    def link_ended(self, peer: Peer, reason: str) -> None:
+        if self._links.pop(peer, None) is None:
+            return
+        if not self._closing:
+            _log.debug("link lost", worker=peer.worker, reason=reason)
+        self.session.link_lost(peer)
+        self._changed.set()
+        self._after_event()
+
+    # Opening and closing links
+
+    async def start(self, connect_timeout_s: float) -> None:
+        """Open the first link; `UnavailableError` names the addresses that were tried in vain."""
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                failures = 0
+                while not await self._open_any():
+                    await asyncio.sleep(self.session.patience.backoff_ms(failures) / 1000.0)
+                    failures += 1
+        except TimeoutError:
+            raise UnavailableError(
+                f"no worker was reached within {connect_timeout_s:g} s; {self._tried()}"
+            ) from None
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep links open from now on, as they are needed."""
+        self._keeper = self._tasks.create_task(self._keep_links())
+
+    def _tried(self) -> str:
+        addresses = self._known_addresses()
+        if not addresses:
+            return "no address is known"
+        return "tried: " + ", ".join(
+            self._last_errors.get(address, f"{address}: no answer") for address in addresses
+        )
+
+    def _known_addresses(self) -> list[str]:
+        topology = self.session.topology
+        known = [*self._addresses(), *(topology.workers.values() if topology else ())]
+        return list(dict.fromkeys(known))
+
+    async def _open_any(self) -> bool:
+        """Try all addresses, one after the other; return whether there is a link now."""
+        for address in self._known_addresses():
+            if await self._open(address):
+                return True
+        return False
+
+    async def _open(self, address: str) -> bool:
+        receiver = _Receiver(self)
+        try:
+            await connect(
+                address,
+                Hello(self.session.endpoint),
+                receiver,
+                self._tasks,
+                lane=self._lane,
+                limits=self._limits,
+            )
+        except UnavailableError as error:
+            message = error.message
+            self._last_errors[address] = (
+                message if message.startswith(address) else f"{address}: {message}"
+            )
+            return False
+        return True
+
+    async def _keep_links(self) -> None:
+        """Reconnect, with growing pauses, to whoever is waited for."""
+        while True:
+            self._changed.clear()
+            if self._links or self._connecting:
+                pause_s = self._open_wanted()
+            elif self.session.is_stranded:
+                # Nobody can tell us who owns what now: ask whoever answers.
+                self._begin("", self._open_any())
+                pause_s = None
+            else:
+                pause_s = None
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _open_wanted(self) -> float | None:
+        """Start to connect where it is time to; return how long there is nothing else to do."""
+        topology, now_s = self.session.topology, self._loop.time()
+        if topology is None or "" in self._connecting:
+            return None
+        pause_s: float | None = None
+        for worker in self.session.workers_wanted():
+            address = topology.workers.get(worker)
+            if address is None or address in self._connecting:
+                continue
+            wait_s = self._retry_at_s.get(address, 0.0) - now_s
+            if wait_s <= 0:
+                self._begin(address, self._open(address))
+            else:
+                pause_s = wait_s if pause_s is None else min(pause_s, wait_s)
+        return pause_s
+
+    def _begin(self, address: str, opening: Coroutine[object, object, bool]) -> None:
+        self._connecting[address] = self._tasks.create_task(self._connect(address, opening))
+
+    async def _connect(self, address: str, opening: Coroutine[object, object, bool]) -> None:
+        pause_s = 0.0
+        try:
+            if await opening:
+                self._failures.pop(address, None)
+            else:
+                failures = self._failures.get(address, 0)
+                self._failures[address] = failures + 1
+                pause_s = self.session.patience.backoff_ms(failures) / 1000.0
+                self._retry_at_s[address] = self._loop.time() + pause_s
+                if not address:
+                    await asyncio.sleep(pause_s)
+        finally:
+            del self._connecting[address]
+            self._changed.set()
+
+    async def close(self, reason: str, timeout_s: float) -> None:
+        """Acknowledge what came, say goodbye, and wait for the workers' answer for a while."""
+        self._closing = True
+        for channel in self.session.channels.values():
+            self.session.fail_channel(channel, "the client is closed")
+        self._events.settled()
+        self._flush()
+        for timer in (self._ack_timer, self._tick_timer):
+            if timer is not None:
+                timer.cancel()
+        tasks = [*self._connecting.values()]
+        if self._keeper is not None:
+            tasks.append(self._keeper)
+        for task in tasks:
+            task.cancel()
+        for link in tuple(self._links.values()):
+            link.close(reason)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._links:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            _log.warning("workers did not say goodbye in time", count=len(self._links))
+
+
+class _Receiver:
+    """The session's end of one link."""
+
+    __slots__ = ("_links", "_peer")
+
+    def __init__(self, links: SessionLinks) -> None:
+        self._links = links
+        self._peer: Peer | None = None
+
+    def frame_received(self, link: Link, frame: Frame) -> None:
+        if self._peer is not None:
+            self._links.frame_received(self._peer, frame)
+        elif isinstance(frame, Welcome):
+            self._peer = self._links.welcomed(link, frame)
+
+    def link_drained(self, link: Link) -> None:
+        self._links.plan_flush()
+
+    def link_ended(self, link: Link, reason: str, clean: bool) -> None:
+        if self._peer is not None:
+            self._links.link_ended(self._peer, reason)
+
+
+class PlainTaskGroup:
+    """A task group that lets the exceptions of its body pass as they are.
+
+    A bare one would wrap whatever the user's own code raises in an exception group.
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> asyncio.TaskGroup:
+        return await self._group.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._group.__aexit__(None, None, None)

@@ -1,0 +1,586 @@
+"""A client's session: its channels, its links' windows, and what to do when something happens.
+
+No I/O, clock or randomness of its own. Whoever owns a `Session` calls one method for each event,
+sends what `take_frame` returns, and calls `tick` when `wake_ms` has come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Any
+
+from sublet.functions.codec import Codec
+from sublet.functions.errors import (
+    DeadlineExceededError,
+    SubletError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from sublet.runtime.client_channel import Channel, Gather, Segment, Waiter, error_of
+from sublet.runtime.frames import Ack, Batch, Data, ErrorInfo, Extra, Kind, Refused, Topology
+
+FRAME_BYTES = 2**20
+"""A frame is closed when it has reached this size."""
+REPLIES_UNACKNOWLEDGED_MAX = 256
+"""More replies than this are acknowledged at once, fewer by the way."""
+_RETRY_LATER = frozenset({"overloaded", "unavailable", "retry_later"})
+_DEADLINES_KEPT_MIN = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long, and how often, a session tries."""
+
+    unreachable_ms: float = 10_000.0
+    """A partition whose owner cannot be reached for so long fails its callers."""
+    overload_retries: int = 10
+    """A message refused more often fails with `OverloadedError`."""
+    backoff_ms_min: float = 10.0
+    backoff_ms_max: float = 1_000.0
+
+    def __post_init__(self) -> None:
+        if self.unreachable_ms <= 0:
+            raise ValueError(f"unreachable_ms is {self.unreachable_ms}; allowed: more than 0")
+        if self.overload_retries < 0:
+            raise ValueError(f"overload_retries is {self.overload_retries}; allowed: 0 or more")
+        if not 0 < self.backoff_ms_min <= self.backoff_ms_max:
+            raise ValueError(
+                f"backoff_ms_min is {self.backoff_ms_min}; allowed: above 0, to backoff_ms_max "
+                f"({self.backoff_ms_max})"
+            )
+
+    def backoff_ms(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row."""
+        return min(self.backoff_ms_max, self.backoff_ms_min * 2.0 ** min(failures, 30))
+
+
+class ClientStats:
+    """What a client counts. Read it; do not write it."""
+
+    __slots__ = (
+        "deadlines_missed",
+        "duplicate_replies",
+        "frames_received",
+        "frames_sent",
+        "in_flight",
+        "links_lost",
+        "links_opened",
+        "messages_resent",
+        "messages_sent",
+        "refusals",
+        "replies",
+        "sessions",
+    )
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        """Messages whose caller waits, sent or not."""
+        self.messages_sent = 0
+        """Each counted once, however often it was sent."""
+        self.messages_resent = 0
+        self.replies = 0
+        self.duplicate_replies = 0
+        self.frames_sent = 0
+        self.frames_received = 0
+        self.refusals = 0
+        self.deadlines_missed = 0
+        self.links_opened = 0
+        self.links_lost = 0
+        self.sessions = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Peer:
+    """One live link to a worker, as the session sees it."""
+
+    __slots__ = ("acks", "in_flight", "ready", "replies_unacknowledged", "window", "worker")
+
+    def __init__(self, worker: str, window: int) -> None:
+        self.worker = worker
+        self.window = window
+        """How many messages may be sent and not acknowledged."""
+        self.in_flight = 0
+        self.ready: deque[Channel] = deque()
+        """Channels with something to send; each takes its turn with one segment."""
+        self.acks: list[Channel] = []
+        self.replies_unacknowledged = 0
+
+    @property
+    def has_frame(self) -> bool:
+        return bool(self.ready or self.acks)
+
+
+class Session:
+    """Everything under one endpoint name."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        patience: Patience,
+        stats: ClientStats,
+        chance: Callable[[], float],
+    ) -> None:
+        """`chance` returns numbers between 0 and 1: retries of many clients must not meet."""
+        self.endpoint = endpoint
+        self.patience = patience
+        self.stats = stats
+        self.channels: dict[str, Channel] = {}
+        self.peers: dict[str, Peer] = {}
+        """Worker id to our live link."""
+        self.topology: Topology | None = None
+        self.expired: Channel | None = None
+        """A channel that its partition has forgotten: go on under another name (`succeed`)."""
+        self.refusals_to_send: list[tuple[Peer, Refused]] = []
+        self.wake_ms = inf
+        self._chance = chance
+        self._stranded: dict[Channel, None] = {}
+        self._deadlines: list[tuple[int, int, Segment, Channel]] = []
+        self._deadlines_max = _DEADLINES_KEPT_MIN
+        self._holds: list[tuple[float, int, Channel]] = []
+        self._order = 0
+
+    # From callers
+
+    def channel_of(self, partition: str) -> Channel:
+        channel = self.channels.get(partition)
+        if channel is None:
+            channel = self.channels[partition] = Channel(partition, self.endpoint)
+            if self.topology is not None:
+                self._place(channel, self.topology.placement.get(partition))
+        return channel
+
+    def add(
+        self,
+        channel: Channel,
+        kind: Kind,
+        key: str,
+        payload: bytes,
+        deadline_ms: int | None,
+        codec: Codec[Any],
+        waiter: Waiter,
+    ) -> Segment:
+        """Take one message; it leaves with the channel's next frame. Return where it stands."""
+        segment = channel.filling
+        if (
+            segment is None
+            or segment.kind is not kind
+            or segment.deadline_ms != deadline_ms
+            or segment.codec is not codec
+            or segment.full
+        ):
+            segment = channel.filling = Segment(kind, deadline_ms, codec)
+            self._enqueue(channel, segment)
+        segment.add(key, payload, waiter)
+        self.stats.in_flight += 1
+        if not channel.queued:
+            self._ready(channel)
+        return segment
+
+    def add_many(
+        self,
+        channel: Channel,
+        segment: Segment,
+        keys: list[str],
+        column: bytes,
+        gather: Gather,
+        places: Sequence[int],
+    ) -> None:
+        """Take a whole segment of messages that share one waiter."""
+        segment.fill(keys, column, gather, places)
+        channel.filling = None
+        self._enqueue(channel, segment)
+        self.stats.in_flight += len(keys)
+        if not channel.queued:
+            self._ready(channel)
+
+    def _enqueue(self, channel: Channel, segment: Segment) -> None:
+        channel.unsent.append(segment)
+        self._watch_deadline(channel, segment)
+
+    def _watch_deadline(self, channel: Channel, segment: Segment) -> None:
+        if segment.deadline_ms is None:
+            return
+        self._order += 1
+        deadlines = self._deadlines
+        heappush(deadlines, (segment.deadline_ms, self._order, segment, channel))
+        self.wake_ms = min(self.wake_ms, segment.deadline_ms)
+        if len(deadlines) > self._deadlines_max:
+            # Most calls are answered long before their deadline: forget those now and then.
+            deadlines[:] = [each for each in deadlines if each[2].unsettled or each[2] is segment]
+            heapify(deadlines)
+            self._deadlines_max = max(_DEADLINES_KEPT_MIN, 2 * len(deadlines))
+
+    def _ready(self, channel: Channel) -> None:
+        if channel.held:
+            return
+        peer = channel.peer
+        if peer is None:
+            # Noted with a time at the next tick, which is now.
+            self._strand(channel)
+        else:
+            channel.queued = True
+            peer.ready.append(channel)
+
+    def _strand(self, channel: Channel) -> None:
+        if channel not in self._stranded:
+            self._stranded[channel] = None
+            self.wake_ms = 0.0
+
+    # Links and placement
+
+    def workers_wanted(self) -> set[str]:
+        """Return the owners of partitions that somebody waits for, without a link."""
+        return {each.worker for each in self._stranded if each.worker is not None}
+
+    @property
+    def is_stranded(self) -> bool:
+        return bool(self._stranded)
+
+    def link_opened(self, worker: str, window: int) -> Peer:
+        """A worker has welcomed us; whatever it has not acknowledged is sent again."""
+        assert worker not in self.peers
+        peer = self.peers[worker] = Peer(worker, window)
+        self.stats.links_opened += 1
+        for channel in self.channels.values():
+            if channel.worker == worker:
+                self._attach(channel)
+        return peer
+
+    def link_lost(self, peer: Peer) -> None:
+        if self.peers.get(peer.worker) is not peer:
+            return
+        del self.peers[peer.worker]
+        self.stats.links_lost += 1
+        for channel in self.channels.values():
+            if channel.peer is peer:
+                self._detach(channel)
+                if not channel.is_idle():
+                    self._strand(channel)
+
+    def topology_changed(self, topology: Topology, *, trusted: bool = False) -> bool:
+        """Follow partitions to their owners; return False if we knew better.
+
+        `trusted` when nobody else is there to ask: a cluster that was started anew counts its
+        versions from the beginning.
+        """
+        known = self.topology
+        if known is not None and topology.version <= known.version and not trusted:
+            return False
+        self.topology = topology
+        for channel in self.channels.values():
+            worker = topology.placement.get(channel.partition)
+            if worker != channel.worker:
+                self._place(channel, worker)
+        return True
+
+    def _place(self, channel: Channel, worker: str | None) -> None:
+        self._detach(channel)
+        channel.worker = worker
+        if worker in self.peers:
+            self._attach(channel)
+        elif not channel.is_idle():
+            self._strand(channel)
+
+    def _attach(self, channel: Channel) -> None:
+        channel.peer = self.peers[channel.worker] if channel.worker else None
+        channel.held = channel.queued = False
+        channel.refusals = 0
+        channel.stranded_ms = None
+        channel.gap_told = False
+        self._stranded.pop(channel, None)
+        if channel.has_work:
+            self._ready(channel)
+
+    def _detach(self, channel: Channel) -> None:
+        peer, channel.peer = channel.peer, None
+        channel.queued = channel.held = channel.ack_due = False
+        lost = channel.lose()
+        if peer is not None:
+            peer.in_flight -= lost
+            # It may stand in the peer's queue still; `take_frame` passes over it.
+
+    # To the worker
+
+    def take_frame(self, peer: Peer, now_ms: float) -> Data | None:
+        """Return the next frame for this worker; None when there is nothing, or no room."""
+        batches: list[Batch] = []
+        size = 0
+        ready = peer.ready
+        while ready and size < FRAME_BYTES:
+            channel = ready[0]
+            segment = None
+            if channel.peer is peer and channel.queued and not channel.held:
+                segment = channel.next_segment()
+            if segment is None:
+                ready.popleft()
+                if channel.peer is peer:
+                    channel.queued = False
+                continue
+            if not self._has_room(peer, channel, segment):
+                break
+            if batches and size + segment.size > FRAME_BYTES:
+                break
+            segment = channel.send_next()
+            size += segment.size
+            batches.append(self._batch(peer, channel, segment, now_ms))
+            # Every channel in its turn, so that a long one does not hold up the others.
+            ready.popleft()
+            if channel.has_work:
+                ready.append(channel)
+            else:
+                channel.queued = False
+        acks = self._take_acks(peer) if peer.acks else []
+        if not batches and not acks:
+            return None
+        self.stats.frames_sent += 1
+        return Data(batches, acks)
+
+    def _has_room(self, peer: Peer, channel: Channel, segment: Segment) -> bool:
+        room = peer.window - peer.in_flight
+        if segment.count - segment.acked <= room:
+            return True
+        if peer.in_flight or room < 1:
+            # To wait costs less than to cut, and nobody is passed over meanwhile.
+            return False
+        if not segment.first:
+            right = channel.cut_next(room)
+            self._watch_deadline(channel, right)
+        # Numbered for a wider window, before the link was lost: it goes as it is.
+        return True
+
+    def _batch(self, peer: Peer, channel: Channel, segment: Segment, now_ms: float) -> Batch:
+        count = len(segment.keys)
+        peer.in_flight += count - segment.acked
+        if segment.tainted or segment.refusals:
+            self.stats.messages_resent += count
+        else:
+            self.stats.messages_sent += count
+        deadline_ms = segment.deadline_ms
+        left_ms = None if deadline_ms is None else max(0, int(deadline_ms - now_ms))
+        return segment.batch(channel.partition, self.endpoint, left_ms)
+
+    def _take_acks(self, peer: Peer) -> list[Ack]:
+        acks: list[Ack] = []
+        for channel in peer.acks:
+            if channel.peer is peer and channel.ack_due:
+                channel.ack_due = False
+                acks.append(Ack(self.endpoint, channel.partition, channel.replies_taken))
+        peer.acks.clear()
+        peer.replies_unacknowledged = 0
+        return acks
+
+    # From the worker
+
+    def data_received(self, peer: Peer, data: Data) -> None:
+        stats, channels = self.stats, self.channels
+        stats.frames_received += 1
+        if data.credit:
+            peer.window = data.credit
+        for batch in data.batches:
+            channel = channels.get(batch.source)
+            if channel is None or batch.target != self.endpoint or batch.kind is not Kind.REPLY:
+                continue  # For somebody whom we are not.
+            replies, settled = channel.take_replies(batch)
+            stats.in_flight -= settled
+            if replies < 0:
+                self._ask_again(peer, channel)
+                continue
+            stats.replies += replies
+            stats.duplicate_replies += batch.count - replies
+            # A repeated reply means that our acknowledgement was lost: say it again.
+            peer.replies_unacknowledged += batch.count
+            if not channel.ack_due and channel.peer is peer:
+                channel.ack_due = True
+                peer.acks.append(channel)
+        for ack in data.acks:
+            channel = channels.get(ack.target)
+            if channel is not None and ack.source == self.endpoint:
+                landed, settled = channel.acknowledged(ack.upto)
+                stats.in_flight -= settled
+                if channel.peer is not None:
+                    channel.peer.in_flight -= landed
+
+    def _ask_again(self, peer: Peer, channel: Channel) -> None:
+        if channel.gap_told:
+            return
+        channel.gap_told = True
+        expected = channel.replies_taken + 1
+        error = ErrorInfo("gap", f"expected reply {expected}")
+        refused = Refused(self.endpoint, channel.partition, expected, error)
+        self.refusals_to_send.append((peer, refused))
+
+    def refused(self, peer: Peer, refused: Refused, now_ms: float) -> None:
+        channel = self.channels.get(refused.target)
+        if channel is None or refused.source != self.endpoint or channel.peer is not peer:
+            return  # A late word about a partition that we have followed elsewhere.
+        self.stats.refusals += 1
+        error, first = refused.error, refused.first
+        oldest = channel.sent[0].first + channel.sent[0].acked if channel.sent else None
+        if error.code == "session_expired" or (error.code == "gap" and _is_lost(channel, first)):
+            self.expired = channel
+            return
+        if oldest is None:
+            return
+        grounded = channel.ground(max(first, oldest))
+        if not grounded:
+            return  # It was said before: a worker says it for every batch.
+        peer.in_flight -= grounded
+        if error.code in _RETRY_LATER:
+            self._retry_later(channel, error, now_ms)
+        elif error.code == "not_owner":
+            # The new placement is on its way, and releases the channel when it comes.
+            self._hold(channel, now_ms, self.patience.backoff_ms(channel.refusals))
+        elif error.code == "gap":
+            if channel.refusals:
+                self._hold(channel, now_ms, self.patience.backoff_ms(channel.refusals))
+        elif channel.resend:
+            self.stats.in_flight -= channel.drop([channel.resend[0]], lambda: error_of(error))
+        channel.refusals += 1
+        if channel.has_work and not channel.queued:
+            self._ready(channel)
+
+    def _retry_later(self, channel: Channel, error: ErrorInfo, now_ms: float) -> None:
+        too_often: list[Segment] = []
+        if error.code == "unavailable":
+            # A new owner is on its way: what counts is how long, not how often.
+            if channel.stranded_ms is None or not channel.refusals:
+                channel.stranded_ms = now_ms
+            if now_ms - channel.stranded_ms >= self.patience.unreachable_ms:
+                too_often.extend(channel.resend)
+                channel.stranded_ms = now_ms
+            wait_ms = max(1.0, error.retry_after_ms)
+        else:
+            for segment in channel.resend:
+                segment.refusals += 1
+                if segment.refusals > self.patience.overload_retries:
+                    too_often.append(segment)
+            wait_ms = max(1, error.retry_after_ms) * 2.0 ** min(channel.refusals, 4)
+        self.stats.in_flight -= channel.give_up(too_often, lambda: error_of(error))
+        self._hold(channel, now_ms, wait_ms * (0.75 + self._chance() / 2))
+
+    def _hold(self, channel: Channel, now_ms: float, wait_ms: float) -> None:
+        channel.held = True
+        channel.queued = False
+        self._order += 1
+        heappush(self._holds, (now_ms + wait_ms, self._order, channel))
+        self.wake_ms = min(self.wake_ms, now_ms + wait_ms)
+
+    # Time
+
+    def tick(self, now_ms: float) -> None:
+        """Time has passed: send what was held back, fail what is too late."""
+        holds = self._holds
+        while holds and holds[0][0] <= now_ms:
+            _, _, channel = heappop(holds)
+            if channel.held:
+                channel.held = False
+                if channel.has_work and not channel.queued:
+                    self._ready(channel)
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now_ms:
+            _, _, segment, channel = heappop(deadlines)
+            if segment.unsettled:
+                missed = segment.fail(lambda: _too_late(channel))  # noqa: B023  # called at once
+                self.stats.in_flight -= missed
+                self.stats.deadlines_missed += missed
+                if channel.filling is segment:
+                    channel.filling = None
+                channel.next_segment()
+        wake_ms = min(holds[0][0] if holds else inf, deadlines[0][0] if deadlines else inf)
+        self.wake_ms = min(wake_ms, self._fail_stranded(now_ms))
+
+    def _fail_stranded(self, now_ms: float) -> float:
+        """Fail who has waited too long for a link; return when to look again."""
+        wake_ms = inf
+        for channel in tuple(self._stranded):
+            if channel.is_idle() or channel.peer is not None:
+                del self._stranded[channel]
+                channel.stranded_ms = None
+                continue
+            if channel.stranded_ms is None:
+                channel.stranded_ms = now_ms
+            due_ms = channel.stranded_ms + self.patience.unreachable_ms
+            if due_ms <= now_ms:
+                self.fail_channel(channel, self._why_stranded(channel))
+                channel.stranded_ms = now_ms
+                due_ms = now_ms + self.patience.unreachable_ms
+                if channel.is_idle():
+                    del self._stranded[channel]
+                    continue
+            wake_ms = min(wake_ms, due_ms)
+        return wake_ms
+
+    def _why_stranded(self, channel: Channel) -> str:
+        if channel.worker is None:
+            return f"no worker owns {channel.partition}"
+        workers = self.topology.workers if self.topology else {}
+        address = workers.get(channel.worker, "unknown")
+        return (
+            f"worker {channel.worker} ({address}), the owner of {channel.partition}, is not reached"
+        )
+
+    def fail_channel(self, channel: Channel, reason: str) -> None:
+        """Tell everybody who waits here."""
+        self.stats.in_flight -= channel.fail_all(
+            lambda: UnavailableError(reason), lambda: UnknownOutcomeError(reason)
+        )
+
+    # The end
+
+    @property
+    def settled(self) -> bool:
+        """Nobody waits here any more."""
+        return not any(
+            segment.unsettled
+            for channel in self.channels.values()
+            for queue in (channel.unsent, channel.resend, channel.sent, channel.awaiting)
+            for segment in queue
+        )
+
+    def succeed(self, old: Session) -> None:
+        """Take over, under another name, what an expired session has not sent.
+
+        Numbers and replies belong to an endpoint's name, and a link has one name. So the session
+        changes its name as a whole, and the old one stays until its other channels have got
+        their replies.
+        """
+        expired, old.expired = old.expired, None
+        for channel in old.channels.values():
+            if channel is expired:
+                reason = f"{channel.partition} has forgotten this client"
+                settled, segments = channel.expire(lambda: UnknownOutcomeError(reason))  # noqa: B023  # called at once
+                self.stats.in_flight -= settled
+            else:
+                segments = list(channel.unsent)
+                channel.unsent.clear()
+                channel.filling = None
+            successor = self.channel_of(channel.partition)
+            for segment in segments:
+                self._enqueue(successor, segment)
+            if successor.has_work and not successor.queued:
+                self._ready(successor)
+
+
+def with_extra(segment: Segment, extra: Extra) -> None:
+    """Give the message that was added last what few messages have."""
+    if segment.extras is None:
+        segment.extras = {}
+    segment.extras[len(segment.keys) - 1] = extra
+
+
+def _is_lost(channel: Channel, first: int) -> bool:
+    """Tell whether the partition wants messages that it has acknowledged before."""
+    queues: Iterable[deque[Segment]] = (channel.sent, channel.resend)
+    oldest = next((queue[0].first for queue in queues if queue), channel.next_number)
+    return first < oldest
+
+
+def _too_late(channel: Channel) -> SubletError:
+    return DeadlineExceededError(f"no reply of {channel.partition} within the deadline")
