@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import traceback
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sublet.functions.app import Function
     from sublet.runtime.worker import Worker
 
+_LOADER = re.compile(r"^<frozen importlib|/runtime/(cli_run|loading)\.py$|/importlib/__init__\.py$")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _START_FAILURES = (SubletError, ValueError, OSError)
 """What a worker raises while it starts when its surroundings are wrong, not its code."""
@@ -145,8 +147,12 @@ def _functions(target: str) -> dict[str, Function]:
     except LoadError as error:
         raise UsageError(str(error)) from None
     except Exception as error:
-        # User code: its traceback is what helps, from where it begins.
-        trace = "".join(traceback.format_exception(error, limit=-3)).rstrip()
+        # User code: its traceback is what helps, without the frames that led to it.
+        told = traceback.TracebackException.from_exception(error)
+        told.stack = traceback.StackSummary.from_list(
+            frame for frame in told.stack if not _LOADER.search(frame.filename)
+        )
+        trace = "".join(told.format(chain=False)).rstrip()
         raise UsageError(f"{target} failed while it was imported:\n{trace}") from None
 
 

@@ -112,8 +112,10 @@ class Supervisor:
         launch: Launch,
         on_line: Callable[[int, str], None],
         on_event: Callable[[int, str], None],
+        new_budget: Callable[[], RestartBudget] = RestartBudget,
     ) -> None:
         self._launch = launch
+        self._new_budget = new_budget
         self._on_line = on_line
         self._on_event = on_event
         self._stopping = asyncio.Event()
@@ -151,7 +153,7 @@ class Supervisor:
             _signal(process, signal.SIGKILL)
 
     async def _keep(self, index: int) -> None:
-        budget = RestartBudget()
+        budget = self._new_budget()
         while not self._stopping.is_set():
             status = await self._run_once(index)
             if self._stopping.is_set():
