@@ -40,6 +40,7 @@ from sublet.functions.errors import RetryLaterError, SubletError  # noqa: E402
 from sublet.runtime.client import Client  # noqa: E402
 from sublet.runtime.config import WorkerConfig  # noqa: E402
 from sublet.runtime.link_grpc import UnaryClient  # noqa: E402
+from sublet.runtime.log import set_up_logging  # noqa: E402
 from sublet.runtime.supervisor import GaveUpError, Launch, Supervisor  # noqa: E402
 from sublet.runtime.unary import StatusReport  # noqa: E402
 
@@ -212,7 +213,10 @@ async def show(observer: Observer, figures: Figures, console: Console) -> None:
             await asyncio.sleep(LOOK_EVERY_S)
             await observer.look()
             if turn % 4 == 0:
-                console.print(progress_line(figures), highlight=False)
+                for event in list(figures.events):
+                    console.print(event, highlight=False, soft_wrap=True)
+                figures.events.clear()
+                console.print(progress_line(figures), highlight=False, soft_wrap=True)
     with Live(picture(figures), console=console, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -296,9 +300,13 @@ def summarize(figures: Figures, counted: Counter[str], console: Console) -> bool
 
 async def demonstrate(options: argparse.Namespace, data_dir: Path, console: Console) -> bool:
     figures = Figures(options.seconds)
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
     console.print(
         f"Starting {options.workers} workers on an SQLite store, then for {options.seconds:.0f} s "
-        f"{options.lines_per_second:,.0f} lines a second of {WORDS_IN_A_LINE} words each."
+        f"{options.lines_per_second:,.0f} lines a second of {WORDS_IN_A_LINE} words each.",
+        soft_wrap=True,
     )
     async with cluster(options.workers, data_dir, figures) as supervisor:
         addresses = [note.address for note in supervisor.notes.values()]
@@ -336,10 +344,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main() -> int:
     options = parse(sys.argv[1:])
     console = Console()
+    set_up_logging("warning", "console", colors=console.is_terminal)
     data_dir = Path(tempfile.mkdtemp(prefix="sublet-demo-"))
     try:
         exact = asyncio.run(demonstrate(options, data_dir, console))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped")
         return 130
     finally:
