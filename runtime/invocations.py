@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import uvloop
 
+from sublet.functions.app import Function
 from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects
 from sublet.functions.errors import error_from_code
@@ -144,6 +145,13 @@ class Invocation:
             self.place.drain({key: self.cell}, rows)
         effects = self.effects.items
         return Ended(partition, self.id, value, None, rows, effects, self.key, self.step_ms)
+
+
+def invocation_lock(function: Function, index: int, key: str) -> str | int:
+    """Say what a handler has to itself while it waits: its key, its partition, or nothing."""
+    if function.kind == "keyed":
+        return key
+    return "" if function.kind == "stateful" else index
 
 
 OnEnd = Callable[[Invocation, Any, BaseException | None], None]
@@ -332,30 +340,33 @@ class AsyncRunner:
         scope = RunScope(work, place)
         messages = decode_messages(work, function, result.failed)
         dirty: dict[str, Cell] = {}
-        blocked: set[str] = set()
+        blocked: set[str | int] = set()
         for index, key in enumerate(work.keys):
-            if index in result.failed or key in blocked:
+            lock = invocation_lock(function, index, key)
+            if index in result.failed or lock in blocked:
                 if index not in result.failed:
                     result.unfinished.add(index)
                 result.values.append(None)
                 continue
-            if key in dirty:
+            cell_key = key if function.kind == "keyed" else ""
+            if cell_key in dirty:
                 # What is settled must be drained before a handler that may wait changes more.
-                place.drain({key: dirty.pop(key)}, result.rows)
+                place.drain({cell_key: dirty[cell_key]}, result.rows)
             invocation = Invocation(scope, place, index, key, self._on_call)
             value, waits = self._first_step(invocation, messages[index], result)
             result.values.append(value)
             if waits:
                 waiting.append(invocation)
-                blocked.add(key)
+                blocked.add(lock)
+                dirty.pop(cell_key, None)
             elif index in result.failed:
                 if result.failed[index].retryable and function.order == "key":
-                    blocked.add(key)
+                    blocked.add(lock)
             else:
                 result.effects.extend(invocation.effects.items)
                 if invocation.cell.undo:
                     invocation.cell.undo.clear()
-                    dirty[key if function.kind == "keyed" else ""] = invocation.cell
+                    dirty[cell_key] = invocation.cell
         place.drain(dirty, result.rows)
         if place.cache is not None and dirty:
             place.cache.changed(dirty)
@@ -395,14 +406,15 @@ class AsyncRunner:
         messages = decode_messages(work, place.function, result.failed)
         result.values = [None] * work.count
         waiting: list[Invocation] = []
-        blocked: set[str] = set()
+        blocked: set[str | int] = set()
         for index, key in enumerate(work.keys):
             if index in result.failed:
                 continue
-            if key in blocked:
+            lock = invocation_lock(place.function, index, key)
+            if lock in blocked:
                 result.unfinished.add(index)
                 continue
-            blocked.add(key)
+            blocked.add(lock)
             invocation = Invocation(scope, place, index, key, self._call_from_aside)
             invocation.waits = True
             result.suspended.add(index)

@@ -643,7 +643,12 @@ class Partition:
         held = self._keys.get(lock)
         if held is None:
             held = self._keys[lock] = KeyQueue()
-        held.queue.append(waiting)
+        queue, order = held.queue, waiting.message.order
+        place = len(queue)
+        # Several runs go on at once: one that was taken later may stand here already.
+        while place and queue[place - 1].message.order > order:
+            place -= 1
+        queue.insert(place, waiting)
         self._park(waiting)
 
     def _release_key(self, lock: str) -> None:

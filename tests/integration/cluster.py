@@ -1,0 +1,216 @@
+"""Real workers in processes of their own, which a test can kill, freeze and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sublet import Client, SubletError
+from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.unary import EgressRequest, StatusReport
+from sublet.statestore.sqlite_directory import SqliteDirectory
+
+PATIENCE_S = 20.0
+LOOK_EVERY_S = 0.02
+APP = "tests.integration.apps:app"
+PROJECT = Path(__file__).parents[2]
+
+# A death is noticed within the term; tests have no time for the default of two seconds.
+QUICK_DEATH = {"SUBLET_HEARTBEAT_MS": "60", "SUBLET_MEMBER_TERM_MS": "600"}
+
+
+class WorkerProcess:
+    """One `sublet worker`. Whatever a test does to it, `end` reaps it."""
+
+    def __init__(self, target: str, environment: Mapping[str, str], log: Path) -> None:
+        self._log = log.open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sublet", "worker", target],
+            env={**os.environ, **environment},
+            cwd=PROJECT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        self.address = ""
+        """Known once the cluster has seen it ready."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """`kill -9`: nothing is flushed, nobody is told."""
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to stop (SIGTERM)."""
+        self._process.terminate()
+
+    async def ended(self) -> int:
+        """Wait for its end; return the exit code."""
+        await until(lambda: not self.is_running)
+        return int(self._process.returncode)
+
+    def memory_bytes(self) -> int:
+        """Return what it has in memory now."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE")
+
+    def end(self) -> None:
+        if self.is_running:
+            self._process.kill()
+            self._process.wait(PATIENCE_S)
+        self._log.close()
+
+
+class Cluster:
+    """Workers that share a data directory. Made by `running_cluster`."""
+
+    def __init__(self, target: str, data_dir: Path, settings: Mapping[str, object]) -> None:
+        self.workers: list[WorkerProcess] = []
+        self.data_dir = data_dir
+        self._target = target
+        self._environment = {
+            "SUBLET_LOG_LEVEL": "warning",
+            "SUBLET_DATA_DIR": str(data_dir),
+            **QUICK_DEATH,
+            **{f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+
+    @property
+    def living(self) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if worker.is_running]
+
+    @property
+    def log(self) -> str:
+        """Everything that workers have written so far."""
+        path = self.data_dir / "workers.log"
+        return path.read_text() if path.exists() else ""
+
+    def add_worker(self, target: str = "", expected: int = 1) -> WorkerProcess:
+        """Start one more; `ready` waits for it."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        environment = {**self._environment, "SUBLET_WORKERS_EXPECTED": str(expected)}
+        worker = WorkerProcess(target or self._target, environment, self.data_dir / "workers.log")
+        self.workers.append(worker)
+        return worker
+
+    async def start(self, count: int) -> None:
+        for _ in range(count):
+            self.add_worker(expected=count)
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Wait until the living workers are all in, and each serves what it was given."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not await self._is_ready():
+                for worker in self.workers:
+                    if not worker.is_running and not worker.address:
+                        raise AssertionError(f"a worker did not start:\n{self.log}")
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _is_ready(self) -> bool:
+        living = {worker.pid: worker for worker in self.living}
+        if not (self.data_dir / "sublet.db").exists():
+            return False
+        directory = SqliteDirectory(self.data_dir / "sublet.db")
+        try:
+            view = await directory.view()
+        finally:
+            await directory.close()
+        if {member.pid for member in view.members.values()} != living.keys():
+            return False
+        if len(view.placement) != sum(view.functions.values()) or not view.placement:
+            return False
+        shares: dict[str, list[str]] = {id_: [] for id_ in view.members}
+        for partition, worker in view.placement.items():
+            if worker not in shares:
+                return False
+            shares[worker].append(partition)
+        for id_, member in view.members.items():
+            living[member.pid].address = member.address
+            try:
+                report = await self.status(living[member.pid])
+            except SubletError:
+                return False
+            if report.worker != id_ or sorted(shares[id_]) != report.partitions:
+                return False
+        return True
+
+    def addresses(self) -> list[str]:
+        return [worker.address for worker in self.living if worker.address]
+
+    def client(self, **options: Any) -> Client:
+        """A client that knows all workers and finds new ones."""
+        return Client(self.addresses, **options)
+
+    async def status(self, worker: WorkerProcess) -> StatusReport:
+        async with UnaryClient(worker.address) as unary:
+            return await unary.status()
+
+    async def counters(self) -> Counter[str]:
+        """Return the sums of what all living workers count."""
+        totals: Counter[str] = Counter()
+        for worker in self.living:
+            totals.update((await self.status(worker)).counters)
+        return totals
+
+    async def egress(self, name: str, limit: int = 10_000) -> list[Any]:
+        """Return all values of an egress, by partition in order."""
+        async with UnaryClient(self.living[0].address) as unary:
+            page = await unary.read_egress(EgressRequest(egress=name, limit=limit))
+        return [value for entry in page.entries for value in msgspec.msgpack.decode(entry.values)]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.end()
+
+
+async def until(happened: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for a condition, as long as a test is patient."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = happened()
+            if not isinstance(found, bool):
+                found = await found
+            if found:
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+@asynccontextmanager
+async def running_cluster(
+    data_dir: Path, workers: int = 1, *, app: str = APP, **settings: object
+) -> AsyncIterator[Cluster]:
+    """Run workers until the end of the block; `queue_max=3` becomes `SUBLET_QUEUE_MAX=3`."""
+    cluster = Cluster(app, data_dir, settings)
+    try:
+        await cluster.start(workers)
+        yield cluster
+    except BaseException as error:
+        error.add_note(f"the workers wrote:\n{cluster.log[-6_000:]}")
+        raise
+    finally:
+        cluster.close()
