@@ -144,7 +144,7 @@ class EchoWorker:
     def frame_received(self, link: Link, frame: Frame) -> None:
         if isinstance(frame, Refused):
             partition = self.cluster.partitions[frame.source]
-            link.send(Data([each for each in partition.owed[frame.target]]))
+            link.send(Data(list(partition.owed[frame.target])))
             return
         assert isinstance(frame, Data)
         self.frames.append(frame)
