@@ -10,16 +10,46 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
+import msgspec
+
+from sublet.statestore.contract import EgressEntry, OutboxEntry, Record, StateRow
+
+# Plain tuples, because the garbage collector soon stops visiting those, unlike named ones: with
+# hundreds of thousands of rows that is the difference between a pause and none.
+RowTuple = tuple[str, bytes, bytes | None, int | None]
+RecordTuple = tuple[str, str, bytes | None, int | None]
 
 ALL = 2**63 - 1
 """As an acknowledged number: every entry there is."""
+
+
+class PackedCommit(msgspec.Struct, array_like=True, kw_only=True):
+    """A `Commit` as it is read back from its packed bytes: the same fields in the same order."""
+
+    partition: str
+    epoch: int
+    index: int
+    id: bytes
+    clock_ms: int
+    state: list[RowTuple] = []
+    inbox: dict[str, int] = {}
+    inbox_forgotten: list[str] = []
+    outbox: list[OutboxEntry] = []
+    outbox_acknowledged: dict[str, int] = {}
+    outbox_forgotten: list[str] = []
+    egress: list[EgressEntry] = []
+    egress_trimmed: dict[str, int] = {}
+    records: list[RecordTuple] = []
+
+
+_decoder = msgspec.msgpack.Decoder(PackedCommit)
 
 
 class Delta:
     """What a run of commits changed. Rows with value None say that older ones are gone."""
 
     __slots__ = (
+        "cells",
         "clock_ms",
         "egress",
         "egress_next",
@@ -36,7 +66,9 @@ class Delta:
     def __init__(self) -> None:
         self.index = 0
         self.clock_ms = 0
-        self.state: dict[str, dict[bytes, StateRow]] = {}
+        self.state: dict[str, RowTuple] = {}
+        """Of each key the row with the empty subkey; most keys have no other."""
+        self.cells: dict[str, dict[bytes, RowTuple]] = {}
         self.inbox: dict[str, int | None] = {}
         self.sent: dict[str, int | None] = {}
         self.outbox: dict[str, deque[OutboxEntry]] = {}
@@ -46,19 +78,19 @@ class Delta:
         self.egress_next: dict[str, tuple[int, int]] = {}
         """Egress to (first position written here, next position)."""
         self.egress_trimmed: dict[str, int] = {}
-        self.records: dict[str, dict[str, Record]] = {}
+        self.records: dict[str, dict[str, RecordTuple]] = {}
 
-    def absorb(self, commit: Commit) -> None:
-        """Add the next commit of the partition."""
+    def absorb(self, packed: bytes) -> int:
+        """Add the next commit of the partition; return about how many rows it has."""
+        commit = _decoder.decode(packed)
         self.index = commit.index
         self.clock_ms = commit.clock_ms
         state = self.state
         for row in commit.state:
-            of_key = state.get(row[0])
-            if of_key is None:
-                state[row[0]] = {row[1]: row}
+            if row[1]:
+                self.cells.setdefault(row[0], {})[row[1]] = row
             else:
-                of_key[row[1]] = row
+                state[row[0]] = row
         for source in commit.inbox_forgotten:
             self.inbox[source] = None
         self.inbox.update(commit.inbox)
@@ -67,9 +99,10 @@ class Delta:
         if commit.egress or commit.egress_trimmed:
             self._absorb_egress(commit)
         for record in commit.records:
-            self.records.setdefault(record.kind, {})[record.id] = record
+            self.records.setdefault(record[0], {})[record[1]] = record
+        return 1 + len(commit.state) + len(commit.records)
 
-    def _absorb_outbox(self, commit: Commit) -> None:
+    def _absorb_outbox(self, commit: PackedCommit) -> None:
         for destination in commit.outbox_forgotten:
             self.outbox.pop(destination, None)
             self.outbox_acknowledged[destination] = ALL
@@ -84,7 +117,7 @@ class Delta:
             self.outbox.setdefault(entry.destination, deque()).append(entry)
             self.sent[entry.destination] = entry.first + entry.length - 1
 
-    def _absorb_egress(self, commit: Commit) -> None:
+    def _absorb_egress(self, commit: PackedCommit) -> None:
         for entry in commit.egress:
             self.egress.setdefault(entry.egress, deque()).append(entry)
             first, _ = self.egress_next.get(entry.egress, (entry.first, 0))
@@ -94,6 +127,28 @@ class Delta:
             while entries and entries[0].first + entries[0].length <= position:
                 entries.popleft()
             self.egress_trimmed[name] = max(self.egress_trimmed.get(name, 0), position)
+
+    def state_rows(self) -> list[RowTuple]:
+        """Return all rows by key and subkey."""
+        rows = list(self.state.values())
+        for of_key in self.cells.values():
+            rows += of_key.values()
+        rows.sort()
+        return rows
+
+    def state_keys(self) -> set[str]:
+        return self.state.keys() | self.cells.keys()
+
+    def state_of(self, keys: Iterable[str]) -> dict[str, dict[bytes, RowTuple]]:
+        """Return the rows of those of the keys that were changed."""
+        found: dict[str, dict[bytes, RowTuple]] = {}
+        for key in keys:
+            of_key = dict(self.cells.get(key, {}))
+            if key in self.state:
+                of_key[b""] = self.state[key]
+            if of_key:
+                found[key] = of_key
+        return found
 
     def egress_bounds(self, name: str, stored: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return (first kept, next) of an egress, given what was there before this delta."""
@@ -106,25 +161,25 @@ class Delta:
 
 
 def merge_state(
-    rows: Iterable[StateRow], newer: Mapping[str, Mapping[bytes, StateRow]]
-) -> dict[str, dict[bytes, StateRow]]:
-    """Return the rows by key and subkey after newer ones replaced or deleted some."""
-    merged: dict[str, dict[bytes, StateRow]] = {}
+    rows: Iterable[RowTuple], newer: Mapping[str, Mapping[bytes, RowTuple]]
+) -> dict[str, list[StateRow]]:
+    """Return the rows of each key, by subkey, after newer ones replaced or deleted some."""
+    merged: dict[str, dict[bytes, RowTuple]] = {}
     for row in rows:
-        merged.setdefault(row.key, {})[row.subkey] = row
+        merged.setdefault(row[0], {})[row[1]] = row
     for key, of_key in newer.items():
-        kept = merged.setdefault(key, {})
-        kept.update(of_key)
-        for subkey, row in of_key.items():
-            if row.value is None:
-                del kept[subkey]
-        if not kept:
-            del merged[key]
-    return merged
+        merged.setdefault(key, {}).update(of_key)
+    kept: dict[str, list[StateRow]] = {}
+    for key, by_subkey in merged.items():
+        of_row = [StateRow(*by_subkey[each]) for each in sorted(by_subkey)]
+        present = [row for row in of_row if row.value is not None]
+        if present:
+            kept[key] = present
+    return kept
 
 
-def merge_records(rows: Iterable[Record], newer: Mapping[str, Record]) -> list[Record]:
+def merge_records(rows: Iterable[RecordTuple], newer: Mapping[str, RecordTuple]) -> list[Record]:
     """Return the records of one kind after newer ones replaced or deleted some, by no order."""
-    merged = {row.id: row for row in rows}
+    merged = {row[1]: row for row in rows}
     merged.update(newer)
-    return [row for row in merged.values() if row.value is not None]
+    return [Record(*row) for row in merged.values() if row[2] is not None]

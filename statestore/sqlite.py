@@ -22,7 +22,7 @@ import msgspec
 from sublet.functions.address import split_partition_name
 from sublet.statestore import sqlite_tables as tables
 from sublet.statestore.contract import Commit, EgressEntry, Outcome, Record, Recovered, StateRow
-from sublet.statestore.delta import Delta
+from sublet.statestore.delta import Delta, RecordTuple
 from sublet.statestore.sqlite_file import (
     BUSY_TIMEOUT_MS,
     DatabaseThread,
@@ -76,15 +76,13 @@ class SqliteStore:
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         encode = self._encoder.encode
         parameters: list[Any] = []
-        size_bytes = 0
         for each in commits:
-            blob = encode(each)
-            size_bytes += len(blob)
-            parameters += (each.partition, each.epoch, each.index, each.id, each.clock_ms, blob)
+            packed = encode(each)
+            parameters += (each.partition, each.epoch, each.index, each.id, each.clock_ms, packed)
         if not parameters:
             return []
         reply = Reply()
-        self._put(CommitJob(commits, parameters, size_bytes, reply))
+        self._put(CommitJob(commits, parameters, reply))
         outcomes: list[Outcome] = await reply.future
         return outcomes
 
@@ -109,7 +107,7 @@ class SqliteStore:
 
         def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
             if isinstance(source, Delta):
-                newer = {key: source.state[key] for key in distinct if key in source.state}
+                newer = source.state_of(distinct)
             else:
                 newer = source.newer_state(distinct)
             return tables.read_state(connection, known, distinct, newer)
@@ -213,7 +211,7 @@ class SqliteStore:
 
 def _newer_records(
     source: Owned | Delta, kind: str, ids: Sequence[str] | None
-) -> Mapping[str, Record]:
+) -> Mapping[str, RecordTuple]:
     if isinstance(source, Owned):
         return source.newer_records(kind, ids)
     found = source.records.get(kind, {})

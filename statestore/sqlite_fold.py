@@ -16,8 +16,7 @@ import structlog
 
 from sublet.functions.errors import SubletError
 from sublet.statestore import sqlite_tables as tables
-from sublet.statestore.contract import Commit, Record, StateRow
-from sublet.statestore.delta import Delta
+from sublet.statestore.delta import Delta, RecordTuple, RowTuple
 from sublet.statestore.sqlite_file import WriteLock, open_database, transaction
 
 log = structlog.get_logger(__name__)
@@ -25,7 +24,13 @@ log = structlog.get_logger(__name__)
 # When this many times the policy's bounds are unfolded, commits wait for the fold.
 BACKLOG_LEVEL_MAX = 8
 ABSORBED_PER_STEP = 2_000
+SWEPT_PER_STEP = 64
 PAUSE_AFTER_FAILURE_S = 1.0
+# At this many times the policy's size of the WAL, commits wait for the checkpoint.
+WAL_LEVEL_MAX = 4
+# A pass leaves what was written during it. When that is little, the rest is a short wait.
+CHECKPOINT_PASSES_MAX = 6
+CHECKPOINT_FRAMES_LOCKED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ class FoldPolicy:
     age_max_s: float = 1.0
     chunk_rows_max: int = 256
     chunk_bytes_max: int = 512 * 1024
-    wal_bytes_max: int = 16 * 1024 * 1024
+    wal_bytes_max: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
         for name in ("rows_max", "bytes_max", "chunk_rows_max", "chunk_bytes_max"):
@@ -61,7 +66,7 @@ class Owned:
         self.epoch = epoch
         self.index = index
         """Of the last commit that came into `pending`."""
-        self.pending: deque[Commit] = deque()
+        self.pending: deque[bytes] = deque()
         self.delta = Delta()
         self.folding: Delta | None = None
         self.lock = threading.Lock()
@@ -74,29 +79,26 @@ class Owned:
         with self.lock:
             if not self.pending:
                 return 0
-            commit = self.pending.popleft()
-            self.delta.absorb(commit)
-            return 1 + len(commit.state) + len(commit.records)
+            return self.delta.absorb(self.pending.popleft())
 
     def layers(self) -> tuple[Delta, ...]:
         """Return the deltas, older first. Hold the lock."""
         return (self.delta,) if self.folding is None else (self.folding, self.delta)
 
-    def newer_state(self, keys: Sequence[str]) -> dict[str, dict[bytes, StateRow]]:
+    def newer_state(self, keys: Sequence[str]) -> dict[str, dict[bytes, RowTuple]]:
         """Return the unfolded rows of the keys."""
         self._catch_up()
-        newer: dict[str, dict[bytes, StateRow]] = {}
+        newer: dict[str, dict[bytes, RowTuple]] = {}
         with self.lock:
             for layer in self.layers():
-                for key in keys:
-                    if key in layer.state:
-                        newer.setdefault(key, {}).update(layer.state[key])
+                for key, of_key in layer.state_of(keys).items():
+                    newer.setdefault(key, {}).update(of_key)
         return newer
 
-    def newer_records(self, kind: str, ids: Sequence[str] | None) -> dict[str, Record]:
+    def newer_records(self, kind: str, ids: Sequence[str] | None) -> dict[str, RecordTuple]:
         """Return the unfolded records of a kind: those with the ids, or all of them."""
         self._catch_up()
-        newer: dict[str, Record] = {}
+        newer: dict[str, RecordTuple] = {}
         with self.lock:
             for layer in self.layers():
                 found = layer.records.get(kind, {})
@@ -117,7 +119,7 @@ class Folder:
     """Brings changelog rows into the tables in small steps, one generation after the other.
 
     A generation is what every owned partition has absorbed when it begins. It is written in
-    several transactions, and its changelog rows go with the last one.
+    several transactions; after that its changelog rows are deleted.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Folder:
         self._not_before_s = 0.0
         self._generation: list[Owned] = []
         self._statements: Iterator[tuple[Owned, tables.Statement]] | None = None
+        self._is_written = False
         self.rows_written = 0
 
     def add(self, rows: int, size_bytes: int) -> None:
@@ -181,7 +184,9 @@ class Folder:
     def step(self, lock: WriteLock) -> None:
         """Do a part that keeps a commit waiting for a millisecond or so."""
         self._not_before_s = 0.0
-        if self._statements is not None:
+        if self._is_written:
+            self._sweep(lock)
+        elif self._statements is not None:
             self._write_chunk(lock)
         elif self._absorb():
             self._begin()
@@ -214,9 +219,8 @@ class Folder:
     def _write_chunk(self, lock: WriteLock) -> None:
         assert self._statements is not None
         rows = size_bytes = 0
-        ended = True
+        fenced: dict[int, bool] = {}
         with lock, transaction(self._connection):
-            fenced: dict[int, bool] = {}
             for owned, statement in self._statements:
                 if owned.id not in fenced:
                     fenced[owned.id] = self._is_fenced(owned)
@@ -228,17 +232,23 @@ class Folder:
                 if rows >= self._policy.chunk_rows_max or (
                     size_bytes >= self._policy.chunk_bytes_max
                 ):
-                    ended = False
                     break
-            if ended:
-                self._connection.execute(tables.DELETE_FOLDED)
+            else:
+                self._is_written = True
         self.rows_written += rows
-        if ended:
-            self._statements = None
+        if self._is_written:
             for owned in self._generation:
                 with owned.lock:
                     owned.folding = None
             self._generation.clear()
+
+    def _sweep(self, lock: WriteLock) -> None:
+        """Delete some changelog rows that were folded; with the last ones the generation ends."""
+        with lock:
+            deleted = self._connection.execute(tables.DELETE_FOLDED, (SWEPT_PER_STEP,)).rowcount
+        if deleted < SWEPT_PER_STEP:
+            self._statements = None
+            self._is_written = False
             self._generation_rows = self._generation_bytes = 0
 
     def _is_fenced(self, owned: Owned) -> bool:
@@ -259,19 +269,20 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
 
     def start_if_large(self) -> None:
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
+        """Begin a checkpoint when it is time; when it is long overdue, wait for its end."""
         try:
-            large = os.stat(self._wal).st_size >= self._wal_bytes_max
+            wal_bytes = os.stat(self._wal).st_size
         except OSError:
             return
-        if large:
+        if wal_bytes < self._wal_bytes_max:
+            return
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._checkpoint, name="store-checkpointer", daemon=True
             )
             self._thread.start()
+        if wal_bytes >= WAL_LEVEL_MAX * self._wal_bytes_max:
+            self._thread.join()
 
     def _checkpoint(self) -> None:
         """Do most of it beside the writers, and the rest, which is short, while they wait.
@@ -286,14 +297,24 @@ class Checkpointer:
             return
         lock = WriteLock(self._path)
         try:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            moved_before = 0
+            for _ in range(CHECKPOINT_PASSES_MAX):
+                moved = self._pass(connection)
+                if moved - moved_before < CHECKPOINT_FRAMES_LOCKED:
+                    break
+                moved_before = moved
             with lock:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                self._pass(connection)
         except sqlite3.Error as error:
             log.warning("checkpoint_failed", path=str(self._path), error=str(error))
         finally:
             lock.close()
             connection.close()
+
+    def _pass(self, connection: sqlite3.Connection) -> int:
+        """Move what can be moved; return how many frames of the WAL are in the database."""
+        ((_, _, moved),) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        return int(moved)
 
     def close(self) -> None:
         if self._thread is not None:

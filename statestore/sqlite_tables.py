@@ -10,21 +10,24 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from sublet.statestore.contract import (
     DEAD,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
-    Commit,
     EgressEntry,
     OutboxEntry,
     Record,
     Recovered,
     StateRow,
 )
-from sublet.statestore.delta import Delta, merge_records, merge_state
+from sublet.statestore.delta import (
+    Delta,
+    RecordTuple,
+    RowTuple,
+    merge_records,
+    merge_state,
+)
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
@@ -34,8 +37,6 @@ EXPIRED_PER_FOLD_MAX = 256
 # A query for fewer keys is filled up with the last one, so that few statements are prepared.
 KEYS_PER_QUERY = (1, 8, 64, 256)
 
-_decoder = msgspec.msgpack.Decoder(Commit)
-
 
 class Statement(NamedTuple):
     sql: str
@@ -44,27 +45,32 @@ class Statement(NamedTuple):
     size_bytes: int
 
 
-def upserts(head: str, tail: str, rows: Iterable[Row]) -> Iterator[Statement]:
-    """Yield statements `head (?, …), (?, …) … tail` of bounded size for the rows."""
+def statements(
+    head: str, tail: str, rows: Iterable[Row], blob_column: int | None = None
+) -> Iterator[Statement]:
+    """Yield statements `head (?, …), (?, …) … tail` of bounded size for the rows.
+
+    Rows are small but for the column that holds a blob.
+    """
     parameters: list[Any] = []
-    count = size_bytes = width = 0
+    count = size_bytes = 0
     for row in rows:
-        parameters.extend(row)
-        width = len(row)
+        parameters += row
         count += 1
-        size_bytes += sum(len(each) for each in row if isinstance(each, (bytes, str)))
+        if blob_column is not None:
+            size_bytes += len(row[blob_column])
         if count >= STATEMENT_ROWS_MAX or size_bytes >= STATEMENT_BYTES_MAX:
-            yield _statement(head, tail, parameters, count, width, size_bytes)
+            yield _statement(head, tail, parameters, count, size_bytes)
             parameters = []
             count = size_bytes = 0
     if count:
-        yield _statement(head, tail, parameters, count, width, size_bytes)
+        yield _statement(head, tail, parameters, count, size_bytes)
 
 
 def _statement(
-    head: str, tail: str, parameters: list[Any], count: int, width: int, size_bytes: int
+    head: str, tail: str, parameters: list[Any], count: int, size_bytes: int
 ) -> Statement:
-    row = "(" + ",".join("?" * width) + ")"
+    row = "(" + ",".join("?" * (len(parameters) // count)) + ")"
     return Statement(head + ",".join([row] * count) + tail, parameters, count, size_bytes)
 
 
@@ -82,18 +88,22 @@ def write_statements(partition: int, delta: Delta) -> Iterator[Statement]:
 
 
 def _state_statements(partition: int, delta: Delta) -> Iterator[Statement]:
-    state = delta.state
     # In the order of the table, so that neighbours meet on the same page.
-    rows = [state[key][subkey] for key in sorted(state) for subkey in sorted(state[key])]
-    yield from upserts(
+    rows = delta.state_rows()
+    yield from statements(
         "INSERT INTO state VALUES ",
         " ON CONFLICT DO UPDATE SET value = excluded.value, expires_ms = excluded.expires_ms",
-        ((partition, *row) for row in rows if row.value is not None),
+        (
+            (partition, key, subkey, value, expires_ms)
+            for key, subkey, value, expires_ms in rows
+            if value is not None
+        ),
+        blob_column=3,
     )
-    yield from upserts(
+    yield from statements(
         "DELETE FROM state WHERE (partition, key, subkey) IN (VALUES ",
         ")",
-        ((partition, row.key, row.subkey) for row in rows if row.value is None),
+        ((partition, row[0], row[1]) for row in rows if row[2] is None),
     )
     yield Statement(
         "DELETE FROM state WHERE partition = ?1 AND (key, subkey) IN (SELECT key, subkey"
@@ -109,12 +119,12 @@ def _channel_statements(partition: int, delta: Delta) -> Iterator[Statement]:
         ("inbox", "source", delta.inbox),
         ("sent", "destination", delta.sent),
     ):
-        yield from upserts(
+        yield from statements(
             f"INSERT INTO {table} VALUES ",
             " ON CONFLICT DO UPDATE SET last = excluded.last",
             ((partition, end, last) for end, last in numbers.items() if last is not None),
         )
-        yield from upserts(
+        yield from statements(
             f"DELETE FROM {table} WHERE (partition, {name}) IN (VALUES ",
             ")",
             ((partition, end) for end, last in numbers.items() if last is None),
@@ -127,15 +137,16 @@ def _channel_statements(partition: int, delta: Delta) -> Iterator[Statement]:
             1,
             0,
         )
-    yield from upserts(
+    yield from statements(
         "INSERT OR REPLACE INTO outbox VALUES ",
         "",
         ((partition, *entry) for entries in delta.outbox.values() for entry in entries),
+        blob_column=4,
     )
 
 
 def _egress_statements(partition: int, delta: Delta) -> Iterator[Statement]:
-    yield from upserts(
+    yield from statements(
         "INSERT INTO egress_position VALUES ",
         " ON CONFLICT DO UPDATE SET next = excluded.next",
         ((partition, name, *bounds) for name, bounds in delta.egress_next.items()),
@@ -155,24 +166,26 @@ def _egress_statements(partition: int, delta: Delta) -> Iterator[Statement]:
             1,
             0,
         )
-    yield from upserts(
+    yield from statements(
         "INSERT OR REPLACE INTO egress VALUES ",
         "",
         ((partition, *entry) for entries in delta.egress.values() for entry in entries),
+        blob_column=4,
     )
 
 
 def _record_statements(partition: int, delta: Delta) -> Iterator[Statement]:
     rows = [row for of_kind in delta.records.values() for row in of_kind.values()]
-    yield from upserts(
+    yield from statements(
         "INSERT INTO record VALUES ",
         " ON CONFLICT DO UPDATE SET value = excluded.value, due_ms = excluded.due_ms",
-        ((partition, *row) for row in rows if row.value is not None),
+        ((partition, *row) for row in rows if row[2] is not None),
+        blob_column=3,
     )
-    yield from upserts(
+    yield from statements(
         "DELETE FROM record WHERE (partition, kind, id) IN (VALUES ",
         ")",
-        ((partition, row.kind, row.id) for row in rows if row.value is None),
+        ((partition, row[0], row[1]) for row in rows if row[2] is None),
     )
     yield Statement(
         "DELETE FROM record WHERE partition = ?1 AND kind = ?2 AND id IN (SELECT id FROM record"
@@ -183,10 +196,10 @@ def _record_statements(partition: int, delta: Delta) -> Iterator[Statement]:
     )
 
 
-# A row that was folded stays in the changelog until its owner's next sweep.
+# Of changelog rows that are in the tables. Nobody reads them any more, so there is no hurry.
 DELETE_FOLDED = (
-    "DELETE FROM changelog"
-    " WHERE idx <= (SELECT folded FROM partition WHERE id = changelog.partition)"
+    "DELETE FROM changelog WHERE seq IN (SELECT seq FROM changelog"
+    " WHERE idx <= (SELECT folded FROM partition WHERE id = changelog.partition) LIMIT ?)"
 )
 
 
@@ -201,7 +214,7 @@ def unfolded(connection: sqlite3.Connection, partition: int) -> Delta | None:
         return None
     delta = Delta()
     for (blob,) in found:
-        delta.absorb(_decoder.decode(blob))
+        delta.absorb(blob)
     return delta
 
 
@@ -263,7 +276,7 @@ def read_state(
     connection: sqlite3.Connection,
     partition: int,
     keys: Sequence[str],
-    newer: Mapping[str, Mapping[bytes, StateRow]],
+    newer: Mapping[str, Mapping[bytes, RowTuple]],
 ) -> list[StateRow]:
     """Return the rows of distinct keys, those of `newer` in place of those in the table."""
     rows = _query_in_blocks(
@@ -274,8 +287,7 @@ def read_state(
     )
     if not newer:
         return [StateRow(*row) for row in rows]
-    merged = merge_state((StateRow(*row) for row in rows), newer)
-    return [row for of_key in merged.values() for row in of_key.values()]
+    return [row for of_key in merge_state(rows, newer).values() for row in of_key]
 
 
 def read_records(
@@ -283,7 +295,7 @@ def read_records(
     partition: int,
     kind: str,
     ids: Sequence[str],
-    newer: Mapping[str, Record],
+    newer: Mapping[str, RecordTuple],
 ) -> list[Record]:
     """Return the named records that exist, in the order of the distinct ids."""
     rows = _query_in_blocks(
@@ -293,7 +305,7 @@ def read_records(
         (partition, kind),
         ids,
     )
-    found = {row.id: row for row in merge_records((Record(*row) for row in rows), newer)}
+    found = {row.id: row for row in merge_records(rows, newer)}
     return [found[each] for each in ids if each in found]
 
 
@@ -303,7 +315,7 @@ def read_records_due(
     kind: str,
     until_ms: int,
     limit: int,
-    newer: Mapping[str, Record],
+    newer: Mapping[str, RecordTuple],
 ) -> list[Record]:
     # Each newer record hides at most one row of the table.
     rows = connection.execute(
@@ -313,7 +325,7 @@ def read_records_due(
     ).fetchall()
     due = [
         (record.due_ms, record.id, record)
-        for record in merge_records((Record(*row) for row in rows), newer)
+        for record in merge_records(rows, newer)
         if record.due_ms is not None and record.due_ms < until_ms
     ]
     return [record for _, _, record in sorted(due)[:limit]]
@@ -324,14 +336,14 @@ def read_record_ids(
     partition: int,
     kind: str,
     limit: int,
-    newer: Mapping[str, Record],
+    newer: Mapping[str, RecordTuple],
 ) -> list[Record]:
     rows = connection.execute(
         "SELECT kind, id, value, due_ms FROM record"
         " WHERE partition = ? AND kind = ? ORDER BY id LIMIT ?",
         (partition, kind, limit + len(newer)),
     ).fetchall()
-    merged = merge_records((Record(*row) for row in rows), newer)
+    merged = merge_records(rows, newer)
     return sorted(merged, key=lambda record: record.id)[:limit]
 
 
@@ -348,17 +360,13 @@ def read_scan_page(
             continue
         after_key = after[1] if after is not None and name == after[0] else None
         delta = unfolded(connection, partition)
-        newer = {
-            key: of_key
-            for key, of_key in (delta.state.items() if delta is not None else ())
-            if after_key is None or key > after_key
-        }
+        newer: Mapping[str, Mapping[bytes, RowTuple]] = {}
+        if delta is not None:
+            later = (key for key in delta.state_keys() if after_key is None or key > after_key)
+            newer = delta.state_of(later)
         rows = _state_page(connection, partition, after_key, limit - len(page) + len(newer))
         merged = merge_state(rows, newer)
-        page.extend(
-            (name, [merged[key][subkey] for subkey in sorted(merged[key])])
-            for key in sorted(merged)[: limit - len(page)]
-        )
+        page.extend((name, merged[key]) for key in sorted(merged)[: limit - len(page)])
         if len(page) >= limit:
             break
     return page
@@ -366,15 +374,14 @@ def read_scan_page(
 
 def _state_page(
     connection: sqlite3.Connection, partition: int, after_key: str | None, key_limit: int
-) -> list[StateRow]:
+) -> list[RowTuple]:
     # Keys have any number of rows, so the page is cut at keys, not at rows.
     later = "" if after_key is None else " AND key > ?3"
-    rows = connection.execute(
+    return connection.execute(
         "SELECT key, subkey, value, expires_ms FROM state WHERE partition = ?1 AND key IN ("
         f"SELECT DISTINCT key FROM state WHERE partition = ?1{later} ORDER BY key LIMIT ?2)",
         (partition, key_limit) if after_key is None else (partition, key_limit, after_key),
-    )
-    return [StateRow(*row) for row in rows]
+    ).fetchall()
 
 
 def read_egress_entries(

@@ -47,6 +47,7 @@ CREATE TEMP TRIGGER apply_step INSTEAD OF INSERT ON step BEGIN
 END;
 """
 CHANGES_PER_COMMIT = 2
+STEP_WIDTH = 6
 
 
 class Reply:
@@ -79,7 +80,7 @@ class Reply:
 class CommitJob:
     commits: Sequence[Commit]
     parameters: list[Any]
-    size_bytes: int
+    """Of the statement: STEP_WIDTH for each commit, the packed commit last."""
     reply: Reply
 
 
@@ -236,7 +237,7 @@ class Writer:
                 # Still under the lock: the newest rows of the changelog are those just applied.
                 outcomes = self._classify(commits, applied)
         self._failing = False
-        self._remember(commits, outcomes, sum(job.size_bytes for job in group))
+        self._remember(commits, outcomes, parameters)
         start = 0
         for job in group:
             end = start + len(job.commits)
@@ -254,7 +255,10 @@ class Writer:
             with transaction(connection):
                 connection.executemany(
                     "INSERT INTO step VALUES (?,?,?,?,?,?)",
-                    (parameters[start : start + 6] for start in range(0, len(parameters), 6)),
+                    (
+                        parameters[start : start + STEP_WIDTH]
+                        for start in range(0, len(parameters), STEP_WIDTH)
+                    ),
                 )
         return (connection.total_changes - before) // CHANGES_PER_COMMIT
 
@@ -285,10 +289,13 @@ class Writer:
                 outcomes.append(Outcome.GAP)
         return outcomes
 
-    def _remember(self, commits: list[Commit], outcomes: list[Outcome], size_bytes: int) -> None:
+    def _remember(
+        self, commits: list[Commit], outcomes: list[Outcome], parameters: list[Any]
+    ) -> None:
         """Let reads and folds see what was committed."""
-        count = 0
-        for commit, outcome in zip(commits, outcomes, strict=True):
+        count = size_bytes = 0
+        blobs = parameters[STEP_WIDTH - 1 :: STEP_WIDTH]
+        for commit, outcome, blob in zip(commits, outcomes, blobs, strict=True):
             owned = self._owned.get(commit.partition)
             if owned is None or owned.epoch != commit.epoch:
                 continue
@@ -297,8 +304,10 @@ class Writer:
                 del self._owned[commit.partition]
             elif outcome in (Outcome.DONE, Outcome.DUPLICATE) and commit.index > owned.index:
                 owned.index = commit.index
-                owned.pending.append(commit)
+                # Packed: as objects, they would keep the garbage collector busy.
+                owned.pending.append(blob)
                 count += 1
+                size_bytes += len(blob)
         self._folder.add(count, size_bytes)
 
     def _acquire(self, jobs: list[AcquireJob]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 
@@ -31,6 +32,7 @@ from sublet.statestore.contract import (
     Record,
     StateRow,
 )
+from sublet.statestore.delta import PackedCommit
 from sublet.statestore.sqlite import SqliteStore
 from sublet.statestore.sqlite_directory import SqliteDirectory
 from sublet.statestore.sqlite_file import SCHEMA_VERSION, StoreFileError, WriteLock, open_database
@@ -178,7 +180,9 @@ def fold_steps(path: Path, count: int, step_limit: int) -> int:
     lock = WriteLock(path)
     with closing(open_database(path)) as connection:
         owned = Owned(P, 1, 1, count)
-        owned.pending.extend(numbered(P, 1, index) for index in range(1, count + 1))
+        owned.pending.extend(
+            msgspec.msgpack.encode(numbered(P, 1, index)) for index in range(1, count + 1)
+        )
         folder = Folder(connection, {P: owned}, FOLD_ROW_BY_ROW)
         folder.add(count, count)
         while folder.has_work() and steps < step_limit:
@@ -205,6 +209,13 @@ async def test_a_fold_that_was_interrupted_anywhere_is_done_again(tmp_path: Path
         await reader.close()
     assert steps > 15
     await store.close()
+
+
+def test_a_packed_commit_has_the_fields_of_a_commit_in_their_order() -> None:
+    assert PackedCommit.__struct_fields__ == Commit.__struct_fields__
+    commit = numbered(P, 1, 40)
+    packed = msgspec.msgpack.encode(commit)
+    assert msgspec.msgpack.encode(msgspec.msgpack.decode(packed, type=PackedCommit)) == packed
 
 
 async def test_the_late_fold_of_a_former_owner_brings_nothing_old_back(tmp_path: Path) -> None:
@@ -267,7 +278,7 @@ async def test_commits_wait_for_the_fold_when_far_too_much_is_unfolded(tmp_path:
 
 async def test_the_write_ahead_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    limit = 6 * 1024 * 1024
+    limit = 4 * 1024 * 1024
     store = SqliteStore(path, fold=FoldPolicy(wal_bytes_max=limit))
     epoch = (await store.acquire(P, "worker")).epoch
     largest = 0
@@ -279,8 +290,8 @@ async def test_the_write_ahead_log_does_not_grow_for_ever(tmp_path: Path) -> Non
         assert await store.commit([commit]) == [Outcome.DONE]
         largest = max(largest, (tmp_path / "store.db-wal").stat().st_size)
     await store.close()
-    # 40 MiB were committed and folded; checkpoints run beside the commits, so it may pass.
-    assert limit <= largest < 30 * 1024 * 1024
+    # 40 MiB were committed and folded. Checkpoints run beside the commits, up to four times that.
+    assert limit <= largest < 5 * limit
 
 
 async def test_a_full_disk_makes_outcomes_unknown_and_loses_nothing(tmp_path: Path) -> None:
