@@ -1,6 +1,6 @@
 """What a call costs on the client's side.
 
-Run: `python -m benchmarks.client` (about 15 s; `--profile` shows where the time goes). One JSON line.
+Run: `python -m benchmarks.client` (about 15 s). One JSON line; `--profile` shows where time goes.
 
 A process of its own echoes whole columns without looking into them, so that the client is what is
 measured. Calls a second are given for the wall clock and for a second of the client's own CPU: on

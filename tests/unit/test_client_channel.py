@@ -1,0 +1,906 @@
+"""The client's channels and session, without a loop, a link or a clock."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from sublet.functions.codec import codec_for, split_column
+from sublet.functions.errors import (
+    DeadlineExceededError,
+    HandlerError,
+    KeyRejectedError,
+    OverloadedError,
+    PayloadError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from sublet.runtime.channels import Inbox
+from sublet.runtime.client_channel import ANY, SEGMENT_MESSAGES_MAX, Gather, Segment
+from sublet.runtime.client_session import (
+    FRAME_BYTES,
+    ClientStats,
+    Patience,
+    Peer,
+    Session,
+    with_extra,
+)
+from sublet.runtime.frames import (
+    Ack,
+    Batch,
+    Data,
+    ErrorInfo,
+    Extra,
+    FunctionInfo,
+    Kind,
+    Refused,
+    Topology,
+)
+
+P0, P1 = "shop/cart/0", "shop/cart/1"
+ME = "~me"
+
+
+class Waiter:
+    """Keeps its one outcome."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.outcomes = 0
+
+    def done(self) -> bool:
+        return self.outcomes > 0
+
+    def set_result(self, result: Any, /) -> None:
+        self.outcomes += 1
+        self.result = result
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self.outcomes += 1
+        self.error = exception
+
+
+def topology(version: int, **placement: str) -> Topology:
+    owners = {P0: placement.get("p0"), P1: placement.get("p1")}
+    return Topology(
+        version,
+        [FunctionInfo("shop/cart", 2, "keyed")],
+        {partition: worker for partition, worker in owners.items() if worker},
+        {"w1": "one:1", "w2": "two:2"},
+    )
+
+
+class Stage:
+    """A session with a link to w1, which owns both partitions."""
+
+    def __init__(self, window: int = 100, **patience: float) -> None:
+        self.session = Session(
+            ME,
+            patience=Patience(**patience),  # type: ignore[arg-type]  # one of them is an int
+            stats=ClientStats(),
+            chance=lambda: 0.5,
+        )
+        self.session.topology_changed(topology(1, p0="w1", p1="w1"))
+        self.peer = self.session.link_opened("w1", window)
+
+    def ask(
+        self,
+        payload: object,
+        *,
+        kind: Kind = Kind.CALL,
+        partition: str = P0,
+        deadline_ms: int | None = None,
+        codec: Any = ANY,
+    ) -> Waiter:
+        waiter = Waiter()
+        channel = self.session.channel_of(partition)
+        encoded = msgspec.msgpack.encode(payload)
+        self.session.add(channel, kind, str(payload), encoded, deadline_ms, codec, waiter)
+        return waiter
+
+    def ask_many(self, count: int, *, kind: Kind = Kind.CALL, partition: str = P0) -> Gather:
+        gather = Gather(count, Waiter(), replies=kind is Kind.CALL)
+        channel = self.session.channel_of(partition)
+        keys = [str(each) for each in range(count)]
+        column = msgspec.msgpack.encode(list(range(count)))
+        segment = Segment(kind, None, ANY)
+        self.session.add_many(channel, segment, keys, column, gather, range(count))
+        return gather
+
+    def frame(self, now_ms: float = 0.0, peer: Peer | None = None) -> Data | None:
+        return self.session.take_frame(peer or self.peer, now_ms)
+
+    def batches(self, now_ms: float = 0.0, peer: Peer | None = None) -> list[Batch]:
+        frame = self.frame(now_ms, peer)
+        return [] if frame is None else frame.batches
+
+    def ack(self, upto: int, partition: str = P0) -> None:
+        self.session.data_received(self.peer, Data([], [Ack(partition, ME, upto)]))
+
+    def refuse(self, first: int, code: str, *, now_ms: float = 0.0, after_ms: int = 50) -> None:
+        error = ErrorInfo(code, "no", after_ms)
+        self.session.refused(self.peer, Refused(P0, ME, first, error), now_ms)
+
+    def reply(self, first: int, refs: Sequence[int], values: Sequence[object], **more: Any) -> None:
+        payloads = msgspec.Raw(msgspec.msgpack.encode(list(values)))
+        batch = Batch(ME, P0, first, Kind.REPLY, [], payloads, len(values), refs=list(refs), **more)
+        self.session.data_received(self.peer, Data([batch]))
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def payloads_of(batch: Batch) -> list[Any]:
+    return [msgspec.msgpack.decode(each) for each in split_column(batch.payloads)]
+
+
+# Sending
+
+
+def test_messages_of_one_turn_are_one_batch_a_partition_in_one_frame(stage: Stage) -> None:
+    for payload in (1, 2, 3):
+        stage.ask(payload, partition=P0)
+        stage.ask(payload, partition=P1)
+
+    batches = stage.batches()
+
+    assert [(each.target, each.first, each.count) for each in batches] == [(P0, 1, 3), (P1, 1, 3)]
+    assert payloads_of(batches[0]) == [1, 2, 3]
+    assert batches[0].keys == ["1", "2", "3"]
+    assert stage.frame() is None
+
+
+def test_another_kind_or_deadline_begins_another_batch_and_keeps_the_order(stage: Stage) -> None:
+    stage.ask(1)
+    stage.ask(2, kind=Kind.SEND)
+    stage.ask(3, kind=Kind.SEND, deadline_ms=80)
+    stage.ask(4, kind=Kind.SEND, deadline_ms=80)
+
+    batches = stage.batches(now_ms=30)
+
+    assert [(each.kind, each.first, payloads_of(each)) for each in batches] == [
+        (Kind.CALL, 1, [1]),
+        (Kind.SEND, 2, [2]),
+        (Kind.SEND, 3, [3, 4]),
+    ]
+    assert [each.time_left_ms for each in batches] == [None, None, 50]
+
+
+def test_an_idempotency_key_stands_at_its_messages_place(stage: Stage) -> None:
+    stage.ask(1)
+    channel = stage.session.channel_of(P0)
+    segment = stage.session.add(channel, Kind.CALL, "k", b"\x02", None, ANY, Waiter())
+    with_extra(segment, Extra(idempotency_key="once"))
+
+    assert stage.batches()[0].extras == {1: Extra(idempotency_key="once")}
+
+
+def test_a_segment_is_bounded_by_messages(stage: Stage) -> None:
+    stage.peer.window = 10_000
+    for payload in range(SEGMENT_MESSAGES_MAX + 1):
+        stage.ask(payload)
+
+    assert [each.count for each in stage.batches()] == [SEGMENT_MESSAGES_MAX, 1]
+
+
+def test_a_frame_is_cut_at_its_size() -> None:
+    stage = Stage(window=10_000)
+    for index in range(50):
+        stage.ask("x" * 60_000 + str(index))
+
+    sizes = []
+    while frame := stage.frame():
+        sizes.append(sum(len(bytes(each.payloads)) for each in frame.batches))
+
+    assert sum(sizes) > 50 * 60_000
+    assert all(size < FRAME_BYTES * 1.3 for size in sizes)
+
+
+def test_no_more_than_the_window_is_in_flight() -> None:
+    stage = Stage(window=4)
+    for payload in range(10):
+        stage.ask(payload)
+
+    assert [each.count for each in stage.batches()] == [4]
+    assert stage.frame() is None
+    stage.ack(4)
+    assert stage.batches()[0].first == 5
+    stage.session.data_received(stage.peer, Data(credit=6))
+    assert stage.peer.in_flight == 4
+    stage.ack(8)
+    assert payloads_of(stage.batches()[0]) == [8, 9]
+
+
+def test_a_long_channel_lets_others_take_their_turn() -> None:
+    stage = Stage(window=3 * SEGMENT_MESSAGES_MAX)
+    for _ in range(4):
+        stage.ask_many(SEGMENT_MESSAGES_MAX)
+    stage.ask("other", partition=P1)
+
+    assert [each.target for each in stage.batches()] == [P0, P1, P0]
+
+
+# Outcomes
+
+
+def test_a_send_is_done_when_it_is_acknowledged(stage: Stage) -> None:
+    waiters = [stage.ask(payload, kind=Kind.SEND) for payload in (1, 2, 3)]
+    stage.frame()
+
+    stage.ack(2)
+
+    assert [waiter.done() for waiter in waiters] == [True, True, False]
+    stage.ack(3)
+    assert waiters[2].done()
+    assert stage.session.stats.in_flight == stage.peer.in_flight == 0
+
+
+def test_a_call_is_done_when_its_reply_comes_not_when_it_is_taken(stage: Stage) -> None:
+    one, two = stage.ask(1), stage.ask(2)
+    stage.frame()
+
+    stage.ack(2)
+    assert not one.done()
+    stage.reply(1, [2, 1], ["b", "a"])
+
+    assert (one.result, two.result) == ("a", "b")
+    assert stage.session.channel_of(P0).is_idle()
+    assert stage.session.stats.in_flight == 0
+
+
+def test_a_reply_may_come_before_the_acknowledgement(stage: Stage) -> None:
+    waiter = stage.ask(1)
+    stage.frame()
+    stage.reply(1, [1], ["a"])
+
+    assert waiter.result == "a"
+    assert stage.peer.in_flight == 1
+    stage.ack(1)
+    assert stage.peer.in_flight == 0
+    assert stage.session.channel_of(P0).is_idle()
+
+
+def test_replies_are_taken_once_and_acknowledged_again_when_repeated(stage: Stage) -> None:
+    waiter = stage.ask(1)
+    stage.frame()
+    stage.reply(1, [1], ["a"])
+    stage.reply(1, [1], ["b"])
+
+    assert waiter.outcomes == 1
+    assert waiter.result == "a"
+    frame = stage.frame()
+    assert frame is not None
+    assert frame.acks == [Ack(ME, P0, 1)]
+    stage.reply(1, [1], ["b"])
+    frame = stage.frame()
+    assert frame is not None
+    assert frame.acks == [Ack(ME, P0, 1)]
+    assert stage.session.stats.duplicate_replies == 2
+
+
+def test_a_missing_reply_is_asked_for_once(stage: Stage) -> None:
+    one, two = stage.ask(1), stage.ask(2)
+    stage.frame()
+    stage.reply(2, [2], ["b"])
+    stage.reply(3, [2], ["b"])
+
+    assert not two.done()
+    assert [
+        (refused.first, refused.error.code) for _, refused in stage.session.refusals_to_send
+    ] == [(1, "gap")]
+    stage.reply(1, [1], ["a"])
+    stage.reply(2, [2], ["b"])
+    assert (one.result, two.result) == ("a", "b")
+
+
+def test_a_failed_reply_is_raised_and_the_others_are_returned(stage: Stage) -> None:
+    waiters = [stage.ask(1), stage.ask(2)]
+    stage.frame()
+    errors = {0: ErrorInfo("handler_failed", "ValueError: no")}
+    stage.reply(1, [1, 2], [None, 5], errors=errors)
+
+    assert isinstance(waiters[0].error, HandlerError)
+    assert waiters[1].result == 5
+
+
+def test_a_reply_of_another_type_fails_its_caller_alone(stage: Stage) -> None:
+    codec = codec_for(int)
+    waiters = [stage.ask(payload, codec=codec) for payload in (1, 2)]
+    stage.frame()
+    stage.reply(1, [1, 2], [1, "two"])
+
+    assert waiters[0].result == 1
+    assert isinstance(waiters[1].error, PayloadError)
+
+
+def test_replies_to_nobody_are_passed_over(stage: Stage) -> None:
+    waiter = stage.ask(1)
+    stage.frame()
+    stage.reply(1, [7, 1], ["x", "a"])
+
+    assert waiter.result == "a"
+
+
+def test_many_replies_find_their_places(stage: Stage) -> None:
+    gather = stage.ask_many(5)
+    stage.frame()
+    stage.reply(1, [4, 5], ["d", "e"])
+    stage.reply(3, [1, 3, 2], ["a", "c", "b"])
+
+    assert gather.results == ["a", "b", "c", "d", "e"]
+    assert gather.waiter.done()
+    assert stage.session.stats.in_flight == 0
+
+
+def test_many_sends_are_done_with_the_last_acknowledgement(stage: Stage) -> None:
+    gather = stage.ask_many(5, kind=Kind.SEND)
+    stage.frame()
+    stage.ack(3)
+    assert not gather.waiter.done()
+    stage.ack(5)
+    assert gather.waiter.done()
+    assert not gather.errors
+
+
+# Lost and moved
+
+
+def test_a_lost_link_sends_again_in_order_under_the_same_numbers(stage: Stage) -> None:
+    for payload in (1, 2, 3):
+        stage.ask(payload)
+        stage.frame()
+    stage.ack(1)
+    stage.session.link_lost(stage.peer)
+    assert stage.session.workers_wanted() == {"w1"}
+    stage.ask(4)
+
+    stage.peer = stage.session.link_opened("w1", 100)
+
+    batches = stage.batches()
+    assert [(each.first, payloads_of(each)) for each in batches] == [(2, [2]), (3, [3]), (4, [4])]
+    assert stage.session.workers_wanted() == set()
+    assert stage.session.stats.messages_resent == 2
+
+
+def test_a_moved_partition_is_followed(stage: Stage) -> None:
+    waiter = stage.ask(1)
+    stage.frame()
+    other = stage.session.link_opened("w2", 100)
+
+    stage.session.topology_changed(topology(2, p0="w2", p1="w1"))
+
+    assert stage.peer.in_flight == 0
+    assert payloads_of(stage.batches(peer=other)[0]) == [1]
+    stage.refuse(1, "not_owner")  # A late word of the former owner changes nothing.
+    assert other.in_flight == 1
+    assert not waiter.done()
+
+
+def test_an_older_topology_is_ignored_unless_nobody_knows_better(stage: Stage) -> None:
+    assert stage.session.topology_changed(topology(3, p0="w2", p1="w2"))
+    assert not stage.session.topology_changed(topology(2, p0="w1", p1="w1"))
+    assert stage.session.topology_changed(topology(1, p0="w1", p1="w1"), trusted=True)
+
+
+def test_not_owner_waits_for_the_new_placement_or_a_while(stage: Stage) -> None:
+    stage.ask(1)
+    stage.frame()
+    stage.refuse(1, "not_owner")
+
+    assert stage.frame() is None
+    stage.session.tick(10.0)
+    assert payloads_of(stage.batches()[0]) == [1]
+
+
+def test_an_unreachable_owner_fails_its_callers_in_time() -> None:
+    stage = Stage(unreachable_ms=1_000)
+    sent = stage.ask(1)
+    stage.frame()
+    stage.session.link_lost(stage.peer)
+    unsent = stage.ask(2)
+
+    stage.session.tick(0.0)
+    assert stage.session.wake_ms == 1_000
+    stage.session.tick(999.0)
+    assert not sent.done()
+    stage.session.tick(1_000.0)
+
+    assert isinstance(sent.error, UnknownOutcomeError)
+    assert isinstance(unsent.error, UnavailableError)
+    assert "w1 (one:1)" in str(unsent.error)
+    assert stage.session.stats.in_flight == 0
+    # What was sent keeps its number: another message under it could be taken for this one.
+    stage.ask(3)
+    stage.peer = stage.session.link_opened("w1", 100)
+    assert [(each.first, payloads_of(each)) for each in stage.batches()] == [(1, [1]), (2, [3])]
+
+
+# Refused
+
+
+def test_overload_is_retried_after_a_while_with_the_whole_channel_waiting(stage: Stage) -> None:
+    stage.ask(1)
+    stage.frame()
+    stage.ask(2)
+    stage.frame()
+    stage.refuse(1, "overloaded", after_ms=40)
+    stage.ask(3)
+
+    assert stage.peer.in_flight == 0
+    assert stage.frame(39.0) is None
+    assert stage.session.wake_ms == 40.0
+    stage.session.tick(40.0)
+    batches = stage.batches(40.0)
+    assert [(each.first, payloads_of(each)) for each in batches] == [(1, [1]), (2, [2]), (3, [3])]
+
+
+def test_overload_too_often_is_told_and_the_rest_is_numbered_anew() -> None:
+    stage = Stage(overload_retries=1)
+    first = stage.ask(1)
+    stage.frame()
+    stage.refuse(1, "overloaded", after_ms=40)
+    second = stage.ask(2)
+    stage.session.tick(1_000.0)
+    stage.frame()
+    stage.refuse(1, "overloaded", after_ms=40, now_ms=1_000.0)
+
+    assert isinstance(first.error, OverloadedError)
+    assert first.error.retry_after_ms == 40
+    assert not second.done()
+    stage.session.tick(5_000.0)
+    assert [(each.first, payloads_of(each)) for each in stage.batches()] == [(1, [2])]
+    stage.reply(1, [1], ["b"])
+    assert second.result == "b"
+
+
+def test_what_may_have_been_taken_elsewhere_is_not_called_overloaded() -> None:
+    stage = Stage(overload_retries=0)
+    waiter = stage.ask(1)
+    stage.frame()
+    stage.session.link_lost(stage.peer)
+    stage.peer = stage.session.link_opened("w1", 100)
+    later = stage.ask(2)
+    stage.frame()
+    stage.refuse(1, "overloaded")
+
+    assert isinstance(waiter.error, UnknownOutcomeError)
+    assert isinstance(later.error, OverloadedError)
+    stage.ask(3)
+    stage.session.tick(1_000.0)
+    assert [(each.first, payloads_of(each)) for each in stage.batches()] == [(1, [1]), (2, [3])]
+
+
+def test_a_partition_that_is_taken_over_is_waited_for_by_time_not_by_tries() -> None:
+    stage = Stage(overload_retries=0, unreachable_ms=500)
+    waiter = stage.ask(1)
+    now_ms = 0.0
+    while now_ms < 400:
+        stage.frame(now_ms)
+        stage.refuse(1, "unavailable", now_ms=now_ms)
+        now_ms += 100
+        stage.session.tick(now_ms)
+        assert not waiter.done()
+    stage.frame(now_ms)
+    stage.refuse(1, "unavailable", now_ms=600)
+    assert isinstance(waiter.error, UnavailableError)
+
+
+def test_a_refusal_in_the_middle_cuts_the_segment(stage: Stage) -> None:
+    gather = stage.ask_many(5)
+    stage.frame()
+    stage.refuse(4, "gap")
+
+    again = stage.batches()
+    assert [(each.first, payloads_of(each)) for each in again] == [(4, [3, 4])]
+    stage.ack(5)
+    stage.reply(1, [1, 2, 3, 4, 5], list("abcde"))
+    assert gather.results == list("abcde")
+    assert stage.session.channel_of(P0).is_idle()
+
+
+def test_a_bad_message_fails_its_caller_and_the_rest_moves_up(stage: Stage) -> None:
+    bad = stage.ask(1)
+    stage.frame()
+    good = stage.ask(2)
+    stage.frame()
+    stage.refuse(1, "bad_key")
+
+    assert isinstance(bad.error, KeyRejectedError)
+    assert [(each.first, payloads_of(each)) for each in stage.batches()] == [(1, [2])]
+    stage.reply(1, [1], ["b"])
+    assert good.result == "b"
+
+
+def test_repeated_words_about_one_refusal_count_once() -> None:
+    stage = Stage(overload_retries=1)
+    waiters = [stage.ask(1)]
+    stage.frame()
+    waiters.append(stage.ask(2))
+    stage.frame()
+    stage.refuse(1, "overloaded")
+    stage.refuse(2, "overloaded")
+
+    assert not any(waiter.done() for waiter in waiters)
+
+
+def test_a_forgotten_session_moves_what_was_surely_not_taken(stage: Stage) -> None:
+    taken = stage.ask("taken")
+    stage.frame()
+    stage.ack(1)
+    elsewhere = stage.ask("elsewhere")
+    stage.frame()
+    stage.session.link_lost(stage.peer)
+    stage.peer = stage.session.link_opened("w1", 100)
+    other = stage.ask("other", partition=P1)
+    refused = stage.ask("refused")
+    stage.frame()
+    unsent = stage.ask("unsent")
+    stage.refuse(1, "session_expired")
+    assert stage.session.expired is not None
+
+    successor = Stage()
+    successor.session.stats = stage.session.stats
+    successor.session.succeed(stage.session)
+
+    assert isinstance(taken.error, UnknownOutcomeError)
+    assert isinstance(elsewhere.error, UnknownOutcomeError)
+    assert not refused.done()
+    assert not unsent.done()
+    batches = successor.batches()
+    assert [(each.first, payloads_of(each)) for each in batches] == [
+        (1, ["refused"]),
+        (2, ["unsent"]),
+    ]
+    assert not other.done()
+    assert not stage.session.settled
+
+
+def test_a_partition_that_lost_acknowledged_messages_has_forgotten_us(stage: Stage) -> None:
+    stage.ask(1, kind=Kind.SEND)
+    stage.frame()
+    stage.ack(1)
+    stage.ask(2)
+    stage.frame()
+    stage.refuse(1, "gap")
+
+    assert stage.session.expired is stage.session.channel_of(P0)
+
+
+# Time
+
+
+def test_a_missed_deadline_is_told_and_the_late_reply_is_dropped(stage: Stage) -> None:
+    waiter = stage.ask(1, deadline_ms=50)
+    stage.frame()
+    assert stage.session.wake_ms == 50
+    stage.session.tick(50.0)
+
+    assert isinstance(waiter.error, DeadlineExceededError)
+    assert stage.session.stats.in_flight == 0
+    stage.ack(1)
+    stage.reply(1, [1], ["late"])
+    assert waiter.outcomes == 1
+    assert stage.session.channel_of(P0).is_idle()
+
+
+def test_what_missed_its_deadline_before_it_was_sent_is_never_sent() -> None:
+    stage = Stage(window=1)
+    stage.ask(0)
+    late = stage.ask(1, deadline_ms=50)
+    on_time = stage.ask(2)
+    stage.frame()
+    stage.session.tick(50.0)
+    stage.ack(1)
+
+    assert isinstance(late.error, DeadlineExceededError)
+    assert [(each.first, payloads_of(each)) for each in stage.batches()] == [(2, [2])]
+    assert not on_time.done()
+
+
+def test_deadlines_of_answered_calls_are_forgotten(stage: Stage) -> None:
+    stage.peer.window = 10_000
+    for number in range(1, 3_000):
+        stage.ask(number, deadline_ms=1_000_000 + number)
+        stage.frame()
+        stage.ack(number)
+        stage.reply(number, [number], [number])
+
+    assert len(stage.session._deadlines) <= 1_025
+
+
+def test_patience_refuses_what_cannot_work() -> None:
+    with pytest.raises(ValueError, match="overload_retries is -1; allowed: 0 or more"):
+        Patience(overload_retries=-1)
+    with pytest.raises(ValueError, match="unreachable_ms is 0"):
+        Patience(unreachable_ms=0)
+    with pytest.raises(ValueError, match="backoff_ms_min is 5"):
+        Patience(backoff_ms_min=5, backoff_ms_max=1)
+
+
+# Everything at once
+
+
+class FakePartition:
+    """Takes messages durably and in order, whoever owns it; now and then it refuses."""
+
+    def __init__(self, name: str, chance: random.Random) -> None:
+        self.name = name
+        self.inbox = Inbox({})
+        self.taken: list[int] = []
+        self.owner = "w1"
+        self._chance = chance
+        self._replied = 0
+        self._owed: list[Batch] = []
+        self._told: set[str] = set()
+
+    def take(self, batch: Batch) -> tuple[list[Batch], list[Ack], list[Refused]]:
+        if self._chance.random() < 0.1 and batch.first == self._expected():
+            error = ErrorInfo(self._chance.choice(["overloaded", "unavailable"]), "no", 5)
+            return [], [], [Refused(self.name, ME, batch.first, error)]
+        skip = self.inbox.accept(ME, batch.first, batch.count)
+        if skip < 0:
+            error = ErrorInfo("gap", "no")
+            return [], [], [Refused(self.name, ME, self._expected(), error)]
+        values = payloads_of(batch)[skip:]
+        self.taken.extend(values)
+        replies: list[Batch] = []
+        if batch.kind is Kind.CALL and values:
+            replies = self._replies(batch.first + skip, values)
+        # Now and then the acknowledgement is late.
+        acks = [Ack(self.name, ME, self._expected() - 1)] if self._chance.random() < 0.8 else []
+        return replies, acks, []
+
+    def _expected(self) -> int:
+        return self.inbox.received.get(ME, 0) + 1
+
+    def _replies(self, first: int, values: list[Any]) -> list[Batch]:
+        refs = list(range(first, first + len(values)))
+        order = list(range(len(values)))
+        self._chance.shuffle(order)
+        payloads = msgspec.Raw(msgspec.msgpack.encode([values[place] * 10 for place in order]))
+        reply = Batch(ME, self.name, self._replied + 1, Kind.REPLY, [], payloads, len(values))
+        reply.refs = [refs[place] for place in order]
+        self._replied += len(values)
+        self._owed.append(reply)
+        return [reply]
+
+    def acknowledged(self, upto: int) -> None:
+        self._owed = [each for each in self._owed if each.first + each.count - 1 > upto]
+
+    def late_ack(self) -> Ack:
+        return Ack(self.name, ME, self._expected() - 1)
+
+    @property
+    def owed(self) -> list[Batch]:
+        return list(self._owed)
+
+
+class Net:
+    """Two workers and the links to them: frames wait, arrive in order, or are lost with a link."""
+
+    def __init__(self, seed: int, *, overload_retries: int = 1_000) -> None:
+        self.chance = random.Random(seed)
+        self.session = Session(
+            ME,
+            patience=Patience(unreachable_ms=1e9, overload_retries=overload_retries),
+            stats=ClientStats(),
+            chance=self.chance.random,
+        )
+        self.partitions = {name: FakePartition(name, self.chance) for name in (P0, P1)}
+        self.version = 0
+        self.now_ms = 0.0
+        self.there: dict[Peer, deque[Data | Refused]] = {}
+        self.back: dict[Peer, deque[Data | Refused | Topology]] = {}
+        self.peers: dict[str, Peer] = {}
+        self.announce()
+        self.connect("w1")
+        self.connect("w2")
+
+    def announce(self) -> None:
+        self.version += 1
+        placed = topology(self.version, p0=self.partitions[P0].owner, p1=self.partitions[P1].owner)
+        if self.version == 1:
+            self.session.topology_changed(placed)
+        for queue in self.back.values():
+            queue.append(placed)
+
+    def connect(self, worker: str) -> None:
+        if worker in self.peers:
+            return
+        peer = self.peers[worker] = self.session.link_opened(worker, self.chance.randint(1, 9))
+        self.there[peer], self.back[peer] = deque(), deque()
+        placed = topology(self.version, p0=self.partitions[P0].owner, p1=self.partitions[P1].owner)
+        self.back[peer].append(placed)
+        self.deliver_owed(worker)
+
+    def deliver_owed(self, worker: str) -> None:
+        peer = self.peers.get(worker)
+        for partition in self.partitions.values():
+            if partition.owner == worker and peer is not None:
+                self.back[peer].extend(Data([each]) for each in partition.owed)
+
+    def lose(self, worker: str) -> None:
+        peer = self.peers.pop(worker, None)
+        if peer is None:
+            return
+        # Some of what was under way arrives still, and what it causes is lost.
+        for _ in range(self.chance.randint(0, len(self.there[peer]))):
+            self.arrive_there(peer)
+        del self.there[peer], self.back[peer]
+        self.session.link_lost(peer)
+
+    def move(self) -> None:
+        partition = self.chance.choice(list(self.partitions.values()))
+        partition.owner = "w1" if partition.owner == "w2" else "w2"
+        if self.chance.random() < 0.7:
+            self.announce()
+        self.deliver_owed(partition.owner)
+
+    def flush(self) -> None:
+        for peer in self.peers.values():
+            while frame := self.session.take_frame(peer, self.now_ms):
+                self.there[peer].append(frame)
+        for peer, refused in self.session.refusals_to_send:
+            if peer in self.there:
+                self.there[peer].append(refused)
+        self.session.refusals_to_send.clear()
+
+    def arrive_there(self, peer: Peer) -> None:
+        frame = self.there[peer].popleft()
+        if isinstance(frame, Refused):
+            self.deliver_owed(peer.worker)
+            return
+        for ack in frame.acks:
+            self.partitions[ack.source].acknowledged(ack.upto)
+        for batch in frame.batches:
+            partition = self.partitions[batch.target]
+            if partition.owner != peer.worker:
+                error = ErrorInfo("not_owner", "no")
+                self.back[peer].append(Refused(batch.target, ME, batch.first, error))
+                continue
+            replies, acks, refusals = partition.take(batch)
+            if replies or acks:
+                self.back[peer].append(Data(replies, acks))
+                if self.chance.random() < 0.1:
+                    self.back[peer].append(Data(replies, acks))
+            self.back[peer].extend(refusals)
+
+    def arrive_back(self, peer: Peer) -> None:
+        frame = self.back[peer].popleft()
+        if isinstance(frame, Data):
+            self.session.data_received(peer, frame)
+        elif isinstance(frame, Refused):
+            self.session.refused(peer, frame, self.now_ms)
+        else:
+            self.session.topology_changed(frame)
+
+    def step(self, *, faults: bool) -> None:
+        self.now_ms += self.chance.random() * 10
+        peers = list(self.peers.values())
+        chosen = self.chance.random()
+        if faults and chosen < 0.04:
+            self.lose(self.chance.choice(["w1", "w2"]))
+        elif faults and chosen < 0.07:
+            self.move()
+        elif chosen < 0.15:
+            self.connect(self.chance.choice(["w1", "w2"]))
+        elif chosen < 0.3:
+            self.session.tick(self.now_ms)
+        elif chosen < 0.5:
+            self.flush()
+        elif chosen < 0.53:
+            for partition in self.partitions.values():
+                if partition.owner in self.peers:
+                    self.back[self.peers[partition.owner]].append(Data([], [partition.late_ack()]))
+        elif peers:
+            peer = self.chance.choice(peers)
+            if chosen < 0.75 and self.there[peer]:
+                self.arrive_there(peer)
+            elif self.back[peer]:
+                self.arrive_back(peer)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_happens_every_message_is_taken_once_and_every_caller_answered_once(
+    seed: int,
+) -> None:
+    net = Net(seed)
+    session, chance = net.session, net.chance
+    asked: dict[str, list[int]] = {P0: [], P1: []}
+    waiters: list[tuple[int, Kind, Waiter]] = []
+    gathers: list[tuple[list[int], Gather]] = []
+    number = 0
+    for _ in range(1_500):
+        partition = chance.choice([P0, P1])
+        channel = session.channel_of(partition)
+        kind = chance.choice([Kind.CALL, Kind.SEND])
+        if len(waiters) < 150 and chance.random() < 0.2:
+            number += 1
+            waiter = Waiter()
+            encoded = msgspec.msgpack.encode(number)
+            session.add(channel, kind, "k", encoded, None, ANY, waiter)
+            asked[partition].append(number)
+            waiters.append((number, kind, waiter))
+        elif len(gathers) < 30 and chance.random() < 0.03:
+            values = list(range(number + 1, number + 1 + chance.randint(1, 12)))
+            number = values[-1]
+            gather = Gather(len(values), Waiter(), replies=kind is Kind.CALL)
+            segment = Segment(kind, None, ANY)
+            keys, column = ["k"] * len(values), msgspec.msgpack.encode(values)
+            session.add_many(channel, segment, keys, column, gather, range(len(values)))
+            asked[partition].extend(values)
+            gathers.append((values, gather))
+        net.step(faults=True)
+    net.announce()
+    for _ in range(20_000):
+        if session.stats.in_flight == 0 and all(
+            each.is_idle() for each in session.channels.values()
+        ):
+            break
+        net.step(faults=False)
+
+    assert session.stats.in_flight == 0, f"seed {seed}"
+    for name, partition in net.partitions.items():
+        assert partition.taken == asked[name], f"seed {seed}"
+    for value, kind, waiter in waiters:
+        assert waiter.outcomes == 1, f"seed {seed}"
+        assert waiter.error is None, f"seed {seed}"
+        assert waiter.result == (value * 10 if kind is Kind.CALL else None)
+    for values, gather in gathers:
+        assert gather.waiter.done(), f"seed {seed}"
+        assert not gather.errors
+        if gather.results:
+            assert gather.results == [value * 10 for value in values], f"seed {seed}"
+    assert all(peer.in_flight == 0 for peer in session.peers.values()), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_caller_who_hears_that_nothing_happened_can_rely_on_it(seed: int) -> None:
+    net = Net(seed, overload_retries=1)
+    session, chance = net.session, net.chance
+    asked: dict[str, list[int]] = {P0: [], P1: []}
+    waiters: dict[int, Waiter] = {}
+    for number in range(1, 1_501):
+        if chance.random() < 0.3:
+            partition = chance.choice([P0, P1])
+            deadline_ms = int(net.now_ms + 200) if chance.random() < 0.3 else None
+            waiters[number] = Waiter()
+            session.add(
+                session.channel_of(partition),
+                Kind.CALL,
+                "k",
+                msgspec.msgpack.encode(number),
+                deadline_ms,
+                ANY,
+                waiters[number],
+            )
+            asked[partition].append(number)
+        net.step(faults=True)
+    net.announce()
+    for _ in range(20_000):
+        if all(each.is_idle() for each in session.channels.values()):
+            break
+        net.step(faults=False)
+
+    assert session.stats.in_flight == 0, f"seed {seed}"
+    for name, partition in net.partitions.items():
+        taken = set(partition.taken)
+        assert len(taken) == len(partition.taken), f"seed {seed}: taken twice"
+        assert partition.taken == [each for each in asked[name] if each in taken], f"seed {seed}"
+        for number in asked[name]:
+            waiter = waiters[number]
+            assert waiter.outcomes == 1, f"seed {seed}"
+            if waiter.error is None:
+                assert waiter.result == number * 10, f"seed {seed}"
+                assert number in taken, f"seed {seed}"
+            elif isinstance(waiter.error, OverloadedError | UnavailableError):
+                assert number not in taken, f"seed {seed}: {number} was taken"
+    assert {type(each.error) for each in waiters.values()} >= {type(None), OverloadedError}
