@@ -52,6 +52,8 @@ class WorkerConfig:
     """0 takes any free one."""
     allow_remote: bool = False
     """Permits a host that others can reach, although nothing is encrypted."""
+    http_port: int | None = None
+    """Serve HTTP here, too; 0 takes any free one. Not set: no HTTP."""
     lane: bool = True
     """Offer a Unix socket beside gRPC to those on this machine."""
     workers_expected: int = 1
@@ -70,6 +72,10 @@ class WorkerConfig:
         _check_choice("log_level", self.log_level, LogLevel)
         _check_choice("log_format", self.log_format, LogFormat)
         _check_range("port", self.port, 0, PORT_MAX)
+        if self.http_port is not None:
+            _check_range("http_port", self.http_port, 0, PORT_MAX)
+            if self.http_port == self.port != 0:
+                raise ConfigError(f"http_port is {self.http_port}, as is port; allowed: two ports")
         _check_range("workers_expected", self.workers_expected, 1, WORKERS_MAX)
         _check_range("placement_wait_s", self.placement_wait_s, 0, 600)
         _check_range("heartbeat_ms", self.heartbeat_ms, 10, 60_000)
@@ -123,10 +129,13 @@ def environment_of(config: WorkerConfig) -> dict[str, str]:
     named = {each.name: getattr(config, each.name) for each in fields(config)}
     limits = named.pop("limits")
     named |= {each.name: getattr(limits, each.name) for each in fields(limits)}
-    return {
-        PREFIX + name.upper(): ("1" if value else "0") if isinstance(value, bool) else str(value)
-        for name, value in named.items()
-    }
+    return {PREFIX + name.upper(): _text(value) for name, value in named.items()}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""  # Set, so that an inherited variable does not count.
+    return ("1" if value else "0") if isinstance(value, bool) else str(value)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -164,11 +173,11 @@ def _parsed(variable: str, text: str, wanted: Any) -> Any:
         if text.lower() in (*_YES, *_NO):
             return text.lower() in _YES
         raise ConfigError(f"{variable} is {text!r}; allowed: {', '.join((*_YES, *_NO))}")
-    if wanted in (int, float):
+    if wanted in (int, float, int | None):
         try:
-            return wanted(text.replace("_", ""))
+            return (float if wanted is float else int)(text.replace("_", ""))
         except ValueError:
-            kind = "a whole number" if wanted is int else "a number"
+            kind = "a number" if wanted is float else "a whole number"
             raise ConfigError(f"{variable} is {text!r}; allowed: {kind}") from None
     return Path(text) if wanted is Path else text
 

@@ -38,6 +38,18 @@ class Limits:
     """Messages that one client may have in flight at one worker."""
     link_bytes_max: int = 16 * 1024 * 1024
     """Bytes that wait for a slow reader; then its messages stay in the outbox."""
+    http_body_bytes_max: int = 1024 * 1024
+    """The body of one HTTP request; larger ones are rejected."""
+    http_connections_max: int = 1_000
+    """HTTP connections of a worker; more are refused."""
+    http_streams_max: int = 100
+    """HTTP connections that may follow an egress at once; more are refused."""
+    http_deadline_ms: int = 60_000
+    """How long an HTTP request that names no deadline waits for its reply."""
+    http_read_timeout_ms: int = 10_000
+    """How long an HTTP request may take to arrive; then the connection is closed."""
+    http_write_timeout_ms: int = 10_000
+    """How long a reader of HTTP may take nothing; then the connection is closed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -90,7 +90,8 @@ class Launch:
     def variables(self, index: int) -> dict[str, str]:
         """Return the environment of worker `index`, which counts from 0."""
         port = self.config.port and self.config.port + index
-        config = replace(self.config, port=port, workers_expected=self.workers)
+        http_port = self.config.http_port and self.config.http_port + index
+        config = replace(self.config, port=port, http_port=http_port, workers_expected=self.workers)
         return {**self.environment, **environment_of(config), "PYTHONUNBUFFERED": "1"}
 
     def __post_init__(self) -> None:
