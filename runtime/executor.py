@@ -25,7 +25,7 @@ from sublet.functions.state import Cell, StateClock
 from sublet.runtime.frames import ErrorInfo
 from sublet.runtime.limits import Limits
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.threads import HandlerInterrupt, LoopWatchdog
+from sublet.runtime.threads import HandlerInterrupt, Watchdog
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import StateRow
 
@@ -58,6 +58,7 @@ class RunScope:
         "message_bytes_max",
         "message_index",
         "message_started_s",
+        "monotonic_ms",
         "partition",
         "routes",
         "work",
@@ -72,6 +73,7 @@ class RunScope:
         self.message_bytes_max = place.limits.message_bytes_max
         self.key_bytes_max = place.limits.key_bytes_max
         self._next_timer = place.next_timer
+        self.monotonic_ms = place.monotonic_ms
         self.message_index = 0
         self.message_started_s = 0.0
 
@@ -95,9 +97,6 @@ class RunScope:
     def next_timer(self) -> str:
         return self._next_timer()
 
-    def monotonic_ms(self) -> float:
-        return time.monotonic() * 1000
-
     def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]:
         raise RejectedError(
             f"{self.function.name} is a plain `def` and cannot await; make it `async def`, or "
@@ -108,7 +107,16 @@ class RunScope:
 class Place:
     """Where a partition's user code runs: its function, state and surroundings."""
 
-    __slots__ = ("cache", "clock", "function", "limits", "next_timer", "partition", "routes")
+    __slots__ = (
+        "cache",
+        "clock",
+        "function",
+        "limits",
+        "monotonic_ms",
+        "next_timer",
+        "partition",
+        "routes",
+    )
 
     def __init__(
         self,
@@ -120,6 +128,7 @@ class Place:
         routes: Routes,
         limits: Limits,
         next_timer: Callable[[], str],
+        monotonic_ms: Callable[[], float],
     ) -> None:
         self.partition = partition
         self.function = function
@@ -128,6 +137,7 @@ class Place:
         self.routes = routes
         self.limits = limits
         self.next_timer = next_timer
+        self.monotonic_ms = monotonic_ms
 
     def cell(self, key: str) -> Cell:
         """Return the state of a key that has been loaded."""
@@ -198,7 +208,7 @@ def failure_of(error: BaseException, function: Function) -> Failure:
 class SyncRunner:
     """Runs plain `def` handlers on one work, in whatever thread it is called."""
 
-    def __init__(self, watchdog: LoopWatchdog) -> None:
+    def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
 
     def run(self, work: Work, place: Place, scope: RunScope | None = None) -> RunResult:

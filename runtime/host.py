@@ -30,6 +30,7 @@ from sublet.runtime.partition import (
     Load,
     LoadTimers,
     NoCells,
+    Pace,
     Partition,
     Refuse,
     Resume,
@@ -41,7 +42,13 @@ from sublet.runtime.partition import (
     Store as StoreCommit,
 )
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.threads import HandlerInterrupt, LoopWatchdog, RunnerThread, RunnerThreads
+from sublet.runtime.threads import (
+    HandlerInterrupt,
+    LoopWatchdog,
+    RunnerThread,
+    RunnerThreads,
+    Watchdog,
+)
 from sublet.runtime.work import RunResult, Work
 from sublet.scheduler.api import BindingPolicy, QueueOrder, WorkView
 from sublet.scheduler.pace import LearnedPace
@@ -116,7 +123,10 @@ class Host:
         order: QueueOrder,
         binding: BindingPolicy,
         clock: Clock,
+        pace: Pace | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
+        """Without others, the pace is learned from what runs cost and a thread watches the loop."""
         self.partitions: dict[str, Hosted] = {}
         self._functions = functions
         self._store = store
@@ -126,9 +136,9 @@ class Host:
         self._order = order
         self._binding = binding
         self._clock = clock
-        self.pace = LearnedPace()
+        self.pace: Pace = pace or LearnedPace()
         self.committer = GroupCommitter(store, self._commit_ended)
-        self._watchdog = LoopWatchdog()
+        self._watchdog: Watchdog = watchdog or LoopWatchdog()
         self._sync = SyncRunner(self._watchdog)
         self._async = AsyncRunner(
             self._watchdog, on_call=self._call_opened, on_end=self._invocation_ended
@@ -191,6 +201,7 @@ class Host:
             routes=self._routes,
             limits=self._limits,
             next_timer=partition.next_timer,
+            monotonic_ms=self._clock.monotonic_ms,
         )
         hosted = self.partitions[name] = Hosted(partition, place, cache, state_clock)
         partition.start(now_ms)
@@ -366,13 +377,13 @@ class Host:
 
     def _run_turn(self) -> None:
         """Run the most urgent work for one turn, then let the loop breathe."""
-        until = time.perf_counter() + TURN_MS / 1000
+        until_ms = self._clock.monotonic_ms() + TURN_MS
         while self._ready:
             _, _, name, work = heappop(self._ready)
             hosted = self.partitions.get(name)
             if hosted is not None and not hosted.partition.stopped:
                 self._run_here(hosted, work)
-            if time.perf_counter() > until:
+            if self._clock.monotonic_ms() > until_ms:
                 break
 
     def _run_here(self, hosted: Hosted, work: Work) -> None:

@@ -25,7 +25,7 @@ from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell
 from sublet.runtime.executor import Place, RunScope, decode_messages, failure_of
 from sublet.runtime.frames import ErrorInfo
-from sublet.runtime.threads import HandlerInterrupt, LoopWatchdog, interrupt_thread
+from sublet.runtime.threads import HandlerInterrupt, Watchdog, interrupt_thread
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import StateRow
 
@@ -309,7 +309,7 @@ class AsyncRunner:
 
     def __init__(
         self,
-        watchdog: LoopWatchdog,
+        watchdog: Watchdog,
         *,
         on_call: Callable[[CallOpened], None],
         on_end: Callable[[Ended], None],

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 Job = Callable[[], None]
 
@@ -102,6 +103,22 @@ class RunnerThreads:
         self._abandoned.discard(thread)
         self._idle.append(thread)
         self._assign()
+
+
+class Watchdog(Protocol):
+    """Looks after user code that runs on the event loop."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def enter(self, timeout_ms: float | None) -> None:
+        """User code starts now."""
+        ...
+
+    def leave(self) -> None:
+        """User code has ended."""
+        ...
 
 
 class LoopWatchdog:
