@@ -13,8 +13,9 @@ import msgspec
 import structlog
 
 from sublet.functions.address import is_client
+from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.channels import endpoint_of
+from sublet.runtime.channels import REPLY_MARK, endpoint_of
 from sublet.runtime.frames import (
     Ack,
     Batch,
@@ -22,6 +23,7 @@ from sublet.runtime.frames import (
     ErrorInfo,
     Frame,
     Hello,
+    Kind,
     Refused,
     Topology,
     Welcome,
@@ -56,12 +58,19 @@ class Exchange:
         self._peers: dict[str, Port] = {}
         self._connecting: set[str] = set()
         self._sources: dict[str, Port] = {}
+        self._heard: dict[str, set[str]] = {}
+        """Partition to the sources whose batches have come here for it."""
+        self._stopping = False
         self._tasks: asyncio.TaskGroup
         self.frames_in = 0
         self.refused = 0
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
+
+    def stop(self) -> None:
+        """From now on links end because of us: that is no goodbye of a client."""
+        self._stopping = True
 
     @property
     def client_count(self) -> int:
@@ -92,8 +101,18 @@ class Exchange:
         if moved:
             self.host.deliver_again(moved.__contains__)
 
-    def partition_added(self, partition: str) -> None:
-        """A partition is now here: local senders need not wait for anything."""
+    def partition_added(self, partition: str, taken: Mapping[str, int]) -> None:
+        """A partition is now here: local senders need not wait for anything.
+
+        If it was here before (another owner was too slow to be missed, or a commit was fenced),
+        whoever sent to it has to send again what is not on record (`taken`), and cannot know.
+        """
+        for source in self._heard.pop(partition, ()):
+            port = self._sources.get(source)
+            if port is not None:
+                first = taken.get(source, 0) + 1
+                error = ErrorInfo("gap", f"expected message {first}")
+                port.link.send(Refused(_as_heard(partition, source), source, first, error))
         self.host.deliver_again(partition.__eq__)
 
     def lost(self, partition: str, outcome: Outcome) -> None:
@@ -145,7 +164,7 @@ class Exchange:
 
     def accepted(self, link: Link, hello: Hello) -> LinkReceiver:
         """Somebody has connected: a client, or a neighbour who wants to send."""
-        port = Port(hello.endpoint, link, self._room)
+        port = Port(hello.endpoint, link, self._room, self._limits.link_bytes_max)
         from_client = is_client(hello.endpoint)
         credit = self._limits.client_credit if from_client else self._limits.outbox_max
         link.send(
@@ -181,7 +200,12 @@ class Exchange:
                     await asyncio.sleep(wait_s)
                     wait_s = min(wait_s * 2, CONNECT_WAIT_S_MAX)
                     continue
-                port = receiver.port = Port(worker, link, self._room)
+                if receiver.ended:
+                    # Between its welcome and this line.
+                    receiver = _Receiver(self, None)
+                    continue
+                port = Port(worker, link, self._room, self._limits.link_bytes_max)
+                receiver.port = port
                 port.credit = receiver.credit
                 self._peers[worker] = port
                 break
@@ -198,11 +222,14 @@ class Exchange:
             self.host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
 
     def link_ended(self, port: Port, reason: str, clean: bool) -> None:
-        for source in [source for source, via in self._sources.items() if via is port]:
+        gone = {source for source, via in self._sources.items() if via is port}
+        for source in gone:
             del self._sources[source]
+        for sources in self._heard.values():
+            sources -= gone
         if self._clients.get(port.name) is port:
             del self._clients[port.name]
-            if clean:
+            if clean and not self._stopping:
                 self.host.client_gone(port.name)
         elif self._peers.get(port.name) is port:
             del self._peers[port.name]
@@ -220,7 +247,10 @@ class Exchange:
 
     def _data_received(self, port: Port, data: Data) -> None:
         self.frames_in += 1
+        from_client = is_client(port.name)
         for ack in data.acks:
+            if from_client and ack.target != port.name:
+                continue  # A client speaks for itself alone.
             source = endpoint_of(ack.source)
             port.acknowledged(source, ack.target, ack.upto)
             self.host.acknowledged(source, ack.target, ack.upto)
@@ -230,30 +260,40 @@ class Exchange:
             return
         partitions = self.host.partitions
         room = self._limits.in_flight_max
-        from_client = is_client(port.name)
         in_flight = self.host.open_from_clients() if from_client else 0
         for batch in data.batches:
+            if from_client and batch.source != port.name:
+                port.link.close(f"{port.name} sent a batch in the name of {batch.source}")
+                return
             self._sources[batch.source] = port
             hosted = partitions.get(endpoint_of(batch.target))
             if hosted is None:
                 self._not_here(port, batch)
-            elif from_client and (bad_key := self._bad_key(batch)) is not None:
-                port.link.send(Refused(batch.target, batch.source, batch.first, bad_key))
+            elif from_client and (error := self._bad_batch(batch)) is not None:
+                port.link.send(Refused(batch.target, batch.source, batch.first, error))
             elif from_client and in_flight and in_flight + batch.count > room:
                 error = ErrorInfo("overloaded", f"the worker has {in_flight} in flight", 50)
                 self.host.refuse(batch, hosted, error)
             else:
                 in_flight += batch.count
+                self._heard.setdefault(endpoint_of(batch.target), set()).add(batch.source)
                 self.host.batch_arrived(batch, hosted)
         self.host.pump()
 
-    def _bad_key(self, batch: Batch) -> ErrorInfo | None:
+    def _bad_batch(self, batch: Batch) -> ErrorInfo | None:
         """Our own clients never send one; others may."""
+        if batch.kind not in (Kind.SEND, Kind.CALL):
+            return ErrorInfo("rejected", "a client sends and calls, nothing else")
         longest = max(map(len, batch.keys), default=0)
         limit = self._limits.key_bytes_max
-        if longest * 4 <= limit or all(len(key.encode()) <= limit for key in batch.keys):
-            return None
-        return ErrorInfo("bad_key", f"a key has more than {limit} bytes")
+        if longest * 4 > limit and any(len(key.encode()) > limit for key in batch.keys):
+            return ErrorInfo("bad_key", f"a key has more than {limit} bytes")
+        limit = self._limits.message_bytes_max
+        if len(memoryview(batch.payloads)) > limit:
+            largest = max(len(memoryview(each)) for each in split_column(batch.payloads))
+            if largest > limit:
+                return ErrorInfo("too_large", f"a message has {largest} bytes; allowed: {limit}")
+        return None
 
     def _not_here(self, port: Port, batch: Batch) -> None:
         partition = endpoint_of(batch.target)
@@ -274,6 +314,11 @@ class Exchange:
         self._loop_later(RETRY_S, lambda: self.host.resend_from(partition, target, first))
 
 
+def _as_heard(partition: str, source: str) -> str:
+    """Return the end of the channel from `source`: replies have one of their own."""
+    return partition + REPLY_MARK if source.endswith(REPLY_MARK) else partition
+
+
 class _Receiver:
     """One link's frames, with the port they belong to."""
 
@@ -281,6 +326,7 @@ class _Receiver:
         self._exchange = exchange
         self.port = port
         self.credit = 0
+        self.ended = False
 
     def frame_received(self, link: Link, frame: Frame) -> None:
         if type(frame) is Welcome:
@@ -293,5 +339,6 @@ class _Receiver:
             self.port.room()
 
     def link_ended(self, link: Link, reason: str, clean: bool) -> None:
+        self.ended = True
         if self.port is not None:
             self._exchange.link_ended(self.port, reason, clean)

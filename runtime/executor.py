@@ -322,7 +322,12 @@ class SyncRunner:
         context = Context(scope, effects)
         values = result.values = [None] * len(keys)
         dirty: dict[str, Cell] = {}
+        interrupted = False
         for key, indexes in by_key.items():
+            if interrupted:
+                # The watchdog has fired once; what follows runs in another turn.
+                result.unfinished.update(indexes)
+                continue
             cell = place.cell(key)
             mark = len(effects.items)
             context.key, context.state, context._index = key, cell, indexes[0]
@@ -337,8 +342,7 @@ class SyncRunner:
                 cell.rollback()
                 del effects.items[mark:]
                 self._fail_together(indexes, failure_of(error, function), result)
-                if isinstance(error, HandlerInterrupt):
-                    break
+                interrupted = isinstance(error, HandlerInterrupt)
             else:
                 if cell.undo:
                     cell.undo.clear()

@@ -469,10 +469,10 @@ class Host:
         else:
             AsideRun(hosted, work, self._sync, self._threads, self._aside_ended).start()
 
-    def _aside_ended(self, hosted: Hosted, work: Work, result: RunResult, abandoned: bool) -> None:
+    def _aside_ended(self, hosted: Hosted, work: Work, result: RunResult, suspect: bool) -> None:
         if hosted.partition.stopped:
             return
-        if abandoned:
+        if suspect:
             keys = work.keys if hosted.place.function.kind == "keyed" else [""]
             hosted.partition.cells_suspect(set(keys))
         self._finish(hosted, work, result, [])
@@ -511,10 +511,12 @@ class AsideRun:
     def _run_in_thread(self) -> None:
         try:
             result = self._runner.run(self._work, self._hosted.place, self._scope)
+            suspect = False
         except HandlerInterrupt:
-            result = self._timed_out()
+            # It came outside the handler: what the run has changed in memory is not in its result.
+            result, suspect = self._timed_out(), True
         try:
-            self._loop.call_soon_threadsafe(self._end, result, False)
+            self._loop.call_soon_threadsafe(self._end, result, suspect)
         except RuntimeError:
             return  # The loop is closed: the worker has stopped.
 
@@ -536,7 +538,6 @@ class AsideRun:
             return
         name = self._hosted.place.function.name
         _log.error("a handler never ended; its thread is abandoned", function=name)
-        self._threads.abandon(self._thread)
         self._end(self._timed_out(), True)
 
     def _timed_out(self) -> RunResult:
@@ -550,13 +551,15 @@ class AsideRun:
         result.elapsed_ms = function.timeout_ms or 0.0
         return result
 
-    def _end(self, result: RunResult, abandoned: bool) -> None:
+    def _end(self, result: RunResult, suspect: bool) -> None:
         if self._over:
             return
         self._over = True
         if self._watch is not None:
             self._watch.cancel()
-        self._on_end(self._hosted, self._work, result, abandoned)
+        if self._thread is not None:
+            self._threads.ended(self._thread)
+        self._on_end(self._hosted, self._work, result, suspect)
 
 
 def _view_of(hosted: Hosted, work: Work) -> WorkView:

@@ -193,27 +193,40 @@ def _settle(
 class _Continue:
     """Awaits the rest of a coroutine whose first step was made elsewhere."""
 
-    __slots__ = ("_coroutine", "_first")
+    __slots__ = ("_coroutine", "_first", "_timeout_ms", "_watchdog")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], first: Any) -> None:
-        self._coroutine = coroutine
-        self._first = first
+    def __init__(self, invocation: Invocation, watchdog: Watchdog | None) -> None:
+        assert invocation.coroutine is not None
+        self._coroutine = invocation.coroutine
+        self._first = invocation.first_await
+        self._timeout_ms = invocation.place.function.timeout_ms
+        self._watchdog = watchdog
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine, awaited = self._coroutine, self._first
+        awaited = self._first
         while True:
+            thrown: BaseException | None = None
+            sent = None
             try:
                 sent = yield awaited
             except BaseException as error:
-                try:
-                    awaited = coroutine.throw(error)
-                except StopIteration as stop:
-                    return stop.value
-            else:
-                try:
-                    awaited = coroutine.send(sent)
-                except StopIteration as stop:
-                    return stop.value
+                thrown = error
+            try:
+                awaited = self._step(sent, thrown)
+            except StopIteration as stop:
+                return stop.value
+
+    def _step(self, sent: Any, thrown: BaseException | None) -> Any:
+        """Run user code up to its next wait; it may block there as in its first step."""
+        if self._watchdog is not None:
+            self._watchdog.enter(self._timeout_ms)
+        try:
+            if thrown is not None:
+                return self._coroutine.throw(thrown)
+            return self._coroutine.send(sent)
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.leave()
 
 
 class Lane:
@@ -226,11 +239,14 @@ class Lane:
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
-        on_end: Callable[[Invocation, Any, BaseException | None], None],
+        on_end: OnEnd,
+        watchdog: Watchdog | None = None,
     ) -> None:
+        """A watchdog is for the main thread's loop only."""
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         self._on_end = on_end
+        self._watchdog = watchdog
         self._spare: asyncio.Task[None] | None = None
         self._adoption: asyncio.Future[Invocation] | None = None
 
@@ -290,15 +306,16 @@ class Lane:
 
     async def _adopt(self, adoption: asyncio.Future[Invocation]) -> None:
         invocation = await adoption
-        coroutine = invocation.coroutine
-        assert coroutine is not None
         try:
-            value = await _Continue(coroutine, invocation.first_await)
+            value = await _Continue(invocation, self._watchdog)
         except asyncio.CancelledError as error:
-            if not invocation.expired:
-                raise
+            task = asyncio.current_task()
+            if not invocation.expired and task is not None and task.cancelling():
+                raise  # The worker stops.
             self._on_end(invocation, None, error)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._on_end(invocation, None, error)
         else:
             self._on_end(invocation, value, None)
@@ -324,7 +341,7 @@ class AsyncRunner:
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._main = asyncio.get_running_loop()
-        self._lane = Lane(tasks, self._ended)
+        self._lane = Lane(tasks, self._ended, self._watchdog)
 
     def stop(self) -> None:
         if self._side is not None:

@@ -146,9 +146,9 @@ class Membership:
             _log.warning("workers are gone; their partitions move", workers=dead)
         try:
             placed = await self._directory.place(view.version, wanted, dead)
+            return placed or await self._directory.view()
         except RetryLaterError:
             return view
-        return placed or await self._directory.view()
 
     def _topology(self, view: View) -> Topology:
         functions = [

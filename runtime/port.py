@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from sublet.runtime.channels import endpoint_of
 from sublet.runtime.frames import Ack, Batch, Data
 from sublet.runtime.link import Link
 from sublet.statestore.contract import OutboxEntry
@@ -22,7 +23,9 @@ class Port:
     when to offer them again.
     """
 
-    def __init__(self, name: str, link: Link, on_room: Callable[[Port], None]) -> None:
+    def __init__(
+        self, name: str, link: Link, on_room: Callable[[Port], None], link_bytes_max: int
+    ) -> None:
         self.name = name
         self.link = link
         self.credit = 0
@@ -37,7 +40,7 @@ class Port:
         self._sent: dict[tuple[str, str], int] = {}
         self._acknowledged: dict[tuple[str, str], int] = {}
         self._unacknowledged = 0
-        self._link_bytes_max = 16 * 1024 * 1024
+        self._link_bytes_max = link_bytes_max
 
     def offer(self, partition: str, entry: OutboxEntry) -> None:
         """Send an entry, unless it was sent before or there is no room."""
@@ -53,6 +56,9 @@ class Port:
             return
         self._sent[channel] = last
         self._unacknowledged += entry.length
+        if self._bytes and self._bytes + len(entry.data) > FRAME_BYTES:
+            # Together they might be more than a frame may hold.
+            self._flush()
         self._batches.append(msgspec.Raw(entry.data))
         self._bytes += len(entry.data)
         if self._bytes >= FRAME_BYTES:
@@ -97,7 +103,7 @@ class Port:
 
     def forget(self, destination: str) -> None:
         """A destination is no longer behind this port."""
-        for channel in [channel for channel in self._sent if channel[1] == destination]:
+        for channel in [each for each in self._sent if endpoint_of(each[1]) == destination]:
             self._unacknowledged -= self._sent.pop(channel) - self._acknowledged.pop(channel)
 
     def _plan(self) -> None:
@@ -105,6 +111,7 @@ class Port:
         self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        # A flush may still be planned: then it finds nothing, or what has come since.
         self._planned = False
         if self._batches or self._acks:
             batches: list[Batch] = self._batches  # type: ignore[assignment]  # Encoded already.

@@ -12,6 +12,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -32,28 +33,37 @@ def interrupt_thread(thread: threading.Thread) -> None:
 
 
 class RunnerThread:
-    """One daemon thread that runs one job at a time."""
+    """One daemon thread that runs one job at a time.
+
+    An interruption may arrive when its job has just ended, and then anywhere. So a thread that was
+    interrupted once gets no other job: it ends.
+    """
 
     def __init__(self, on_idle: Callable[[RunnerThread], None]) -> None:
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.interrupted = False
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._on_idle = on_idle
         self._thread = threading.Thread(target=self._run, name="sublet-handler", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, job: Job | None) -> None:
+        """Run a job; None ends the thread."""
         self._jobs.put(job)
 
     def _run(self) -> None:
-        while True:
-            job = self._jobs.get()
-            try:
+        try:
+            while (job := self._jobs.get()) is not None:
                 job()
-            except HandlerInterrupt:
-                continue  # It came too late, when the handler had just ended.
-            finally:
                 self._on_idle(self)
+        except HandlerInterrupt:
+            return  # It came late: the job has ended, or is given up.
 
     def interrupt(self) -> None:
+        self.interrupted = True
         interrupt_thread(self._thread)
 
 
@@ -64,29 +74,32 @@ class RunnerThreads:
         self._loop = loop
         self._threads_max = threads_max
         self._idle: list[RunnerThread] = []
-        self._waiting: list[tuple[Job, Callable[[RunnerThread], None]]] = []
+        self._waiting: deque[tuple[Job, Callable[[RunnerThread], None]]] = deque()
         self._busy: set[RunnerThread] = set()
-        self._abandoned: set[RunnerThread] = set()
+        self._interrupted: set[RunnerThread] = set()
 
     @property
     def abandoned_count(self) -> int:
         """Threads that are still inside a handler which was given up."""
-        return len(self._abandoned)
+        self._interrupted = {thread for thread in self._interrupted if thread.is_alive}
+        return len(self._interrupted)
 
     def run(self, job: Job, started: Callable[[RunnerThread], None]) -> None:
         """Run the job in a thread as soon as one is free; `started` is told which."""
         self._waiting.append((job, started))
         self._assign()
 
-    def abandon(self, thread: RunnerThread) -> None:
-        """Stop counting on a thread; it comes back by itself if its handler ever ends."""
-        self._busy.discard(thread)
-        self._abandoned.add(thread)
-        self._assign()
+    def ended(self, thread: RunnerThread) -> None:
+        """The job is over, or given up: do not count on a thread that was interrupted."""
+        if thread.interrupted:
+            self._busy.discard(thread)
+            self._interrupted.add(thread)
+            thread.submit(None)
+            self._assign()
 
     def _assign(self) -> None:
         while self._waiting and (self._idle or len(self._busy) < self._threads_max):
-            job, started = self._waiting.pop(0)
+            job, started = self._waiting.popleft()
             thread = self._idle.pop() if self._idle else RunnerThread(self._returned)
             self._busy.add(thread)
             thread.submit(job)
@@ -99,10 +112,10 @@ class RunnerThreads:
             return  # The loop is closed: the worker has stopped.
 
     def _take_back(self, thread: RunnerThread) -> None:
-        self._busy.discard(thread)
-        self._abandoned.discard(thread)
-        self._idle.append(thread)
-        self._assign()
+        if not thread.interrupted:
+            self._busy.discard(thread)
+            self._idle.append(thread)
+            self._assign()
 
 
 class Watchdog(Protocol):

@@ -140,7 +140,7 @@ class Worker:
 
         def added(partition: str, recovered: Recovered) -> None:
             self.host.add(partition, recovered)
-            self.exchange.partition_added(partition)
+            self.exchange.partition_added(partition, recovered.inbox)
 
         ownership = Ownership(
             added=added,
@@ -159,9 +159,13 @@ class Worker:
             workers_expected=config.workers_expected,
             placement_wait_s=config.placement_wait_s,
         )
-        tasks.create_task(membership.run(tasks))
+        taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
         await self._stop.wait()
+        self.exchange.stop()
+        # Otherwise its next heartbeat would find that it is no member, and join again.
+        taking_part.cancel()
+        await asyncio.wait([taking_part])
         await membership.leave()
 
     async def _announce(self, membership: Membership) -> None:

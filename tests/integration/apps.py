@@ -397,6 +397,6 @@ def stuck_deaf(ctx: Context, seconds: float) -> int:
     while time.monotonic() < until_s:
         try:
             time.sleep(0.01)
-        except BaseException:  # noqa: S112  # What it is here for.
+        except BaseException:  # What it is here for.
             continue
     return int(ctx.state.get())
