@@ -422,7 +422,8 @@ async def saturate(client: Client, function: str, seconds: float) -> float:
         while time.perf_counter() < started_s + seconds:
             position = (position + BATCH_SIZE) % (len(keys) - BATCH_SIZE)
             batch = keys[position : position + BATCH_SIZE]
-            done += len(await client.call_many(function, batch, ones))
+            replies = await client.call_many(function, batch, ones)
+            done += len(replies)
 
     async with asyncio.TaskGroup() as feeders:
         for feeder in range(BATCHES_IN_FLIGHT):
