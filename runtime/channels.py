@@ -45,6 +45,10 @@ class Inbox:
         self.received[source] = first + count - 1
         return skip
 
+    def expected(self, source: str) -> int:
+        """Return the number of the next message that is new."""
+        return self.received.get(source, 0) + 1
+
     def forget(self, source: str) -> None:
         self.received.pop(source, None)
         self.taken.pop(source, None)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -25,19 +26,19 @@ import xxhash
 from sublet.functions.address import Address, is_client
 from sublet.functions.app import Function
 from sublet.functions.codec import codec_for
-from sublet.functions.effects import Cancelled, Delayed, Effect, Outgoing
+from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.functions.errors import EncodeError
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.limits import Limits
-from sublet.runtime.pending import OutgoingCall, Pending, Sealer, Timer
+from sublet.runtime.pending import OutgoingCall, Pending, Sealer, reply_too_large
+from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
 from sublet.statestore.contract import (
     DEAD,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
-    TIMER,
     Commit,
     OutboxEntry,
     Outcome,
@@ -46,17 +47,17 @@ from sublet.statestore.contract import (
     StateRow,
 )
 
-TIMER_HORIZON_MS = 60_000
-TIMERS_LOADED_MAX = 1_000
 IDEMPOTENCY_TTL_MS = 24 * 3_600_000
 CLIENT_TTL_MS = 24 * 3_600_000
 HOUSEKEEPING_MS = 1_000
+GONE_CLIENTS_MAX = 10_000
+
+NIL = msgspec.Raw(b"\xc0")
 
 _any = codec_for(Any)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_recorded = msgspec.msgpack.Decoder(Recorded).decode
-_decode_timer = msgspec.msgpack.Decoder(Timer).decode
 
 
 class Load(NamedTuple):
@@ -259,8 +260,9 @@ class Partition:
         self._outbox = Outbox(recovered.sent, recovered.outbox)
         self._egress_kept = {name: kept for name, (kept, _) in recovered.egress.items()}
         self._egress_next = {name: next_ for name, (_, next_) in recovered.egress.items()}
-        self._sealer = Sealer(name, self._outbox, self._egress_next)
-        self._clock_base_ms = max(recovered.clock_ms, wall_ms) - now_ms
+        self._sealer = Sealer(name, self._outbox, self._egress_next, limits.message_bytes_max)
+        # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
+        self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
         self._queue: deque[Chunk] = deque()
         self._ready: deque[Waiting] = deque()
@@ -272,19 +274,24 @@ class Partition:
         self._calls: dict[tuple[str, int], tuple[Waiting, int]] = {}
         self._unsent_calls: list[tuple[OutgoingCall, Waiting, int]] = []
         self._idempotent_open: dict[str, list[Waiting]] = {}
+        """The message that runs for a key of a request, then those that want the same answer."""
+        self._answers: dict[str, Answer] = {}
+        """Given, but not committed: a load does not find them yet."""
         self._pending = Pending()
+        self._sealed: Pending | None = None
         self._committing: Commit | None = None
+        self._unrecorded: Work | None = None
         self._work_number = 0
         self._order = 0
-        self._timer_number = 0
-        self._timers: list[tuple[int, str]] = []
-        self._timer_values: dict[str, Timer] = {}
-        self._timer_horizon_ms = 0
-        self._timers_loading = False
+        # Handlers in threads take numbers too: one step that no other thread can split.
+        self._timer_numbers = count(1)
+        self._timers = Timers(name)
         self._wake_ms: float | None = None
         self._clients_seen_ms: dict[str, float] = {
             source: now_ms for source in recovered.inbox if is_client(source)
         }
+        self._gone: dict[str, None] = {}
+        """Clients that have left while messages of theirs were still open."""
         self._recover(recovered.parked, recovered.journal)
 
     # Start
@@ -322,27 +329,25 @@ class Partition:
 
     def batch_arrived(self, batch: Batch, now_ms: float) -> None:
         """Take a batch from a peer or a client into the queue."""
+        if self.stopped:
+            return
         source = batch.source
         from_client = is_client(source)
         if from_client:
             self._clients_seen_ms[source] = now_ms
-            refusal = self._refusal(batch)
-            if refusal is not None:
-                self._refuse_new(batch, refusal)
-                return
+            self._gone.pop(source, None)
+            if batch.kind is Kind.REPLY or self._refuse_if_full(batch):
+                return  # Nobody has called a client, so there is nothing that it could answer.
         skip = self._inbox.accept(source, batch.first, batch.count)
         if skip < 0:
-            # After a refusal the sender's next batches are on their way already: say it once.
-            if source not in self._refused:
-                expected = self._inbox.received.get(source, 0) + 1
-                code = "session_expired" if from_client and expected == 1 else "gap"
-                self._refuse(batch, expected, ErrorInfo(code, f"expected message {expected}"))
+            self._refuse_gap(batch, from_client)
             return
-        self._refused.discard(source)
         self.counters.duplicates += skip
         if skip >= batch.count:
             self._acknowledge_again(batch)
             return
+        if self._refused:
+            self._refused.discard(source)
         if batch.kind is Kind.REPLY:
             self._take_replies(batch, skip)
         else:
@@ -355,23 +360,38 @@ class Partition:
 
     def refuse(self, batch: Batch, error: ErrorInfo) -> None:
         """Take nothing new from this batch, because the worker has no room."""
-        self._refuse_new(batch, error)
+        if not self.stopped:
+            self._refuse_new(batch, error)
 
     def _refuse_new(self, batch: Batch, error: ErrorInfo) -> None:
-        received = self._inbox.received.get(batch.source, 0)
-        if batch.first + batch.count - 1 <= received:
+        expected = self._inbox.expected(batch.source)
+        if batch.first > expected:
+            self._refuse_gap(batch, is_client(batch.source))
+        elif batch.first + batch.count <= expected:
             self._acknowledge_again(batch)
-        elif batch.source not in self._refused:
-            self.counters.refused += batch.count
-            self._refuse(batch, max(batch.first, received + 1), error)
+        else:
+            # Said as often as it is asked for: the sender waits for an answer each time.
+            self.counters.refused += batch.first + batch.count - expected
+            self._refuse(batch, expected, error)
 
-    def _refusal(self, batch: Batch) -> ErrorInfo | None:
+    def _refuse_gap(self, batch: Batch, from_client: bool) -> None:
+        """Messages before this batch are missing, or were refused."""
+        if batch.source in self._refused:
+            return  # Those behind a refused batch were on their way already: say it once.
+        expected = self._inbox.expected(batch.source)
+        code = "session_expired" if from_client and expected == 1 else "gap"
+        self._refuse(batch, expected, ErrorInfo(code, f"expected message {expected}"))
+
+    def _refuse_if_full(self, batch: Batch) -> bool:
         limits = self._limits
         if self.queued + batch.count > limits.queue_max and self.queued:
-            return ErrorInfo("overloaded", f"the queue of {self.name} is full", 50)
-        if self._outbox.message_count > limits.outbox_max:
-            return ErrorInfo("overloaded", f"{self.name} waits for other partitions", 100)
-        return None
+            error = ErrorInfo("overloaded", f"the queue of {self.name} is full", 50)
+        elif self._outbox.message_count > limits.outbox_max:
+            error = ErrorInfo("overloaded", f"{self.name} waits for other partitions", 100)
+        else:
+            return False
+        self._refuse_new(batch, error)
+        return True
 
     def _refuse(self, batch: Batch, first: int, error: ErrorInfo) -> None:
         self._refused.add(batch.source)
@@ -384,18 +404,22 @@ class Partition:
 
     def acknowledged(self, destination: str, upto: int) -> None:
         """A receiver has durably taken our messages: they need not be kept."""
-        if self._outbox.acknowledge(destination, upto):
+        if not self.stopped and self._outbox.acknowledge(destination, upto):
             # Only housekeeping: it rides on the next commit.
             self._pending.acknowledged[destination] = upto
 
     def deliver_again(self, reaches: Callable[[str], bool]) -> None:
         """Endpoints have (re)connected or moved: send what they have not acknowledged."""
+        if self.stopped:
+            return
         for destination, entries in self._outbox.entries.items():
             if reaches(endpoint_of(destination)):
                 self.effects.extend(Deliver(entry) for entry in entries)
 
     def resend_from(self, destination: str, first: int) -> None:
         """A destination says that it misses messages from this number on."""
+        if self.stopped:
+            return
         for entry in self._outbox.entries.get(destination, ()):
             if entry.first + entry.length > first:
                 self.effects.append(Deliver(entry))
@@ -403,13 +427,29 @@ class Partition:
     def client_gone(self, client: str, now_ms: float) -> None:
         """A client has said goodbye: nobody will ask for its replies or repeat its messages."""
         self._clients_seen_ms.pop(client, None)
+        self._refused.discard(client)
+        if self.stopped:
+            return
         if client in self._inbox.received or client in self._outbox.sent:
             self._inbox.forget(client)
             self._outbox.forget(client)
             self._pending.forgotten.append(client)
-            self._pending.inbox.pop(client, None)
+            self._pending.acknowledged.pop(client, None)
+            # What it has sent still runs; of its replies and numbers nothing is kept.
+            self._gone[client] = None
+            if len(self._gone) > GONE_CLIENTS_MAX:
+                del self._gone[next(iter(self._gone))]
             self._pending.must_flush = True
             self._advance(now_ms)
+
+    def _leave_out_gone(self, pending: Pending) -> None:
+        gone = self._gone
+        for source in [each for each in pending.inbox if each in gone]:
+            del pending.inbox[source]
+        for destination in [each for each in pending.replies if each in gone]:
+            del pending.replies[destination]
+        if not self.open_from_clients:
+            gone.clear()
 
     # Events: state and user code
 
@@ -425,10 +465,10 @@ class Partition:
         if self.stopped:
             return
         self._cells.insert(keys, rows)
-        if answers or any(each.message.extra.idempotency_key for each in work.waiting):
+        if answers:
             work = self._answer_repeated(work, answers, now_ms)
             if not work.count:
-                self._running.pop(work.id)
+                self._work_ended(work)
                 self._advance(now_ms)
                 return
         self.effects.append(Run(work))
@@ -437,14 +477,14 @@ class Partition:
         """User code has run on the work."""
         if self.stopped:
             return
-        del self._running[work.id]
+        self._work_ended(work)
         self.counters.runs += 1
         if len(result.suspended) < work.count:
             self._pace.learn(self.function, work.count, result.elapsed_ms)
         pending = self._pending
         pending.rows.extend(result.rows)
         if result.effects:
-            self._note_timers(result.effects)
+            self._timers.note(result.effects)
             pending.effects.extend(result.effects)
         pending.must_flush = True
         if work.spans and result.is_plain:
@@ -452,6 +492,11 @@ class Partition:
         else:
             self._settle_each(work, result, now_ms)
         self._advance(now_ms)
+
+    def _work_ended(self, work: Work) -> None:
+        del self._running[work.id]
+        if not work.recorded:
+            self._unrecorded = None
 
     def _consume_spans(self, spans: Sequence[Span], values: list[Any], now_ms: float) -> None:
         """The fast way: every message of whole columns was handled."""
@@ -465,7 +510,9 @@ class Partition:
                     values if count == len(values) else values[place : place + count]
                 )
             place += count
-            self._count_late(chunk, start, stop, now_ms)
+            pending.inbox[batch.source] = batch.first + stop - 1
+            if chunk.deadlines_ms is not None:
+                self._count_late(chunk, start, stop, now_ms)
             if is_client(batch.source):
                 self.open_from_clients -= count
         pending.message_count += place
@@ -473,12 +520,10 @@ class Partition:
 
     def _count_late(self, chunk: Chunk, start: int, stop: int, now_ms: float) -> None:
         deadlines = chunk.deadlines_ms
-        if deadlines is None:
-            return
         if isinstance(deadlines, list):
             due = deadlines[start:stop]
             self.counters.late += sum(1 for each in due if each is not None and each < now_ms)
-        elif deadlines < now_ms:
+        elif deadlines is not None and deadlines < now_ms:
             self.counters.late += stop - start
 
     def _reply_channel(self, source: str) -> str:
@@ -487,20 +532,33 @@ class Partition:
     def _settle_each(self, work: Work, result: RunResult, now_ms: float) -> None:
         """The careful way: some messages failed, wait, or were waiting before."""
         held: dict[str, bool] = {}
+        behind: dict[str, list[Waiting]] = {}
+        in_order = self.function.order == "key"
+        # Nobody knows which message of a batch is to blame: each is tried by itself first.
+        blamed = self.function.batch is False or work.count == 1
         for index in range(work.count):
             waiting = work.waiting[index] if work.waiting else self._own_message(work, index)
             lock = self._lock_of(waiting.message)
-            holds = False
+            holds = held.get(lock, False)
+            failure = result.failed.get(index)
             if index in result.suspended:
                 self._await(waiting)
                 holds = True
             elif index in result.unfinished:
-                self._wait_behind(waiting)
-            elif index in result.failed:
-                holds = self._fail(waiting, result.failed[index], now_ms)
-            else:
+                behind.setdefault(lock, []).append(waiting)
+            elif failure is None:
                 self._consume(waiting, result.values[index], None, now_ms)
-            held[lock] = held.get(lock, False) or holds
+            elif holds and in_order and failure.retryable:
+                # One before it failed with it, and goes first.
+                waiting.message.attempt = max(waiting.message.attempt, 2)
+                behind.setdefault(lock, []).append(waiting)
+            else:
+                holds = self._fail(waiting, failure, now_ms, blamed=blamed) or holds
+            held[lock] = holds
+        for chunk, _, stop in work.spans:
+            self._pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
+        for lock, messages in behind.items():
+            self._put_first(lock, messages)
         for lock, is_held in held.items():
             if not is_held:
                 self._release_key(lock)
@@ -538,7 +596,7 @@ class Partition:
         else:
             holds = False
             pending.rows.extend(rows)
-            self._note_timers(effects)
+            self._timers.note(effects)
             pending.effects.extend(effects)
             self._consume(waiting, value, None, now_ms)
         if not holds:
@@ -571,7 +629,7 @@ class Partition:
             pending.records.append(Record(JOURNAL, f"{message.id}/{call}", None))
         self._reply(message, value, error)
         if message.extra.idempotency_key:
-            self._remember_answer(message, value, error)
+            self._remember_answer(message, value, error, now_ms)
 
     def _reply(self, message: Message, value: Any, error: ErrorInfo | None) -> None:
         if message.kind is not Kind.CALL:
@@ -582,14 +640,16 @@ class Partition:
         else:
             replies.add_error(message.number, error)
 
-    def _fail(self, waiting: Waiting, failure: Failure, now_ms: float) -> bool:
+    def _fail(
+        self, waiting: Waiting, failure: Failure, now_ms: float, *, blamed: bool = True
+    ) -> bool:
         """Try again later, or give up: then the failure is the answer, or a dead letter.
 
         Returns whether the message goes on holding its key.
         """
         message, retry = waiting.message, self.function.retry
         self.counters.failures += 1
-        gives_up = not failure.retryable or message.attempt >= retry.attempts
+        gives_up = not failure.retryable or (blamed and message.attempt >= retry.attempts)
         wants_grave = message.kind is not Kind.CALL
         if gives_up and wants_grave and self._dead_count >= self._limits.dead_letters_max:
             gives_up = False  # There is no room to keep it, and it must not be lost.
@@ -637,19 +697,20 @@ class Partition:
             held = self._keys[lock] = KeyQueue()
         held.busy = True
 
-    def _wait_behind(self, waiting: Waiting) -> None:
-        """Queue a message that was taken already behind its key."""
-        lock = self._lock_of(waiting.message)
+    def _wait_behind(self, waiting: Waiting, lock: str) -> None:
+        """Queue a message behind its busy key."""
+        self._keys[lock].queue.append(waiting)
+        self._pending.message_count += 1
+        self._park(waiting)
+
+    def _put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
+        """Put messages that came back from a run before those that were taken after them."""
         held = self._keys.get(lock)
         if held is None:
             held = self._keys[lock] = KeyQueue()
-        queue, order = held.queue, waiting.message.order
-        place = len(queue)
-        # Several runs go on at once: one that was taken later may stand here already.
-        while place and queue[place - 1].message.order > order:
-            place -= 1
-        queue.insert(place, waiting)
-        self._park(waiting)
+        held.queue.extendleft(reversed(messages))
+        for waiting in messages:
+            self._park(waiting, anew=waiting.message.attempt > 1)
 
     def _release_key(self, lock: str) -> None:
         held = self._keys.get(lock)
@@ -676,19 +737,26 @@ class Partition:
         """Start what can be started, and the next commit if none is under way."""
         if self.stopped:
             return
-        while self._start_work(now_ms):
+        # First what is done: what starts now may keep the next commit open for a while.
+        self._seal_if_idle(now_ms)
+        if self._retries:
+            self._take_retries(now_ms)
+        while (self._queue or self._ready) and self._start_work(now_ms):
             pass
         self._seal_if_idle(now_ms)
         self._plan_wake(now_ms)
 
+    def _take_retries(self, now_ms: float) -> None:
+        while self._retries and self._retries[0][0] <= now_ms:
+            waiting = heappop(self._retries)[2]
+            if self.function.order == "none":
+                self._make_ready_or_wait(waiting)
+            else:
+                self._ready.append(waiting)
+
     def _start_work(self, now_ms: float) -> bool:
-        if not (self._queue or self._ready or self._retries):
-            return False
-        if self._pending.message_count >= self._limits.commit_messages_max:
-            return False
-        if len(self._awaiting) >= self._limits.open_calls_max:
-            return False
-        if self._suspect and not self._drop_suspect():
+        """Start one run, or take what does not run now; False if nothing more can start."""
+        if not self._may_start():
             return False
         off_loop = self._pace.off_loop(self.function)
         if self._running:
@@ -696,27 +764,46 @@ class Partition:
             room = self.function.concurrency or 10
             if exclusive or not off_loop or len(self._running) >= room:
                 return False
-        while self._retries and self._retries[0][0] <= now_ms:
-            waiting = heappop(self._retries)[2]
-            if self.function.order == "none":
-                self._make_ready_or_wait(waiting)
-            else:
-                self._ready.append(waiting)
         size = self._batch_size()
         if self._ready:
-            if self.function.batch is not False and self._ready[0].message.attempt > 1:
-                size = 1  # A batch failed, and one of its messages is to blame.
-            work = self._work([self._ready.popleft() for _ in range(min(size, len(self._ready)))])
+            work = self._take_ready(size)
         else:
+            if len(self._awaiting) >= self._limits.open_calls_max and not self._peer_first():
+                return False
             taken = self._take_from_queue(size, off_loop)
             if taken is None:
-                return bool(self._queue)
+                return True
             work = taken
         work.off_loop = off_loop
         work.exclusive = not off_loop
         self._running[work.id] = work
-        self._load_or_run(work)
+        self._load_or_run(work, now_ms)
         return True
+
+    def _may_start(self) -> bool:
+        if self._pending.message_count >= self._limits.commit_messages_max:
+            return False
+        return not self._suspect or self._drop_suspect()
+
+    def _peer_first(self) -> bool:
+        """Bring messages of other partitions to the front: handlers may be waiting for them."""
+        for chunk in self._queue:
+            if not is_client(chunk.batch.source):
+                self._queue.remove(chunk)
+                self._queue.appendleft(chunk)
+                return True
+        return False
+
+    def _take_ready(self, size: int) -> Work:
+        ready = self._ready
+        if self.function.batch is False:
+            return self._work([ready.popleft() for _ in range(min(size, len(ready)))])
+        taken = [ready.popleft()]
+        if taken[0].message.attempt == 1:
+            # A batch with one that failed before could fail again, and blame the others.
+            while ready and len(taken) < size and ready[0].message.attempt == 1:
+                taken.append(ready.popleft())
+        return self._work(taken)
 
     def _drop_suspect(self) -> bool:
         if self._committing is not None or self._pending.rows:
@@ -728,6 +815,8 @@ class Partition:
 
     def _batch_size(self) -> int:
         limit = self.function.batch_size_max or self._limits.batch_size_max
+        if self.function.is_async:
+            limit = max(1, min(limit, self._limits.open_calls_max - len(self._awaiting)))
         return max(1, self._pace.batch_size(self.function, limit))
 
     def _work(self, waiting: Sequence[Waiting] = (), spans: Sequence[Span] = ()) -> Work:
@@ -761,10 +850,6 @@ class Partition:
         chunk.start = stop
         if stop == chunk.stop:
             self._queue.popleft()
-        batch = chunk.batch
-        last = batch.first + stop - 1
-        self._inbox.taken[batch.source] = last
-        self._pending.inbox[batch.source] = last
         self.queued -= stop - start
         return Span(chunk, start, stop)
 
@@ -778,76 +863,117 @@ class Partition:
             waiting = chunk.message(index, self._order)
             lock = self._lock_of(waiting.message)
             if lock in self._keys and lock not in mine:
-                self._wait_behind(waiting)
+                self._wait_behind(waiting, lock)
                 continue
             if many_runs:
+                # Others may commit before this run does, so its messages have to be on record.
                 mine.add(lock)
                 self._hold_key(waiting)
-            runnable.append(waiting)
-        if many_runs:
-            # Others may commit before this run does, so its messages have to be on record.
-            for waiting in runnable:
                 self._park(waiting)
+            runnable.append(waiting)
+        self._pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
         self._pending.must_flush = True
-        return self._work(runnable) if runnable else None
+        if not runnable:
+            return None
+        work = self._work(runnable)
+        if not many_runs:
+            # Until it ends, the position above includes messages that are nowhere else.
+            work.recorded = False
+            self._unrecorded = work
+        return work
 
     def _take_cancels(self, span: Span) -> None:
-        keys = span.chunk.batch.keys[span.start : span.stop]
-        self._pending.effects.extend(Cancelled(self.name, timer) for timer in keys)
-        self._note_timers([Cancelled(self.name, timer) for timer in keys])
-        self._pending.must_flush = True
+        batch, taken = span.chunk.batch, span.stop - span.start
+        effects = [Cancelled(self.name, each) for each in batch.keys[span.start : span.stop]]
+        self._timers.note(effects)
+        pending = self._pending
+        pending.effects.extend(effects)
+        pending.inbox[batch.source] = batch.first + span.stop - 1
+        pending.message_count += taken
+        pending.must_flush = True
+        self.counters.consumed += taken
+        if is_client(batch.source):
+            self.open_from_clients -= taken
 
-    def _load_or_run(self, work: Work) -> None:
+    def _load_or_run(self, work: Work, now_ms: float) -> None:
+        asked: list[str] = []
+        if work.waiting:
+            work = self._set_repeated_aside(work, asked, now_ms)
+            if not work.count:
+                self._work_ended(work)
+                return
         missing: Sequence[str] = ()
         if self.function.kind == "keyed":
             missing = self._cells.missing(work.keys)
         elif self.function.kind == "stateful":
             missing = self._cells.missing([""])
-        repeated: list[str] = []
-        for waiting in work.waiting:
-            if waiting.message.extra.idempotency_key and not waiting.journal:
-                repeated.append(_idempotency_id(waiting.message))
-        if missing or repeated:
-            self.effects.append(Load(work, missing, repeated))
+        if missing or asked:
+            self.effects.append(Load(work, missing, asked))
         else:
             self.effects.append(Run(work))
 
     # Idempotency keys
 
+    def _set_repeated_aside(self, work: Work, asked: list[str], now_ms: float) -> Work:
+        """Take out what is being answered or was just answered; `asked` gets the ids of others.
+
+        An id is claimed before its record is looked up, so that two messages never both find
+        that nobody has answered yet.
+        """
+        if not any(each.message.extra.idempotency_key for each in work.waiting):
+            return work
+        left: list[Waiting] = []
+        for waiting in work.waiting:
+            if not waiting.message.extra.idempotency_key:
+                left.append(waiting)
+                continue
+            id_ = _idempotency_id(waiting.message)
+            answer = self._answers.get(id_)
+            claimed = self._idempotent_open.get(id_)
+            if answer is not None:
+                self._answer_from_record(waiting, answer, now_ms)
+            elif claimed is None:
+                self._idempotent_open[id_] = [waiting]
+                asked.append(id_)
+                left.append(waiting)
+            elif claimed[0] is waiting:
+                left.append(waiting)  # A retry of the one that runs.
+            else:
+                claimed.append(waiting)
+                self._park(waiting)
+        return self._without_answered(work, left)
+
+    def _without_answered(self, work: Work, left: list[Waiting]) -> Work:
+        if len(left) == work.count:
+            return work
+        remaining = Work(work.id, waiting=left)
+        remaining.off_loop, remaining.exclusive = work.off_loop, work.exclusive
+        remaining.recorded = work.recorded
+        self._running[work.id] = remaining
+        still_used = {self._lock_of(each.message) for each in left}
+        for lock in {self._lock_of(each.message): None for each in work.waiting}:
+            if lock not in still_used:
+                self._release_key(lock)
+        return remaining
+
     def _answer_repeated(self, work: Work, answers: Sequence[Record], now_ms: float) -> Work:
-        """Take out of the work what was asked before; return what is left."""
+        """Take out of the work what was answered long before; return what is left."""
+        clock_ms = self.clock_ms(now_ms)
         known = {
             each.id: _decode_answer(each.value)
             for each in answers
-            if each.value is not None
-            and (each.due_ms is None or each.due_ms > self.clock_ms(now_ms))
+            if each.value is not None and (each.due_ms is None or each.due_ms > clock_ms)
         }
         left: list[Waiting] = []
         for waiting in work.waiting:
-            message = waiting.message
-            if not message.extra.idempotency_key:
+            id_ = _idempotency_id(waiting.message)
+            answer = known.get(id_) if waiting.message.extra.idempotency_key else None
+            if answer is None:
                 left.append(waiting)
-                continue
-            id_ = _idempotency_id(message)
-            answer = known.get(id_)
-            if answer is not None:
-                self._answer_from_record(waiting, answer, now_ms)
-                self._release_key(self._lock_of(message))
-            elif id_ in self._idempotent_open:
-                first = self._idempotent_open[id_]
-                if first[0] is waiting:
-                    left.append(waiting)  # A retry of the one that runs.
-                else:
-                    first.append(waiting)
-                    self._park(waiting)
-                    self._release_key(self._lock_of(message))
             else:
-                self._idempotent_open[id_] = [waiting]
-                left.append(waiting)
-        remaining = Work(work.id, waiting=left)
-        remaining.off_loop, remaining.exclusive = work.off_loop, work.exclusive
-        self._running[work.id] = remaining
-        return remaining
+                for each in self._idempotent_open.pop(id_, [waiting]):
+                    self._answer_from_record(each, answer, now_ms)
+        return self._without_answered(work, left)
 
     def _answer_from_record(self, waiting: Waiting, answer: Answer, now_ms: float) -> None:
         message = waiting.message
@@ -861,17 +987,25 @@ class Partition:
         waiting.message = msgspec.structs.replace(message, extra=Extra())
         self._consume(waiting, answer.result, error, now_ms)
 
-    def _remember_answer(self, message: Message, value: Any, error: ErrorInfo | None) -> None:
+    def _remember_answer(
+        self, message: Message, value: Any, error: ErrorInfo | None, now_ms: float
+    ) -> None:
         id_ = _idempotency_id(message)
-        try:
-            result = msgspec.Raw(_any.encode(value))
-        except EncodeError:
-            result = msgspec.Raw(b"\xc0")
-        answer = Answer(_digest(message), result, error)
-        due_ms = self._last_clock_ms + IDEMPOTENCY_TTL_MS
+        result = NIL
+        if error is None:
+            try:
+                result = msgspec.Raw(_any.encode(value))
+            except EncodeError as problem:
+                error = ErrorInfo(problem.code, f"the reply: {problem}")
+        size_bytes, bytes_max = len(bytes(result)), self._limits.message_bytes_max
+        if size_bytes > bytes_max:
+            result, error = NIL, reply_too_large(size_bytes, bytes_max)
+        answer = self._answers[id_] = Answer(_digest(message), result, error)
+        self._pending.answers.append(id_)
+        due_ms = self.clock_ms(now_ms) + IDEMPOTENCY_TTL_MS
         self._pending.record(Record(IDEMPOTENCY, id_, _encode(answer), due_ms))
         for follower in self._idempotent_open.pop(id_, [])[1:]:
-            self._answer_from_record(follower, answer, 0.0)
+            self._answer_from_record(follower, answer, now_ms)
 
     # Calls that handlers await
 
@@ -914,9 +1048,11 @@ class Partition:
         """Nobody answered in time: the handler gets the error, now and whenever it is rerun."""
         waiting = self._awaiting.get(message_id)
         recorded = waiting.journal.get(call) if waiting else None
-        if waiting is None or recorded is None or recorded.done:
+        if self.stopped or waiting is None or recorded is None or recorded.done:
             return
-        self._record_result(waiting, recorded, msgspec.Raw(b"\xc0"), error)
+        # A reply that still comes must not change what the handler was told.
+        self._calls.pop((recorded.destination, recorded.number), None)
+        self._record_result(waiting, recorded, NIL, error)
         self._advance(now_ms)
 
     def _take_replies(self, batch: Batch, skip: int) -> None:
@@ -930,9 +1066,7 @@ class Partition:
             waiting, call = found
             error = batch.errors.get(index) if batch.errors else None
             self._record_result(waiting, waiting.journal[call], results[index].copy(), error)
-        last = batch.first + batch.count - 1
-        self._inbox.taken[batch.source] = last
-        self._pending.inbox[batch.source] = last
+        self._pending.inbox[batch.source] = batch.first + batch.count - 1
         self._pending.must_flush = True
 
     def _record_result(
@@ -948,55 +1082,29 @@ class Partition:
 
     def next_timer(self) -> str:
         """Return an id for a delayed message; unique for all owners of the partition."""
-        self._timer_number += 1
-        return f"{self.epoch}.{self._timer_number}"
-
-    def _note_timers(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            if type(effect) is Delayed and effect.due_ms < self._timer_horizon_ms:
-                timer = Timer(effect.partition, effect.key, msgspec.Raw(effect.payload))
-                self._timer_values[effect.timer] = timer
-                heappush(self._timers, (effect.due_ms, effect.timer))
-            elif type(effect) is Cancelled and effect.partition == self.name:
-                self._timer_values.pop(effect.timer, None)
+        return f"{self.epoch}.{next(self._timer_numbers)}"
 
     def timers_loaded(self, records: Sequence[Record], until_ms: int, now_ms: float) -> None:
         """Timers of the near future are here; later ones stay in the store."""
-        self._timers_loading = False
-        for record in records:
-            if record.value is None or record.due_ms is None:
-                continue
-            if record.id not in self._timer_values:
-                self._timer_values[record.id] = _decode_timer(record.value)
-                heappush(self._timers, (record.due_ms, record.id))
-        if len(records) >= TIMERS_LOADED_MAX and records[-1].due_ms is not None:
-            self._timer_horizon_ms = records[-1].due_ms
-        else:
-            self._timer_horizon_ms = until_ms
+        self._timers.loaded(records)
         self.woken(now_ms)
 
     def _load_timers(self, now_ms: float) -> None:
-        clock_ms = self.clock_ms(now_ms)
-        if not self._timers_loading and clock_ms + TIMER_HORIZON_MS / 2 > self._timer_horizon_ms:
-            self._timers_loading = True
-            # Timers set from here on are noted in memory; those before are what is loaded.
-            until_ms = clock_ms + TIMER_HORIZON_MS
-            self.effects.append(LoadTimers(until_ms, TIMERS_LOADED_MAX))
+        until_ms = self._timers.load_until_ms(self.clock_ms(now_ms))
+        if until_ms is not None:
+            self.effects.append(LoadTimers(until_ms, LOADED_MAX))
 
     def woken(self, now_ms: float) -> None:
         """Time has passed: fire what is due, retry what waited, forget who is long gone."""
         if self.stopped:
             return
         self._wake_ms = None
-        clock_ms = self.clock_ms(now_ms)
         pending = self._pending
-        while self._timers and self._timers[0][0] <= clock_ms:
-            _, id_ = heappop(self._timers)
-            timer = self._timer_values.pop(id_, None)
-            if timer is None:
-                continue  # It was cancelled.
+        for id_, timer in self._timers.fire(self.clock_ms(now_ms)):
+            # As an effect, not as a record: the one that has set it may be in the same commit.
+            pending.effects.append(Cancelled(self.name, id_))
             pending.effects.append(Outgoing(timer.partition, timer.key, bytes(timer.payload), None))
-            pending.record(Record(TIMER, id_, None))
+            pending.must_flush = True
         self._load_timers(now_ms)
         for destination in self._outbox.entries:
             if is_client(destination):
@@ -1009,15 +1117,14 @@ class Partition:
         self._advance(now_ms)
 
     def _plan_wake(self, now_ms: float) -> None:
-        due: list[float] = []
-        if self._timers:
-            due.append(self._timers[0][0] - self._clock_base_ms)
+        wake_ms = now_ms + HORIZON_MS / 2
+        timer_ms = self._timers.next_due_ms
+        if timer_ms is not None:
+            wake_ms = min(wake_ms, timer_ms - self._clock_base_ms)
         if self._retries:
-            due.append(self._retries[0][0])
+            wake_ms = min(wake_ms, self._retries[0][0])
         if self._pending.acknowledged and self._committing is None:
-            due.append(now_ms + HOUSEKEEPING_MS)
-        due.append(now_ms + TIMER_HORIZON_MS / 2)
-        wake_ms = min(due)
+            wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
             self._wake_ms = wake_ms
             self.effects.append(WakeAt(wake_ms))
@@ -1026,14 +1133,17 @@ class Partition:
 
     def clock_ms(self, now_ms: float) -> int:
         """The partition's own clock: starts where the last owner's ended, never goes back."""
-        self._last_clock_ms = int(self._clock_base_ms + now_ms)
-        return self._last_clock_ms
+        return self._clock_base_ms + int(now_ms)
 
     def _seal_if_idle(self, now_ms: float) -> None:
         pending = self._pending
-        if self._committing is not None or not pending.must_flush:
+        if self._committing is not None or not pending.must_flush or self._unrecorded is not None:
             return
+        if self._gone:
+            self._leave_out_gone(pending)
         self._pending = Pending()
+        self._sealed = pending
+        self._timers.sealed()
         self._index += 1
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
         unsent, self._unsent_calls = self._unsent_calls, []
@@ -1072,16 +1182,31 @@ class Partition:
             self.stop(outcome)
             return
         self._committing = None
-        effects = self.effects
+        self._committed_whole()
+        effects, gone = self.effects, self._gone
         for entry in commit.outbox:
+            if entry.destination in gone:
+                continue  # It left meanwhile; the next commit deletes what this one has stored.
             self._outbox.keep(entry)
             effects.append(Deliver(entry))
         for source, upto in commit.inbox.items():
+            if source in gone:
+                continue
+            self._inbox.taken[source] = upto
             target = self.name + (REPLY_MARK if source.endswith(REPLY_MARK) else "")
             effects.append(Acknowledge(Ack(target, source, upto)))
         if self._cells.over_bound():
             self._cells.shrink(self._keys_in_use())
+        self._load_timers(now_ms)
         self._advance(now_ms)
+
+    def _committed_whole(self) -> None:
+        """What the store knows now need not be remembered for it."""
+        if self._sealed is not None:
+            for id_ in self._sealed.answers:
+                self._answers.pop(id_, None)
+            self._sealed = None
+        self._timers.committed()
 
     def _keys_in_use(self) -> set[str]:
         in_use = {row.key for row in self._pending.rows}  # So far they exist only in their cells.
@@ -1092,7 +1217,10 @@ class Partition:
 
     def stop(self, outcome: Outcome) -> None:
         """Forget everything: somebody else owns the partition."""
+        if self.stopped:
+            return
         self.stopped = True
+        self.queued = self.open_from_clients = 0
         self._queue.clear()
         self._ready.clear()
         self._keys.clear()

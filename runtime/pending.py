@@ -9,9 +9,10 @@ import msgspec
 
 from sublet.functions.codec import codec_for, join_column, split_column
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
-from sublet.functions.errors import EncodeError
+from sublet.functions.errors import EncodeError, TooLargeError
 from sublet.runtime.channels import REPLY_MARK, Outbox
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.timers import Timer
 from sublet.statestore.contract import (
     TIMER,
     Commit,
@@ -22,17 +23,11 @@ from sublet.statestore.contract import (
 )
 
 ENTRY_BYTES_MAX = 1024 * 1024
+ENTRY_MESSAGES_MAX = 10_000
+"""No link carries a batch that is much larger."""
 
 _any = codec_for(Any)
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class Timer(msgspec.Struct, array_like=True):
-    """A delayed message, as stored."""
-
-    partition: str
-    key: str
-    payload: msgspec.Raw
 
 
 class EgressColumns(msgspec.Struct, array_like=True):
@@ -88,6 +83,8 @@ class Pending:
         self.replies: dict[str, Replies] = {}
         self.records: list[Record] = []
         self.acknowledged: dict[str, int] = {}
+        self.answers: list[str] = []
+        """Idempotency records in it, which a load finds only when it is committed."""
         self.must_flush = False
         """False while there is only housekeeping, which can wait for the next commit."""
 
@@ -105,10 +102,17 @@ class Pending:
 class Sealer:
     """Turns pending changes into a commit with its numbers."""
 
-    def __init__(self, partition: str, outbox: Outbox, egress_next: dict[str, int]) -> None:
+    def __init__(
+        self,
+        partition: str,
+        outbox: Outbox,
+        egress_next: dict[str, int],
+        reply_bytes_max: int,
+    ) -> None:
         self._partition = partition
         self._outbox = outbox
         self._egress_next = egress_next
+        self._reply_bytes_max = reply_bytes_max
 
     def seal(
         self, pending: Pending, epoch: int, index: int, clock_ms: int, now_ms: float
@@ -164,24 +168,29 @@ class Sealer:
                 else:
                     cancels.setdefault(effect.partition, []).append(effect.timer)
         for destination, all_messages in sends.items():
-            for start, stop in _pieces([len(each.payload) for each in all_messages]):
+            sizes = [len(each.payload) + len(each.key) for each in all_messages]
+            for start, stop in _pieces(sizes):
                 messages = all_messages[start:stop]
                 keys = [each.key for each in messages]
                 payloads = join_column([each.payload for each in messages])
                 left = _time_left([each.deadline_ms for each in messages], now_ms)
                 outbox.append(self._entry(destination, Kind.SEND, keys, payloads, left))
-        for destination, timers in cancels.items():
-            payloads = join_column([b"\xc0"] * len(timers))
-            outbox.append(self._entry(destination, Kind.CANCEL, timers, payloads, None))
-        for name, values in emits.items():
-            first = self._egress_next.get(name, 0)
-            self._egress_next[name] = first + len(values)
-            columns = EgressColumns(
-                clock_ms,
-                [each.key for each in values],
-                msgspec.Raw(join_column([each.payload for each in values])),
-            )
-            egress.append(EgressEntry(name, first, len(values), _encode(columns)))
+        for destination, all_timers in cancels.items():
+            for start, stop in _pieces([len(each) for each in all_timers]):
+                timers = all_timers[start:stop]
+                payloads = join_column([b"\xc0"] * len(timers))
+                outbox.append(self._entry(destination, Kind.CANCEL, timers, payloads, None))
+        for name, all_values in emits.items():
+            for start, stop in _pieces([len(each.payload) + len(each.key) for each in all_values]):
+                values = all_values[start:stop]
+                first = self._egress_next.get(name, 0)
+                self._egress_next[name] = first + len(values)
+                columns = EgressColumns(
+                    clock_ms,
+                    [each.key for each in values],
+                    msgspec.Raw(join_column([each.payload for each in values])),
+                )
+                egress.append(EgressEntry(name, first, len(values), _encode(columns)))
 
     def _entry(
         self,
@@ -215,11 +224,21 @@ class Sealer:
 
     def _pack_replies(self, destination: str, replies: Replies) -> Iterator[OutboxEntry]:
         column = _encode_results(replies)
-        if len(column) <= ENTRY_BYTES_MAX:
+        size_bytes = len(column) + sum(len(each.message) for each in replies.errors.values())
+        fits = size_bytes <= min(ENTRY_BYTES_MAX, self._reply_bytes_max)
+        if fits and len(replies.refs) <= ENTRY_MESSAGES_MAX:
             yield self._reply_entry(destination, replies.refs, column, replies.errors)
             return
-        results = split_column(column)
-        for start, stop in _pieces([len(bytes(each)) for each in results]):
+        results: list[bytes | msgspec.Raw] = list(split_column(column))
+        sizes = [len(bytes(each)) for each in results]
+        for place, size in enumerate(sizes):
+            if size > self._reply_bytes_max:
+                # No link would carry it, and nothing behind it would ever arrive.
+                results[place], sizes[place] = b"\xc0", 1
+                replies.errors[place] = reply_too_large(size, self._reply_bytes_max)
+        for place, error in replies.errors.items():
+            sizes[place] += len(error.message)
+        for start, stop in _pieces(sizes):
             errors = {
                 place - start: error
                 for place, error in replies.errors.items()
@@ -255,6 +274,12 @@ class Sealer:
         return OutboxEntry(destination, first, count, _encode(batch))
 
 
+def reply_too_large(size_bytes: int, bytes_max: int) -> ErrorInfo:
+    """Return what a caller gets instead of a reply that nobody may send."""
+    error = TooLargeError(f"the reply has {size_bytes} bytes; allowed: {bytes_max}")
+    return ErrorInfo(error.code, str(error))
+
+
 def _encode_results(replies: Replies) -> bytes:
     try:
         return _any.encode_column(replies.values)
@@ -274,7 +299,8 @@ def _pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
     """Cut a column so that no entry is much larger than a frame should be."""
     start = size = 0
     for place, each in enumerate(sizes):
-        if size and size + each > ENTRY_BYTES_MAX:
+        too_long = place - start >= ENTRY_MESSAGES_MAX
+        if too_long or (size and size + each > ENTRY_BYTES_MAX):
             yield start, place
             start, size = place, 0
         size += each

@@ -78,7 +78,7 @@ class Chunk:
         self.stop = batch.count
         self.arrived_ms = now_ms
         left = batch.time_left_ms
-        self.deadlines_ms: float | None | list[float | None]
+        self.deadlines_ms: float | list[float | None] | None
         if left is None:
             self.deadlines_ms = None if slo_ms is None else now_ms + slo_ms
         elif isinstance(left, int):
@@ -125,7 +125,7 @@ class Span(NamedTuple):
 class Work:
     """Messages that run together: either whole spans of chunks, or single waiting messages."""
 
-    __slots__ = ("count", "exclusive", "id", "keys", "off_loop", "spans", "waiting")
+    __slots__ = ("count", "exclusive", "id", "keys", "off_loop", "recorded", "spans", "waiting")
 
     def __init__(
         self, id: int, *, spans: Sequence[Span] = (), waiting: Sequence[Waiting] = ()
@@ -135,6 +135,8 @@ class Work:
         self.waiting = waiting
         self.off_loop = False
         self.exclusive = True
+        self.recorded = True
+        """False if the pending commit speaks of messages whose end it does not hold yet."""
         self.keys: Sequence[str]
         if waiting:
             self.keys = [each.message.key for each in waiting]
