@@ -1,0 +1,1 @@
+"""Runs functions inside a test: the worker's own parts on a virtual clock, without ports."""

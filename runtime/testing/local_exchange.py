@@ -1,0 +1,250 @@
+"""Carries batches between the partitions of a harness, and between them and its one caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from sublet.functions.address import CLIENT_MARK, is_client
+from sublet.functions.codec import Codec, codec_for, join_column
+from sublet.functions.context import check_message
+from sublet.functions.effects import Routes
+from sublet.functions.errors import RejectedError
+from sublet.runtime.channels import endpoint_of
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
+from sublet.runtime.host import Host, Hosted
+from sublet.runtime.limits import Limits
+from sublet.runtime.testing.virtual_loop import VirtualLoop
+from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
+from sublet.statestore.contract import OutboxEntry, Outcome
+
+BATCH_MESSAGES_MAX = 1_000
+OVERLOAD_RETRIES = 10
+"""As the client's default."""
+
+_any = codec_for(Any)
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_decode_results = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+class Asked:
+    """One message of the test, and what has come of it so far."""
+
+    __slots__ = ("done", "error", "function", "key", "kind", "reply_codec", "value")
+
+    def __init__(self, kind: Kind, function: str, key: str, reply_codec: Codec[Any]) -> None:
+        self.kind = kind
+        self.function = function
+        self.key = key
+        self.reply_codec = reply_codec
+        self.done = False
+        self.value: Any = None
+        self.error: ErrorInfo | None = None
+
+
+class _Channel:
+    """From the caller to one partition, as a client of that name."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name = name
+        self.target = target
+        self.next_number = 1
+        self.unacknowledged: list[Batch] = []
+        self.asked: dict[int, Asked] = {}
+        """Not answered yet, or (a send) not taken yet, by number."""
+        self.refusals = 0
+
+    def put(self, batch: Batch, asked: Sequence[Asked]) -> None:
+        """Number a batch and keep it until it is taken."""
+        batch.source, batch.first = self.name, self.next_number
+        self.asked.update(enumerate(asked, self.next_number))
+        self.next_number += batch.count
+        self.unacknowledged.append(batch)
+
+
+class LocalExchange:
+    """The `Outside` of a harness, and its client: repeats what a worker has not taken."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        routes: Routes,
+        limits: Limits,
+        reach: Callable[[str], Hosted],
+        on_reply: Callable[[Asked], None],
+    ) -> None:
+        """`reach` returns a partition, and brings it to life if nobody has needed it before."""
+        self.host: Host
+        self._loop = loop
+        self._routes = routes
+        self._limits = limits
+        self._reach = reach
+        self._on_reply = on_reply
+        self._channels: dict[str, _Channel] = {}
+        """By client name: each has its own, so that no number ever means two things."""
+        self._by_target: dict[str, _Channel] = {}
+
+    # From partitions
+
+    def deliver(self, partition: str, entry: OutboxEntry) -> None:
+        endpoint = endpoint_of(entry.destination)
+        batch = _decode_batch(entry.data)
+        if is_client(endpoint):
+            self._take_replies(partition, batch)
+        else:
+            hosted = self._reach(endpoint)
+            self.host.batch_arrived(batch, hosted)
+
+    def acknowledge(self, ack: Ack) -> None:
+        source = endpoint_of(ack.source)
+        if is_client(source):
+            self._taken(ack)
+        else:
+            self.host.acknowledged(source, ack.target, ack.upto)
+
+    def refuse(self, refused: Refused) -> None:
+        source = endpoint_of(refused.source)
+        if is_client(source):
+            self._refused(refused)
+        else:
+            self.host.resend_from(source, refused.target, refused.first)
+
+    def lost(self, partition: str, outcome: Outcome) -> None:
+        self._loop.fail(AssertionError(f"{partition} was lost ({outcome.value})"))
+
+    # From the test
+
+    def ask(
+        self,
+        kind: Kind,
+        function: str,
+        keys: Sequence[str],
+        messages: Sequence[object],
+        reply_codec: Codec[Any],
+        time_left_ms: int | None,
+        idempotency_key: str = "",
+    ) -> list[Asked]:
+        """Queue messages at their partitions; nothing runs yet."""
+        if len(keys) != len(messages):
+            raise RejectedError(f"{len(keys)} keys but {len(messages)} messages")
+        extras = {0: _extra(idempotency_key)} if idempotency_key else None
+        asked = [Asked(kind, function, key, reply_codec) for key in keys]
+        by_target: dict[str, list[tuple[str, bytes, Asked]]] = {}
+        for key, message, each in zip(keys, messages, asked, strict=True):
+            payload = _any.encode(message)
+            check_message(key, payload, self._limits.key_bytes_max, self._limits.message_bytes_max)
+            target = self._routes.partition_of(function, key)
+            by_target.setdefault(target, []).append((key, payload, each))
+        for target, rows in by_target.items():
+            channel = self._by_target.get(target) or self._open(target)
+            for start in range(0, len(rows), BATCH_MESSAGES_MAX):
+                chosen = rows[start : start + BATCH_MESSAGES_MAX]
+                batch = Batch(
+                    target,
+                    channel.name,
+                    0,
+                    kind,
+                    [key for key, _, _ in chosen],
+                    msgspec.Raw(join_column([payload for _, payload, _ in chosen])),
+                    len(chosen),
+                    time_left_ms,
+                    extras,
+                )
+                channel.put(batch, [each for _, _, each in chosen])
+                self.host.batch_arrived(batch, self._reach(target))
+        return asked
+
+    def repeat(self) -> None:
+        """The worker is another one: tell it all that the one before has not taken."""
+        for channel in tuple(self._channels.values()):
+            self._send(channel, tuple(channel.unacknowledged))
+
+    @property
+    def open(self) -> list[Asked]:
+        """Messages of the test that are not finished."""
+        return [asked for channel in self._channels.values() for asked in channel.asked.values()]
+
+    def _open(self, target: str) -> _Channel:
+        channel = _Channel(f"{CLIENT_MARK}test-{len(self._channels)}", target)
+        self._channels[channel.name] = self._by_target[target] = channel
+        return channel
+
+    def _send(self, channel: _Channel, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.host.batch_arrived(batch, self._reach(channel.target))
+
+    def _take_replies(self, partition: str, batch: Batch) -> None:
+        channel = self._channels[batch.target]
+        refs = batch.refs or range(batch.refs_first, batch.refs_first + batch.count)
+        for place, (ref, result) in enumerate(
+            zip(refs, _decode_results(batch.payloads), strict=True)
+        ):
+            asked = channel.asked.pop(ref, None)
+            if asked is not None:  # Otherwise it was answered before a crash.
+                error = batch.errors.get(place) if batch.errors else None
+                if error is None:
+                    asked.value = asked.reply_codec.decode(result)
+                self._finish(asked, error)
+        self.host.acknowledged(partition, channel.name, batch.first + batch.count - 1)
+
+    def _finish(self, asked: Asked, error: ErrorInfo | None) -> None:
+        asked.error = error
+        asked.done = True
+        self._on_reply(asked)
+
+    def _taken(self, ack: Ack) -> None:
+        channel = self._channels[ack.source]
+        channel.refusals = 0
+        channel.unacknowledged = [
+            batch for batch in channel.unacknowledged if batch.first + batch.count - 1 > ack.upto
+        ]
+        for number in [number for number in channel.asked if number <= ack.upto]:
+            if channel.asked[number].kind is Kind.SEND:
+                channel.asked.pop(number).done = True
+
+    def _refused(self, refused: Refused) -> None:
+        channel = self._channels[refused.source]
+        if refused.error.code == "session_expired":
+            self._loop.call_soon(self._begin_anew, channel)
+            return
+        channel.refusals += 1
+        if channel.refusals <= OVERLOAD_RETRIES and refused.error.retry_after_ms:
+            delay_s = refused.error.retry_after_ms / 1000
+            self._loop.call_later(delay_s, self._send_from, channel, refused.first)
+            return
+        channel.unacknowledged = [
+            batch for batch in channel.unacknowledged if batch.first < refused.first
+        ]
+        channel.next_number = refused.first
+        for number in [number for number in channel.asked if number >= refused.first]:
+            self._finish(channel.asked.pop(number), refused.error)
+
+    def _send_from(self, channel: _Channel, first: int) -> None:
+        self._send(
+            channel,
+            [each for each in channel.unacknowledged if each.first + each.count > first],
+        )
+
+    def _begin_anew(self, channel: _Channel) -> None:
+        """The partition has forgotten a client that was silent for a day: be another one."""
+        if self._by_target.get(channel.target) is not channel:
+            return
+        successor = self._open(channel.target)
+        for batch in channel.unacknowledged:
+            numbers = range(batch.first, batch.first + batch.count)
+            successor.put(batch, [channel.asked.pop(number) for number in numbers])
+        channel.unacknowledged = []
+        self._send(successor, tuple(successor.unacknowledged))
+
+
+def _extra(idempotency_key: str) -> Extra:
+    if type(idempotency_key) is not str:
+        raise RejectedError(f"an idempotency key is a str, not {type(idempotency_key).__name__}")
+    size = len(idempotency_key.encode(errors="replace"))
+    if size > IDEMPOTENCY_KEY_BYTES_MAX:
+        raise RejectedError(
+            f"the idempotency key has {size} bytes; allowed: {IDEMPOTENCY_KEY_BYTES_MAX}"
+        )
+    return Extra(idempotency_key=idempotency_key)
