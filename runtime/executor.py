@@ -158,9 +158,14 @@ def decode_messages(work: Work, function: Function, failed: dict[int, Failure]) 
     for chunk, start, stop, column in work.payload_columns():
         decoded = None if chunk is None else chunk.decoded
         if decoded is None:
-            decoded = _decode_column(function, column, len(messages) - start, failed, start, stop)
-            if chunk is not None:
-                chunk.decoded = decoded
+            try:
+                decoded = function.message_codec.decode_column(column)
+                if chunk is not None:
+                    chunk.decoded = decoded
+            except PayloadError:
+                # Not kept: the next span of the chunk has to find its own failures.
+                offset = len(messages) - start
+                decoded = _decode_each(function, column, offset, failed, start, stop)
         if stop - start == len(decoded) and not messages:
             messages = decoded
         else:
@@ -168,7 +173,7 @@ def decode_messages(work: Work, function: Function, failed: dict[int, Failure]) 
     return messages
 
 
-def _decode_column(
+def _decode_each(
     function: Function,
     column: Any,
     offset: int,
@@ -177,19 +182,16 @@ def _decode_column(
     stop: int,
 ) -> list[Any]:
     codec = function.message_codec
-    try:
-        return codec.decode_column(column)
-    except PayloadError:
-        decoded: list[Any] = []
-        for index, raw in enumerate(split_column(column)):
-            try:
-                decoded.append(codec.decode(raw))
-            except PayloadError as error:
-                decoded.append(None)
-                if start <= index < stop:
-                    text = f"{function.name}: {error}"
-                    failed[offset + index] = Failure(ErrorInfo(error.code, text), False)
-        return decoded
+    decoded: list[Any] = []
+    for index, raw in enumerate(split_column(column)):
+        try:
+            decoded.append(codec.decode(raw))
+        except PayloadError as error:
+            decoded.append(None)
+            if start <= index < stop:
+                text = f"{function.name}: {error}"
+                failed[offset + index] = Failure(ErrorInfo(error.code, text), False)
+    return decoded
 
 
 def failure_of(error: BaseException, function: Function) -> Failure:
@@ -410,6 +412,8 @@ class SyncRunner:
 
         The partition tries each of them by itself next time.
         """
+        if len(indexes) > 1:
+            failure = Failure(failure.error, retryable=True)
         for index in indexes:
             result.failed[index] = failure
 

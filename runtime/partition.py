@@ -14,7 +14,7 @@ then carries out what has gathered in `effects`. What it promises:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -534,8 +534,9 @@ class Partition:
         held: dict[str, bool] = {}
         behind: dict[str, list[Waiting]] = {}
         in_order = self.function.order == "key"
-        # Nobody knows which message of a batch is to blame: each is tried by itself first.
-        blamed = self.function.batch is False or work.count == 1
+        # Messages of a batch that fail together have one failure, and nobody knows which of them
+        # is to blame: each is tried by itself first.
+        together = Counter(map(id, result.failed.values()))
         for index in range(work.count):
             waiting = work.waiting[index] if work.waiting else self._own_message(work, index)
             lock = self._lock_of(waiting.message)
@@ -553,6 +554,7 @@ class Partition:
                 waiting.message.attempt = max(waiting.message.attempt, 2)
                 behind.setdefault(lock, []).append(waiting)
             else:
+                blamed = self.function.batch is False or together[id(failure)] == 1
                 holds = self._fail(waiting, failure, now_ms, blamed=blamed) or holds
             held[lock] = holds
         for chunk, _, stop in work.spans:
