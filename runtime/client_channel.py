@@ -420,6 +420,11 @@ class Channel:
             segment.tainted = True
         return self.ground(0)
 
+    def taint(self) -> None:
+        """Further copies of what was grounded may be under way."""
+        for segment in self.resend:
+            segment.tainted = True
+
     def give_up(self, segments: Sequence[Segment], make_error: MakeError) -> int:
         """Tell the callers of grounded segments, and drop those; return how many were told.
 

@@ -27,7 +27,8 @@ FRAME_BYTES = 2**20
 """A frame is closed when it has reached this size."""
 REPLIES_UNACKNOWLEDGED_MAX = 256
 """More replies than this are acknowledged at once, fewer by the way."""
-_RETRY_LATER = frozenset({"overloaded", "unavailable", "retry_later"})
+_OVERLOADED = frozenset({"overloaded", "retry_later"})
+_ELSEWHERE = frozenset({"unavailable", "not_owner", "gap"})
 _DEADLINES_KEPT_MIN = 1_024
 
 
@@ -420,7 +421,8 @@ class Session:
         channel = self.channels.get(refused.target)
         if channel is None or refused.source != self.endpoint or channel.peer is not peer:
             return  # A late word about a partition that we have followed elsewhere.
-        self.stats.refusals += 1
+        stats = self.stats
+        stats.refusals += 1
         error, first = refused.error, refused.first
         oldest = channel.sent[0].first + channel.sent[0].acked if channel.sent else None
         if error.code == "session_expired" or (error.code == "gap" and _is_lost(channel, first)):
@@ -432,37 +434,44 @@ class Session:
         if not grounded:
             return  # It was said before: a worker says it for every batch.
         peer.in_flight -= grounded
-        if error.code in _RETRY_LATER:
-            self._retry_later(channel, error, now_ms)
-        elif error.code == "not_owner":
-            # The new placement is on its way, and releases the channel when it comes.
-            self._hold(channel, now_ms, self.patience.backoff_ms(channel.refusals))
-        elif error.code == "gap":
-            if channel.refusals:
-                self._hold(channel, now_ms, self.patience.backoff_ms(channel.refusals))
+        if error.code in _OVERLOADED:
+            self._retry_overloaded(channel, error, now_ms)
+        elif error.code in _ELSEWHERE:
+            # Said for every batch, at any time: a word may be about a copy sent long ago, while
+            # a newer one is being taken. What is known for certain only an overloaded partition
+            # says, once, until it is sent what it has refused.
+            channel.taint()
+            self._retry_elsewhere(channel, error, now_ms)
         elif channel.resend:
-            self.stats.in_flight -= channel.drop([channel.resend[0]], lambda: error_of(error))
+            stats.in_flight -= channel.drop([channel.resend[0]], lambda: error_of(error))
         channel.refusals += 1
         if channel.has_work and not channel.queued:
             self._ready(channel)
 
-    def _retry_later(self, channel: Channel, error: ErrorInfo, now_ms: float) -> None:
+    def _retry_overloaded(self, channel: Channel, error: ErrorInfo, now_ms: float) -> None:
         too_often: list[Segment] = []
-        if error.code == "unavailable":
-            # A new owner is on its way: what counts is how long, not how often.
-            if channel.stranded_ms is None or not channel.refusals:
-                channel.stranded_ms = now_ms
-            if now_ms - channel.stranded_ms >= self.patience.unreachable_ms:
-                too_often.extend(channel.resend)
-                channel.stranded_ms = now_ms
-            wait_ms = max(1.0, error.retry_after_ms)
-        else:
-            for segment in channel.resend:
-                segment.refusals += 1
-                if segment.refusals > self.patience.overload_retries:
-                    too_often.append(segment)
-            wait_ms = max(1, error.retry_after_ms) * 2.0 ** min(channel.refusals, 4)
+        for segment in channel.resend:
+            segment.refusals += 1
+            if segment.refusals > self.patience.overload_retries:
+                too_often.append(segment)
         self.stats.in_flight -= channel.give_up(too_often, lambda: error_of(error))
+        wait_ms = max(1, error.retry_after_ms) * 2.0 ** min(channel.refusals, 4)
+        self._hold(channel, now_ms, wait_ms * (0.75 + self._chance() / 2))
+
+    def _retry_elsewhere(self, channel: Channel, error: ErrorInfo, now_ms: float) -> None:
+        """A new owner is on its way: what counts is how long it takes, not how often we ask."""
+        if channel.stranded_ms is None or not channel.refusals:
+            channel.stranded_ms = now_ms
+        if now_ms - channel.stranded_ms >= self.patience.unreachable_ms:
+            channel.stranded_ms = now_ms
+            self.fail_channel(channel, error.message)
+        if error.code == "gap" and not channel.refusals:
+            return
+        if error.code == "unavailable":
+            wait_ms = max(1, error.retry_after_ms) * 2.0 ** min(channel.refusals, 2)
+        else:
+            # A new placement that comes meanwhile releases the channel.
+            wait_ms = self.patience.backoff_ms(channel.refusals)
         self._hold(channel, now_ms, wait_ms * (0.75 + self._chance() / 2))
 
     def _hold(self, channel: Channel, now_ms: float, wait_ms: float) -> None:

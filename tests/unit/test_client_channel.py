@@ -488,9 +488,13 @@ def test_a_partition_that_is_taken_over_is_waited_for_by_time_not_by_tries() -> 
         now_ms += 100
         stage.session.tick(now_ms)
         assert not waiter.done()
+    unsent = stage.ask(2, kind=Kind.SEND)
     stage.frame(now_ms)
+    later = stage.ask(3)
     stage.refuse(1, "unavailable", now_ms=600)
-    assert isinstance(waiter.error, UnavailableError)
+    assert isinstance(waiter.error, UnknownOutcomeError)
+    assert isinstance(unsent.error, UnknownOutcomeError)
+    assert isinstance(later.error, UnavailableError)
 
 
 def test_a_refusal_in_the_middle_cuts_the_segment(stage: Stage) -> None:
@@ -636,19 +640,27 @@ class FakePartition:
         self.inbox = Inbox({})
         self.taken: list[int] = []
         self.owner = "w1"
+        self.refusing = 0.1
+        """How often it refuses what it could take."""
         self._chance = chance
         self._replied = 0
+        self._told = False
         self._owed: list[Batch] = []
-        self._told: set[str] = set()
 
     def take(self, batch: Batch) -> tuple[list[Batch], list[Ack], list[Refused]]:
-        if self._chance.random() < 0.1 and batch.first == self._expected():
-            error = ErrorInfo(self._chance.choice(["overloaded", "unavailable"]), "no", 5)
-            return [], [], [Refused(self.name, ME, batch.first, error)]
+        expected = self._expected()
+        if self._told and batch.first > expected:
+            # It was on its way already when the one before it was refused.
+            return [], [], []
+        if batch.first + batch.count > expected and self._chance.random() < self.refusing:
+            self._told = True
+            error = ErrorInfo("overloaded", "no", 5)
+            return [], [], [Refused(self.name, ME, max(batch.first, expected), error)]
         skip = self.inbox.accept(ME, batch.first, batch.count)
         if skip < 0:
-            error = ErrorInfo("gap", "no")
-            return [], [], [Refused(self.name, ME, self._expected(), error)]
+            self._told = True
+            return [], [], [Refused(self.name, ME, expected, ErrorInfo("gap", "no"))]
+        self._told = False
         values = payloads_of(batch)[skip:]
         self.taken.extend(values)
         replies: list[Batch] = []
@@ -761,17 +773,18 @@ class Net:
         for ack in frame.acks:
             self.partitions[ack.source].acknowledged(ack.upto)
         for batch in frame.batches:
-            partition = self.partitions[batch.target]
-            if partition.owner != peer.worker:
-                error = ErrorInfo("not_owner", "no")
-                self.back[peer].append(Refused(batch.target, ME, batch.first, error))
-                continue
-            replies, acks, refusals = partition.take(batch)
-            if replies or acks:
-                self.back[peer].append(Data(replies, acks))
-                if self.chance.random() < 0.1:
-                    self.back[peer].append(Data(replies, acks))
-            self.back[peer].extend(refusals)
+            self.back[peer].extend(self.answers(peer, batch))
+
+    def answers(self, peer: Peer, batch: Batch) -> list[Data | Refused]:
+        partition = self.partitions[batch.target]
+        if partition.owner != peer.worker:
+            return [Refused(batch.target, ME, batch.first, ErrorInfo("not_owner", "no"))]
+        if self.chance.random() < 0.02:
+            error = ErrorInfo("unavailable", "no", 5)
+            return [Refused(batch.target, ME, batch.first, error)]
+        replies, acks, refusals = partition.take(batch)
+        again = 2 if self.chance.random() < 0.1 else 1
+        return [Data(replies, acks)] * again if replies or acks else [*refusals]
 
     def arrive_back(self, peer: Peer) -> None:
         frame = self.back[peer].popleft()
@@ -865,16 +878,18 @@ def test_whatever_happens_every_message_is_taken_once_and_every_caller_answered_
 @pytest.mark.parametrize("seed", range(150))
 def test_a_caller_who_hears_that_nothing_happened_can_rely_on_it(seed: int) -> None:
     net = Net(seed, overload_retries=1)
+    for partition in net.partitions.values():
+        partition.refusing = 0.8
     session, chance = net.session, net.chance
     asked: dict[str, list[int]] = {P0: [], P1: []}
     waiters: dict[int, Waiter] = {}
     for number in range(1, 1_501):
         if chance.random() < 0.3:
-            partition = chance.choice([P0, P1])
+            name = chance.choice([P0, P1])
             deadline_ms = int(net.now_ms + 200) if chance.random() < 0.3 else None
             waiters[number] = Waiter()
             session.add(
-                session.channel_of(partition),
+                session.channel_of(name),
                 Kind.CALL,
                 "k",
                 msgspec.msgpack.encode(number),
@@ -882,8 +897,10 @@ def test_a_caller_who_hears_that_nothing_happened_can_rely_on_it(seed: int) -> N
                 ANY,
                 waiters[number],
             )
-            asked[partition].append(number)
+            asked[name].append(number)
         net.step(faults=True)
+    for partition in net.partitions.values():
+        partition.refusing = 0.0
     net.announce()
     for _ in range(20_000):
         if all(each.is_idle() for each in session.channels.values()):
@@ -903,4 +920,4 @@ def test_a_caller_who_hears_that_nothing_happened_can_rely_on_it(seed: int) -> N
                 assert number in taken, f"seed {seed}"
             elif isinstance(waiter.error, OverloadedError | UnavailableError):
                 assert number not in taken, f"seed {seed}: {number} was taken"
-    assert {type(each.error) for each in waiters.values()} >= {type(None), OverloadedError}
+    assert any(waiter.error is None for waiter in waiters.values()), f"seed {seed}"
