@@ -6,6 +6,7 @@ Every commit has the same checks and outcomes as in the durable stores. Several 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
@@ -117,7 +118,7 @@ class MemoryStore:
     async def read_egress(
         self, egress: str, partition: str, position: int, limit: int
     ) -> list[EgressEntry]:
-        entries = self._tables(partition).egress.get(egress, [])
+        entries = self._tables(partition).egress.get(egress, ())
         wanted = (each for each in entries if each.first + each.length > position)
         return list(islice(wanted, limit))
 
@@ -151,8 +152,8 @@ class _Partition:
         self.state: dict[str, dict[bytes, StateRow]] = {}
         self.inbox: dict[str, int] = {}
         self.sent: dict[str, int] = {}
-        self.outbox: dict[str, list[OutboxEntry]] = {}
-        self.egress: dict[str, list[EgressEntry]] = {}
+        self.outbox: dict[str, deque[OutboxEntry]] = {}
+        self.egress: dict[str, deque[EgressEntry]] = {}
         self.egress_bounds: dict[str, tuple[int, int]] = {}
         self.records: dict[str, dict[str, Record]] = {}
         self.due: dict[str, SortedList[tuple[int, str]]] = {}
@@ -217,26 +218,28 @@ class _Partition:
             self.outbox.pop(destination, None)
             self.sent.pop(destination, None)
         for destination, last in commit.outbox_acknowledged.items():
-            kept = [each for each in self.outbox.get(destination, ()) if last_of(each) > last]
-            if kept:
-                self.outbox[destination] = kept
-            else:
+            entries = self.outbox.get(destination)
+            while entries and last_of(entries[0]) <= last:
+                entries.popleft()
+            if not entries:
                 self.outbox.pop(destination, None)
         for entry in commit.outbox:
-            self.outbox.setdefault(entry.destination, []).append(entry)
+            self.outbox.setdefault(entry.destination, deque()).append(entry)
             self.sent[entry.destination] = last_of(entry)
 
     def _apply_egress(self, commit: Commit) -> None:
         for entry in commit.egress:
             first, _ = self.egress_bounds.get(entry.egress, (entry.first, 0))
-            self.egress.setdefault(entry.egress, []).append(entry)
+            self.egress.setdefault(entry.egress, deque()).append(entry)
             self.egress_bounds[entry.egress] = (first, entry.first + entry.length)
         for name, trimmed in commit.egress_trimmed.items():
             if name in self.egress_bounds:
                 first, after = self.egress_bounds[name]
                 first = max(first, min(trimmed, after))
                 self.egress_bounds[name] = (first, after)
-                self.egress[name] = [e for e in self.egress[name] if e.first + e.length > first]
+                entries = self.egress[name]
+                while entries and entries[0].first + entries[0].length <= first:
+                    entries.popleft()
 
     def _apply_record(self, record: Record) -> None:
         found = self.records.setdefault(record.kind, {})

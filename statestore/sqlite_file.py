@@ -27,7 +27,6 @@ SCHEMA_VERSION = 1
 STATEMENT_CACHE = 512
 BUSY_TIMEOUT_MS = 5_000
 RETRY_AFTER_MS = 1_000
-WAL_BYTES_KEPT = 4 * 1024 * 1024
 CACHE_KIB = 16 * 1024
 
 SCHEMA = """
@@ -131,10 +130,10 @@ def _open_locked(path: Path, full_sync: bool, busy_timeout_ms: int) -> sqlite3.C
         connection.execute(f"PRAGMA synchronous = {'FULL' if full_sync else 'NORMAL'}")
         # Checkpoints are started by the store, outside of commits.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        # The WAL shrinks to this when it starts over, so that its size tells when to checkpoint.
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
+        # Some builds overwrite what is deleted. Here that is every commit, once it is folded.
+        connection.execute("PRAGMA secure_delete = OFF")
     except BaseException:
         connection.close()
         raise

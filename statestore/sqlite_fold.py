@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,11 @@ BACKLOG_LEVEL_MAX = 8
 ABSORBED_PER_STEP = 2_000
 SWEPT_PER_STEP = 64
 PAUSE_AFTER_FAILURE_S = 1.0
-# At this many times the policy's size of the WAL, commits wait for the checkpoint.
+# When this many times the policy's size is written, commits wait for the checkpoint.
 WAL_LEVEL_MAX = 4
+# Estimates, from the frames that SQLite reported (benchmarks/store.py, cases group and small).
+WAL_BYTES_PER_ROW = 256
+WAL_BYTES_PER_TRANSACTION = 3 * 4096
 # A pass leaves what was written during it. When that is little, the rest is a short wait.
 CHECKPOINT_PASSES_MAX = 6
 CHECKPOINT_FRAMES_LOCKED = 256
@@ -123,8 +126,14 @@ class Folder:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, owned: dict[str, Owned], policy: FoldPolicy
+        self,
+        connection: sqlite3.Connection,
+        owned: dict[str, Owned],
+        policy: FoldPolicy,
+        wrote: Callable[[int, int], None],
     ) -> None:
+        """`wrote` is told of each transaction: how many rows and bytes."""
+        self._wrote = wrote
         self._connection = connection
         self._owned = owned
         self._policy = policy
@@ -236,6 +245,7 @@ class Folder:
             else:
                 self._is_written = True
         self.rows_written += rows
+        self._wrote(rows, size_bytes)
         if self._is_written:
             for owned in self._generation:
                 with owned.lock:
@@ -246,6 +256,7 @@ class Folder:
         """Delete some changelog rows that were folded; with the last ones the generation ends."""
         with lock:
             deleted = self._connection.execute(tables.DELETE_FOLDED, (SWEPT_PER_STEP,)).rowcount
+        self._wrote(deleted, 0)
         if deleted < SWEPT_PER_STEP:
             self._statements = None
             self._is_written = False
@@ -259,29 +270,45 @@ class Folder:
         return bool(epoch != owned.epoch)
 
 
+# Never closed: closing any descriptor of a file drops the locks that SQLite holds on it in this
+# process. There is one for each database of which the WAL has ever grown large.
+_descriptors: dict[tuple[int, int], int] = {}
+
+
+def _descriptor_for_sync(path: Path) -> int:
+    found = os.stat(path)
+    identity = (found.st_dev, found.st_ino)
+    if identity not in _descriptors:
+        _descriptors[identity] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return _descriptors[identity]
+
+
 class Checkpointer:
     """Moves the WAL into the database when it has grown, beside the commits."""
 
     def __init__(self, path: Path, wal_bytes_max: int) -> None:
         self._path = path
-        self._wal = f"{path}-wal"
         self._wal_bytes_max = wal_bytes_max
+        self._written_bytes = 0
         self._thread: threading.Thread | None = None
 
-    def start_if_large(self) -> None:
-        """Begin a checkpoint when it is time; when it is long overdue, wait for its end."""
-        try:
-            wal_bytes = os.stat(self._wal).st_size
-        except OSError:
-            return
-        if wal_bytes < self._wal_bytes_max:
+    def add(self, rows: int, size_bytes: int) -> None:
+        """Count what a transaction has written.
+
+        The size of the WAL says little: it keeps its largest size when it starts over.
+        """
+        self._written_bytes += size_bytes + rows * WAL_BYTES_PER_ROW + WAL_BYTES_PER_TRANSACTION
+
+    def start_if_due(self) -> None:
+        """Begin a checkpoint when it is time; when one is long overdue, wait for its end."""
+        if self._written_bytes < self._wal_bytes_max:
             return
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._checkpoint, name="store-checkpointer", daemon=True
             )
             self._thread.start()
-        if wal_bytes >= WAL_LEVEL_MAX * self._wal_bytes_max:
+        elif self._written_bytes >= WAL_LEVEL_MAX * self._wal_bytes_max:
             self._thread.join()
 
     def _checkpoint(self) -> None:
@@ -294,6 +321,7 @@ class Checkpointer:
             connection = open_database(self._path)
         except SubletError as error:
             log.warning("checkpoint_failed", path=str(self._path), error=str(error))
+            self._written_bytes = 0
             return
         lock = WriteLock(self._path)
         try:
@@ -303,10 +331,16 @@ class Checkpointer:
                 if moved - moved_before < CHECKPOINT_FRAMES_LOCKED:
                     break
                 moved_before = moved
+            # SQLite syncs the database only with the last pass. Most of that can be done before.
+            os.fsync(_descriptor_for_sync(self._path))
             with lock:
                 self._pass(connection)
-        except sqlite3.Error as error:
+                # The WAL starts over with the next commit, unless a checkpoint is under way then.
+                self._written_bytes = 0
+        except (sqlite3.Error, OSError) as error:
             log.warning("checkpoint_failed", path=str(self._path), error=str(error))
+            # Tried again when as much again was written.
+            self._written_bytes = 0
         finally:
             lock.close()
             connection.close()

@@ -10,6 +10,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from sublet.statestore.contract import (
     DEAD,
     IDEMPOTENCY,
@@ -28,6 +30,7 @@ from sublet.statestore.delta import (
     merge_records,
     merge_state,
 )
+from sublet.statestore.sqlite_file import StoreFileError
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
@@ -213,8 +216,13 @@ def unfolded(connection: sqlite3.Connection, partition: int) -> Delta | None:
     if not found:
         return None
     delta = Delta()
-    for (blob,) in found:
-        delta.absorb(blob)
+    try:
+        for (blob,) in found:
+            delta.absorb(blob)
+    except msgspec.DecodeError as error:
+        raise StoreFileError(
+            f"the changelog of the store is damaged ({error}); restore the file from a copy"
+        ) from error
     return delta
 
 

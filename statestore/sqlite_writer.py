@@ -17,7 +17,7 @@ from sublet.functions.address import split_partition_name
 from sublet.functions.errors import SubletError
 from sublet.statestore import sqlite_tables as tables
 from sublet.statestore.contract import Commit, Outcome
-from sublet.statestore.sqlite_file import WriteLock, store_error, transaction
+from sublet.statestore.sqlite_file import StoreFileError, WriteLock, store_error, transaction
 from sublet.statestore.sqlite_fold import Checkpointer, Folder, FoldPolicy, Owned
 
 log = structlog.get_logger(__name__)
@@ -48,6 +48,7 @@ END;
 """
 CHANGES_PER_COMMIT = 2
 STEP_WIDTH = 6
+BREATH_S = 0.0002
 
 
 class Reply:
@@ -116,7 +117,7 @@ class Writer:
         self._policy = policy
         self._lock = WriteLock(path)
         self._checkpointer = Checkpointer(path, policy.wal_bytes_max)
-        self._folder = Folder(connection, owned, policy)
+        self._folder = Folder(connection, owned, policy, self._checkpointer.add)
         self._failing = False
         self._ended = False
         connection.executescript(COMMIT_TRIGGER)
@@ -176,8 +177,12 @@ class Writer:
     def _take(self) -> Iterator[CommitJob | AcquireJob | FoldJob]:
         """Yield the jobs that wait; block for one while there is nothing to do beside."""
         wait_s = self._folder.wait_s()
+        if wait_s is not None:
+            # At least a breath: the event loop was just woken and wants the interpreter lock,
+            # which a thread that goes on computing gives up only every five milliseconds.
+            wait_s = max(wait_s, BREATH_S)
         try:
-            yield self._jobs.get(timeout=wait_s) if wait_s != 0 else self._jobs.get_nowait()
+            yield self._jobs.get(timeout=wait_s)
             # Bounded, because new jobs may come as fast as these are taken.
             for _ in range(GROUP_COMMITS_MAX):
                 yield self._jobs.get_nowait()
@@ -196,7 +201,7 @@ class Writer:
         except sqlite3.Error as error:
             self._note_failure(error)
             self._folder.start_again_later()
-        self._checkpointer.start_if_large()
+        self._checkpointer.start_if_due()
 
     def _commit(self, jobs: list[CommitJob]) -> None:
         start = 0
@@ -237,7 +242,9 @@ class Writer:
                 # Still under the lock: the newest rows of the changelog are those just applied.
                 outcomes = self._classify(commits, applied)
         self._failing = False
-        self._remember(commits, outcomes, parameters)
+        blobs = parameters[STEP_WIDTH - 1 :: STEP_WIDTH]
+        self._checkpointer.add(applied, sum(map(len, blobs)))
+        self._remember(commits, outcomes, blobs)
         start = 0
         for job in group:
             end = start + len(job.commits)
@@ -289,12 +296,9 @@ class Writer:
                 outcomes.append(Outcome.GAP)
         return outcomes
 
-    def _remember(
-        self, commits: list[Commit], outcomes: list[Outcome], parameters: list[Any]
-    ) -> None:
+    def _remember(self, commits: list[Commit], outcomes: list[Outcome], blobs: list[bytes]) -> None:
         """Let reads and folds see what was committed."""
         count = size_bytes = 0
-        blobs = parameters[STEP_WIDTH - 1 :: STEP_WIDTH]
         for commit, outcome, blob in zip(commits, outcomes, blobs, strict=True):
             owned = self._owned.get(commit.partition)
             if owned is None or owned.epoch != commit.epoch:
@@ -322,7 +326,7 @@ class Writer:
                 recovered = tables.read_recovered(connection, owned.id, owned.epoch)
                 owned.index = recovered.index
                 job.reply.send(recovered)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreFileError) as error:
             failure = self._note_failure(error)
             for job in jobs:
                 job.reply.send(failure)
@@ -353,8 +357,8 @@ class Writer:
             self._note_failure(error)
             self._folder.start_again_later()
 
-    def _note_failure(self, error: sqlite3.Error) -> SubletError:
-        failure = store_error(error, self._path)
+    def _note_failure(self, error: sqlite3.Error | StoreFileError) -> SubletError:
+        failure = error if isinstance(error, StoreFileError) else store_error(error, self._path)
         # Once a spell: the caller sends again and again until it works.
         if not self._failing:
             log.error("store_failing", path=str(self._path), error=str(failure))
