@@ -45,7 +45,7 @@ _SEARCH_MAX = 10_000
 class Codec(Generic[T]):
     """Encodes and decodes values of one type. Made by `codec_for`."""
 
-    __slots__ = ("_decode_column", "bare_decode", "bare_encode", "info", "type")
+    __slots__ = ("_decode_column", "_decode_json", "bare_decode", "bare_encode", "info", "type")
 
     def __init__(self, of: Any, info: types.Type) -> None:
         self.type = of
@@ -56,6 +56,7 @@ class Codec(Generic[T]):
         self.bare_decode: Callable[[bytes | Raw], T] = Decoder(of, dec_hook=_decode_other).decode
         """`decode` that raises whatever is raised inside; for loops that handle it themselves."""
         self._decode_column = Decoder(list[of], dec_hook=_decode_other).decode
+        self._decode_json: Callable[[bytes], T] | None = None
 
     def __repr__(self) -> str:
         return f"codec_for({type_name(self.type)})"
@@ -81,6 +82,15 @@ class Codec(Generic[T]):
         """Return the value; `PayloadError` says where the bytes do not fit the type."""
         try:
             return self.bare_decode(data)
+        except Exception as error:
+            raise _payload_error(self.type, error) from error
+
+    def decode_json(self, data: bytes) -> T:
+        """Like `decode`, from JSON: where that has no form for a type, its text stands for it."""
+        if self._decode_json is None:
+            self._decode_json = msgspec.json.Decoder(self.type, dec_hook=_decode_other).decode
+        try:
+            return self._decode_json(data)
         except Exception as error:
             raise _payload_error(self.type, error) from error
 

@@ -6,6 +6,7 @@ The worker is a client of the cluster on their behalf: it need not own what they
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -20,6 +21,7 @@ from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.state_view import state_json
 from sublet.runtime.unary import (
     CallRequest,
     EgressPage,
@@ -30,7 +32,7 @@ from sublet.runtime.unary import (
     StateRequest,
     StatusReport,
 )
-from sublet.statestore.contract import StateRow, Store
+from sublet.statestore.contract import Store
 
 EGRESS_LOOK_S = 0.05
 
@@ -69,16 +71,19 @@ class WorkerService:
     ) -> None:
         await self._stack.aclose()
 
-    async def _open_client(self) -> Client:
-        """Most workers never get a unary call: they need no client."""
+    async def client(self) -> Client:
+        """Return the worker's own client; most workers never need it.
+
+        Whoever asks a worker is told at once that it is full, and decides when to come back.
+        """
         async with self._opening:
             if self._client is None:
-                client = Client(self._worker.address)
+                client = Client(self._worker.address, overload_retries=0)
                 self._client = await self._stack.enter_async_context(client)
         return self._client
 
     async def call(self, request: CallRequest) -> bytes:
-        client = await self._open_client()
+        client = await self.client()
         result = await client.call(
             request.function,
             request.key,
@@ -89,7 +94,7 @@ class WorkerService:
         return msgspec.msgpack.encode(result)
 
     async def send(self, request: CallRequest) -> None:
-        client = await self._open_client()
+        client = await self.client()
         await client.send(
             request.function,
             request.key,
@@ -159,26 +164,13 @@ class WorkerService:
             address = topology.workers.get(topology.placement.get(partition, ""), "nobody")
             raise UnavailableError(f"{partition} is in the memory of {address}; ask there")
         rows = await self._store.load(partition, [key])
+        now_ms = time.time_ns() // 1_000_000
         cells = [
             StateCell(subkey=row.subkey, value=row.value, expires_ms=row.expires_ms)
             for row in rows
-            if row.value is not None
+            if row.value is not None and (row.expires_ms is None or row.expires_ms > now_ms)
         ]
-        return StateReport(rows=cells, json=_state_json(rows))
-
-
-def _state_json(rows: list[StateRow]) -> str:
-    """Show a state to people: a lone value as itself, several rows by their subkeys."""
-    if not rows:
-        return "null"
-    if len(rows) == 1 and rows[0].subkey == b"" and rows[0].value is not None:
-        return msgspec.json.encode(msgspec.msgpack.decode(rows[0].value)).decode()
-    shown = {
-        row.subkey.decode(errors="replace"): msgspec.msgpack.decode(row.value)
-        for row in rows
-        if row.value is not None
-    }
-    return msgspec.json.encode(shown).decode()
+        return StateReport(rows=cells, json=state_json(function.state_kind, rows, now_ms))
 
 
 def counters_of(worker: ServedWorker) -> dict[str, float]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
 
 import structlog
 
 from sublet.functions.app import Function
-from sublet.runtime.config import WorkerConfig
+from sublet.runtime.config import WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello
 from sublet.runtime.host import Host, SystemClock
@@ -54,6 +54,8 @@ class Worker:
         self.functions = functions
         self.ready = asyncio.Event()
         self.address = ""
+        self.http_address = ""
+        """Empty if the worker serves no HTTP."""
         self._config = config
         self._given_store = store
         self._given_directory = directory
@@ -124,9 +126,56 @@ class Worker:
                 service,
             ):
                 self.address = server.address
-                await self._take_part(tasks, store, directory)
+                async with self._http(tasks, service, store):
+                    await self._take_part(tasks, store, directory)
         finally:
             host.stop()
+
+    @asynccontextmanager
+    async def _http(
+        self, tasks: asyncio.TaskGroup, service: WorkerService, store: Store
+    ) -> AsyncIterator[None]:
+        """Serve HTTP, if that was asked for."""
+        config = self._config
+        if config.http_port is None:
+            yield
+            return
+        # Most workers serve none, and should not wait for its modules.
+        from sublet.runtime.http.app import HttpApp
+        from sublet.runtime.http.server import HttpServer
+        from sublet.runtime.http.sse import EgressFeeds
+
+        feeds = EgressFeeds(store, tasks, streams_max=config.limits.http_streams_max)
+        app = HttpApp(
+            self.functions,
+            service,
+            store,
+            feeds,
+            limits=config.limits,
+            not_ready=self.not_ready,
+            is_local=is_loopback_host(config.host),
+        )
+        async with HttpServer(
+            app, tasks, host=config.host, port=config.http_port, limits=config.limits
+        ) as server:
+            self.http_address = server.address
+            try:
+                yield
+            finally:
+                feeds.stop()
+
+    def not_ready(self) -> str:
+        """Return why this worker cannot serve its callers now; nothing if it can."""
+        topology, served = self.exchange.topology, self.host.partitions
+        if self._stop.is_set():
+            return "the worker stops"
+        if not self.ready.is_set() or self.id not in topology.workers:
+            return "the worker has not joined its cluster yet"
+        mine = [each for each, worker in topology.placement.items() if worker == self.id]
+        missing = sum(1 for each in mine if each not in served)
+        if missing:
+            return f"{missing} of the worker's {len(mine)} partitions are not served yet"
+        return ""
 
     async def _take_part(
         self, tasks: asyncio.TaskGroup, store: Store, directory: Directory
@@ -171,8 +220,13 @@ class Worker:
     async def _announce(self, membership: Membership) -> None:
         await membership.ready.wait()
         self.ready.set()
+        http = {"http": self.http_address} if self.http_address else {}
         _log.info(
-            "ready", worker=self.id, address=self.address, partitions=len(self.host.partitions)
+            "ready",
+            worker=self.id,
+            address=self.address,
+            **http,
+            partitions=len(self.host.partitions),
         )
 
 

@@ -1,0 +1,325 @@
+"""The routes: what each path does with the worker behind it.
+
+Functions are called through the worker's own client, as every other caller of the cluster does:
+this worker need not own what is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from sublet.functions.app import Function
+from sublet.functions.errors import (
+    KeyRejectedError,
+    SubletError,
+    UnavailableError,
+    UnknownFunctionError,
+)
+from sublet.runtime.client import Client
+from sublet.runtime.http.bodies import (
+    JSON_TYPE,
+    MEDIA_TYPES,
+    Form,
+    encoded,
+    form_of_body,
+    form_of_reply,
+    message_from,
+)
+from sublet.runtime.http.docs_page import docs_page
+from sublet.runtime.http.errors import PROBLEM_TYPE, HttpProblemError, Problem, problem, problem_of
+from sublet.runtime.http.openapi import KEYS_LIMIT_DEFAULT, KEYS_LIMIT_MAX, describe
+from sublet.runtime.http.reading import (
+    check_origin,
+    deadline_ms_from,
+    idempotency_key_from,
+    path_text,
+    query_of,
+    read_body,
+)
+from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
+from sublet.runtime.limits import Limits
+from sublet.runtime.unary import StateReport, StateRequest
+from sublet.statestore.contract import Store
+
+_log = structlog.get_logger(__name__)
+
+NOT_READY_RETRY_MS = 500
+EGRESS_NAME_CHARS_MAX = 200
+_NO_STORE = {"cache-control": "no-store"}
+# Nothing is loaded from elsewhere and no script runs.
+_PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+
+class IngressService(Protocol):
+    """What the ingress needs of its worker."""
+
+    async def client(self) -> Client: ...
+
+    async def read_state(self, request: StateRequest) -> StateReport: ...
+
+
+class HttpApp:
+    """An ASGI application in front of one worker."""
+
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        service: IngressService,
+        store: Store,
+        feeds: EgressFeeds,
+        *,
+        limits: Limits,
+        not_ready: Callable[[], str],
+        is_local: bool,
+    ) -> None:
+        """`not_ready` returns why the worker cannot serve, or nothing. `is_local`: only this
+        machine reaches the server."""
+        self._functions = functions
+        self._service = service
+        self._store = store
+        self._feeds = feeds
+        self._limits = limits
+        self._not_ready = not_ready
+        self._is_local = is_local
+        self._client: Client | None = None
+        self._openapi: bytes = b""
+        self._page: str = ""
+        self._router = Router(
+            [
+                Route("/functions/{app}/{function}/{key}", self._invoke, methods=["POST"]),
+                Route("/functions/{app}/{function}", self._invoke, methods=["POST"]),
+                Route("/state/{app}/{function}/{key}", self._state),
+                Route("/state/{app}/{function}", self._keys),
+                Route("/egress/{name}", self._egress),
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/openapi.json", self._openapi_document),
+                Route("/docs", self._docs),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; whatever goes wrong becomes a problem."""
+        # Routes see the path as it came: a key may hold an encoded slash.
+        scope["path"] = scope["raw_path"].decode("ascii")
+        # Lets the router raise where nothing fits, instead of answering by itself.
+        scope["app"] = self
+        try:
+            self._check_origin(scope)
+            await self._router(scope, receive, send)
+        except (SubletError, HttpProblemError) as error:
+            found, headers = problem_of(error), getattr(error, "headers", None)
+        except HTTPException as error:
+            found, headers = self._no_route(scope, error), dict(error.headers or {})
+        except ClientDisconnect:
+            return
+        except Exception:
+            _log.exception("a request failed", method=scope["method"])
+            found, headers = problem("error", "the worker failed; its log says why"), None
+        else:
+            return
+        if found.status in (408, 413):
+            # The rest of the body is still on its way: nothing after it could be read.
+            headers = {**(headers or {}), "connection": "close"}
+        await _answer(found, headers)(scope, receive, send)
+
+    def _check_origin(self, scope: Scope) -> None:
+        host = origin = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value.decode("latin-1")
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+        check_origin(scope["method"], host, origin, self._is_local)
+
+    def _no_route(self, scope: Scope, error: HTTPException) -> Problem:
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            return problem(
+                "method_not_allowed", f"{scope['method']} has no meaning here; allowed: {allowed}"
+            )
+        return problem(
+            "no_route",
+            f"there is nothing at {scope['path']!r:.100}; GET /docs lists what there is. "
+            "A slash in a key is written %2F",
+        )
+
+    # Functions
+
+    async def _invoke(self, request: Request) -> Response:
+        limits, headers = self._limits, request.headers
+        function, key = self._function(request), _key(request)
+        if not key and function.kind == "keyed":
+            raise KeyRejectedError(f"{function.name} has keys: POST /functions/{function.name}/KEY")
+        query = query_of(request.scope["query_string"], ("mode",))
+        one_way = _is_one_way(query.get("mode"), headers.get("prefer"))
+        deadline_ms = deadline_ms_from(headers.get("sublet-deadline"), limits.http_deadline_ms)
+        idempotency_key = idempotency_key_from(headers.get("idempotency-key"))
+        content_type = headers.get("content-type")
+        body = await read_body(
+            request.receive, headers.get("content-length"), limits.http_body_bytes_max
+        )
+        form: Form = "json"
+        message: object = None
+        if body or function.takes_message:
+            form = form_of_body(content_type)
+            message = message_from(body, form, function)
+        reply_form = form_of_reply(headers.get("accept"), form)
+        client = self._client or await self._open_client()
+        if one_way:
+            await client.send(
+                function.name, key, message, deadline=deadline_ms, idempotency_key=idempotency_key
+            )
+            return Response(status_code=202, headers={"preference-applied": "respond-async"})
+        result = await client.call(
+            function.name, key, message, deadline=deadline_ms, idempotency_key=idempotency_key
+        )
+        return Response(encoded(result, reply_form), media_type=MEDIA_TYPES[reply_form])
+
+    def _function(self, request: Request) -> Function:
+        parameters = request.path_params
+        name = f"{path_text(parameters['app'])}/{path_text(parameters['function'])}"
+        function = self._functions.get(name)
+        if function is None:
+            known = ", ".join(sorted(self._functions))
+            raise UnknownFunctionError(f"there is no function {name!r:.200}; known: {known}")
+        return function
+
+    async def _open_client(self) -> Client:
+        # Before it has joined, the worker's client knows of no functions.
+        self._check_ready()
+        self._client = await self._service.client()
+        return self._client
+
+    def _check_ready(self) -> None:
+        reason = self._not_ready()
+        if reason:
+            raise UnavailableError(reason, NOT_READY_RETRY_MS)
+
+    # State
+
+    async def _state(self, request: Request) -> Response:
+        function, key = self._function(request), _key(request)
+        query_of(request.scope["query_string"], ())
+        report = await self._service.read_state(StateRequest(function=function.name, key=key))
+        if not report.rows:
+            raise HttpProblemError("no_state", f"{function.name} has no state for {key!r:.100}")
+        return _json(
+            {"function": function.name, "key": key, "value": msgspec.Raw(report.json.encode())}
+        )
+
+    async def _keys(self, request: Request) -> Response:
+        function = self._function(request)
+        query = query_of(request.scope["query_string"], ("after", "limit"))
+        limit = _limit(query.get("limit"))
+        after = _cursor_read(query["after"]) if "after" in query else None
+        page = await self._store.scan(function.name, after, limit)
+        keys = [{"key": rows[0].key, "partition": partition} for partition, rows in page if rows]
+        following = None
+        if len(page) == limit:
+            following = _cursor_written(page[-1][0], page[-1][1][0].key)
+        return _json({"function": function.name, "keys": keys, "next": following})
+
+    # Egress
+
+    async def _egress(self, request: Request) -> Response:
+        name = path_text(request.path_params["name"])
+        if len(name) > EGRESS_NAME_CHARS_MAX:
+            raise HttpProblemError(
+                "bad_request",
+                f"the egress's name has {len(name)} characters; allowed: {EGRESS_NAME_CHARS_MAX}",
+            )
+        query = query_of(request.scope["query_string"], ("from",))
+        # A browser that reconnects repeats the address it began with.
+        start = request.headers.get("last-event-id") or query.get("from", "start")
+        positions = await self._feeds.positions(name, start)
+        if request.method == "HEAD":
+            return Response(media_type=STREAM_TYPE, headers=_NO_STORE)
+        self._feeds.check_room()
+        return StreamingResponse(
+            self._feeds.events(name, positions), media_type=STREAM_TYPE, headers=_NO_STORE
+        )
+
+    # About the worker
+
+    async def _health(self, request: Request) -> Response:
+        return _json({"status": "alive"})
+
+    async def _ready(self, request: Request) -> Response:
+        self._check_ready()
+        return _json({"status": "ready"})
+
+    async def _openapi_document(self, request: Request) -> Response:
+        if not self._openapi:
+            self._openapi = msgspec.json.encode(describe(self._functions, self._limits))
+        return Response(self._openapi, media_type=JSON_TYPE)
+
+    async def _docs(self, request: Request) -> Response:
+        if not self._page:
+            self._page = docs_page(describe(self._functions, self._limits))
+        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
+
+
+def _answer(found: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        found.body,
+        status_code=found.status,
+        headers={**found.headers, **(headers or {})},
+        media_type=PROBLEM_TYPE,
+    )
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON_TYPE, headers=_NO_STORE)
+
+
+def _key(request: Request) -> str:
+    return path_text(request.path_params.get("key", ""))
+
+
+def _is_one_way(mode: str | None, prefer: str | None) -> bool:
+    if mode is not None and mode not in ("call", "send"):
+        raise HttpProblemError("bad_request", f"mode is {mode!r:.60}; allowed: call, send")
+    if mode is not None:
+        return mode == "send"
+    if prefer is None:
+        return False
+    return any(each.strip().lower() == "respond-async" for each in prefer.split(","))
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return KEYS_LIMIT_DEFAULT
+    limit = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if not 1 <= limit <= KEYS_LIMIT_MAX:
+        raise HttpProblemError(
+            "bad_request", f"limit is {text!r:.60}; allowed: 1..{KEYS_LIMIT_MAX}"
+        )
+    return limit
+
+
+def _cursor_written(partition: str, key: str) -> str:
+    packed = msgspec.msgpack.encode((partition, key))
+    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def _cursor_read(text: str) -> tuple[str, str]:
+    try:
+        packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        return msgspec.msgpack.decode(packed, type=tuple[str, str])
+    except (binascii.Error, msgspec.MsgspecError, ValueError):
+        raise HttpProblemError(
+            "bad_request", f"after is {text!r:.60}; allowed: the `next` of an earlier page"
+        ) from None

@@ -1,0 +1,478 @@
+"""The OpenAPI 3.1 description of a worker, made from what its functions declare."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from inspect import cleandoc
+from typing import Any
+
+import msgspec
+
+from sublet.functions.app import Function
+from sublet.functions.codec import INT_MAX, INT_MIN
+from sublet.functions.errors import PayloadError
+from sublet.runtime.http.bodies import JSON_TYPE, MSGPACK_TYPE
+from sublet.runtime.http.errors import PROBLEM_TYPE, STATUS_BY_CODE, problem_schema
+from sublet.runtime.http.sse import STREAM_TYPE
+from sublet.runtime.limits import Limits
+from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
+
+KEYS_LIMIT_DEFAULT = 100
+KEYS_LIMIT_MAX = 1_000
+
+Json = dict[str, Any]
+
+_REFERENCE = "#/components/schemas/{name}"
+_EXAMPLE = re.compile(r"^\s*Example:\s*(.+?)\s*$", re.MULTILINE)
+_DURATION = r"^[0-9]{1,5}(\.[0-9]{1,3})?(us|ms|s)$"
+
+_INVOKE_CODES = (
+    "bad_request",
+    "malformed_body",
+    "bad_key",
+    "foreign_origin",
+    "unknown_function",
+    "not_acceptable",
+    "request_timeout",
+    "idempotency_conflict",
+    "call_cycle",
+    "too_large",
+    "unsupported_media_type",
+    "bad_payload",
+    "rejected",
+    "overloaded",
+    "handler_failed",
+    "state_too_large",
+    "unavailable",
+    "deadline_exceeded",
+    "handler_timeout",
+)
+_ANY_ROUTE_CODES = ("foreign_host", "head_too_large")
+_MEANINGS = {
+    "bad_request": "a header or the query cannot be used",
+    "malformed_body": "the body is no JSON or msgpack",
+    "bad_key": "the key is missing, too long or not UTF-8",
+    "foreign_origin": "a page of another origin sent it",
+    "unknown_function": "there is no such function",
+    "no_state": "the key has no state",
+    "not_acceptable": "the reply has no form that is accepted",
+    "request_timeout": "the request took too long to arrive",
+    "idempotency_conflict": "the idempotency key was used with another request",
+    "call_cycle": "the call would wait for itself",
+    "too_large": "the body is above its bound",
+    "unsupported_media_type": "the body's type is not understood",
+    "bad_payload": "the body does not fit the function's type",
+    "rejected": "the function refused the request",
+    "overloaded": "too much is under way; nothing happened",
+    "handler_failed": "the function raised, after all its retries",
+    "state_too_large": "the state would grow above its bound",
+    "unavailable": "nobody can serve this now; nothing happened",
+    "deadline_exceeded": "no reply in time; the effect may still happen",
+    "handler_timeout": "the function ran longer than it may",
+    "foreign_host": "the request names another host",
+    "head_too_large": "the headers are above their bound",
+}
+
+
+def describe(functions: Mapping[str, Function], limits: Limits) -> Json:
+    """Return the OpenAPI document of these functions."""
+    types, components = _schemas(functions.values())
+    paths: Json = {}
+    for name, function in sorted(functions.items()):
+        _describe_function(paths, name, function, types, limits)
+        if function.state_kind is not None:
+            _describe_state(paths, name, limits)
+    _describe_worker(paths)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Sublet",
+            "version": _version(),
+            "description": "The functions of a Sublet worker, their state and their egress.",
+        },
+        "paths": paths,
+        "components": {"schemas": {**components, "Problem": problem_schema()}},
+    }
+
+
+def _version() -> str:
+    try:
+        return version("sublet")
+    except PackageNotFoundError:
+        return "0"
+
+
+# Routes
+
+
+def _describe_function(
+    paths: Json, name: str, function: Function, types: Mapping[Any, Json], limits: Limits
+) -> None:
+    summary, _, description = cleandoc(function.__doc__ or "").partition("\n")
+    operation: Json = {
+        "operationId": f"call:{name}",
+        "summary": summary or f"Call {name}.",
+        "tags": [name.partition("/")[0]],
+        "parameters": [*_INVOKE_PARAMETERS],
+        "responses": {
+            "200": {
+                "description": "The reply, after all effects are durable.",
+                "content": _content(types[function.reply_codec.type]),
+            },
+            "202": {
+                "description": "Durably taken (`mode=send` or `Prefer: respond-async`).",
+                "headers": {"Preference-Applied": {"schema": {"type": "string"}}},
+            },
+            **_problems(_INVOKE_CODES),
+        },
+    }
+    if description := _EXAMPLE.sub("", description).strip():
+        operation["description"] = description
+    if function.takes_message:
+        content = _content(types[function.message_codec.type])
+        if examples := examples_of(function):
+            shown = {str(index): {"value": each} for index, each in enumerate(examples, 1)}
+            content[JSON_TYPE]["examples"] = shown
+        operation["requestBody"] = {"required": True, "content": content}
+    if function.kind != "keyed":
+        paths[f"/functions/{name}"] = {"post": operation}
+    if function.kind != "stateless":
+        keyed = {
+            **operation,
+            "operationId": f"call:{name}:key",
+            "parameters": [_key_parameter(limits), *_INVOKE_PARAMETERS],
+        }
+        paths[f"/functions/{name}/{{key}}"] = {"post": keyed}
+
+
+def _describe_state(paths: Json, name: str, limits: Limits) -> None:
+    tags = [name.partition("/")[0]]
+    paths[f"/state/{name}/{{key}}"] = {
+        "get": {
+            "operationId": f"state:{name}",
+            "summary": f"Read the committed state of a key of {name}.",
+            "tags": tags,
+            "parameters": [_key_parameter(limits)],
+            "responses": {
+                "200": {
+                    "description": "The state, as JSON.",
+                    "content": _json_content(
+                        {
+                            "type": "object",
+                            "required": ["function", "key", "value"],
+                            "properties": {
+                                "function": {"type": "string"},
+                                "key": {"type": "string"},
+                                "value": {},
+                            },
+                        }
+                    ),
+                },
+                **_problems(("bad_key", "bad_request", "no_state", "unavailable")),
+            },
+        }
+    }
+    paths[f"/state/{name}"] = {
+        "get": {
+            "operationId": f"keys:{name}",
+            "summary": f"List the keys of {name} that have state.",
+            "tags": tags,
+            "parameters": [
+                {
+                    "name": "after",
+                    "in": "query",
+                    "description": "The `next` of the page before.",
+                    "schema": {"type": "string"},
+                },
+                {
+                    "name": "limit",
+                    "in": "query",
+                    "schema": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": KEYS_LIMIT_MAX,
+                        "default": KEYS_LIMIT_DEFAULT,
+                    },
+                },
+            ],
+            "responses": {
+                "200": {
+                    "description": "A page, ordered by partition and key.",
+                    "content": _json_content(_KEYS_SCHEMA),
+                },
+                **_problems(("bad_request", "unavailable")),
+            },
+        }
+    }
+
+
+def _describe_worker(paths: Json) -> None:
+    paths["/egress/{name}"] = {
+        "get": {
+            "operationId": "egress",
+            "summary": "Follow an egress as server-sent events.",
+            "description": (
+                "Each event's `id` is the position after it; `Last-Event-ID` or `from` goes on "
+                "there. `event: gap` tells that values were dropped before they were read. The "
+                "stream ends only with the worker or the reader."
+            ),
+            "tags": ["egress"],
+            "parameters": [
+                {
+                    "name": "name",
+                    "in": "path",
+                    "required": True,
+                    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+                },
+                {
+                    "name": "from",
+                    "in": "query",
+                    "description": "`start` (of what is kept), `now`, or the id of an event.",
+                    "schema": {"type": "string", "default": "start"},
+                    "examples": {
+                        "all": {"value": "start"},
+                        "new": {"value": "now"},
+                        "after an event": {"value": "shop/cart=3,,17"},
+                    },
+                },
+                {
+                    "name": "Last-Event-ID",
+                    "in": "header",
+                    "description": "Set by browsers that reconnect; outranks `from`.",
+                    "schema": {"type": "string"},
+                },
+            ],
+            "responses": {
+                "200": {
+                    "description": "Events.",
+                    "content": {STREAM_TYPE: {"schema": {"type": "string"}}},
+                },
+                **_problems(("bad_request", "overloaded", "unavailable")),
+            },
+        }
+    }
+    paths["/health"] = _about("health", "Tell that the process is alive.", "alive", ())
+    paths["/ready"] = _about(
+        "ready", "Tell that all partitions of this worker are served.", "ready", ("unavailable",)
+    )
+    paths["/openapi.json"] = {
+        "get": {
+            "operationId": "openapi",
+            "summary": "This description.",
+            "tags": ["worker"],
+            "responses": {
+                "200": {
+                    "description": "OpenAPI 3.1.",
+                    "content": _json_content({"type": "object"}),
+                },
+                **_problems(()),
+            },
+        }
+    }
+    paths["/docs"] = {
+        "get": {
+            "operationId": "docs",
+            "summary": "This description as a page.",
+            "tags": ["worker"],
+            "responses": {
+                "200": {
+                    "description": "A page without scripts.",
+                    "content": {"text/html": {"schema": {"type": "string"}}},
+                },
+                **_problems(()),
+            },
+        }
+    }
+
+
+def _about(name: str, summary: str, status: str, codes: Iterable[str]) -> Json:
+    schema = {
+        "type": "object",
+        "required": ["status"],
+        "properties": {"status": {"type": "string", "const": status}},
+    }
+    return {
+        "get": {
+            "operationId": name,
+            "summary": summary,
+            "tags": ["worker"],
+            "responses": {
+                "200": {"description": "Yes.", "content": _json_content(schema)},
+                **_problems(codes),
+            },
+        }
+    }
+
+
+_KEYS_SCHEMA: Json = {
+    "type": "object",
+    "required": ["function", "keys", "next"],
+    "properties": {
+        "function": {"type": "string"},
+        "keys": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["key", "partition"],
+                "properties": {"key": {"type": "string"}, "partition": {"type": "string"}},
+            },
+        },
+        "next": {"type": ["string", "null"], "description": "Null after the last page."},
+    },
+}
+
+_INVOKE_PARAMETERS: list[Json] = [
+    {
+        "name": "mode",
+        "in": "query",
+        "description": "`send` answers 202 once the message is durably taken.",
+        "schema": {"type": "string", "enum": ["call", "send"], "default": "call"},
+    },
+    {
+        "name": "Sublet-Deadline",
+        "in": "header",
+        "description": "How long the caller waits, such as `250ms` or `2s`; the most is 10 min.",
+        "schema": {"type": "string", "pattern": _DURATION},
+        "example": "250ms",
+    },
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "description": "Requests with the same one to one key have one effect, for 24 hours.",
+        "schema": {
+            "type": "string",
+            "pattern": "^[A-Za-z0-9._-]+$",
+            "minLength": 1,
+            "maxLength": IDEMPOTENCY_KEY_BYTES_MAX,
+        },
+    },
+    {
+        "name": "Prefer",
+        "in": "header",
+        "description": "`respond-async` is `mode=send`.",
+        "schema": {"type": "string"},
+        "example": "respond-async",
+    },
+]
+
+
+def _key_parameter(limits: Limits) -> Json:
+    return {
+        "name": "key",
+        "in": "path",
+        "required": True,
+        "description": "Percent-encoded, a slash too.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": limits.key_bytes_max},
+    }
+
+
+def _content(schema: Json) -> Json:
+    return {JSON_TYPE: {"schema": schema}, MSGPACK_TYPE: {"schema": schema}}
+
+
+def _json_content(schema: Json) -> Json:
+    return {JSON_TYPE: {"schema": schema}}
+
+
+def _problems(codes: Iterable[str]) -> Json:
+    """Return the responses of error codes, gathered by status."""
+    by_status: dict[int, list[str]] = {}
+    for code in (*codes, *_ANY_ROUTE_CODES):
+        by_status.setdefault(STATUS_BY_CODE[code], []).append(code)
+    responses: Json = {}
+    for status, listed in sorted(by_status.items()):
+        told = "; ".join(f"`{code}`: {_MEANINGS[code]}" for code in listed)
+        responses[str(status)] = {
+            "description": told,
+            "content": {PROBLEM_TYPE: {"schema": {"$ref": _REFERENCE.format(name="Problem")}}},
+        }
+        if status in (429, 503):
+            responses[str(status)]["headers"] = {
+                "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
+            }
+    return responses
+
+
+# Types
+
+
+def examples_of(function: Function) -> list[Any]:
+    """Return the messages after `Example:` in the docstring, those that fit the function."""
+    found = []
+    for text in _EXAMPLE.findall(function.__doc__ or ""):
+        try:
+            function.message_codec.decode_json(text.encode())
+            found.append(msgspec.json.decode(text))
+        except (PayloadError, msgspec.DecodeError):
+            continue  # Not ours: prose may begin like this, too.
+    return found
+
+
+def _schemas(functions: Iterable[Function]) -> tuple[dict[Any, Json], Json]:
+    """Return the schema of each message and reply type, and the components that they name."""
+    wanted: list[Any] = []
+    for function in functions:
+        for codec in (function.message_codec, function.reply_codec):
+            if codec.type not in wanted:
+                wanted.append(codec.type)
+    models: dict[type, Json] = {}
+
+    def custom(of: type) -> Json:
+        """Describe a pydantic model; msgspec knows all other types itself."""
+        return models.setdefault(of, {"title": of.__name__})
+
+    # Twice: the first time finds out which models there are.
+    _, components = msgspec.json.schema_components(
+        wanted, schema_hook=custom, ref_template=_REFERENCE
+    )
+    model_components = _describe_models(models, components)
+    schemas, components = msgspec.json.schema_components(
+        wanted, schema_hook=custom, ref_template=_REFERENCE
+    )
+    components = {**components, **model_components}
+    for schema in _parts([*schemas, *components.values()]):
+        _adjust(schema)
+    return dict(zip(wanted, schemas, strict=True)), components
+
+
+def _describe_models(models: dict[type, Json], taken: Mapping[str, Json]) -> Json:
+    """Fill in references to pydantic models, and return what they refer to."""
+    if not models:
+        return {}
+    from pydantic.json_schema import models_json_schema
+
+    described: Json = {}
+    for prefix in ("", "pydantic."):
+        references, schema = models_json_schema(
+            [(model, "validation") for model in models],
+            ref_template=_REFERENCE.format(name=prefix + "{model}"),
+        )
+        described = {prefix + name: each for name, each in schema["$defs"].items()}
+        for (model, _), reference in references.items():
+            models[model] = dict(reference)
+        if not described.keys() & taken.keys():
+            break
+    return described
+
+
+def _parts(root: Any) -> Iterator[Json]:
+    """Yield every JSON object inside."""
+    pending = [root]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            yield part
+            pending.extend(part.values())
+        elif isinstance(part, list):
+            pending.extend(part)
+
+
+def _adjust(schema: Json) -> None:
+    """Say what msgspec leaves out: msgpack's integers have 64 bits."""
+    if schema.get("type") == "integer":
+        if "exclusiveMinimum" not in schema:
+            schema.setdefault("minimum", INT_MIN)
+        if "exclusiveMaximum" not in schema:
+            schema.setdefault("maximum", INT_MAX)
