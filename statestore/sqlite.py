@@ -60,7 +60,7 @@ class SqliteStore:
             connection.execute(f"PRAGMA max_page_count = {int(pages_max)}")
         self._owned: dict[str, Owned] = {}
         self._encoder = msgspec.msgpack.Encoder()
-        self._writer = Writer(self._path, connection, self._owned, fold)
+        self._writer = Writer(self._path, connection, self._owned, fold, full_sync)
         self._reader = DatabaseThread(
             open_database(self._path, busy_timeout_ms=busy_timeout_ms), self._path, "store-reader"
         )

@@ -109,7 +109,9 @@ class Writer:
         connection: sqlite3.Connection,
         owned: dict[str, Owned],
         policy: FoldPolicy,
+        full_sync: bool,
     ) -> None:
+        self._full_sync = full_sync
         self._jobs: SimpleQueue[CommitJob | AcquireJob | FoldJob] = SimpleQueue()
         self._path = path
         self._connection = connection
@@ -196,7 +198,7 @@ class Writer:
             steps = 1
         try:
             while steps > 0 and self._folder.wait_s() == 0:
-                self._folder.step(self._lock)
+                self._fold_step()
                 steps = min(steps - 1, self._folder.steps_before_waiting_jobs())
         except sqlite3.Error as error:
             self._note_failure(error)
@@ -348,10 +350,25 @@ class Writer:
             connection.execute("DELETE FROM changelog WHERE partition = ?", (partition,))
         return Owned(job.partition, partition, epoch, index)
 
+    def _fold_step(self) -> None:
+        """Do a step of the fold, never with a full sync.
+
+        A power failure may lose it. The deletion of the changelog rows that it was made of comes
+        later in the same log, so it is lost too, and they are folded again.
+        """
+        if not self._full_sync:
+            self._folder.step(self._lock)
+            return
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            self._folder.step(self._lock)
+        finally:
+            self._connection.execute("PRAGMA synchronous = FULL")
+
     def _fold_all(self) -> None:
         try:
             while self._folder.has_work():
-                self._folder.step(self._lock)
+                self._fold_step()
         except sqlite3.Error as error:
             # What is not folded is in the changelog: nothing is lost.
             self._note_failure(error)
