@@ -38,8 +38,7 @@ class FallibleStore:
         for commit in commits:
             fault = self.faults.popleft() if self.faults else None
             if fault is None or fault.applied:
-                (outcome,) = await self._inner.commit([commit])
-                self._on_commit(commit, outcome)
+                outcome = await self.apply(commit)
             if fault is not None:
                 if fault.crash:
                     self.crashed = True
@@ -49,6 +48,12 @@ class FallibleStore:
                 self._on_commit(commit, outcome)
             outcomes.append(outcome)
         return outcomes
+
+    async def apply(self, commit: Commit) -> Outcome:
+        """Commit without a fault."""
+        (outcome,) = await self._inner.commit([commit])
+        self._on_commit(commit, outcome)
+        return outcome
 
     async def acquire(self, partition: str, worker: str) -> Recovered:
         return await self._inner.acquire(partition, worker)

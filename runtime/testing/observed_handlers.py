@@ -99,8 +99,9 @@ class ObservedHandlers:
         error.__cause__ = self._raised.get((info.code, info.message))
         return error
 
-    def is_injected(self, info: ErrorInfo) -> bool:
-        return id(self._raised.get((info.code, info.message))) in self._injected
+    def is_injected(self, error: SubletError) -> bool:
+        """Whether an error of `error_of` is the test's own doing."""
+        return id(error.__cause__) in self._injected
 
     def _begin(self, function: Function, subject: Context | Batch[Any]) -> HandlerFault | None:
         keys = [subject.key] if isinstance(subject, Context) else subject.keys
