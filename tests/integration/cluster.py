@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -44,6 +45,8 @@ class WorkerProcess:
         )
         self.address = ""
         """Known once the cluster has seen it ready."""
+        self.is_wanted = True
+        """Nobody has killed it, or asked it to stop."""
 
     @property
     def pid(self) -> int:
@@ -55,6 +58,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """`kill -9`: nothing is flushed, nobody is told."""
+        self.is_wanted = False
         self._process.kill()
         self._process.wait(PATIENCE_S)
 
@@ -66,6 +70,7 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Ask it to stop (SIGTERM)."""
+        self.is_wanted = False
         self._process.terminate()
 
     async def ended(self) -> int:
@@ -127,8 +132,8 @@ class Cluster:
         async with asyncio.timeout(PATIENCE_S):
             while not await self._is_ready():
                 for worker in self.workers:
-                    if not worker.is_running and not worker.address:
-                        raise AssertionError(f"a worker did not start:\n{self.log}")
+                    if worker.is_wanted and not worker.is_running:
+                        raise AssertionError(f"a worker has ended:\n{self.log}")
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _is_ready(self) -> bool:
@@ -158,6 +163,27 @@ class Cluster:
             if report.worker != id_ or sorted(shares[id_]) != report.partitions:
                 return False
         return True
+
+    async def freeze(self, worker: WorkerProcess) -> None:
+        """SIGSTOP, but not while it holds the file's lock: then nobody could go on."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                worker.freeze()
+                if await self._file_is_free():
+                    return
+                worker.thaw()
+
+    async def _file_is_free(self) -> bool:
+        with (self.data_dir / "sublet.db-lock").open() as lock:
+            for _ in range(50):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    # Another worker has it for a moment, or the frozen one for ever.
+                    await asyncio.sleep(LOOK_EVERY_S / 4)
+                else:
+                    return True
+        return False
 
     def addresses(self) -> list[str]:
         return [worker.address for worker in self.living if worker.address]

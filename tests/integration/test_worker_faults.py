@@ -152,7 +152,7 @@ async def test_a_frozen_worker_is_fenced_when_it_wakes(tmp_path: Path) -> None:
 
         async def freeze(load: Load) -> None:
             frozen = cluster.workers[1]
-            frozen.freeze()
+            await cluster.freeze(frozen)
             try:
                 # Others answer for what it had: rounds touch all partitions.
                 await rounds_more(load)
