@@ -95,6 +95,7 @@ class Harness:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        __tracebackhide__ = True
         try:
             if kind is None and self._strict and not self._machine.closed:
                 self.settle()
@@ -122,6 +123,7 @@ class Harness:
         Time passes where the function waits for it (a retry, a sleep). Errors are those of the
         client; what the handler raised is their `__cause__`.
         """
+        __tracebackhide__ = True
         name, codec = self._named(function)
         left_ms = None if deadline is None else math.ceil(milliseconds(deadline))
         (asked,) = self._ask(Kind.CALL, name, [key], [message], codec, left_ms, idempotency_key)
@@ -138,6 +140,7 @@ class Harness:
         return_errors: bool = False,
     ) -> list[Any]:
         """Call a function with many messages at once, as `Client.call_many` does."""
+        __tracebackhide__ = True
         name, codec = self._named(function)
         left_ms = None if deadline is None else math.ceil(milliseconds(deadline))
         keys = [""] * len(messages) if keys is None else keys
@@ -404,6 +407,7 @@ class Harness:
         )
 
     def _await(self, asked: Sequence[Asked], left_ms: int | None) -> None:
+        __tracebackhide__ = True
         until_ms = None if left_ms is None else self._machine.loop.now_ms + left_ms
         if self._machine.run(lambda: all(each.done for each in asked), until_ms):
             return
@@ -419,6 +423,7 @@ class Harness:
         )
 
     def _result(self, asked: Asked) -> Any:
+        __tracebackhide__ = True
         if asked.error is not None:
             raise self._machine.handlers.error_of(asked.error)
         return asked.value
@@ -444,6 +449,7 @@ class Harness:
         return f"{who} has begun and waits for something"
 
     def _raise_unseen(self) -> None:
+        __tracebackhide__ = True
         for id_, letter in self._letters().items():
             if id_ not in self._letters_seen:
                 self._raise_noted(
@@ -460,6 +466,7 @@ class Harness:
                 )
 
     def _raise_noted(self, error: SubletError, note: str) -> None:
+        __tracebackhide__ = True
         if self._machine.handlers.is_injected(error):
             return
         error.add_note(note + " (Harness(app, strict=False) lets that pass.)")

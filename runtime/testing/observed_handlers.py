@@ -61,6 +61,7 @@ class ObservedHandlers:
         handler = function.handler
 
         def run(subject: Context | Batch[Any], *message: Any) -> Any:
+            __tracebackhide__ = True
             fault = self._begin(function, subject)
             try:
                 if fault is not None and not fault.after:
@@ -74,6 +75,7 @@ class ObservedHandlers:
             return value
 
         async def run_async(subject: Context | Batch[Any], *message: Any) -> Any:
+            __tracebackhide__ = True
             fault = self._begin(function, subject)
             try:
                 if fault is not None and not fault.after:
@@ -135,7 +137,7 @@ class ObservedHandlers:
         if isinstance(error, SubletError):
             if known is not error and error.__cause__ is None:
                 error.__cause__ = known  # It came through a call: show where it began.
-        elif id(error) not in self._injected:
+        elif known is None and id(error) not in self._injected:
             _log.warning("%s raised", function.name, exc_info=error)
         if len(self._raised) >= RAISED_MAX:
             self._raised.clear()
