@@ -6,7 +6,6 @@ Loaded by pytest itself wherever Sublet is installed, so it imports nothing else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,9 +24,17 @@ def sublet_harness() -> Iterator[Callable[..., Harness]]:
     """
     from sublet.runtime.testing.harness import Harness
 
-    with ExitStack() as stack:
+    harnesses: list[Harness] = []
 
-        def make(*apps: App, **options: Any) -> Harness:
-            return stack.enter_context(Harness(*apps, **options))
+    def make(*apps: App, **options: Any) -> Harness:
+        harness = Harness(*apps, **options)
+        harnesses.append(harness)
+        return harness
 
-        yield make
+    yield make
+    try:
+        for harness in harnesses:
+            harness.check_failures()
+    finally:
+        for harness in harnesses:
+            harness.close()

@@ -97,11 +97,20 @@ class Harness:
     ) -> None:
         __tracebackhide__ = True
         try:
-            if kind is None and self._strict and not self._machine.closed:
-                self.settle()
-                self._raise_unseen()
+            if kind is None:
+                self.check_failures()
         finally:
             self.close()
+
+    def check_failures(self) -> None:
+        """Raise a handler's failure that the test has not seen, unless `strict` is off.
+
+        The end of a `with` block does it, and so does the fixture.
+        """
+        __tracebackhide__ = True
+        if self._strict and not self._machine.closed:
+            self.settle()
+            self._raise_unseen()
 
     def close(self) -> None:
         """End everything that still waits. Needed only where handlers must be cancelled."""
