@@ -17,7 +17,8 @@ import typer
 
 from sublet.functions.errors import SubletError
 from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with
-from sublet.runtime.config import ConfigError, WorkerConfig, read_config, unknown_variables
+from sublet.runtime.cli_settings import settings_of
+from sublet.runtime.config import ConfigError, WorkerConfig
 from sublet.runtime.supervisor import (
     GaveUpError,
     Launch,
@@ -45,11 +46,16 @@ class _StartError(Exception):
         self.cause = cause
 
 
-def run_workers(target: str, workers: int, flags: Mapping[str, object]) -> None:
+def run_workers(target: str | None, workers: int, flags: Mapping[str, object]) -> None:
     """Run until a signal; the exit status tells whether the workers could be kept alive."""
     try:
-        config = _config(flags)
-        launch = Launch(target=target, config=config, workers=workers, environment=os.environ)
+        config = settings_of(flags)
+        launch = Launch(
+            target=target_of(target, config),
+            config=config,
+            workers=workers,
+            environment=os.environ,
+        )
     except (ConfigError, UsageError) as error:
         exit_with(error)
     try:
@@ -108,11 +114,13 @@ class _ProcessLog:
         self.line(index, text)
 
 
-def run_worker(target: str, flags: Mapping[str, object], supervisor_fd: int | None) -> None:
+def run_worker(
+    target: str | None, flags: Mapping[str, object], supervisor_fd: int | None
+) -> None:
     """Run one worker in this process until a signal or the end of its supervisor."""
     try:
-        config = _config(flags)
-        functions = _functions(target)
+        config = settings_of(flags)
+        functions = _functions(target_of(target, config))
         _make_data_dir(config.data_dir)
     except (ConfigError, UsageError) as error:
         exit_with(error)
@@ -209,11 +217,14 @@ async def _tell(worker: Worker, functions: list[str], writer: asyncio.StreamWrit
     await writer.drain()
 
 
-def _config(flags: Mapping[str, object]) -> WorkerConfig:
-    for name, meant in unknown_variables(os.environ).items():
-        guess = f"; did you mean {meant}?" if meant else ""
-        typer.echo(f"warning: {name} is set and means nothing{guess}", err=True)
-    return read_config(os.environ, flags)
+def target_of(target: str | None, config: WorkerConfig) -> str:
+    """Return the app that is meant; raises `UsageError` if nobody said."""
+    if target or config.app:
+        return target or config.app
+    raise UsageError(
+        "no app is named; write it behind the command (module:app or path/to/file.py:app), or "
+        'as app = "module:app" in sublet.toml'
+    )
 
 
 def _on_signals(first: Callable[[], object], again: Callable[[], object]) -> None:

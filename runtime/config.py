@@ -1,8 +1,10 @@
-"""The settings of a worker: one frozen value, read once from `SUBLET_*` variables and flags.
+"""The settings of a worker: one frozen value, read once from a file, variables and flags.
 
 Nothing else in the project reads the environment. Every field of `WorkerConfig`, and every bound
-in `Limits`, is the variable of its own name (`data_dir` is `SUBLET_DATA_DIR`); a flag of the
-command line outranks it. A value that cannot work is refused, with what is allowed.
+in `Limits`, is a setting: in the file `sublet.toml` a key of its own name (bounds in the table
+`[limits]`), in the environment a variable (`data_dir` is `SUBLET_DATA_DIR`). Flags of the command
+line outrank variables, and these outrank the file. A name that means nothing, or a value that
+cannot work, is refused with what is allowed. docs/reference/config.md is made from this.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
+import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sublet.runtime.limits import Limits
 
@@ -23,6 +26,11 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
 PREFIX = "SUBLET_"
+FILE_NAME = "sublet.toml"
+FILE_VARIABLE = "SUBLET_CONFIG"
+NO_FILE = "-"
+"""As the name of the file: read none."""
+FILE_BYTES_MAX = 1024 * 1024
 DATABASE_NAME = "sublet.db"
 PORT_MAX = 65_535
 WORKERS_MAX = 128
@@ -41,6 +49,9 @@ class ConfigError(ValueError):
 class WorkerConfig:
     """All that a worker can be told. Checked when it is made."""
 
+    app: str = ""
+    """What `run`, `worker` and `dev` serve if they are not told: `module:app` or
+    `path/to/file.py:app`."""
     data_dir: Path = Path(".sublet")
     """Holds the database file and the sockets of the workers of this machine."""
     store: StoreName = "sqlite"
@@ -48,12 +59,14 @@ class WorkerConfig:
     full_sync: bool = False
     """Wait for the disk on every commit: survives a loss of power, not only of the process."""
     host: str = "127.0.0.1"
+    """Address to listen at, for gRPC and HTTP."""
     port: int = 0
-    """0 takes any free one."""
+    """gRPC port; 0 takes any free one. With `run`, that of the first worker; the others take the
+    next."""
     allow_remote: bool = False
     """Permits a host that others can reach, although nothing is encrypted."""
     http_port: int | None = None
-    """Serve HTTP here, too; 0 takes any free one. Not set: no HTTP."""
+    """Serve HTTP here, too; 0 takes any free one. Not set: no HTTP, but `dev` takes 8000."""
     lane: bool = True
     """Offer a Unix socket beside gRPC to those on this machine."""
     workers_expected: int = 1
@@ -61,10 +74,14 @@ class WorkerConfig:
     placement_wait_s: float = 5.0
     """Longer than this the first placement does not wait."""
     heartbeat_ms: int = 200
+    """How often a worker says that it lives."""
     member_term_ms: int = 2_000
-    """A worker whose heartbeat stands still for so long is taken for dead."""
+    """A worker whose heartbeat stands still for so long is taken for dead; at least five
+    heartbeats."""
     log_level: LogLevel = "info"
+    """Less urgent entries are not written."""
     log_format: LogFormat = "console"
+    """`json` writes one object a line."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -103,33 +120,238 @@ def is_loopback_host(host: str) -> bool:
         return host == "localhost"
 
 
-def read_config(
-    environment: Mapping[str, str], flags: Mapping[str, object] | None = None
-) -> WorkerConfig:
-    """Return the settings: flags that are not None, else variables, else the defaults.
+class Setting(NamedTuple):
+    """One thing that can be set."""
 
-    Raises `ConfigError`.
+    name: str
+    type: Any
+    default: object
+    section: str
+    """The table of the file in which it stands; empty: none."""
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def file_key(self) -> str:
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+
+class Origin(NamedTuple):
+    """Where a value came from."""
+
+    kind: Literal["default", "file", "environment", "flag"]
+    name: str = ""
+    """The file, the variable or the flag."""
+
+    def __str__(self) -> str:
+        return self.name or self.kind
+
+
+class Resolved(NamedTuple):
+    """The settings, and for each by name where it came from."""
+
+    config: WorkerConfig
+    origins: Mapping[str, Origin]
+    file: Path | None
+    """The file that was read."""
+
+    def value(self, name: str) -> object:
+        return getattr(self.config if hasattr(self.config, name) else self.config.limits, name)
+
+
+def settings() -> dict[str, Setting]:
+    """Return everything that can be set, by name."""
+    found: dict[str, Setting] = {}
+    for kind, section in ((WorkerConfig, ""), (Limits, "limits")):
+        hints = typing.get_type_hints(kind)
+        for each in fields(kind):
+            if each.name != "limits":
+                found[each.name] = Setting(each.name, hints[each.name], each.default, section)
+    return found
+
+
+def read_config(
+    environment: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+    directory: Path | None = None,
+) -> WorkerConfig:
+    """Return the settings alone; see `resolve`."""
+    return resolve(environment, flags, directory).config
+
+
+def resolve(
+    environment: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+    directory: Path | None = None,
+) -> Resolved:
+    """Return the settings: flags that are not None, else variables, else the file, else defaults.
+
+    The file is the one that the flag `config` or SUBLET_CONFIG names, else `sublet.toml` in
+    `directory`, where there is one; without a directory, none is read. The flag `set` is a list
+    of `NAME=VALUE`, for whatever has no flag of its own. Raises `ConfigError`.
     """
+    known = settings()
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    unknown = given.keys() - _types(WorkerConfig).keys()
-    if unknown:
-        raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}")
-    limits = _from_environment(Limits, environment)
-    settings = {**_from_environment(WorkerConfig, environment), **given}
+    path = _file_path(given.pop("config", None), environment, directory)
+    layers = [
+        _from_file(path, known) if path is not None else {},
+        _from_environment(environment, known),
+        _from_assignments(given.pop("set", ()), known),
+        _from_flags(given, known),
+    ]
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(known, Origin("default"))
+    for layer in layers:
+        for name, (value, origin) in layer.items():
+            values[name], origins[name] = value, origin
     try:
-        return WorkerConfig(**settings, limits=Limits(**limits))
-    except ConfigError:
-        raise
+        limits = {name: value for name, value in values.items() if known[name].section}
+        rest = {name: value for name, value in values.items() if not known[name].section}
+        config = WorkerConfig(**rest, limits=Limits(**limits))
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        # The text begins with the name of the setting; who has to change it wants to know where.
+        origin = origins.get(str(error).partition(" ")[0], Origin("default"))
+        raise ConfigError(f"{origin.name}: {error}" if origin.name else str(error)) from None
+    return Resolved(config, origins, path)
+
+
+_Layer = dict[str, tuple[Any, Origin]]
+
+
+def _file_path(flag: object, environment: Mapping[str, str], directory: Path | None) -> Path | None:
+    if directory is None:
+        return None
+    named = str(flag) if flag is not None else environment.get(FILE_VARIABLE, "").strip()
+    if named == NO_FILE:
+        return None
+    if named:
+        path = directory / named
+        if not path.is_file():
+            by = "--config" if flag is not None else FILE_VARIABLE
+            raise ConfigError(
+                f"{by} is {named}, and there is no such file; allowed: a TOML file, or "
+                f"{NO_FILE} for none"
+            )
+        return path
+    path = directory / FILE_NAME
+    return path if path.is_file() else None
+
+
+def _from_file(path: Path, known: Mapping[str, Setting]) -> _Layer:
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} bytes, which is the bound")
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8, as TOML has to be") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    bounds = content.pop("limits", {})
+    if not isinstance(bounds, dict):
+        raise ConfigError(f"{path}: limits is {bounds!r}; allowed: a table, [limits]")
+    found: _Layer = {}
+    for section, table in (("", content), ("limits", bounds)):
+        for name, value in table.items():
+            setting = known.get(name)
+            if setting is None or setting.section != section:
+                raise ConfigError(f"{path}: {_no_such_key(name, section, known)}")
+            found[name] = (_from_toml(path, setting, value), Origin("file", str(path)))
+    return found
+
+
+def _no_such_key(name: str, section: str, known: Mapping[str, Setting]) -> str:
+    where = f" in [{section}]" if section else ""
+    if name in known:
+        right = f"[{known[name].section}]" if known[name].section else "the top, before any table"
+        return f"{name} stands{where or ' outside a table'}; it belongs in {right}"
+    names = [each.name for each in known.values() if each.section == section]
+    return f"there is no setting {name!r}{where}; {_allowed(name, names)}"
+
+
+def _allowed(name: str, names: Iterable[str]) -> str:
+    names = list(names)
+    near = difflib.get_close_matches(name, names, 1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    return f"{guess}allowed: {', '.join(names)}"
+
+
+def _from_toml(path: Path, setting: Setting, value: object) -> Any:
+    wanted = setting.type
+    numbers: tuple[type, ...] = (int, float) if wanted is float else (int,)
+    if wanted is bool:
+        fits, allowed = isinstance(value, bool), "true, false"
+    elif _is_number(wanted):
+        fits = isinstance(value, numbers) and not isinstance(value, bool)
+        allowed = "a number" if wanted is float else "a whole number"
+    else:
+        fits, allowed = isinstance(value, str), _allowed_texts(wanted)
+    if not fits:
+        raise ConfigError(f"{path}: {setting.file_key} is {value!r}; allowed: {allowed}")
+    # A path in a file means the same wherever the command is run.
+    return path.parent / str(value) if wanted is Path else value
+
+
+def _allowed_texts(wanted: Any) -> str:
+    choices = typing.get_args(wanted)
+    return ", ".join(f'"{each}"' for each in choices) if choices else "a text in quotes"
+
+
+def _is_number(wanted: Any) -> bool:
+    return wanted in (int, float, int | None)
+
+
+def _from_environment(environment: Mapping[str, str], known: Mapping[str, Setting]) -> _Layer:
+    variables = {each.variable: each for each in known.values()}
+    found: _Layer = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
+            continue
+        setting = variables.get(variable)
+        if setting is None:
+            if _FOREIGN.fullmatch(variable):
+                continue
+            raise ConfigError(
+                f"{variable} is set and means nothing; {_allowed(variable, variables)}"
+            )
+        # An empty variable is how a shell or a container says "not set".
+        if text := text.strip():
+            value = _parsed(variable, text, setting.type)
+            found[setting.name] = (value, Origin("environment", variable))
+    return found
+
+
+def _from_assignments(assignments: Any, known: Mapping[str, Setting]) -> _Layer:
+    found: _Layer = {}
+    for assignment in assignments:
+        name, mark, text = assignment.partition("=")
+        name = name.strip().removeprefix("limits.")
+        if not mark:
+            raise ConfigError(f"--set is {assignment!r}; allowed: NAME=VALUE")
+        if name not in known:
+            raise ConfigError(f"--set: there is no setting {name!r}; {_allowed(name, known)}")
+        value = _parsed(f"--set {name}", text.strip(), known[name].type)
+        found[name] = (value, Origin("flag", "--set"))
+    return found
+
+
+def _from_flags(given: Mapping[str, object], known: Mapping[str, Setting]) -> _Layer:
+    if unknown := given.keys() - known.keys():
+        raise ConfigError(f"there is no setting {', '.join(sorted(unknown))}")
+    return {
+        name: (value, Origin("flag", "--" + name.replace("_", "-")))
+        for name, value in given.items()
+    }
 
 
 def environment_of(config: WorkerConfig) -> dict[str, str]:
-    """Return the variables from which `read_config` makes the same settings again."""
-    named = {each.name: getattr(config, each.name) for each in fields(config)}
-    limits = named.pop("limits")
-    named |= {each.name: getattr(limits, each.name) for each in fields(limits)}
-    return {PREFIX + name.upper(): _text(value) for name, value in named.items()}
+    """Return the variables from which `resolve` makes the same settings again, without a file."""
+    resolved = Resolved(config, {}, None)
+    values = {each.variable: _text(resolved.value(name)) for name, each in settings().items()}
+    return {**values, FILE_VARIABLE: NO_FILE}
 
 
 def _text(value: object) -> str:
@@ -138,42 +360,12 @@ def _text(value: object) -> str:
     return ("1" if value else "0") if isinstance(value, bool) else str(value)
 
 
-def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `SUBLET_*` variables that mean nothing, each with the likeliest intended one or ''."""
-    known = [PREFIX + name.upper() for kind in (WorkerConfig, Limits) for name in _types(kind)]
-    unknown = [
-        name
-        for name in environment
-        if name.startswith(PREFIX) and name not in known and not _FOREIGN.fullmatch(name)
-    ]
-    return {
-        name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(unknown)
-    }
-
-
-def _types(kind: type[WorkerConfig] | type[Limits]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind) if each.name != "limits"}
-
-
-def _from_environment(
-    kind: type[WorkerConfig] | type[Limits], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    found = {}
-    for name, wanted in _types(kind).items():
-        variable = PREFIX + name.upper()
-        # An empty variable is how a shell or a container says "not set".
-        if text := environment.get(variable, "").strip():
-            found[name] = _parsed(variable, text, wanted)
-    return found
-
-
 def _parsed(variable: str, text: str, wanted: Any) -> Any:
     if wanted is bool:
         if text.lower() in (*_YES, *_NO):
             return text.lower() in _YES
         raise ConfigError(f"{variable} is {text!r}; allowed: {', '.join((*_YES, *_NO))}")
-    if wanted in (int, float, int | None):
+    if _is_number(wanted):
         try:
             return (float if wanted is float else int)(text.replace("_", ""))
         except ValueError:

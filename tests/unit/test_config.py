@@ -1,18 +1,23 @@
-"""Settings come from flags and variables, in that order, and impossible ones are refused."""
+"""Settings come from flags, variables and a file, in that order; impossible ones are refused."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from sublet.runtime.config import (
+    FILE_BYTES_MAX,
     ConfigError,
+    Origin,
     WorkerConfig,
     environment_of,
     is_loopback_host,
     read_config,
-    unknown_variables,
+    resolve,
+    settings,
 )
+from sublet.runtime.config_documentation import documentation
 from sublet.runtime.limits import Limits
 
 
@@ -67,7 +72,8 @@ def test_settings_survive_the_way_through_the_environment() -> None:
     )
 
     assert read_config(environment_of(config)) == config
-    assert len(environment_of(config)) == len(fields(WorkerConfig)) - 1 + len(fields(Limits))
+    # All but `limits` itself, and the one that says that no file is to be read.
+    assert len(environment_of(config)) == len(fields(WorkerConfig)) + len(fields(Limits))
 
 
 @pytest.mark.parametrize(
@@ -117,17 +123,175 @@ def test_a_flag_that_is_no_setting_is_refused() -> None:
         read_config({}, {"colour": "red"})
 
 
-def test_a_misspelt_variable_is_noticed_with_the_likely_one() -> None:
-    environment = {
-        "SUBLET_DATADIR": "x",
-        "SUBLET_ZZZZZZ": "x",
-        "SUBLET_PORT": "1",
+def test_a_variable_that_means_nothing_is_refused_with_the_likely_one() -> None:
+    with pytest.raises(
+        ConfigError, match="SUBLET_DATADIR is set and means nothing; did you mean SUBLET_DATA_DIR"
+    ):
+        read_config({"SUBLET_DATADIR": "x"})
+
+
+def test_variables_that_kubernetes_sets_and_those_of_others_are_left_alone() -> None:
+    foreign = {
         "SUBLET_SERVICE_HOST": "10.0.0.1",
         "SUBLET_PORT_7070_TCP": "tcp://10.0.0.1:7070",
         "HOME": "/",
     }
 
-    assert unknown_variables(environment) == {
-        "SUBLET_DATADIR": "SUBLET_DATA_DIR",
-        "SUBLET_ZZZZZZ": "",
-    }
+    assert read_config(foreign) == WorkerConfig()
+
+
+def test_any_setting_can_be_given_by_name() -> None:
+    resolved = resolve({"SUBLET_QUEUE_MAX": "5"}, {"set": ["queue_max=7", "heartbeat_ms = 100"]})
+
+    assert (resolved.config.limits.queue_max, resolved.config.heartbeat_ms) == (7, 100)
+    assert resolved.origins["queue_max"] == Origin("flag", "--set")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("queue_max", "--set is 'queue_max'; allowed: NAME=VALUE"),
+        ("queue_mx=1", "--set: there is no setting 'queue_mx'; did you mean queue_max?"),
+        ("queue_max=few", "--set queue_max is 'few'; allowed: a whole number"),
+        ("queue_max=0", "--set: queue_max is 0; allowed: 1 or more"),
+    ],
+)
+def test_a_setting_by_name_that_cannot_work_is_refused(assignment: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_config({}, {"set": [assignment]})
+
+    assert told in str(refusal.value)
+
+
+# The file
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        (tmp_path / "sublet.toml").write_text(text)
+        return tmp_path
+
+    return write
+
+
+def test_a_file_in_the_working_directory_is_read(write: Callable[[str], Path]) -> None:
+    folder = write(
+        """
+        app = "shop.app:app"
+        data_dir = "data"
+        full_sync = true
+        placement_wait_s = 1
+        [limits]
+        queue_max = 7
+        """
+    )
+
+    resolved = resolve({}, {}, folder)
+
+    assert resolved.config == WorkerConfig(
+        app="shop.app:app",
+        data_dir=folder / "data",
+        full_sync=True,
+        placement_wait_s=1,
+        limits=Limits(queue_max=7),
+    )
+    assert resolved.file == folder / "sublet.toml"
+    assert resolved.origins["queue_max"] == Origin("file", str(folder / "sublet.toml"))
+    assert resolved.origins["port"] == Origin("default")
+
+
+def test_variables_outrank_the_file_and_flags_outrank_both(write: Callable[[str], Path]) -> None:
+    folder = write("port = 1\nhttp_port = 2\nheartbeat_ms = 50")
+    variables = {"SUBLET_HTTP_PORT": "3", "SUBLET_HEARTBEAT_MS": "60"}
+
+    resolved = resolve(variables, {"heartbeat_ms": 70}, folder)
+
+    config = resolved.config
+    assert (config.port, config.http_port, config.heartbeat_ms) == (1, 3, 70)
+    assert [str(resolved.origins[name]) for name in ("http_port", "heartbeat_ms", "lane")] == [
+        "SUBLET_HTTP_PORT",
+        "--heartbeat-ms",
+        "default",
+    ]
+
+
+def test_another_file_can_be_named(write: Callable[[str], Path]) -> None:
+    folder = write("port = 1")
+    (folder / "other.toml").write_text("port = 2")
+    (folder / "third.toml").write_text("port = 3")
+    variables = {"SUBLET_CONFIG": "other.toml"}
+
+    assert read_config(variables, {}, folder).port == 2
+    assert read_config(variables, {"config": Path("third.toml")}, folder).port == 3
+    assert read_config({"SUBLET_CONFIG": "-"}, {}, folder).port == 0
+    assert read_config(variables, {"config": "-"}, folder).port == 0
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config is no.toml, and there is no such file"):
+        read_config({}, {"config": "no.toml"}, tmp_path)
+    with pytest.raises(ConfigError, match=r"SUBLET_CONFIG is no.toml, and there is no such file"):
+        read_config({"SUBLET_CONFIG": "no.toml"}, {}, tmp_path)
+
+
+def test_workers_of_a_supervisor_do_not_read_the_file_again(write: Callable[[str], Path]) -> None:
+    folder = write("http_port = 1")
+
+    assert read_config(environment_of(WorkerConfig()), {}, folder) == WorkerConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot = 1", "there is no setting 'prot'; did you mean port? allowed: app, data_dir"),
+        ("[limits]\nqeue_max = 1", "no setting 'qeue_max' in [limits]; did you mean queue_max?"),
+        ("queue_max = 1", "queue_max stands outside a table; it belongs in [limits]"),
+        ("[limits]\nport = 1", "port stands in [limits]; it belongs in the top, before any table"),
+        ("[worker]\nport = 1", "there is no setting 'worker'"),
+        ("limits = 3", "limits is 3; allowed: a table, [limits]"),
+        ('port = "1"', "port is '1'; allowed: a whole number"),
+        ("port = true", "port is True; allowed: a whole number"),
+        ("port = 1.5", "port is 1.5; allowed: a whole number"),
+        ("full_sync = 1", "full_sync is 1; allowed: true, false"),
+        ("store = 1", 'store is 1; allowed: "sqlite", "memory"'),
+        ("host = 1", "host is 1; allowed: a text in quotes"),
+        ('placement_wait_s = "1"', "placement_wait_s is '1'; allowed: a number"),
+        ("port = 65536", "port is 65536; allowed: 0..65535"),
+        ("[limits]\nqueue_max = 0", "queue_max is 0; allowed: 1 or more"),
+        ("port = x", "is not TOML: Invalid value (at line 1, column 8)"),
+        ("\xff", "is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_by_name(
+    write: Callable[[str], Path], text: str, told: str
+) -> None:
+    folder = write(text)
+
+    with pytest.raises(ConfigError) as refusal:
+        read_config({}, {}, folder)
+
+    assert str(refusal.value).startswith(str(folder / "sublet.toml"))
+    assert told in str(refusal.value)
+
+
+def test_a_file_that_is_no_text_is_refused(write: Callable[[str], Path]) -> None:
+    folder = write("")
+    (folder / "sublet.toml").write_bytes(b"\xff\xfe")
+
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        read_config({}, {}, folder)
+
+
+def test_a_file_above_the_bound_is_refused(write: Callable[[str], Path]) -> None:
+    folder = write("#" * FILE_BYTES_MAX)
+    assert read_config({}, {}, folder) == WorkerConfig()
+
+    write("#" * (FILE_BYTES_MAX + 1))
+    with pytest.raises(ConfigError, match="is larger than 1048576 bytes"):
+        read_config({}, {}, folder)
+
+
+def test_every_setting_says_what_it_is() -> None:
+    assert documentation().keys() == settings().keys()
+    assert all(text.endswith(".") for text in documentation().values())
