@@ -129,12 +129,14 @@ class Harness:
     ) -> Any:
         """Call a function and return its reply, as `Client.call` does.
 
-        Time passes where the function waits for it (a retry, a sleep). Errors are those of the
-        client; what the handler raised is their `__cause__`.
+        What was sent before is handled first. Time passes where the function waits for it (a
+        retry, a sleep). Errors are those of the client; what the handler raised is their
+        `__cause__`.
         """
         __tracebackhide__ = True
         name, codec = self._named(function)
         left_ms = None if deadline is None else math.ceil(milliseconds(deadline))
+        self.settle()
         (asked,) = self._ask(Kind.CALL, name, [key], [message], codec, left_ms, idempotency_key)
         self._await([asked], left_ms)
         return self._result(asked)
@@ -153,6 +155,7 @@ class Harness:
         name, codec = self._named(function)
         left_ms = None if deadline is None else math.ceil(milliseconds(deadline))
         keys = [""] * len(messages) if keys is None else keys
+        self.settle()
         asked = self._ask(Kind.CALL, name, keys, messages, codec, left_ms)
         self._await(asked, left_ms)
         if return_errors:
@@ -171,7 +174,8 @@ class Harness:
         deadline: Duration | None = None,
         idempotency_key: str = "",
     ) -> None:
-        """Hand a message over. It is handled with the next thing that the test asks for."""
+        """Hand a message over. It is handled with the next thing that the test asks for, at the
+        same time as all others that were sent since the last."""
         left_ms = None if deadline is None else math.ceil(milliseconds(deadline))
         name, _ = self._named(function)
         self._ask(Kind.SEND, name, [key], [message], _any, left_ms, idempotency_key)
@@ -296,7 +300,8 @@ class Harness:
 
     @property
     def sent(self) -> list[Sent]:
-        """Everything that functions have sent so far, in the order of their commits."""
+        """Everything that functions have sent so far, in the order of their commits; what left
+        with one commit stands in the order of its destinations."""
         self.settle()
         return list(self._machine.ledger.sent)
 

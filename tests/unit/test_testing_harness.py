@@ -55,6 +55,13 @@ def test_a_sent_message_is_handled_when_the_test_looks(harness: Harness) -> None
     assert harness.states(apps.account) == {"ada": 11, "bob": 2}
 
 
+def test_what_was_sent_before_a_call_has_happened_before_it(harness: Harness) -> None:
+    harness.send(apps.account, "ada", Move(10))
+    harness.send(apps.account, "ada", Move(4, "bob"))
+
+    assert harness.call(apps.account, "bob", Move(0)) == 4
+
+
 def test_many_calls_are_answered_in_their_order(harness: Harness) -> None:
     keys = [f"k{number}" for number in range(100)]
 
