@@ -49,6 +49,10 @@ from sublet.statestore.contract import (
 
 IDEMPOTENCY_TTL_MS = 24 * 3_600_000
 CLIENT_TTL_MS = 24 * 3_600_000
+CLIENT_SILENT_MS = 60_000
+"""A client that says nothing for so long loses its replies where there is no room for more."""
+OWED_BYTES_MAX = 128 * 1024 * 1024
+"""Replies of a partition that clients have not taken."""
 HOUSEKEEPING_MS = 1_000
 GONE_CLIENTS_MAX = 10_000
 
@@ -230,7 +234,7 @@ class KeyQueue:
 
 
 class Partition:
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         name: str,
         function: Function,
@@ -241,6 +245,7 @@ class Partition:
         limits: Limits,
         now_ms: float,
         wall_ms: int,
+        timers_loaded_max: int = LOADED_MAX,
     ) -> None:
         self.name = name
         self.function = function
@@ -285,7 +290,7 @@ class Partition:
         self._order = 0
         # Handlers in threads take numbers too: one step that no other thread can split.
         self._timer_numbers = count(1)
-        self._timers = Timers(name)
+        self._timers = Timers(name, timers_loaded_max)
         self._wake_ms: float | None = None
         self._clients_seen_ms: dict[str, float] = {
             source: now_ms for source in recovered.inbox if is_client(source)
@@ -388,10 +393,32 @@ class Partition:
             error = ErrorInfo("overloaded", f"the queue of {self.name} is full", 50)
         elif self._outbox.message_count > limits.outbox_max:
             error = ErrorInfo("overloaded", f"{self.name} waits for other partitions", 100)
+        elif self._owes_too_much(batch.source):
+            text = f"{self.name} keeps replies for this client that it has not taken"
+            error = ErrorInfo("overloaded", text, 100)
+        elif self._owes_too_much_in_all(self._clients_seen_ms[batch.source]):
+            text = f"{self.name} keeps too many replies that clients have not taken"
+            error = ErrorInfo("overloaded", text, 100)
         else:
             return False
         self._refuse_new(batch, error)
         return True
+
+    def _owes_too_much(self, client: str) -> bool:
+        count, size_bytes = self._outbox.owed.get(client, (0, 0))
+        limits = self._limits
+        return count > limits.client_credit or size_bytes > limits.link_bytes_max
+
+    def _owes_too_much_in_all(self, now_ms: float) -> bool:
+        """Forget clients that have been silent for long before others have to wait for them."""
+        outbox, limits = self._outbox, self._limits
+        while outbox.owed_count > limits.outbox_max or outbox.owed_bytes > OWED_BYTES_MAX:
+            seen_ms = self._clients_seen_ms
+            silent = min(outbox.owed, key=lambda client: seen_ms.get(client, now_ms))
+            if now_ms - seen_ms.get(silent, now_ms) < CLIENT_SILENT_MS:
+                return True
+            self.client_gone(silent, now_ms)
+        return False
 
     def _refuse(self, batch: Batch, first: int, error: ErrorInfo) -> None:
         self._refused.add(batch.source)
@@ -749,6 +776,8 @@ class Partition:
         self._plan_wake(now_ms)
 
     def _take_retries(self, now_ms: float) -> None:
+        if any(each.exclusive for each in self._running.values()):
+            return  # It holds no keys, and its end comes back here.
         while self._retries and self._retries[0][0] <= now_ms:
             waiting = heappop(self._retries)[2]
             if self.function.order == "none":
@@ -1094,7 +1123,7 @@ class Partition:
     def _load_timers(self, now_ms: float) -> None:
         until_ms = self._timers.load_until_ms(self.clock_ms(now_ms))
         if until_ms is not None:
-            self.effects.append(LoadTimers(until_ms, LOADED_MAX))
+            self.effects.append(LoadTimers(until_ms, self._timers.loaded_max))
 
     def woken(self, now_ms: float) -> None:
         """Time has passed: fire what is due, retry what waited, forget who is long gone."""
@@ -1123,7 +1152,7 @@ class Partition:
         timer_ms = self._timers.next_due_ms
         if timer_ms is not None:
             wake_ms = min(wake_ms, timer_ms - self._clock_base_ms)
-        if self._retries:
+        if self._retries and self._retries[0][0] > now_ms:
             wake_ms = min(wake_ms, self._retries[0][0])
         if self._pending.acknowledged and self._committing is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)

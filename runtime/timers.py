@@ -33,7 +33,9 @@ _decode_timer = msgspec.msgpack.Decoder(Timer).decode
 class Timers:
     """Each timer is given out once by `fire`, unless it was cancelled before."""
 
-    def __init__(self, partition: str) -> None:
+    def __init__(self, partition: str, loaded_max: int = LOADED_MAX) -> None:
+        self.loaded_max = loaded_max
+        """How many timers one load brings at most."""
         self._partition = partition
         self._due: list[tuple[int, str]] = []
         self._values: dict[str, Timer] = {}
@@ -144,7 +146,7 @@ class Timers:
                 continue
             if record.id not in self._values and record.id not in self._over:
                 self._insert(record.id, record.due_ms, _decode_timer(record.value))
-        self._truncated = len(records) >= LOADED_MAX
+        self._truncated = len(records) >= self.loaded_max
         if self._truncated and records[-1].due_ms is not None:
             self._horizon_ms = records[-1].due_ms
         self._forget_over()
