@@ -180,6 +180,11 @@ class Client:
 
     def _expired(self, links: SessionLinks) -> None:
         former = links.session
+        if links is not self._links:
+            # Another partition has forgotten it before, and it has a successor.
+            self._session.succeed(former)
+            self._links.plan_flush()
+            return
         successor = self._new_links()
         if former.topology is not None:
             successor.session.topology_changed(former.topology)

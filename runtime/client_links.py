@@ -176,11 +176,9 @@ class SessionLinks:
         self._after_event()
         return peer
 
-    def link_ended(self, peer: Peer, reason: str) -> None:
+    def link_ended(self, peer: Peer) -> None:
         if self._links.pop(peer, None) is None:
             return
-        if not self._closing:
-            _log.debug("link lost", worker=peer.worker, reason=reason)
         self.session.link_lost(peer)
         self._changed.set()
         self._after_event()
@@ -344,7 +342,7 @@ class _Receiver:
 
     def link_ended(self, link: Link, reason: str, clean: bool) -> None:
         if self._peer is not None:
-            self._links.link_ended(self._peer, reason)
+            self._links.link_ended(self._peer)
 
 
 class PlainTaskGroup:

@@ -180,7 +180,8 @@ class EchoWorker:
         for client, known in list(self.links.items()):
             if known is link:
                 del self.links[client]
-                if clean:
+                # Its answer to a goodbye of ours is clean, too, and means nothing of the kind.
+                if clean and reason == "client closed":
                     for partition in self.cluster.partitions.values():
                         partition.forget(client)
 
