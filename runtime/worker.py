@@ -159,6 +159,7 @@ class Worker:
             app, tasks, host=config.host, port=config.http_port, limits=config.limits
         ) as server:
             self.http_address = server.address
+            _log.info("serving HTTP", worker=self.id, http=server.address)
             try:
                 yield
             finally:

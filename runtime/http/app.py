@@ -6,8 +6,7 @@ this worker need not own what is asked for.
 
 from __future__ import annotations
 
-import base64
-import binascii
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -19,7 +18,9 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from sublet.functions.address import partition_name, split_partition_name
 from sublet.functions.app import Function
+from sublet.functions.context import check_message
 from sublet.functions.errors import (
     KeyRejectedError,
     SubletError,
@@ -56,6 +57,7 @@ _log = structlog.get_logger(__name__)
 
 NOT_READY_RETRY_MS = 500
 EGRESS_NAME_CHARS_MAX = 200
+_PARTITION = re.compile(r"[0-9]{1,4}")
 _NO_STORE = {"cache-control": "no-store"}
 # Nothing is loaded from elsewhere and no script runs.
 _PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -120,19 +122,19 @@ class HttpApp:
             self._check_origin(scope)
             await self._router(scope, receive, send)
         except (SubletError, HttpProblemError) as error:
-            found, headers = problem_of(error), getattr(error, "headers", None)
+            found, headers = problem_of(error), getattr(error, "headers", {})
         except HTTPException as error:
-            found, headers = self._no_route(scope, error), dict(error.headers or {})
+            found, headers = _no_route(scope, error)
         except ClientDisconnect:
             return
         except Exception:
             _log.exception("a request failed", method=scope["method"])
-            found, headers = problem("error", "the worker failed; its log says why"), None
+            found, headers = problem("error", "the worker failed; its log says why"), {}
         else:
             return
         if found.status in (408, 413):
             # The rest of the body is still on its way: nothing after it could be read.
-            headers = {**(headers or {}), "connection": "close"}
+            headers = {**headers, "connection": "close"}
         await _answer(found, headers)(scope, receive, send)
 
     def _check_origin(self, scope: Scope) -> None:
@@ -144,23 +146,11 @@ class HttpApp:
                 origin = value.decode("latin-1")
         check_origin(scope["method"], host, origin, self._is_local)
 
-    def _no_route(self, scope: Scope, error: HTTPException) -> Problem:
-        if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "")
-            return problem(
-                "method_not_allowed", f"{scope['method']} has no meaning here; allowed: {allowed}"
-            )
-        return problem(
-            "no_route",
-            f"there is nothing at {scope['path']!r:.100}; GET /docs lists what there is. "
-            "A slash in a key is written %2F",
-        )
-
     # Functions
 
     async def _invoke(self, request: Request) -> Response:
         limits, headers = self._limits, request.headers
-        function, key = self._function(request), _key(request)
+        function, key = self._function(request), self._key(request)
         if not key and function.kind == "keyed":
             raise KeyRejectedError(f"{function.name} has keys: POST /functions/{function.name}/KEY")
         query = query_of(request.scope["query_string"], ("mode",))
@@ -197,6 +187,11 @@ class HttpApp:
             raise UnknownFunctionError(f"there is no function {name!r:.200}; known: {known}")
         return function
 
+    def _key(self, request: Request) -> str:
+        key = path_text(request.path_params.get("key", ""))
+        check_message(key, b"", self._limits.key_bytes_max, 0)
+        return key
+
     async def _open_client(self) -> Client:
         # Before it has joined, the worker's client knows of no functions.
         self._check_ready()
@@ -211,7 +206,7 @@ class HttpApp:
     # State
 
     async def _state(self, request: Request) -> Response:
-        function, key = self._function(request), _key(request)
+        function, key = self._function(request), self._key(request)
         query_of(request.scope["query_string"], ())
         report = await self._service.read_state(StateRequest(function=function.name, key=key))
         if not report.rows:
@@ -224,7 +219,7 @@ class HttpApp:
         function = self._function(request)
         query = query_of(request.scope["query_string"], ("after", "limit"))
         limit = _limit(query.get("limit"))
-        after = _cursor_read(query["after"]) if "after" in query else None
+        after = _cursor_read(query["after"], function.name) if "after" in query else None
         page = await self._store.scan(function.name, after, limit)
         keys = [{"key": rows[0].key, "partition": partition} for partition, rows in page if rows]
         following = None
@@ -272,21 +267,30 @@ class HttpApp:
         return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
 
-def _answer(found: Problem, headers: Mapping[str, str] | None = None) -> Response:
+def _answer(found: Problem, headers: Mapping[str, str]) -> Response:
     return Response(
         found.body,
         status_code=found.status,
-        headers={**found.headers, **(headers or {})},
+        headers={**found.headers, **headers},
         media_type=PROBLEM_TYPE,
     )
 
 
+def _no_route(scope: Scope, error: HTTPException) -> tuple[Problem, dict[str, str]]:
+    if error.status_code == 405:
+        methods = (error.headers or {}).get("Allow", "").split(", ")
+        allowed = ", ".join(sorted(methods))
+        told = f"{scope['method']} has no meaning here; allowed: {allowed}"
+        return problem("method_not_allowed", told), {"allow": allowed}
+    told = (
+        f"there is nothing at {scope['path']!r:.100}; GET /docs lists what there is. "
+        "A slash in a key is written %2F"
+    )
+    return problem("no_route", told), {}
+
+
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type=JSON_TYPE, headers=_NO_STORE)
-
-
-def _key(request: Request) -> str:
-    return path_text(request.path_params.get("key", ""))
 
 
 def _is_one_way(mode: str | None, prefer: str | None) -> bool:
@@ -310,16 +314,15 @@ def _limit(text: str | None) -> int:
     return limit
 
 
-def _cursor_written(partition: str, key: str) -> str:
-    packed = msgspec.msgpack.encode((partition, key))
-    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
-
-
-def _cursor_read(text: str) -> tuple[str, str]:
-    try:
-        packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        return msgspec.msgpack.decode(packed, type=tuple[str, str])
-    except (binascii.Error, msgspec.MsgspecError, ValueError):
+def _cursor_read(text: str, function: str) -> tuple[str, str]:
+    """Return after which partition and key a page begins, from `3:anna`."""
+    index, mark, key = text.partition(":")
+    if not mark or not _PARTITION.fullmatch(index):
         raise HttpProblemError(
             "bad_request", f"after is {text!r:.60}; allowed: the `next` of an earlier page"
-        ) from None
+        )
+    return partition_name(function, int(index)), key
+
+
+def _cursor_written(partition: str, key: str) -> str:
+    return f"{split_partition_name(partition)[1]}:{key}"

@@ -80,14 +80,18 @@ def _quality(parameters: list[str]) -> float:
     return 1.0
 
 
-def message_from(body: bytes, form: Form, function: Function) -> object:
-    """Return the message for a function.
+def message_from(body: bytes, form: Form, function: Function) -> msgspec.Raw:
+    """Return the message for a function, as msgpack.
 
     400 if the body is no JSON or msgpack at all, `PayloadError` if it does not fit the function.
     """
     codec = function.message_codec
     try:
-        return codec.decode_json(body) if form == "json" else codec.decode(body)
+        message = codec.decode_json(body) if form == "json" else codec.decode(body)
+        return msgspec.Raw(codec.encode(message))
+    except EncodeError as error:
+        # JSON knows larger numbers than msgpack.
+        raise PayloadError(str(error)) from None
     except PayloadError:
         # A decoder stops at the first thing that it does not like, which may be the type.
         _check_well_formed(body, form)

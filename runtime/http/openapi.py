@@ -15,9 +15,9 @@ from sublet.functions.codec import INT_MAX, INT_MIN
 from sublet.functions.errors import PayloadError
 from sublet.runtime.http.bodies import JSON_TYPE, MSGPACK_TYPE
 from sublet.runtime.http.errors import PROBLEM_TYPE, STATUS_BY_CODE, problem_schema
+from sublet.runtime.http.reading import DEADLINE_PATTERN, IDEMPOTENCY_KEY_PATTERN
 from sublet.runtime.http.sse import STREAM_TYPE
 from sublet.runtime.limits import Limits
-from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
 
 KEYS_LIMIT_DEFAULT = 100
 KEYS_LIMIT_MAX = 1_000
@@ -26,7 +26,6 @@ Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
 _EXAMPLE = re.compile(r"^\s*Example:\s*(.+?)\s*$", re.MULTILINE)
-_DURATION = r"^[0-9]{1,5}(\.[0-9]{1,3})?(us|ms|s)$"
 
 _INVOKE_CODES = (
     "bad_request",
@@ -184,7 +183,7 @@ def _describe_state(paths: Json, name: str, limits: Limits) -> None:
                     "name": "after",
                     "in": "query",
                     "description": "The `next` of the page before.",
-                    "schema": {"type": "string"},
+                    "schema": {"type": "string", "pattern": "^[0-9]{1,4}:"},
                 },
                 {
                     "name": "limit",
@@ -334,19 +333,14 @@ _INVOKE_PARAMETERS: list[Json] = [
         "name": "Sublet-Deadline",
         "in": "header",
         "description": "How long the caller waits, such as `250ms` or `2s`; the most is 10 min.",
-        "schema": {"type": "string", "pattern": _DURATION},
+        "schema": {"type": "string", "pattern": DEADLINE_PATTERN},
         "example": "250ms",
     },
     {
         "name": "Idempotency-Key",
         "in": "header",
         "description": "Requests with the same one to one key have one effect, for 24 hours.",
-        "schema": {
-            "type": "string",
-            "pattern": "^[A-Za-z0-9._-]+$",
-            "minLength": 1,
-            "maxLength": IDEMPOTENCY_KEY_BYTES_MAX,
-        },
+        "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY_PATTERN},
     },
     {
         "name": "Prefer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
@@ -15,8 +16,12 @@ from sublet.runtime.http.errors import HttpProblemError
 from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
 
 DEADLINE_MS_MAX = 600_000
+DEADLINE_PATTERN = r"^[0-9]{1,6}(\.[0-9]{1,3})?(us|ms|s|m)$"
+IDEMPOTENCY_KEY_PATTERN = rf'^"?[A-Za-z0-9._:/+=@~-]{{1,{IDEMPOTENCY_KEY_BYTES_MAX}}}"?$'
 DISCARDED_BYTES_MAX = 8 * 1024 * 1024
 """So much of a body that is too large is read, so that its sender gets to read our answer."""
+
+_IDEMPOTENCY_KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
 
 
 async def read_body(receive: Receive, length: str | None, bytes_max: int) -> bytes:
@@ -104,15 +109,13 @@ def idempotency_key_from(header: str | None) -> str:
     """Return the key, with or without the quotes that the header's draft standard asks for."""
     if header is None:
         return ""
-    key = header[1:-1] if len(header) >= 2 and header[0] == header[-1] == '"' else header
-    # Headers are Latin-1 to the server; a character is one byte on the wire.
-    if not 1 <= len(key.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX:
+    if not _IDEMPOTENCY_KEY.fullmatch(header):
         raise HttpProblemError(
             "bad_request",
-            f"Idempotency-Key has {len(key.encode())} bytes; allowed: "
-            f"1..{IDEMPOTENCY_KEY_BYTES_MAX}",
+            f"Idempotency-Key is {header!r:.60}; allowed: letters, digits and ._:/+=@~-, "
+            f"1..{IDEMPOTENCY_KEY_BYTES_MAX} of them",
         )
-    return key
+    return header.strip('"')
 
 
 def check_origin(method: str, host: str | None, origin: str | None, is_local: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
@@ -23,6 +24,7 @@ KEEP_ALIVE_S = 75
 STOP_TIMEOUT_S = 2
 CONNECTION_RETRY_MS = 1_000
 _BACKLOG = 1_024
+_LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class HttpServer:
@@ -197,7 +199,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _reader_stalled(self) -> None:
         self._write_timer = None
-        # `close` would wait until the reader has taken what is in the buffer.
+        # Without it the kernel would keep its own buffer for the reader, megabytes for minutes.
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT
+        )
         self.transport.abort()
 
     def _arm_read_timer(self) -> None:
