@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from sublet.functions.address import is_client
 from sublet.statestore.contract import OutboxEntry
 
 REPLY_MARK = "<"
@@ -57,12 +58,18 @@ class Inbox:
 class Outbox:
     """Batches that are committed and not yet acknowledged, by destination."""
 
-    __slots__ = ("entries", "message_count", "sent")
+    __slots__ = ("entries", "message_count", "owed", "owed_bytes", "owed_count", "sent")
 
     def __init__(self, sent: Mapping[str, int], entries: Iterable[OutboxEntry]) -> None:
         self.sent = dict(sent)
         self.entries: dict[str, deque[OutboxEntry]] = {}
         self.message_count = 0
+        """Messages for partitions. Replies to clients are counted for each client by itself:
+        one that takes none must not hinder others."""
+        self.owed: dict[str, tuple[int, int]] = {}
+        """Client to the replies that it has not taken: how many, and their bytes."""
+        self.owed_count = 0
+        self.owed_bytes = 0
         for entry in entries:
             self.keep(entry)
 
@@ -74,7 +81,21 @@ class Outbox:
 
     def keep(self, entry: OutboxEntry) -> None:
         self.entries.setdefault(entry.destination, deque()).append(entry)
-        self.message_count += entry.length
+        self._count(entry, 1)
+
+    def _count(self, entry: OutboxEntry, sign: int) -> None:
+        destination, _, length, data = entry
+        if not is_client(destination):
+            self.message_count += sign * length
+            return
+        self.owed_count += sign * length
+        self.owed_bytes += sign * len(data)
+        count, size_bytes = self.owed.get(destination, (0, 0))
+        count += sign * length
+        if count:
+            self.owed[destination] = (count, size_bytes + sign * len(data))
+        else:
+            del self.owed[destination]
 
     def acknowledge(self, destination: str, upto: int) -> bool:
         """Drop what was taken; return whether anything was."""
@@ -83,7 +104,7 @@ class Outbox:
             return False
         dropped = False
         while waiting and waiting[0].first + waiting[0].length - 1 <= upto:
-            self.message_count -= waiting.popleft().length
+            self._count(waiting.popleft(), -1)
             dropped = True
         if not waiting:
             del self.entries[destination]
@@ -91,5 +112,5 @@ class Outbox:
 
     def forget(self, destination: str) -> None:
         for entry in self.entries.pop(destination, ()):
-            self.message_count -= entry.length
+            self._count(entry, -1)
         self.sent.pop(destination, None)

@@ -169,11 +169,6 @@ def ping(ctx: Context, hops: int) -> int:
     return int(ctx.state.get())
 
 
-@app.function(state=int)
-def visits(ctx: Context) -> int:
-    return int(ctx.state.get())
-
-
 @app.function(state=Map(str, int))
 def numbered(ctx: Context, stamped: tuple[str, int]) -> int:
     """Fails for good when a sender's messages arrive out of order or twice."""
