@@ -12,6 +12,9 @@ from sublet.functions.errors import StateTypeError
 from sublet.functions.state import Cell, StateClock, StateKind
 from sublet.statestore.contract import StateRow
 
+ENTRY_BYTES = 100
+"""What a key costs beside its text and its cell."""
+
 
 class BrokenCell:
     """Stands for a state that cannot be read; a handler that touches it fails with the reason."""
@@ -98,9 +101,8 @@ class StateCache:
         except StateTypeError as error:
             cell = BrokenCell(StateTypeError(f"the state of {self._function}[{key}]: {error}"))
         self.cells[key] = cell
-        size = cell.size_bytes + len(key) + 100
-        self._sizes[key] = size
-        self.bytes += size
+        self._sizes[key] = size = cell.size_bytes
+        self.bytes += size + len(key) + ENTRY_BYTES
 
     def changed(self, keys: Collection[str]) -> None:
         """Account for cells that a run has changed."""
@@ -108,15 +110,16 @@ class StateCache:
         for key in keys:
             cell = cells.get(key)
             if cell is not None:
-                size = cell.size_bytes + len(key) + 100
-                self.bytes += size - sizes[key]
-                sizes[key] = size
+                size, before = cell.size_bytes, sizes[key]
+                if size != before:
+                    self.bytes += size - before
+                    sizes[key] = size
 
     def drop(self, key: str) -> None:
         """Forget a key's cell; it is read again when it is needed."""
         if self.cells.pop(key, None) is not None:
             self._complete = False
-            self.bytes -= self._sizes.pop(key)
+            self.bytes -= self._sizes.pop(key) + len(key) + ENTRY_BYTES
 
     def over_bound(self) -> bool:
         bytes_max = self._bytes_max()

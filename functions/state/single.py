@@ -59,7 +59,7 @@ class SingleRow(Generic[KindT]):
         """See `Cell.size_bytes`."""
         # Nothing knows the size of a decoded value without walking it; text tells its length.
         value = self._value
-        return 64 + len(value) if isinstance(value, str | bytes) else 64
+        return 64 + len(value) if isinstance(value, (str, bytes)) else 64
 
     @property
     def is_empty(self) -> bool:
