@@ -17,7 +17,7 @@ import structlog
 from sublet.functions.address import split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.effects import Routes
-from sublet.functions.errors import RetryLaterError
+from sublet.functions.errors import RetryLaterError, UnavailableError, UnknownOutcomeError
 from sublet.functions.state import StateClock
 from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
@@ -35,6 +35,7 @@ from sublet.runtime.partition import (
     Refuse,
     Resume,
     Run,
+    Settled,
     Stop,
     WakeAt,
 )
@@ -99,7 +100,7 @@ class SystemClock:
 class Hosted:
     """A partition with its surroundings."""
 
-    __slots__ = ("cache", "clock", "partition", "place", "wake")
+    __slots__ = ("cache", "clock", "partition", "place", "tickets", "wake")
 
     def __init__(
         self, partition: Partition, place: Place, cache: StateCache | None, clock: StateClock
@@ -109,6 +110,8 @@ class Hosted:
         self.cache = cache
         self.clock = clock
         self.wake: asyncio.TimerHandle | None = None
+        self.tickets: set[asyncio.Future[None]] = set()
+        """Changes by hand that are not committed yet."""
 
 
 class Host:
@@ -219,6 +222,11 @@ class Host:
         if hosted.wake is not None:
             hosted.wake.cancel()
         self._async.forget(name)
+        for ticket in hosted.tickets:
+            if not ticket.done():
+                ticket.set_exception(
+                    UnknownOutcomeError(f"{name} went to another worker in the middle of it")
+                )
 
     def open_from_clients(self) -> int:
         return sum(hosted.partition.open_from_clients for hosted in self.partitions.values())
@@ -256,6 +264,31 @@ class Host:
             hosted.partition.client_gone(client, now_ms)
             self._carry_out(hosted)
 
+    # Changes by hand
+
+    async def administer(
+        self, hosted: Hosted, event: Callable[[Partition, object, float], None]
+    ) -> None:
+        """Give the partition an event with a ticket; return when its change is committed."""
+        if hosted.partition.stopped:
+            raise UnavailableError(f"{hosted.partition.name} has moved to another worker", 500)
+        ticket: asyncio.Future[None] = self._loop.create_future()
+        hosted.tickets.add(ticket)
+        try:
+            event(hosted.partition, ticket, self._clock.monotonic_ms())
+            self._carry_out(hosted)
+            await ticket
+        finally:
+            hosted.tickets.discard(ticket)
+
+    def release_key(self, hosted: Hosted, key: str) -> None:
+        hosted.partition.release_key(key, self._clock.monotonic_ms())
+        self._carry_out(hosted)
+
+    def clock_ms(self, hosted: Hosted) -> int:
+        """Return the time of the partition's own clock."""
+        return hosted.partition.clock_ms(self._clock.monotonic_ms())
+
     # Effects
 
     def _carry_out(self, hosted: Hosted) -> None:
@@ -290,6 +323,9 @@ class Host:
                 )
             case Refuse():
                 self._outside.refuse(effect.refused)
+            case Settled():
+                if effect.ticket in hosted.tickets and not effect.ticket.done():
+                    effect.ticket.set_result(None)
             case Stop():
                 self.remove(partition.name)
                 self._outside.lost(partition.name, effect.outcome)

@@ -23,9 +23,15 @@ from sublet.runtime.frames import Frame, Hello, Welcome
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_lane import LaneCarrier
 from sublet.runtime.unary import (
+    AdministerRequest,
     CallRequest,
     EgressPage,
     EgressRequest,
+    FunctionDescription,
+    RecordPage,
+    RecordsRequest,
+    StateListRequest,
+    StatePage,
     StateReport,
     StateRequest,
     StatusReport,
@@ -364,6 +370,21 @@ class UnaryClient:
 
     async def read_state(self, request: StateRequest) -> StateReport:
         return wire.decode_state(await self._ask("ReadState", wire.encode_state_request(request)))
+
+    async def list_state(self, request: StateListRequest) -> StatePage:
+        reply = await self._ask("ListState", wire.encode_state_list_request(request))
+        return wire.decode_state_page(reply)
+
+    async def describe_functions(self) -> list[FunctionDescription]:
+        reply = await self._ask("DescribeFunctions", wire.encode_empty_request())
+        return wire.decode_descriptions(reply)
+
+    async def list_records(self, request: RecordsRequest) -> RecordPage:
+        reply = await self._ask("ListRecords", wire.encode_records_request(request))
+        return wire.decode_record_page(reply)
+
+    async def administer(self, request: AdministerRequest) -> None:
+        await self._ask("Administer", wire.encode_administer_request(request))
 
     async def _ask(self, method: str, encoded: bytes) -> bytes:
         await self._connected()

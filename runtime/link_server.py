@@ -194,6 +194,10 @@ class LinkServer:
             "Status": self._unary(self._status),
             "ReadEgress": self._unary(self._read_egress),
             "ReadState": self._unary(self._read_state),
+            "ListState": self._unary(self._list_state),
+            "DescribeFunctions": self._unary(self._describe_functions),
+            "ListRecords": self._unary(self._list_records),
+            "Administer": self._unary(self._administer),
         }
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
@@ -239,6 +243,21 @@ class LinkServer:
     async def _read_state(self, encoded: bytes, context: Context) -> bytes:
         request = wire.decode_state_request(encoded)
         return wire.encode_state(await self._service.read_state(request))
+
+    async def _list_state(self, encoded: bytes, context: Context) -> bytes:
+        request = wire.decode_state_list_request(encoded)
+        return wire.encode_state_page(await self._service.list_state(request))
+
+    async def _describe_functions(self, encoded: bytes, context: Context) -> bytes:
+        return wire.encode_descriptions(await self._service.describe_functions())
+
+    async def _list_records(self, encoded: bytes, context: Context) -> bytes:
+        request = wire.decode_records_request(encoded)
+        return wire.encode_record_page(await self._service.list_records(request))
+
+    async def _administer(self, encoded: bytes, context: Context) -> bytes:
+        await self._service.administer(wire.decode_administer_request(encoded))
+        return wire.encode_administer_reply()
 
 
 class _Doorkeeper:

@@ -120,6 +120,12 @@ class Resume(NamedTuple):
     error: ErrorInfo | None
 
 
+class Settled(NamedTuple):
+    """The change that came with this ticket is committed."""
+
+    ticket: object
+
+
 class Stop(NamedTuple):
     """The partition is not ours any more; forget it."""
 
@@ -127,7 +133,17 @@ class Stop(NamedTuple):
 
 
 StepEffect = (
-    Load | Run | Store | Deliver | Acknowledge | Refuse | WakeAt | LoadTimers | Resume | Stop
+    Load
+    | Run
+    | Store
+    | Deliver
+    | Acknowledge
+    | Refuse
+    | WakeAt
+    | LoadTimers
+    | Resume
+    | Settled
+    | Stop
 )
 
 
@@ -1038,6 +1054,60 @@ class Partition:
         for follower in self._idempotent_open.pop(id_, [])[1:]:
             self._answer_from_record(follower, answer, now_ms)
 
+    # Events: changes by hand
+
+    def hold_key(self, key: str) -> bool:
+        """Keep the messages of a key waiting, if none of them runs, awaits or is tried again."""
+        if self.stopped or key in self._keys:
+            return False
+        keyed = self.function.kind == "keyed"
+        if any(not keyed or key in work.keys for work in self._running.values()):
+            return False
+        self._keys[key] = KeyQueue()
+        return True
+
+    def release_key(self, key: str, now_ms: float) -> None:
+        """Let the messages of a held key go on."""
+        if not self.stopped:
+            self._release_key(key)
+            self._advance(now_ms)
+
+    def commit_wanted(self, ticket: object, now_ms: float) -> None:
+        """Settle the ticket when everything until now is committed."""
+        self._pending.tickets.append(ticket)
+        self._pending.must_flush = True
+        self._advance(now_ms)
+
+    def state_replaced(
+        self, key: str, rows: Sequence[StateRow], ticket: object, now_ms: float
+    ) -> None:
+        """Change the committed state of a held key, which then goes on."""
+        self._pending.rows.extend(rows)
+        self._cells.drop(key)
+        self._cells.insert([key], rows)
+        self._release_key(key)
+        self.commit_wanted(ticket, now_ms)
+
+    def dead_letter_taken(
+        self, letter: str, replayed: Message | None, ticket: object, now_ms: float
+    ) -> None:
+        """Forget a dead letter; its message, if given, runs again as if it had just come."""
+        self._pending.record(Record(DEAD, letter, None))
+        self._dead_count -= 1
+        if replayed is not None:
+            self._order += 1
+            # Without its idempotency key, under which its failure is on record as the answer.
+            extra = msgspec.structs.replace(replayed.extra, idempotency_key="")
+            message = msgspec.structs.replace(
+                replayed, order=self._order, attempt=1, last_error=None, extra=extra
+            )
+            waiting = Waiting(message)
+            if is_client(message.source):
+                self.open_from_clients += 1
+            self._park(waiting)
+            self._make_ready_or_wait(waiting)
+        self.commit_wanted(ticket, now_ms)
+
     # Calls that handlers await
 
     def call_opened(
@@ -1236,6 +1306,7 @@ class Partition:
         if self._sealed is not None:
             for id_ in self._sealed.answers:
                 self._answers.pop(id_, None)
+            self.effects.extend(Settled(ticket) for ticket in self._sealed.tickets)
             self._sealed = None
         self._timers.committed()
 

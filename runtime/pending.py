@@ -85,6 +85,8 @@ class Pending:
         self.acknowledged: dict[str, int] = {}
         self.answers: list[str] = []
         """Idempotency records in it, which a load finds only when it is committed."""
+        self.tickets: list[object] = []
+        """Whoever waits for this commit."""
         self.must_flush = False
         """False while there is only housekeeping, which can wait for the next commit."""
 

@@ -15,19 +15,28 @@ from typing import Protocol
 import msgspec
 
 from sublet.functions.app import Function
-from sublet.functions.errors import UnavailableError, UnknownFunctionError
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.administration import Administration
 from sublet.runtime.client import Client
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
+from sublet.runtime.inspection import Inspection
+from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.state_view import state_json
 from sublet.runtime.unary import (
+    AdministerRequest,
     CallRequest,
     EgressPage,
     EgressRequest,
     EgressValues,
+    FunctionDescription,
+    RecordPage,
+    RecordsRequest,
     StateCell,
+    StateListRequest,
+    StatePage,
     StateReport,
     StateRequest,
     StatusReport,
@@ -59,6 +68,8 @@ class WorkerService:
         self._stack = AsyncExitStack()
         self._client: Client | None = None
         self._opening = asyncio.Lock()
+        self._inspection = Inspection(worker.functions, store)
+        self._administration = Administration(worker.host, store, self._inspection, routes)
 
     async def __aenter__(self) -> WorkerService:
         return self
@@ -110,6 +121,11 @@ class WorkerService:
             topology=worker.exchange.topology,
             partitions=sorted(worker.host.partitions),
             counters=counters_of(worker),
+            queued={
+                name: hosted.partition.queued
+                for name, hosted in worker.host.partitions.items()
+                if hosted.partition.queued
+            },
         )
 
     async def read_egress(self, request: EgressRequest) -> EgressPage:
@@ -127,8 +143,9 @@ class WorkerService:
         following: dict[str, int] = {}
         room = request.limit
         partitions = await self._store.egress_partitions(request.egress)
-        for partition, (first_kept, _) in sorted(partitions.items()):
-            position = max(request.positions.get(partition, first_kept), first_kept)
+        for partition, (first_kept, end) in sorted(partitions.items()):
+            first = end if request.at_end else first_kept
+            position = max(request.positions.get(partition, first), first_kept)
             if room > 0:
                 stored = await self._store.read_egress(request.egress, partition, position, room)
                 for entry in stored:
@@ -138,25 +155,22 @@ class WorkerService:
                     )[skip : skip + room]
                     if not values:
                         continue
-                    first = entry.first + skip
+                    start = entry.first + skip
                     entries.append(
                         EgressValues(
                             partition=partition,
-                            first=first,
+                            first=start,
                             count=len(values),
                             values=msgspec.msgpack.encode(values),
                         )
                     )
-                    position = first + len(values)
+                    position = start + len(values)
                     room -= len(values)
             following[partition] = position
         return EgressPage(entries=entries, next=following)
 
     async def read_state(self, request: StateRequest) -> StateReport:
-        function = self._worker.functions.get(request.function)
-        if function is None:
-            names = ", ".join(sorted(self._worker.functions))
-            raise UnknownFunctionError(f"there is no function {request.function!r}; known: {names}")
+        function = self._inspection.function(request.function)
         key = request.key if function.kind == "keyed" else ""
         partition = self._routes.partition_of(request.function, request.key)
         if not self._store.shared and partition not in self._worker.host.partitions:
@@ -171,6 +185,28 @@ class WorkerService:
             if row.value is not None and (row.expires_ms is None or row.expires_ms > now_ms)
         ]
         return StateReport(rows=cells, json=state_json(function.state_kind, rows, now_ms))
+
+    async def list_state(self, request: StateListRequest) -> StatePage:
+        return await self._inspection.list_state(request)
+
+    async def describe_functions(self) -> list[FunctionDescription]:
+        return self._inspection.describe_functions()
+
+    async def list_records(self, request: RecordsRequest) -> RecordPage:
+        return await self._inspection.list_records(request)
+
+    async def administer(self, request: AdministerRequest) -> None:
+        """Change something here, or have its owner do it."""
+        partition = self._administration.partition_of(request.action)
+        if partition in self._worker.host.partitions:
+            await self._administration.carry_out(request.action)
+            return
+        topology = self._worker.exchange.topology
+        address = topology.workers.get(topology.placement.get(partition, ""))
+        if request.passed_on or address is None or address == self._worker.address:
+            raise UnavailableError(f"{partition} is just moving to another worker", 500)
+        async with UnaryClient(address) as owner:
+            await owner.administer(msgspec.structs.replace(request, passed_on=True))
 
 
 def counters_of(worker: ServedWorker) -> dict[str, float]:

@@ -6,16 +6,18 @@ back on the way out.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from sublet.runtime.frames import Topology
+from sublet.runtime.frames import ErrorInfo, Topology
 
 IDEMPOTENCY_KEY_BYTES_MAX = 256
 EGRESS_LIMIT_DEFAULT = 1_000
 EGRESS_LIMIT_MAX = 100_000
 EGRESS_WAIT_MS_MAX = 60_000
+LIST_LIMIT_DEFAULT = 100
+LIST_LIMIT_MAX = 10_000
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[str]
     """Those that the answering worker owns."""
     counters: dict[str, float]
+    queued: dict[str, int] = {}
+    """Partitions of the worker in which messages wait, with how many."""
 
 
 class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,8 @@ class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 0
     json: bool = False
     """The caller speaks JSON; for the wire module alone."""
+    at_end: bool = False
+    """Absent partitions are read from their end instead: for whoever wants only what is new."""
 
 
 class EgressValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +88,93 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole state for people, `null` if there is none."""
 
 
+class StateListRequest(msgspec.Struct, frozen=True, kw_only=True):
+    function: str
+    limit: int = LIST_LIMIT_DEFAULT
+    after: str = ""
+    """`next` of the last page."""
+
+
+class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
+    partition: str
+    key: str
+    json: str
+
+
+class StatePage(msgspec.Struct, frozen=True, kw_only=True):
+    entries: list[StateEntry]
+    next: str = ""
+    """Empty: that was all."""
+
+
+class FunctionDescription(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    kind: str
+    partition_count: int
+    message_type: str
+    reply_type: str
+    state: str = ""
+    slo_ms: float | None = None
+    timeout_ms: float | None = None
+    summary: str = ""
+
+
+RecordKind = Literal["dead", "timer"]
+
+
+class RecordsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    kind: RecordKind
+    function: str = ""
+    """Empty: all functions."""
+    limit: int = LIST_LIMIT_DEFAULT
+    id: str = ""
+    """`partition#id` of the only one that is wanted."""
+
+
+class RecordEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter, or a timer."""
+
+    id: str
+    """`partition#id`."""
+    function: str
+    key: str
+    json: str
+    at_ms: int
+    error: ErrorInfo | None = None
+    attempts: int = 0
+    source: str = ""
+
+
+class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
+    entries: list[RecordEntry]
+    more: bool = False
+
+
+class PutState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    function: str
+    key: str
+    value: bytes
+    """The whole state, as msgpack."""
+
+
+class DeleteState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    function: str
+    key: str
+
+
+class TakeDeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    """`partition#id`."""
+    replay: bool
+    """Execute it again; else it is dropped."""
+
+
+class AdministerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    action: PutState | DeleteState | TakeDeadLetter
+    passed_on: bool = False
+    """It comes from a worker that does not own the partition: it goes no further."""
+
+
 class Service(Protocol):
     """A worker, as the unary calls see it. Every `SubletError` raised reaches the caller whole."""
 
@@ -98,3 +191,13 @@ class Service(Protocol):
     async def read_egress(self, request: EgressRequest) -> EgressPage: ...
 
     async def read_state(self, request: StateRequest) -> StateReport: ...
+
+    async def list_state(self, request: StateListRequest) -> StatePage: ...
+
+    async def describe_functions(self) -> list[FunctionDescription]: ...
+
+    async def list_records(self, request: RecordsRequest) -> RecordPage: ...
+
+    async def administer(self, request: AdministerRequest) -> None:
+        """Return when the change is durable."""
+        ...

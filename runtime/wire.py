@@ -44,14 +44,28 @@ from sublet.runtime.unary import (
     EGRESS_LIMIT_MAX,
     EGRESS_WAIT_MS_MAX,
     IDEMPOTENCY_KEY_BYTES_MAX,
+    LIST_LIMIT_DEFAULT,
+    LIST_LIMIT_MAX,
+    AdministerRequest,
     CallRequest,
+    DeleteState,
     EgressPage,
     EgressRequest,
     EgressValues,
+    FunctionDescription,
+    PutState,
+    RecordEntry,
+    RecordKind,
+    RecordPage,
+    RecordsRequest,
     StateCell,
+    StateEntry,
+    StateListRequest,
+    StatePage,
     StateReport,
     StateRequest,
     StatusReport,
+    TakeDeadLetter,
 )
 
 SERVICE = "sublet.v1.Sublet"
@@ -373,6 +387,7 @@ def encode_status(report: StatusReport) -> bytes:
         topology=_topology_to_protobuf(report.topology),
         partitions=report.partitions,
         counters=report.counters,
+        queued=report.queued,
     ).SerializeToString()
 
 
@@ -391,6 +406,7 @@ def decode_egress_request(encoded: bytes) -> EgressRequest:
         limit=message.limit or EGRESS_LIMIT_DEFAULT,
         wait_ms=message.wait_ms,
         json=message.json,
+        at_end=message.at_end,
     )
 
 
@@ -417,6 +433,117 @@ def encode_state(report: StateReport) -> bytes:
         for row in report.rows
     ]
     return pb.ReadStateReply(rows=rows, json=report.json).SerializeToString()
+
+
+def decode_state_list_request(encoded: bytes) -> StateListRequest:
+    message = _parsed(pb.ListStateRequest, encoded)
+    return StateListRequest(
+        function=_name("function", message.function),
+        limit=_list_limit(message.limit),
+        after=message.after,
+    )
+
+
+def encode_state_page(page: StatePage) -> bytes:
+    entries = [
+        pb.StateEntry(partition=each.partition, key=each.key, json=each.json)
+        for each in page.entries
+    ]
+    return pb.ListStateReply(entries=entries, next=page.next).SerializeToString()
+
+
+def encode_descriptions(descriptions: Iterable[FunctionDescription]) -> bytes:
+    functions = [
+        pb.FunctionDescription(
+            name=each.name,
+            kind=each.kind,
+            partition_count=each.partition_count,
+            message_type=each.message_type,
+            reply_type=each.reply_type,
+            state=each.state,
+            slo_ms=each.slo_ms or 0,
+            timeout_ms=each.timeout_ms or 0,
+            summary=each.summary,
+        )
+        for each in descriptions
+    ]
+    return pb.DescribeFunctionsReply(functions=functions).SerializeToString()
+
+
+_RECORD_KINDS: Mapping[RecordKind, pb.ListRecordsRequest.Kind] = {
+    "dead": pb.ListRecordsRequest.DEAD_LETTER,
+    "timer": pb.ListRecordsRequest.TIMER,
+}
+
+
+def decode_records_request(encoded: bytes) -> RecordsRequest:
+    message = _parsed(pb.ListRecordsRequest, encoded)
+    kinds = {number: kind for kind, number in _RECORD_KINDS.items()}
+    kind = kinds.get(message.kind)
+    if kind is None:
+        raise WireError(f"kind is {message.kind}; allowed: DEAD_LETTER, TIMER")
+    return RecordsRequest(
+        kind=kind,
+        function=message.function,
+        limit=_list_limit(message.limit),
+        id=message.id,
+    )
+
+
+def encode_record_page(page: RecordPage) -> bytes:
+    entries = []
+    for each in page.entries:
+        entry = pb.RecordEntry(
+            id=each.id,
+            function=each.function,
+            key=each.key,
+            json=each.json,
+            at_ms=each.at_ms,
+            attempts=each.attempts,
+            source=each.source,
+        )
+        if each.error is not None:
+            entry.error.CopyFrom(pb.Error(code=each.error.code, message=each.error.message))
+        entries.append(entry)
+    return pb.ListRecordsReply(entries=entries, more=page.more).SerializeToString()
+
+
+def decode_administer_request(encoded: bytes) -> AdministerRequest:
+    message = _parsed(pb.AdministerRequest, encoded)
+    action: PutState | DeleteState | TakeDeadLetter
+    match message.WhichOneof("action"):
+        case "put_state":
+            action = _put_state(message.put_state)
+        case "delete_state":
+            function = _name("function", message.delete_state.function)
+            action = DeleteState(function=function, key=message.delete_state.key)
+        case "replay_dead_letter":
+            action = TakeDeadLetter(id=message.replay_dead_letter, replay=True)
+        case "drop_dead_letter":
+            action = TakeDeadLetter(id=message.drop_dead_letter, replay=False)
+        case _:
+            raise WireError("a request without an action that this version knows")
+    return AdministerRequest(action=action, passed_on=message.passed_on)
+
+
+def _put_state(message: pb.PutState) -> PutState:
+    form = message.WhichOneof("value")
+    if form is None:
+        raise WireError("put_state has no value; allowed: msgpack or json")
+    if form == "msgpack":
+        _check_msgpack(message.msgpack)
+    value = _msgpack_from_json(message.json) if form == "json" else message.msgpack
+    return PutState(function=_name("function", message.function), key=message.key, value=value)
+
+
+def encode_administer_reply() -> bytes:
+    return pb.AdministerReply().SerializeToString()
+
+
+def _list_limit(limit: int) -> int:
+    if limit > LIST_LIMIT_MAX:
+        raise WireError(f"limit is {limit}; allowed: 1..{LIST_LIMIT_MAX}, 0: default")
+    return limit or LIST_LIMIT_DEFAULT
 
 
 def encode_lane_reply(path: str, token: str) -> bytes:
@@ -461,6 +588,7 @@ def decode_status(encoded: bytes) -> StatusReport:
         topology=_topology(message.topology),
         partitions=list(message.partitions),
         counters=dict(message.counters),
+        queued=dict(message.queued),
     )
 
 
@@ -471,6 +599,7 @@ def encode_egress_request(request: EgressRequest) -> bytes:
         limit=request.limit,
         wait_ms=request.wait_ms,
         json=request.json,
+        at_end=request.at_end,
     ).SerializeToString()
 
 
@@ -502,6 +631,86 @@ def decode_state(encoded: bytes) -> StateReport:
         for row in message.rows
     ]
     return StateReport(rows=rows, json=message.json)
+
+
+def encode_state_list_request(request: StateListRequest) -> bytes:
+    return pb.ListStateRequest(
+        function=request.function, limit=request.limit, after=request.after
+    ).SerializeToString()
+
+
+def decode_state_page(encoded: bytes) -> StatePage:
+    message = _parsed(pb.ListStateReply, encoded)
+    entries = [
+        StateEntry(partition=each.partition, key=each.key, json=each.json)
+        for each in message.entries
+    ]
+    return StatePage(entries=entries, next=message.next)
+
+
+def decode_descriptions(encoded: bytes) -> list[FunctionDescription]:
+    return [
+        FunctionDescription(
+            name=each.name,
+            kind=each.kind,
+            partition_count=each.partition_count,
+            message_type=each.message_type,
+            reply_type=each.reply_type,
+            state=each.state,
+            slo_ms=each.slo_ms or None,
+            timeout_ms=each.timeout_ms or None,
+            summary=each.summary,
+        )
+        for each in _parsed(pb.DescribeFunctionsReply, encoded).functions
+    ]
+
+
+def encode_records_request(request: RecordsRequest) -> bytes:
+    return pb.ListRecordsRequest(
+        kind=_RECORD_KINDS[request.kind],
+        function=request.function,
+        limit=request.limit,
+        id=request.id,
+    ).SerializeToString()
+
+
+def decode_record_page(encoded: bytes) -> RecordPage:
+    message = _parsed(pb.ListRecordsReply, encoded)
+    entries = [
+        RecordEntry(
+            id=each.id,
+            function=each.function,
+            key=each.key,
+            json=each.json,
+            at_ms=each.at_ms,
+            error=ErrorInfo(each.error.code, each.error.message)
+            if each.HasField("error")
+            else None,
+            attempts=each.attempts,
+            source=each.source,
+        )
+        for each in message.entries
+    ]
+    return RecordPage(entries=entries, more=message.more)
+
+
+def encode_administer_request(request: AdministerRequest) -> bytes:
+    message = pb.AdministerRequest(passed_on=request.passed_on)
+    action = request.action
+    match action:
+        case PutState():
+            message.put_state.CopyFrom(
+                pb.PutState(function=action.function, key=action.key, msgpack=action.value)
+            )
+        case DeleteState():
+            message.delete_state.CopyFrom(pb.DeleteState(function=action.function, key=action.key))
+        case TakeDeadLetter(id=id_, replay=True):
+            message.replay_dead_letter = id_
+        case TakeDeadLetter(id=id_):
+            message.drop_dead_letter = id_
+        case _:
+            assert_never(action)
+    return message.SerializeToString()
 
 
 def decode_lane_reply(encoded: bytes) -> tuple[str, str]:

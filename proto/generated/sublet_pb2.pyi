@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -55,7 +56,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker", "topology", "partitions", "counters")
+    __slots__ = ("worker", "topology", "partitions", "counters", "queued")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,18 +64,27 @@ class StatusReply(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class QueuedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     topology: Topology
     partitions: _containers.RepeatedScalarFieldContainer[str]
     counters: _containers.ScalarMap[str, float]
-    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    queued: _containers.ScalarMap[str, int]
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ReadEgressRequest(_message.Message):
-    __slots__ = ("egress", "positions", "limit", "wait_ms", "json")
+    __slots__ = ("egress", "positions", "limit", "wait_ms", "json", "at_end")
     class PositionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,12 +97,14 @@ class ReadEgressRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
+    AT_END_FIELD_NUMBER: _ClassVar[int]
     egress: str
     positions: _containers.ScalarMap[str, int]
     limit: int
     wait_ms: int
     json: bool
-    def __init__(self, egress: _Optional[str] = ..., positions: _Optional[_Mapping[str, int]] = ..., limit: _Optional[int] = ..., wait_ms: _Optional[int] = ..., json: _Optional[bool] = ...) -> None: ...
+    at_end: bool
+    def __init__(self, egress: _Optional[str] = ..., positions: _Optional[_Mapping[str, int]] = ..., limit: _Optional[int] = ..., wait_ms: _Optional[int] = ..., json: _Optional[bool] = ..., at_end: _Optional[bool] = ...) -> None: ...
 
 class ReadEgressReply(_message.Message):
     __slots__ = ("entries", "next")
@@ -148,6 +160,152 @@ class StateRow(_message.Message):
     value: bytes
     expires_ms: int
     def __init__(self, subkey: _Optional[bytes] = ..., value: _Optional[bytes] = ..., expires_ms: _Optional[int] = ...) -> None: ...
+
+class ListStateRequest(_message.Message):
+    __slots__ = ("function", "limit", "after")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    limit: int
+    after: str
+    def __init__(self, function: _Optional[str] = ..., limit: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
+
+class ListStateReply(_message.Message):
+    __slots__ = ("entries", "next")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[StateEntry]
+    next: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[StateEntry, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class StateEntry(_message.Message):
+    __slots__ = ("partition", "key", "json")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    partition: str
+    key: str
+    json: str
+    def __init__(self, partition: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
+
+class DescribeFunctionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeFunctionsReply(_message.Message):
+    __slots__ = ("functions",)
+    FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
+    functions: _containers.RepeatedCompositeFieldContainer[FunctionDescription]
+    def __init__(self, functions: _Optional[_Iterable[_Union[FunctionDescription, _Mapping]]] = ...) -> None: ...
+
+class FunctionDescription(_message.Message):
+    __slots__ = ("name", "kind", "partition_count", "message_type", "reply_type", "state", "slo_ms", "timeout_ms", "summary")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    REPLY_TYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    partition_count: int
+    message_type: str
+    reply_type: str
+    state: str
+    slo_ms: float
+    timeout_ms: float
+    summary: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., partition_count: _Optional[int] = ..., message_type: _Optional[str] = ..., reply_type: _Optional[str] = ..., state: _Optional[str] = ..., slo_ms: _Optional[float] = ..., timeout_ms: _Optional[float] = ..., summary: _Optional[str] = ...) -> None: ...
+
+class ListRecordsRequest(_message.Message):
+    __slots__ = ("kind", "function", "limit", "id")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[ListRecordsRequest.Kind]
+        DEAD_LETTER: _ClassVar[ListRecordsRequest.Kind]
+        TIMER: _ClassVar[ListRecordsRequest.Kind]
+    KIND_UNSPECIFIED: ListRecordsRequest.Kind
+    DEAD_LETTER: ListRecordsRequest.Kind
+    TIMER: ListRecordsRequest.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    kind: ListRecordsRequest.Kind
+    function: str
+    limit: int
+    id: str
+    def __init__(self, kind: _Optional[_Union[ListRecordsRequest.Kind, str]] = ..., function: _Optional[str] = ..., limit: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ListRecordsReply(_message.Message):
+    __slots__ = ("entries", "more")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[RecordEntry]
+    more: bool
+    def __init__(self, entries: _Optional[_Iterable[_Union[RecordEntry, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class RecordEntry(_message.Message):
+    __slots__ = ("id", "function", "key", "json", "at_ms", "error", "attempts", "source")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    function: str
+    key: str
+    json: str
+    at_ms: int
+    error: Error
+    attempts: int
+    source: str
+    def __init__(self, id: _Optional[str] = ..., function: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ..., at_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., attempts: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+
+class AdministerRequest(_message.Message):
+    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "passed_on")
+    PUT_STATE_FIELD_NUMBER: _ClassVar[int]
+    DELETE_STATE_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    DROP_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    PASSED_ON_FIELD_NUMBER: _ClassVar[int]
+    put_state: PutState
+    delete_state: DeleteState
+    replay_dead_letter: str
+    drop_dead_letter: str
+    passed_on: bool
+    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+
+class PutState(_message.Message):
+    __slots__ = ("function", "key", "msgpack", "json")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MSGPACK_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    key: str
+    msgpack: bytes
+    json: str
+    def __init__(self, function: _Optional[str] = ..., key: _Optional[str] = ..., msgpack: _Optional[bytes] = ..., json: _Optional[str] = ...) -> None: ...
+
+class DeleteState(_message.Message):
+    __slots__ = ("function", "key")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    key: str
+    def __init__(self, function: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class AdministerReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class OpenLaneRequest(_message.Message):
     __slots__ = ()

@@ -59,6 +59,26 @@ class SubletStub:
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.ReadStateRequest.SerializeToString,
                 response_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadStateReply.FromString,
                 _registered_method=True)
+        self.ListState = channel.unary_unary(
+                '/sublet.v1.Sublet/ListState',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ListStateRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ListStateReply.FromString,
+                _registered_method=True)
+        self.DescribeFunctions = channel.unary_unary(
+                '/sublet.v1.Sublet/DescribeFunctions',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.DescribeFunctionsRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.DescribeFunctionsReply.FromString,
+                _registered_method=True)
+        self.ListRecords = channel.unary_unary(
+                '/sublet.v1.Sublet/ListRecords',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsReply.FromString,
+                _registered_method=True)
+        self.Administer = channel.unary_unary(
+                '/sublet.v1.Sublet/Administer',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.AdministerRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.AdministerReply.FromString,
+                _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/sublet.v1.Sublet/Connect',
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.Frame.SerializeToString,
@@ -111,6 +131,36 @@ class SubletServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListState(self, request, context):
+        """Read the committed state of all keys of a function, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeFunctions(self, request, context):
+        """What the functions of this worker are: their types, their state, their deadlines.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRecords(self, request, context):
+        """List messages that failed for good (dead letters), or those that wait for their time (timers).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Administer(self, request, context):
+        """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
+        can be asked: it passes the request on to the owner. The reply comes after the change is
+        durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Connect(self, request_iterator, context):
         """A link: frames in both directions until one side says goodbye. The first frame of the caller
         is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
@@ -156,6 +206,26 @@ def add_SubletServicer_to_server(servicer, server):
                     servicer.ReadState,
                     request_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadStateRequest.FromString,
                     response_serializer=sublet_dot_proto_dot_sublet__pb2.ReadStateReply.SerializeToString,
+            ),
+            'ListState': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListState,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ListStateRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ListStateReply.SerializeToString,
+            ),
+            'DescribeFunctions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeFunctions,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.DescribeFunctionsRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.DescribeFunctionsReply.SerializeToString,
+            ),
+            'ListRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRecords,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsReply.SerializeToString,
+            ),
+            'Administer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Administer,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.AdministerRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.AdministerReply.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
@@ -303,6 +373,114 @@ class Sublet:
             '/sublet.v1.Sublet/ReadState',
             sublet_dot_proto_dot_sublet__pb2.ReadStateRequest.SerializeToString,
             sublet_dot_proto_dot_sublet__pb2.ReadStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/ListState',
+            sublet_dot_proto_dot_sublet__pb2.ListStateRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ListStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeFunctions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/DescribeFunctions',
+            sublet_dot_proto_dot_sublet__pb2.DescribeFunctionsRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.DescribeFunctionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/ListRecords',
+            sublet_dot_proto_dot_sublet__pb2.ListRecordsRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ListRecordsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Administer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/Administer',
+            sublet_dot_proto_dot_sublet__pb2.AdministerRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.AdministerReply.FromString,
             options,
             channel_credentials,
             insecure,

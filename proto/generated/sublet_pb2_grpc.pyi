@@ -58,6 +58,17 @@ class SubletStub:
     """Read what functions have emitted to a named egress. The reader keeps its own positions."""
     ReadState: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ReadStateRequest, _sublet_pb2.ReadStateReply]
     """Read the committed state of one key, for people and tools."""
+    ListState: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ListStateRequest, _sublet_pb2.ListStateReply]
+    """Read the committed state of all keys of a function, page by page."""
+    DescribeFunctions: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.DescribeFunctionsRequest, _sublet_pb2.DescribeFunctionsReply]
+    """What the functions of this worker are: their types, their state, their deadlines."""
+    ListRecords: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ListRecordsRequest, _sublet_pb2.ListRecordsReply]
+    """List messages that failed for good (dead letters), or those that wait for their time (timers)."""
+    Administer: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]
+    """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
+    can be asked: it passes the request on to the owner. The reply comes after the change is
+    durable.
+    """
     Connect: _grpc.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
     is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
@@ -85,6 +96,17 @@ class SubletAsyncStub(SubletStub):
     """Read what functions have emitted to a named egress. The reader keeps its own positions."""
     ReadState: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ReadStateRequest, _sublet_pb2.ReadStateReply]  # type: ignore[assignment]
     """Read the committed state of one key, for people and tools."""
+    ListState: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ListStateRequest, _sublet_pb2.ListStateReply]  # type: ignore[assignment]
+    """Read the committed state of all keys of a function, page by page."""
+    DescribeFunctions: _aio.UnaryUnaryMultiCallable[_sublet_pb2.DescribeFunctionsRequest, _sublet_pb2.DescribeFunctionsReply]  # type: ignore[assignment]
+    """What the functions of this worker are: their types, their state, their deadlines."""
+    ListRecords: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ListRecordsRequest, _sublet_pb2.ListRecordsReply]  # type: ignore[assignment]
+    """List messages that failed for good (dead letters), or those that wait for their time (timers)."""
+    Administer: _aio.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]  # type: ignore[assignment]
+    """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
+    can be asked: it passes the request on to the owner. The reply comes after the change is
+    durable.
+    """
     Connect: _aio.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]  # type: ignore[assignment]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
     is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
@@ -139,6 +161,41 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sublet_pb2.ReadStateReply, _abc.Awaitable[_sublet_pb2.ReadStateReply]]:
         """Read the committed state of one key, for people and tools."""
+
+    @_abc_1.abstractmethod
+    def ListState(
+        self,
+        request: _sublet_pb2.ListStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.ListStateReply, _abc.Awaitable[_sublet_pb2.ListStateReply]]:
+        """Read the committed state of all keys of a function, page by page."""
+
+    @_abc_1.abstractmethod
+    def DescribeFunctions(
+        self,
+        request: _sublet_pb2.DescribeFunctionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.DescribeFunctionsReply, _abc.Awaitable[_sublet_pb2.DescribeFunctionsReply]]:
+        """What the functions of this worker are: their types, their state, their deadlines."""
+
+    @_abc_1.abstractmethod
+    def ListRecords(
+        self,
+        request: _sublet_pb2.ListRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.ListRecordsReply, _abc.Awaitable[_sublet_pb2.ListRecordsReply]]:
+        """List messages that failed for good (dead letters), or those that wait for their time (timers)."""
+
+    @_abc_1.abstractmethod
+    def Administer(
+        self,
+        request: _sublet_pb2.AdministerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.AdministerReply, _abc.Awaitable[_sublet_pb2.AdministerReply]]:
+        """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
+        can be asked: it passes the request on to the owner. The reply comes after the change is
+        durable.
+        """
 
     @_abc_1.abstractmethod
     def Connect(

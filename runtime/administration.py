@@ -1,0 +1,143 @@
+"""Changes by hand: a state set or deleted, a dead letter run again or dropped.
+
+They are commits of the partition's owner like all others. A key is held while its state is
+replaced: its messages wait, so that none of them sees half of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+
+from sublet.functions.app import Function
+from sublet.functions.errors import OverloadedError, RejectedError, UnavailableError
+from sublet.functions.state import StateClock, StateKind, StoredRow
+from sublet.runtime.host import Host, Hosted
+from sublet.runtime.inspection import Inspection, decode_letter
+from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.state_assignment import rows_of
+from sublet.runtime.unary import DeleteState, PutState, TakeDeadLetter
+from sublet.runtime.work import Message
+from sublet.statestore.contract import DEAD, StateRow, Store
+
+Action = PutState | DeleteState | TakeDeadLetter
+
+BUSY_WAIT_S = 5.0
+"""How long a change waits for the messages of its key."""
+_LOOK_S = 0.01
+
+
+class Administration:
+    def __init__(
+        self, host: Host, store: Store, inspection: Inspection, routes: PartitionRoutes
+    ) -> None:
+        self._host = host
+        self._store = store
+        self._inspection = inspection
+        self._routes = routes
+        # A letter is looked up, then taken: nobody may take it in between.
+        self._taking = asyncio.Lock()
+
+    def partition_of(self, action: Action) -> str:
+        """Return whose owner has to carry this out; refuse what nobody can."""
+        match action:
+            case TakeDeadLetter():
+                return self._inspection.record_name(action.id)[0]
+            case PutState() | DeleteState():
+                function = self._inspection.function(action.function)
+                if function.state_kind is None:
+                    raise RejectedError(f"{function.name} is stateless: it has no state to change")
+                if function.kind == "stateful" and not action.key:
+                    raise RejectedError(
+                        f"{function.name} has one state a partition; name the partition by a key "
+                        "that belongs to it"
+                    )
+                return self._routes.partition_of(function.name, action.key)
+            case _:
+                assert_never(action)
+
+    async def carry_out(self, action: Action) -> None:
+        """Return when it is committed. The partition must be one of this worker's."""
+        hosted = self._host.partitions[self.partition_of(action)]
+        match action:
+            case TakeDeadLetter():
+                await self._take(hosted, action)
+            case PutState():
+                await self._replace(hosted, action.key, action.value)
+            case DeleteState():
+                await self._replace(hosted, action.key, None)
+            case _:
+                assert_never(action)
+
+    async def _take(self, hosted: Hosted, action: TakeDeadLetter) -> None:
+        partition, id_ = self._inspection.record_name(action.id)
+        async with self._taking:
+            found = await self._store.records(partition, DEAD, [id_])
+            if not found or found[0].value is None:
+                raise RejectedError(
+                    f"there is no dead letter {action.id!r}; it was replayed or dropped before"
+                )
+            replayed: Message | None = None
+            if action.replay:
+                replayed = decode_letter(found[0].value).message
+            await self._host.administer(
+                hosted,
+                lambda machine, ticket, now_ms: machine.dead_letter_taken(
+                    id_, replayed, ticket, now_ms
+                ),
+            )
+
+    async def _replace(self, hosted: Hosted, key: str, value: bytes | None) -> None:
+        function = hosted.place.function
+        cell_key = key if function.kind == "keyed" else ""
+        await self._hold(hosted, cell_key)
+        try:
+            # What is known of the key only in memory is committed first: its rows go, too.
+            await self._host.administer(
+                hosted, lambda machine, ticket, now_ms: machine.commit_wanted(ticket, now_ms)
+            )
+            stored = await self._store.load(hosted.partition.name, [cell_key])
+            rows = self._new_rows(hosted, function, cell_key, stored, value)
+        except BaseException:
+            self._host.release_key(hosted, cell_key)
+            raise
+        await self._host.administer(
+            hosted,
+            lambda machine, ticket, now_ms: machine.state_replaced(cell_key, rows, ticket, now_ms),
+        )
+
+    async def _hold(self, hosted: Hosted, key: str) -> None:
+        try:
+            async with asyncio.timeout(BUSY_WAIT_S):
+                while not hosted.partition.hold_key(key):
+                    if hosted.partition.stopped:
+                        raise UnavailableError(f"{hosted.partition.name} has moved", 500)
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            raise OverloadedError(
+                f"{hosted.place.function.name}[{key}] is busy: a message of this key runs or "
+                "waits for a retry",
+                1_000,
+            ) from None
+
+    def _new_rows(
+        self,
+        hosted: Hosted,
+        function: Function,
+        key: str,
+        stored: Sequence[StateRow],
+        value: bytes | None,
+    ) -> list[StateRow]:
+        """Return what turns the stored rows into the wanted ones."""
+        made: list[StoredRow] = []
+        if value is not None:
+            kind: StateKind | None = function.state_kind
+            assert kind is not None
+            clock = StateClock(self._host.clock_ms(hosted), hosted.clock.bytes_max)
+            made = rows_of(kind, msgspec.msgpack.decode(value), clock)
+        kept = {subkey for subkey, _, _ in made}
+        gone = [StateRow(key, row.subkey, None) for row in stored if row.subkey not in kept]
+        return [*gone, *(StateRow(key, subkey, data, end) for subkey, data, end in made)]

@@ -1,0 +1,176 @@
+"""What people and tools ask of a cluster: states, dead letters, timers, functions. Reads only.
+
+Every answer is made from what is committed. A store that all workers share can be asked anywhere;
+one in memory knows only the partitions of its own worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sublet.functions.address import partition_name, split_partition_name
+from sublet.functions.app import Function
+from sublet.functions.codec import type_name
+from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
+from sublet.runtime.partition import DeadLetter
+from sublet.runtime.state_view import state_json
+from sublet.runtime.timers import Timer
+from sublet.runtime.unary import (
+    FunctionDescription,
+    RecordEntry,
+    RecordPage,
+    RecordsRequest,
+    StateEntry,
+    StateListRequest,
+    StatePage,
+)
+from sublet.statestore.contract import DEAD, TIMER, Record, Store
+
+_FAR_MS = 1 << 60
+_MARK = "#"
+
+decode_letter = msgspec.msgpack.Decoder(DeadLetter).decode
+_decode_timer = msgspec.msgpack.Decoder(Timer).decode
+
+
+class Inspection:
+    def __init__(
+        self,
+        functions: Mapping[str, Function],
+        store: Store,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._functions = functions
+        self._store = store
+        self._wall_ms = wall_ms
+
+    async def list_state(self, request: StateListRequest) -> StatePage:
+        function = self.function(request.function)
+        partition, _, key = request.after.partition("\n")
+        after = (partition, key) if request.after else None
+        found = await self._store.scan(function.name, after, request.limit)
+        now_ms = self._wall_ms()
+        entries = []
+        for partition, rows in found:
+            if all(row.expires_ms is not None and row.expires_ms <= now_ms for row in rows):
+                continue
+            try:
+                shown = state_json(function.state_kind, rows, now_ms)
+            except StateTypeError as error:
+                # One that cannot be read must not hide the others.
+                shown = msgspec.json.encode({"unreadable": str(error)}).decode()
+            entries.append(StateEntry(partition=partition, key=rows[0].key, json=shown))
+        following = ""
+        if len(found) == request.limit:
+            last_partition, last_rows = found[-1]
+            following = f"{last_partition}\n{last_rows[0].key}"
+        return StatePage(entries=entries, next=following)
+
+    def describe_functions(self) -> list[FunctionDescription]:
+        return [_described(each) for _, each in sorted(self._functions.items())]
+
+    async def list_records(self, request: RecordsRequest) -> RecordPage:
+        if request.id:
+            return await self._one_record(request)
+        names = [self.function(request.function).name] if request.function else self._functions
+        entries: list[RecordEntry] = []
+        for name in sorted(names):
+            for index in range(self._functions[name].partition_count):
+                partition = partition_name(name, index)
+                records = await self._records(partition, request)
+                entries.extend(_entry(partition, each) for each in records)
+        entries.sort(key=lambda each: each.at_ms)
+        return RecordPage(entries=entries[: request.limit], more=len(entries) > request.limit)
+
+    async def _records(self, partition: str, request: RecordsRequest) -> Sequence[Record]:
+        # One more than asked for tells whether there are more.
+        limit = request.limit + 1
+        if request.kind == "timer":
+            return await self._store.records_due(partition, TIMER, _FAR_MS, limit)
+        return await self._store.record_ids(partition, DEAD, limit)
+
+    async def _one_record(self, request: RecordsRequest) -> RecordPage:
+        partition, id_ = self.record_name(request.id)
+        kind = DEAD if request.kind == "dead" else TIMER
+        found = await self._store.records(partition, kind, [id_])
+        return RecordPage(entries=[_entry(partition, each) for each in found])
+
+    def function(self, name: str) -> Function:
+        function = self._functions.get(name)
+        if function is None:
+            known = ", ".join(sorted(self._functions)) or "none"
+            raise UnknownFunctionError(f"there is no function {name!r}; known: {known}")
+        return function
+
+    def record_name(self, text: str) -> tuple[str, str]:
+        """Return partition and id of `partition#id`; refuse what cannot be one."""
+        partition, mark, id_ = text.partition(_MARK)
+        name, _, index = partition.rpartition("/")
+        if not mark or not id_ or not index.isdecimal():
+            raise RejectedError(
+                f"{text!r:.200} is no id; allowed: partition{_MARK}id, as the list shows it"
+            )
+        function = self.function(name)
+        if int(index) >= function.partition_count:
+            raise RejectedError(
+                f"{name} has no partition {index}; allowed: 0..{function.partition_count - 1}"
+            )
+        return partition, id_
+
+
+def _described(function: Function) -> FunctionDescription:
+    summary = (function.__doc__ or "").strip().partition("\n")[0]
+    return FunctionDescription(
+        name=function.name,
+        kind=function.kind,
+        partition_count=function.partition_count,
+        message_type=_type_text(function.message_codec.type) if function.takes_message else "",
+        reply_type=_type_text(function.reply_codec.type),
+        state="" if function.state_kind is None else repr(function.state_kind),
+        slo_ms=function.slo_ms,
+        timeout_ms=function.timeout_ms,
+        summary=summary,
+    )
+
+
+def _type_text(of: Any) -> str:
+    return "Any" if of is Any else type_name(of)
+
+
+def _entry(partition: str, record: Record) -> RecordEntry:
+    assert record.value is not None
+    if record.kind == TIMER:
+        timer = _decode_timer(record.value)
+        return RecordEntry(
+            id=f"{partition}{_MARK}{record.id}",
+            function=split_partition_name(timer.partition)[0],
+            key=timer.key,
+            json=_json(timer.payload),
+            at_ms=record.due_ms or 0,
+            source=partition,
+        )
+    letter = decode_letter(record.value)
+    message = letter.message
+    return RecordEntry(
+        id=f"{partition}{_MARK}{record.id}",
+        function=split_partition_name(partition)[0],
+        key=message.key,
+        json=_json(message.payload),
+        at_ms=letter.at_ms,
+        error=letter.error,
+        attempts=message.attempt,
+        source=message.source,
+    )
+
+
+def _json(payload: msgspec.Raw) -> str:
+    value = msgspec.msgpack.decode(payload)
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError):
+        # Such as a map with keys that JSON does not have: better seen than refused.
+        return msgspec.json.encode(repr(value)).decode()
