@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,17 +52,28 @@ class _Channel:
         self.name = name
         self.target = target
         self.next_number = 1
+        self.held: deque[Batch] = deque()
+        """Numbered, and waiting for those before them: a worker takes only so many at once."""
         self.unacknowledged: list[Batch] = []
         self.asked: dict[int, Asked] = {}
         """Not answered yet, or (a send) not taken yet, by number."""
         self.refusals = 0
 
     def put(self, batch: Batch, asked: Sequence[Asked]) -> None:
-        """Number a batch and keep it until it is taken."""
+        """Number a batch; it is sent when there is credit."""
         batch.source, batch.first = self.name, self.next_number
         self.asked.update(enumerate(asked, self.next_number))
         self.next_number += batch.count
+        self.held.append(batch)
+
+    def next_batch(self, credit: int) -> Batch | None:
+        """Return what may be sent now; it is kept until it is taken."""
+        in_flight = sum(batch.count for batch in self.unacknowledged)
+        if not self.held or (in_flight and in_flight + self.held[0].count > credit):
+            return None
+        batch = self.held.popleft()
         self.unacknowledged.append(batch)
+        return batch
 
 
 class LocalExchange:
@@ -76,7 +88,8 @@ class LocalExchange:
         on_reply: Callable[[Asked], None],
     ) -> None:
         """`reach` returns a partition, and brings it to life if nobody has needed it before."""
-        self.host: Host
+        self.host: Host | None = None
+        """None while there is no worker; what is sent then is repeated to the next."""
         self._loop = loop
         self._routes = routes
         self._limits = limits
@@ -94,22 +107,21 @@ class LocalExchange:
         if is_client(endpoint):
             self._take_replies(partition, batch)
         else:
-            hosted = self._reach(endpoint)
-            self.host.batch_arrived(batch, hosted)
+            self._arrive(batch, endpoint)
 
     def acknowledge(self, ack: Ack) -> None:
         source = endpoint_of(ack.source)
         if is_client(source):
             self._taken(ack)
         else:
-            self.host.acknowledged(source, ack.target, ack.upto)
+            self._worker.acknowledged(source, ack.target, ack.upto)
 
     def refuse(self, refused: Refused) -> None:
         source = endpoint_of(refused.source)
         if is_client(source):
             self._refused(refused)
         else:
-            self.host.resend_from(source, refused.target, refused.first)
+            self._worker.resend_from(source, refused.target, refused.first)
 
     def lost(self, partition: str, outcome: Outcome) -> None:
         self._loop.fail(AssertionError(f"{partition} was lost ({outcome.value})"))
@@ -153,7 +165,7 @@ class LocalExchange:
                     extras,
                 )
                 channel.put(batch, [each for _, _, each in chosen])
-                self.host.batch_arrived(batch, self._reach(target))
+            self._send_held(channel)
         return asked
 
     def repeat(self) -> None:
@@ -171,9 +183,23 @@ class LocalExchange:
         self._channels[channel.name] = self._by_target[target] = channel
         return channel
 
+    def _send_held(self, channel: _Channel) -> None:
+        while (batch := channel.next_batch(self._limits.client_credit)) is not None:
+            self._send(channel, [batch])
+
     def _send(self, channel: _Channel, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            self.host.batch_arrived(batch, self._reach(channel.target))
+        if self.host is not None:
+            for batch in batches:
+                self._arrive(batch, channel.target)
+
+    def _arrive(self, batch: Batch, partition: str) -> None:
+        hosted = self._reach(partition)
+        self._worker.batch_arrived(batch, hosted)
+
+    @property
+    def _worker(self) -> Host:
+        assert self.host is not None
+        return self.host
 
     def _take_replies(self, partition: str, batch: Batch) -> None:
         channel = self._channels[batch.target]
@@ -187,7 +213,7 @@ class LocalExchange:
                 if error is None:
                     asked.value = asked.reply_codec.decode(result)
                 self._finish(asked, error)
-        self.host.acknowledged(partition, channel.name, batch.first + batch.count - 1)
+        self._worker.acknowledged(partition, channel.name, batch.first + batch.count - 1)
 
     def _finish(self, asked: Asked, error: ErrorInfo | None) -> None:
         asked.error = error
@@ -203,6 +229,8 @@ class LocalExchange:
         for number in [number for number in channel.asked if number <= ack.upto]:
             if channel.asked[number].kind is Kind.SEND:
                 channel.asked.pop(number).done = True
+        if channel.held:
+            self._loop.call_soon(self._send_held, channel)
 
     def _refused(self, refused: Refused) -> None:
         channel = self._channels[refused.source]
@@ -217,6 +245,7 @@ class LocalExchange:
         channel.unacknowledged = [
             batch for batch in channel.unacknowledged if batch.first < refused.first
         ]
+        channel.held.clear()
         channel.next_number = refused.first
         for number in [number for number in channel.asked if number >= refused.first]:
             self._finish(channel.asked.pop(number), refused.error)
@@ -232,11 +261,12 @@ class LocalExchange:
         if self._by_target.get(channel.target) is not channel:
             return
         successor = self._open(channel.target)
-        for batch in channel.unacknowledged:
+        for batch in (*channel.unacknowledged, *channel.held):
             numbers = range(batch.first, batch.first + batch.count)
             successor.put(batch, [channel.asked.pop(number) for number in numbers])
         channel.unacknowledged = []
-        self._send(successor, tuple(successor.unacknowledged))
+        channel.held.clear()
+        self._send_held(successor)
 
 
 def _extra(idempotency_key: str) -> Extra:

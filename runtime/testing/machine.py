@@ -127,6 +127,7 @@ class Machine:
         self.loop.run_ready()
 
     def _stop(self) -> None:
+        self.exchange.host = None
         for name in tuple(self.host.partitions):
             self.host.remove(name)
         self.host.stop()

@@ -81,10 +81,22 @@ def test_many_calls_return_errors_in_the_places_of_their_replies(harness: Harnes
         harness.call_many(apps.account, ["ada", "ada"], [Move(-9), Move(3)])
 
 
-def test_more_messages_than_a_batch_holds_all_arrive(harness: Harness) -> None:
-    harness.send_many(apps.account, ["ada"] * 2_500, [Move(1)] * 2_500)
+def test_more_messages_than_a_worker_takes_at_once_all_arrive_now(harness: Harness) -> None:
+    before_ms = harness.now_ms
 
-    assert harness.state(apps.account, "ada") == 2_500
+    harness.send_many(apps.account, ["ada"] * 20_000, [Move(1)] * 20_000)
+
+    assert harness.state(apps.account, "ada") == 20_000
+    assert harness.now_ms == before_ms
+
+
+def test_messages_that_wait_for_their_turn_survive_a_crash() -> None:
+    with Harness(apps.bank, limits=Limits(client_credit=10)) as harness:
+        harness.crash(at_commit=3)
+        for _ in range(5):
+            harness.send_many(apps.account, ["ada"] * 7, [Move(1)] * 7)
+
+        assert harness.state(apps.account, "ada") == 35
 
 
 def test_a_handler_that_awaits_calls_gets_their_replies(harness: Harness) -> None:
@@ -512,6 +524,15 @@ def test_functions_that_never_come_to_rest_are_stopped() -> None:
 
         with pytest.raises(StuckError, match="still busy after 100 runs"):
             harness.settle()
+
+
+def test_a_harness_that_is_too_busy_can_still_be_closed() -> None:
+    harness = Harness(apps.bank, runs_max=100, limits=Limits(client_credit=50))
+    harness.send_many(apps.account, ["ada"] * 4_000, [Move(1)] * 4_000)
+    with pytest.raises(StuckError, match="still busy after 100 runs"):
+        harness.settle()
+
+    harness.close()
 
 
 def test_a_handler_that_wakes_for_ever_is_stopped() -> None:
