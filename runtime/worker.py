@@ -19,7 +19,7 @@ from sublet.functions.app import Function
 from sublet.runtime.config import WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello
-from sublet.runtime.host import Host, SystemClock
+from sublet.runtime.host import Clock, Host, SystemClock
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
@@ -48,8 +48,10 @@ class Worker:
         *,
         store: Store | None = None,
         directory: Directory | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Store and directory are made from the configuration where none is given."""
+        """Store and directory are made from the configuration where none is given; the clock is
+        the system's."""
         self.id = f"w{os.getpid():x}-{secrets.token_hex(4)}"
         self.functions = functions
         self.ready = asyncio.Event()
@@ -59,6 +61,7 @@ class Worker:
         self._config = config
         self._given_store = store
         self._given_directory = directory
+        self._clock = clock or SystemClock()
         self._stop = asyncio.Event()
         self.host: Host
         self.exchange: Exchange
@@ -108,7 +111,7 @@ class Worker:
             limits=limits,
             order=ArrivalOrder(),
             binding=StaticBinding(),
-            clock=SystemClock(),
+            clock=self._clock,
         )
         exchange.start(tasks)
         host.start(tasks)

@@ -1,0 +1,41 @@
+"""Functions that count, for tests in which workers come and go."""
+
+from __future__ import annotations
+
+from sublet import App, Batch, Context
+
+app = App("count", partitions=8)
+
+
+@app.function(state=int)
+def count(ctx: Context, amount: int) -> int:
+    ctx.state.set(ctx.state.get() + amount)
+    return int(ctx.state.get())
+
+
+@app.function(state=int, batch=True)
+def count_batch(batch: Batch[int]) -> list[int]:
+    totals = batch.state.read()
+    replies = []
+    for key, amount in batch:
+        totals[key] += amount
+        replies.append(totals[key])
+    batch.state.write(totals)
+    return replies
+
+
+@app.function
+def forward(ctx: Context, amounts: dict[str, int]) -> int:
+    """Sends each amount on to the counter of its key."""
+    for key, amount in amounts.items():
+        ctx.send(count, key, amount)
+    return len(amounts)
+
+
+@app.function(state=int)
+async def relay(ctx: Context, amount: int) -> int:
+    """Counts, and lets another instance count: two states that must agree."""
+    total: int = ctx.state.get() + amount
+    counted = await ctx.call(count, f"relayed-{ctx.key}", amount)
+    ctx.state.set(total)
+    return total if total == counted else -1

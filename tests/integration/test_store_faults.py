@@ -1,0 +1,134 @@
+"""A disk without room, a clock that jumps: nothing is lost, doubled or acknowledged too early."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sublet import Client
+from sublet.runtime.config import WorkerConfig
+from sublet.runtime.worker import Worker
+from tests.integration import apps
+from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
+from tests.integration.worker_load import Load, under_load
+
+# Files may not grow beyond this, as if the disk were full; the workers' log stays below it.
+ROOM_BYTES = 64 * 1024
+HOUR_MS = 3_600_000
+
+
+def leave_no_room(worker: WorkerProcess) -> None:
+    _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (ROOM_BYTES, hard))
+
+
+def make_room(worker: WorkerProcess) -> None:
+    _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+async def until_commits_fail(cluster: Cluster) -> None:
+    async def failing() -> bool:
+        return (await cluster.counters())["commits_unknown"] > 0
+
+    await until(failing)
+
+
+@pytest.mark.parametrize("end", ["room again", "killed meanwhile"])
+async def test_a_full_disk_stops_the_work_and_loses_nothing(tmp_path: Path, end: str) -> None:
+    async with running_cluster(tmp_path, app="tests.integration.count_app:app") as cluster:
+
+        async def fill_disk(load: Load) -> None:
+            await until(lambda: (tmp_path / "sublet.db-wal").stat().st_size > 2 * ROOM_BYTES)
+            worker = cluster.workers[0]
+            leave_no_room(worker)
+            await until_commits_fail(cluster)
+            # Nothing is durable any more, so nobody is told that anything is.
+            rounds = load.rounds
+            unknown = (await cluster.counters())["commits_unknown"]
+
+            async def failing_still() -> bool:
+                return (await cluster.counters())["commits_unknown"] > unknown + 3
+
+            await until(failing_still)
+            assert load.rounds - rounds <= 4  # Those that were answered before.
+            if end == "room again":
+                make_room(worker)
+            else:
+                worker.kill()
+                cluster.add_worker()
+                await cluster.ready()
+
+        await under_load(cluster, 11, fill_disk)
+
+
+class JumpingClock:
+    """The system's, with a wall clock that somebody has set wrong."""
+
+    def __init__(self, wrong_ms: int) -> None:
+        self._wrong_ms = wrong_ms
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic() * 1000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self._wrong_ms
+
+
+@asynccontextmanager
+async def worker_here(data_dir: Path, wrong_ms: int = 0) -> AsyncIterator[Client]:
+    """A worker in this process, and a client of it."""
+    config = WorkerConfig(data_dir=data_dir, heartbeat_ms=50, member_term_ms=500)
+    functions = {each.name: each for each in (apps.alarm, apps.bell)}
+    worker = Worker(functions, config, clock=JumpingClock(wrong_ms))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        await worker.ready.wait()
+        async with Client(worker.address) as client:
+            yield client
+        worker.stop()
+
+
+async def rings(client: Client, keys: list[str]) -> list[int]:
+    return await client.call_many(apps.bell, keys, [0] * len(keys))
+
+
+async def until_rung(client: Client, keys: list[str], times: int) -> None:
+    async def all_rung() -> bool:
+        return min(await rings(client, keys)) >= times
+
+    await until(all_rung)
+
+
+async def test_a_clock_that_was_set_back_delays_no_timer(tmp_path: Path) -> None:
+    keys = [f"k{number}" for number in range(50)]
+    async with worker_here(tmp_path) as client:
+        await client.call_many(apps.alarm, keys, [("set", 400)] * len(keys))
+    async with worker_here(tmp_path, wrong_ms=-HOUR_MS) as client:
+        await until_rung(client, keys, 1)
+        # Set while the clock is wrong: it runs all the same.
+        await client.call_many(apps.alarm, keys, [("set", 50)] * len(keys))
+        await until_rung(client, keys, 2)
+    async with worker_here(tmp_path) as client:
+        assert await rings(client, keys) == [2] * len(keys)
+
+
+async def test_a_clock_that_was_set_ahead_fires_timers_early_but_once(tmp_path: Path) -> None:
+    keys = [f"k{number}" for number in range(50)]
+    async with worker_here(tmp_path) as client:
+        await client.call_many(apps.alarm, keys, [("set", HOUR_MS / 2)] * len(keys))
+        assert await rings(client, keys) == [0] * len(keys)
+    async with worker_here(tmp_path, wrong_ms=HOUR_MS) as client:
+        await until_rung(client, keys, 1)
+    # The right time is in the partition's past now; its clock goes on from where it was.
+    async with worker_here(tmp_path) as client:
+        assert await rings(client, keys) == [1] * len(keys)
+        await client.call_many(apps.alarm, keys, [("set", 50)] * len(keys))
+        await until_rung(client, keys, 2)
+        assert await rings(client, keys) == [2] * len(keys)
