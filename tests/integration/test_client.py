@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,9 @@ from sublet.functions.errors import (
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client import Client
 from sublet.runtime.frames import Batch, ErrorInfo
+from tests.integration import apps
+from tests.integration.cluster import Cluster
+from tests.integration.cluster import running_cluster as real_cluster
 from tests.integration.echo_worker import EchoCluster, EchoWorker, running_cluster, serving
 
 PATIENCE_S = 15.0
@@ -45,6 +49,16 @@ async def client(cluster: EchoCluster) -> AsyncIterator[Client]:
     async with Client(cluster.addresses["w1"], connect_timeout="2s") as client:
         yield client
         assert client.stats.in_flight == 0
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster("tests.integration.apps:app", tmp_path_factory.mktemp("real"), {})
+    try:
+        asyncio.run(cluster.start(2))
+        yield cluster
+    finally:
+        cluster.close()
 
 
 async def until(happened: Callable[[], bool]) -> None:
@@ -610,3 +624,66 @@ def test_a_blocking_client_is_of_no_use_after_a_fork() -> None:
     refusal, reply = ended.stdout.decode().splitlines()
     assert refusal.endswith("before a fork; make a new one in each process")
     assert reply == "the parent goes on"
+
+
+# Against real workers
+
+
+async def test_what_a_full_worker_refuses_has_surely_not_happened(tmp_path: Path) -> None:
+    keys = [f"k{index % 40}" for index in range(3_000)]
+    async with (
+        asyncio.timeout(PATIENCE_S * 3),
+        real_cluster(tmp_path, 1, in_flight_max=150) as cluster,
+        cluster.client(overload_retries=0) as client,
+    ):
+
+        async def ask(start: int) -> list[tuple[str, object]]:
+            chosen = keys[start : start + 100]
+            messages = [1] * len(chosen)
+            replies = await client.call_many(
+                apps.count_after_wait, chosen, messages, return_errors=True
+            )
+            return list(zip(chosen, replies, strict=True))
+
+        outcomes = await asyncio.gather(*(ask(start) for start in range(0, len(keys), 100)))
+        pairs = [pair for outcome in outcomes for pair in outcome]
+        refused = [reply for _, reply in pairs if isinstance(reply, OverloadedError)]
+        counted = Counter(key for key, reply in pairs if isinstance(reply, int))
+        assert refused
+        assert len(refused) + counted.total() == len(keys)
+        async with cluster.client() as patient:
+            known = list(counted)
+            totals = await patient.call_many(apps.count_after_wait, known, [0] * len(known))
+    assert dict(zip(known, totals, strict=True)) == counted
+
+
+async def test_a_patient_client_gets_everything_through_a_full_worker(tmp_path: Path) -> None:
+    keys = [f"k{index % 40}" for index in range(3_000)]
+    async with (
+        asyncio.timeout(PATIENCE_S * 3),
+        real_cluster(tmp_path, 2, in_flight_max=150) as cluster,
+        cluster.client(overload_retries=1_000) as client,
+    ):
+        parts = [keys[start : start + 100] for start in range(0, len(keys), 100)]
+        await asyncio.gather(
+            *(client.call_many(apps.count_after_wait, part, [1] * len(part)) for part in parts)
+        )
+        assert client.stats.refusals > 0
+        totals = await client.call_many(apps.count_after_wait, keys[:40], [0] * 40)
+    assert totals == [75] * 40
+
+
+def test_a_blocking_client_counts_exactly_from_many_threads(real: Cluster) -> None:
+    with BlockingClient(real.addresses()) as client:
+
+        def ask() -> None:
+            for index in range(100):
+                client.call(apps.count, f"thread key {index % 10}", 1)
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        names = [f"thread key {index}" for index in range(10)]
+        assert client.call_many(apps.count, names, [0] * 10) == [80] * 10
