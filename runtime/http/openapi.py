@@ -25,6 +25,8 @@ KEYS_LIMIT_MAX = 1_000
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
+_DECIMAL = r"^[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$"
+_BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _EXAMPLE = re.compile(r"^\s*Example:\s*(.+?)\s*$", re.MULTILINE)
 
 _INVOKE_CODES = (
@@ -332,7 +334,7 @@ _INVOKE_PARAMETERS: list[Json] = [
     {
         "name": "Sublet-Deadline",
         "in": "header",
-        "description": "How long the caller waits, such as `250ms` or `2s`; the most is 10 min.",
+        "description": "How long the caller waits, such as `250ms` or `2s`; the most is `999s`.",
         "schema": {"type": "string", "pattern": DEADLINE_PATTERN},
         "example": "250ms",
     },
@@ -464,9 +466,14 @@ def _parts(root: Any) -> Iterator[Json]:
 
 
 def _adjust(schema: Json) -> None:
-    """Say what msgspec leaves out: msgpack's integers have 64 bits."""
+    """Say what msgspec leaves out: which texts are numbers and bytes, and that integers have
+    64 bits."""
     if schema.get("type") == "integer":
         if "exclusiveMinimum" not in schema:
             schema.setdefault("minimum", INT_MIN)
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", INT_MAX)
+    elif schema.get("format") == "decimal":
+        schema.setdefault("pattern", _DECIMAL)
+    elif schema.get("contentEncoding") == "base64":
+        schema.setdefault("pattern", _BASE64)
