@@ -9,16 +9,36 @@ store's epochs decide who may commit.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 
 import structlog
 
 from sublet.functions.errors import RetryLaterError
+from sublet.runtime.config import is_loopback_host
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Directory, Member, Recovered, Store, View
 
 _log = structlog.get_logger(__name__)
+
+
+def process_is_gone(member: Member) -> bool:
+    """Tell whether a worker of this machine has certainly ended; False where nobody can say.
+
+    Only who listens at a loopback address is surely on this machine, where its number means
+    something. A number that was given to another process since looks alive: then the heartbeat
+    decides.
+    """
+    if member.pid <= 0 or not is_loopback_host(member.address.rpartition(":")[0]):
+        return False
+    try:
+        os.kill(member.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # It is there, and somebody else's.
+    return False
 
 
 class DeathWatch:
@@ -27,19 +47,28 @@ class DeathWatch:
     def __init__(self, term_ms: float) -> None:
         self._term_ms = term_ms
         self._seen: dict[str, tuple[int, float]] = {}
+        self._beating: set[str] = set()
 
     def dead(self, members: Mapping[str, Member], now_ms: float) -> list[str]:
         """Return the members whose beat has not changed for a whole term."""
         for id_ in [id_ for id_ in self._seen if id_ not in members]:
             del self._seen[id_]
+            self._beating.discard(id_)
         found = []
         for id_, member in members.items():
-            beat, since_ms = self._seen.get(id_, (-1, now_ms))
-            if member.beat != beat:
+            known = self._seen.get(id_)
+            if known is None or member.beat != known[0]:
                 self._seen[id_] = (member.beat, now_ms)
-            elif now_ms - since_ms > self._term_ms:
+                if known is not None:
+                    self._beating.add(id_)
+            elif now_ms - known[1] > self._term_ms:
                 found.append(id_)
+                self._beating.discard(id_)
         return found
+
+    def is_beating(self, worker: str) -> bool:
+        """Tell whether a beat of the worker was seen: it lived after we began to look."""
+        return worker in self._beating
 
 
 class Ownership:
@@ -60,7 +89,7 @@ class Ownership:
 
 
 class Membership:
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         member: Member,
         functions: Mapping[str, FunctionInfo],
@@ -72,8 +101,10 @@ class Membership:
         term_ms: float,
         workers_expected: int,
         placement_wait_s: float,
+        is_gone: Callable[[Member], bool] = process_is_gone,
     ) -> None:
         self.ready = asyncio.Event()
+        """Set once every partition has a living owner, and all of our own are here."""
         self.view: View | None = None
         self._member = member
         self._functions = functions
@@ -82,6 +113,7 @@ class Membership:
         self._ownership = ownership
         self._heartbeat_s = heartbeat_ms / 1000
         self._deaths = DeathWatch(term_ms)
+        self._is_gone = is_gone
         self._workers_expected = workers_expected
         self._placement_wait_s = placement_wait_s
         self._loop = asyncio.get_running_loop()
@@ -120,25 +152,45 @@ class Membership:
         return view
 
     async def _follow(self, view: View) -> None:
-        dead = self._deaths.dead(view.members, self._loop.time() * 1000)
-        dead = [worker for worker in dead if worker != self._member.id]
-        view = await self._place(view, dead)
+        view = await self._place(view, self._dead(view))
         if self.view is None or view.version != self.view.version:
             self.view = view
             self._ownership.topology_changed(self._topology(view))
         self._take_and_leave(view)
-        complete = len(view.placement) == sum(view.functions.values())
-        mine = {each for each, worker in view.placement.items() if worker == self._member.id}
-        if complete and mine <= self._ownership.owned():
+        if not self.ready.is_set() and self._is_served(view):
             self.ready.set()
+
+    def _dead(self, view: View) -> list[str]:
+        """Return the members that are taken for dead, by their heartbeat or their process."""
+        silent = self._deaths.dead(view.members, self._loop.time() * 1000)
+        return [
+            id_
+            for id_, member in view.members.items()
+            if id_ != self._member.id and (id_ in silent or self._is_gone(member))
+        ]
+
+    def _is_served(self, view: View) -> bool:
+        if len(view.placement) < sum(view.functions.values()):
+            return False
+        owners = set(view.placement.values()) - {self._member.id}
+        if not all(self._deaths.is_beating(owner) for owner in owners):
+            return False
+        owned = self._ownership.owned()
+        return all(
+            partition in owned
+            for partition, worker in view.placement.items()
+            # Of a function that only others (or earlier versions) have, nothing can be here.
+            if worker == self._member.id and partition.rpartition("/")[0] in self._functions
+        )
 
     async def _place(self, view: View, dead: list[str]) -> View:
         alive = [worker for worker in view.members if worker not in dead]
         if self._member.id != min(alive, default=None):
             return view
-        if not view.placement and len(alive) < self._workers_expected:
-            if self._loop.time() - self._joined_s < self._placement_wait_s:
-                return view
+        waited_s = self._loop.time() - self._joined_s
+        awaits_others = len(alive) < self._workers_expected and waited_s < self._placement_wait_s
+        if not view.placement and awaits_others:
+            return view
         wanted = place(view.functions, alive, view.placement, rebalance=self._store.shared)
         if not dead and wanted == dict(view.placement):
             return view

@@ -1,0 +1,207 @@
+"""Who is taken for dead, and when a worker may say that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from sublet.runtime.frames import FunctionInfo
+from sublet.runtime.membership import DeathWatch, Membership, Ownership, process_is_gone
+from sublet.statestore.contract import Member, Recovered, View
+from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
+
+PATIENCE_S = 10.0
+FUNCTIONS = {"desk/add": 3}
+
+
+def member(id_: str, beat: int = 0, *, pid: int = 0, host: str = "127.0.0.1") -> Member:
+    return Member(id=id_, address=f"{host}:7070", pid=pid, beat=beat)
+
+
+def test_a_member_is_dead_when_its_beat_stood_still_for_longer_than_a_term() -> None:
+    watch = DeathWatch(term_ms=100)
+
+    assert watch.dead({"a": member("a", 1)}, 0) == []
+    assert watch.dead({"a": member("a", 1)}, 100) == []
+    assert watch.dead({"a": member("a", 1)}, 101) == ["a"]
+    assert watch.dead({"a": member("a", 2)}, 102) == []
+
+
+def test_a_member_lives_for_sure_only_when_a_beat_of_it_was_seen() -> None:
+    watch = DeathWatch(term_ms=100)
+    watch.dead({"a": member("a", 5)}, 0)
+    assert not watch.is_beating("a")
+
+    watch.dead({"a": member("a", 6)}, 10)
+    assert watch.is_beating("a")
+    watch.dead({"a": member("a", 6)}, 111)
+    assert not watch.is_beating("a")
+
+
+def test_a_member_that_left_and_came_back_is_looked_at_anew() -> None:
+    watch = DeathWatch(term_ms=100)
+    watch.dead({"a": member("a", 1)}, 0)
+    watch.dead({"a": member("a", 2)}, 10)
+    watch.dead({}, 20)
+
+    assert not watch.is_beating("a")
+    assert watch.dead({"a": member("a", 2)}, 500) == []
+
+
+def ended_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(PATIENCE_S)
+    return process.pid
+
+
+def test_a_process_of_this_machine_that_ended_is_gone() -> None:
+    pid = ended_pid()
+
+    assert process_is_gone(member("a", pid=pid))
+    assert process_is_gone(member("a", pid=pid, host="[::1]"))
+    assert process_is_gone(member("a", pid=pid, host="localhost"))
+
+
+def test_nobody_can_say_of_a_process_elsewhere_or_without_number_that_it_is_gone() -> None:
+    assert not process_is_gone(member("a", pid=ended_pid(), host="192.0.2.1"))
+    assert not process_is_gone(member("a", pid=ended_pid(), host="worker-7"))
+    assert not process_is_gone(member("a", pid=0))
+
+
+def test_a_process_that_runs_is_not_gone_whoever_owns_it() -> None:
+    assert not process_is_gone(member("a", pid=os.getpid()))
+    assert not process_is_gone(member("a", pid=1))
+
+
+class CountedDirectory(MemoryDirectory):
+    """Tells when one's heart has beaten so many times."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        super().__init__(backend)
+        self._beats = 0
+        self._beaten = asyncio.Event()
+
+    async def beat(self, worker: str) -> View | None:
+        self._beats += 1
+        self._beaten.set()
+        return await super().beat(worker)
+
+    async def beaten(self, times: int) -> None:
+        until = self._beats + times
+        while self._beats < until:
+            self._beaten.clear()
+            await self._beaten.wait()
+
+
+class Cluster:
+    """A worker's membership among members that the test plays itself."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryBackend()
+        self.directory = CountedDirectory(self.backend)
+        self.others = MemoryDirectory(self.backend)
+        self.owned: set[str] = set()
+
+    async def owner_before(self, id_: str) -> None:
+        """Let another member own everything."""
+        view = await self.others.join(member(id_), FUNCTIONS)
+        everything = {f"desk/add/{index}": id_ for index in range(3)}
+        await self.others.place(view.version, everything)
+
+    @asynccontextmanager
+    async def worker(
+        self,
+        *,
+        is_gone: Callable[[Member], bool] = lambda member: False,
+        functions: dict[str, int] = FUNCTIONS,
+        term_ms: float = 600_000,
+    ) -> AsyncIterator[Membership]:
+        def added(partition: str, recovered: Recovered) -> None:
+            self.owned.add(partition)
+
+        membership = Membership(
+            member("w"),
+            {name: FunctionInfo(name, count, "keyed") for name, count in functions.items()},
+            self.directory,
+            MemoryStore(self.backend),
+            Ownership(
+                added=added,
+                removed=self.owned.discard,
+                owned=lambda: set(self.owned),
+                topology_changed=lambda topology: None,
+            ),
+            heartbeat_ms=10,
+            term_ms=term_ms,
+            workers_expected=1,
+            placement_wait_s=5,
+            is_gone=is_gone,
+        )
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(membership.run(tasks))
+            yield membership
+            running.cancel()
+
+
+async def test_the_first_worker_is_ready_when_it_has_everything() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        assert len(cluster.owned) == 3
+
+
+async def test_a_restarted_worker_takes_over_at_once_from_a_predecessor_that_is_gone() -> None:
+    cluster = Cluster()
+    await cluster.owner_before("predecessor")
+
+    async with cluster.worker(is_gone=lambda each: each.id == "predecessor") as membership:
+        await membership.ready.wait()
+        assert len(cluster.owned) == 3
+    assert set((await cluster.others.view()).members) == {"w"}
+
+
+async def test_a_worker_is_not_ready_while_an_owner_may_be_dead() -> None:
+    cluster = Cluster()
+    await cluster.owner_before("a-predecessor")
+
+    async with cluster.worker() as membership:
+        await cluster.directory.beaten(5)
+        assert not membership.ready.is_set()
+
+
+async def test_a_worker_is_ready_when_the_silent_owner_is_taken_for_dead() -> None:
+    cluster = Cluster()
+    await cluster.owner_before("a-predecessor")
+
+    async with cluster.worker(term_ms=100) as membership:
+        await membership.ready.wait()
+        assert len(cluster.owned) == 3
+
+
+async def test_a_worker_is_ready_beside_an_owner_whose_heart_beats() -> None:
+    cluster = Cluster()
+    # The smaller id: it is the one that would move partitions, and it does not.
+    await cluster.owner_before("a")
+
+    async with cluster.worker() as membership:
+        await cluster.directory.beaten(3)
+        assert not membership.ready.is_set()
+        await cluster.others.beat("a")
+        await membership.ready.wait()
+        assert cluster.owned == set()
+
+
+async def test_functions_that_are_no_longer_declared_do_not_keep_a_worker_from_being_ready() -> (
+    None
+):
+    cluster = Cluster()
+    await cluster.others.join(member("w0"), {"desk/removed": 2})
+    await cluster.others.leave("w0")
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        assert cluster.owned == {f"desk/add/{index}" for index in range(3)}
