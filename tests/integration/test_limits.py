@@ -297,6 +297,19 @@ async def test_a_client_that_stops_reading_fills_no_memory_and_hinders_nobody(
             assert await client.call("limit/count", "others", 1) == number
 
 
+@pytest.mark.parametrize("lane", [0, 1])
+async def test_a_link_with_little_room_is_slower_not_stuck(tmp_path: Path, lane: int) -> None:
+    async with (
+        running_cluster(tmp_path, app=APP, link_bytes_max=1_000, lane=lane) as cluster,
+        cluster.client(overload_retries=1_000) as client,
+    ):
+        sizes = [number * 2_000 for number in range(100)]
+        async with asyncio.timeout(20):
+            replies = await client.call_many("limit/reply_large", None, sizes)
+
+        assert [len(each) for each in replies] == sizes
+
+
 @asynccontextmanager
 async def silent_stream(address: str) -> AsyncIterator[Callable[[Data], Awaitable[None]]]:
     """A gRPC stream that is written to and never read."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sublet.statestore.sqlite import SqliteStore
 from tests.integration import count_app
 from tests.integration.cluster import running_cluster
 from tests.integration.worker_load import Load, rounds_more, under_load
@@ -16,12 +17,12 @@ APP = "tests.integration.count_app:app"
 TAKEOVER_WITHIN_S = 8.0
 
 
-@pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 3), (3, 3)])
+@pytest.mark.parametrize(("seed", "workers", "lane"), [(1, 2, 1), (2, 3, 0), (3, 3, 1)])
 async def test_killed_workers_lose_and_double_nothing(
-    tmp_path: Path, seed: int, workers: int
+    tmp_path: Path, seed: int, workers: int, lane: int
 ) -> None:
     chance = random.Random(seed)
-    async with running_cluster(tmp_path, app=APP, workers=workers) as cluster:
+    async with running_cluster(tmp_path, app=APP, workers=workers, lane=lane) as cluster:
 
         async def kill_some(load: Load) -> None:
             for _ in range(workers - 1):
@@ -118,3 +119,24 @@ async def test_a_worker_that_is_asked_to_stop_hands_over_under_load(tmp_path: Pa
         load = await under_load(cluster, 9, stop_some)
         assert load.longest_s < TAKEOVER_WITHIN_S
         assert "taken for dead" not in cluster.log
+
+
+async def test_a_partition_that_somebody_took_for_a_moment_comes_back_with_everything(
+    tmp_path: Path,
+) -> None:
+    """Its owner is fenced and takes it again; nobody else has seen it move."""
+    async with running_cluster(tmp_path, app=APP, workers=2) as cluster:
+
+        async def take_some(load: Load) -> None:
+            store = SqliteStore(tmp_path / "sublet.db")
+            try:
+                for name in ("count", "count_batch", "forward", "relay"):
+                    for index in range(8):
+                        await store.acquire(f"count/{name}/{index}", "somebody")
+                    await rounds_more(load, 3)
+            finally:
+                await store.close()
+
+        load = await under_load(cluster, 10, take_some)
+        assert load.longest_s < TAKEOVER_WITHIN_S
+        assert "lost a partition" in cluster.log
