@@ -60,6 +60,8 @@ class Batch(msgspec.Struct, array_like=True):
     """Replies: the numbers of the answered messages, if they are not consecutive."""
     errors: dict[int, ErrorInfo] | None = None
     """Replies: those that failed, by place; their result is nil."""
+    age_ms: int = 0
+    """How long the messages had waited in their sender when they left; for telemetry alone."""
 
 
 class Ack(msgspec.Struct, array_like=True):

@@ -43,6 +43,7 @@ from sublet.runtime.partition import (
     Store as StoreCommit,
 )
 from sublet.runtime.state_cache import StateCache
+from sublet.runtime.telemetry import PartitionTimes, Telemetry
 from sublet.runtime.threads import (
     HandlerInterrupt,
     LoopWatchdog,
@@ -100,12 +101,18 @@ class SystemClock:
 class Hosted:
     """A partition with its surroundings."""
 
-    __slots__ = ("cache", "clock", "partition", "place", "tickets", "wake")
+    __slots__ = ("cache", "clock", "partition", "place", "tickets", "times", "wake")
 
     def __init__(
-        self, partition: Partition, place: Place, cache: StateCache | None, clock: StateClock
+        self,
+        partition: Partition,
+        place: Place,
+        cache: StateCache | None,
+        clock: StateClock,
+        times: PartitionTimes,
     ) -> None:
         self.partition = partition
+        self.times = times
         self.place = place
         self.cache = cache
         self.clock = clock
@@ -131,6 +138,7 @@ class Host:
     ) -> None:
         """Without others, the pace is learned from what runs cost and a thread watches the loop."""
         self.partitions: dict[str, Hosted] = {}
+        self.telemetry = Telemetry()
         self._functions = functions
         self._store = store
         self._routes = routes
@@ -206,7 +214,13 @@ class Host:
             next_timer=partition.next_timer,
             monotonic_ms=self._clock.monotonic_ms,
         )
-        hosted = self.partitions[name] = Hosted(partition, place, cache, state_clock)
+        hosted = self.partitions[name] = Hosted(
+            partition,
+            place,
+            cache,
+            state_clock,
+            PartitionTimes(self.telemetry, name, function.name),
+        )
         partition.start(now_ms)
         self._carry_out(hosted)
 
@@ -304,6 +318,7 @@ class Host:
                 elif kind is Acknowledge:
                     self._outside.acknowledge(effect.ack)  # type: ignore[union-attr]
                 elif kind is StoreCommit:
+                    hosted.times.sealed(effect.commit.index)  # type: ignore[union-attr]
                     self.committer.add(effect.commit)  # type: ignore[union-attr]
                 elif kind is WakeAt:
                     self._wake_at(hosted, effect.at_ms)  # type: ignore[union-attr]
@@ -345,6 +360,7 @@ class Host:
 
     async def _load(self, hosted: Hosted, load: Load) -> None:
         name = hosted.partition.name
+        started_ms = self._clock.monotonic_ms()
         answers = []
         while True:
             try:
@@ -358,6 +374,7 @@ class Host:
                 await asyncio.sleep(error.retry_after_ms / 1000)
         now_ms = self._clock.monotonic_ms()
         hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
+        load.work.loading_ms = now_ms - started_ms
         hosted.partition.loaded(load.work, load.keys, rows, answers, now_ms)
         self._carry_out(hosted)
 
@@ -379,7 +396,10 @@ class Host:
         hosted = self.partitions.get(commit.partition)
         if hosted is None or hosted.partition.epoch != commit.epoch:
             return
-        hosted.partition.committed(outcome, self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        if outcome is Outcome.DONE or outcome is Outcome.DUPLICATE:
+            hosted.times.committed(now_ms)
+        hosted.partition.committed(outcome, now_ms)
         self._carry_out(hosted)
 
     # Running user code
@@ -437,7 +457,9 @@ class Host:
         self, hosted: Hosted, work: Work, result: RunResult, waiting: list[Invocation]
     ) -> None:
         partition = hosted.partition
-        partition.finished(work, result, self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        hosted.times.ran(work, result, now_ms, self._clock.wall_ms())
+        partition.finished(work, result, now_ms)
         for invocation in waiting:
             for opened in invocation.calls:
                 self._open_call(hosted, opened)
@@ -482,6 +504,8 @@ class Host:
             hosted.partition.cells_suspect([self._cell_key(hosted, ended.key)])
         elif ended.rows and hosted.cache is not None:
             hosted.cache.changed([self._cell_key(hosted, ended.key)])
+        now_ms = self._clock.monotonic_ms()
+        hosted.times.ended(ended.message_id, ended.failure is None, now_ms, self._clock.wall_ms())
         hosted.partition.invocation_ended(
             ended.message_id,
             ended.value,
@@ -489,7 +513,7 @@ class Host:
             ended.rows,
             ended.effects,
             ended.step_ms,
-            self._clock.monotonic_ms(),
+            now_ms,
         )
         self._carry_out(hosted)
 

@@ -41,13 +41,20 @@ class Message(msgspec.Struct, array_like=True):
 class Waiting:
     """A message object with what is true only in this process."""
 
-    __slots__ = ("deadline_ms", "ended", "journal", "message", "parked")
+    __slots__ = ("arrived_ms", "deadline_ms", "ended", "journal", "message", "parked")
 
     def __init__(
-        self, message: Message, deadline_ms: float | None = None, *, parked: bool = False
+        self,
+        message: Message,
+        deadline_ms: float | None = None,
+        *,
+        parked: bool = False,
+        arrived_ms: float | None = None,
     ) -> None:
         self.message = message
         self.deadline_ms = deadline_ms
+        self.arrived_ms = arrived_ms
+        """None if it arrived at an earlier owner of the partition."""
         self.parked = parked
         """True once a commit holds it: then the end of it must delete the record."""
         self.ended = False
@@ -111,7 +118,7 @@ class Chunk:
             1,
             extra,
         )
-        return Waiting(message, self.deadline_ms(index))
+        return Waiting(message, self.deadline_ms(index), arrived_ms=self.arrived_ms)
 
 
 class Span(NamedTuple):
@@ -125,7 +132,17 @@ class Span(NamedTuple):
 class Work:
     """Messages that run together: either whole spans of chunks, or single waiting messages."""
 
-    __slots__ = ("count", "exclusive", "id", "keys", "off_loop", "recorded", "spans", "waiting")
+    __slots__ = (
+        "count",
+        "exclusive",
+        "id",
+        "keys",
+        "loading_ms",
+        "off_loop",
+        "recorded",
+        "spans",
+        "waiting",
+    )
 
     def __init__(
         self, id: int, *, spans: Sequence[Span] = (), waiting: Sequence[Waiting] = ()
@@ -135,6 +152,8 @@ class Work:
         self.waiting = waiting
         self.off_loop = False
         self.exclusive = True
+        self.loading_ms = 0.0
+        """How long it waited for state; for telemetry alone."""
         self.recorded = True
         """False if the pending commit speaks of messages whose end it does not hold yet."""
         self.keys: Sequence[str]

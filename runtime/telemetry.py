@@ -1,0 +1,279 @@
+"""What a worker remembers about the messages that it has handled: rates, times by stage, the slow.
+
+Everything here is counted for whole spans of a batch, not for single messages, so that it can
+always be on. No I/O and no clock; metrics, traces and `sublet why` read from it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heappush, heapreplace
+
+import msgspec
+
+from sublet.runtime.work import RunResult, Waiting, Work
+
+LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
+LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)
+SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
+
+STAGES = ("admission", "queue", "state", "running", "committing")
+"""The stages that a worker can time by itself, in the order in which a message passes them."""
+
+
+class Histogram:
+    """Counts values in fixed buckets; one observation may stand for many messages."""
+
+    __slots__ = ("bounds", "count", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.count = 0
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.count += times
+        self.total += value * times
+
+
+class SpanTimes(msgspec.Struct, array_like=True):
+    """How long a span of messages spent in each stage, in ms, and whose they were."""
+
+    function: str
+    partition: str
+    source: str
+    first: int
+    count: int
+    wall_ms: int
+    """When it arrived, on the worker's wall clock: for people."""
+    admission_ms: float
+    """Waiting in the sender before it left; only the sender knows, and tells."""
+    queue_ms: float
+    state_ms: float
+    running_ms: float
+    committing_ms: float
+    late: int = 0
+    """How many of the messages were answered after their deadline."""
+    attempt: int = 1
+    trace: str = ""
+
+    @property
+    def total_ms(self) -> float:
+        return (
+            self.admission_ms + self.queue_ms + self.state_ms + self.running_ms + self.committing_ms
+        )
+
+    def holds(self, source: str, number: int) -> bool:
+        return self.source == source and self.first <= number < self.first + self.count
+
+
+class FunctionTimes:
+    """Histograms of one function."""
+
+    __slots__ = ("batch_size", "late", "latency", "laxity", "messages", "stages")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.late = 0
+        self.latency = Histogram(LATENCY_BOUNDS_MS)
+        self.laxity = Histogram(LAXITY_BOUNDS_MS)
+        self.batch_size = Histogram(SIZE_BOUNDS)
+        self.stages = {stage: Histogram(LATENCY_BOUNDS_MS) for stage in STAGES}
+
+
+class SlowLog:
+    """Keeps the slowest spans of the last periods, and the latest that missed their deadline."""
+
+    def __init__(self, slowest_max: int = 100, missed_max: int = 1_000) -> None:
+        self._slowest_max = slowest_max
+        self._slowest: list[tuple[float, int, SpanTimes]] = []
+        self._before: list[tuple[float, int, SpanTimes]] = []
+        self._missed: deque[SpanTimes] = deque(maxlen=missed_max)
+        self._number = 0
+        self._period_ends_ms = 0.0
+
+    PERIOD_MS = 300_000
+
+    def note(self, times: SpanTimes, now_ms: float) -> None:
+        if now_ms > self._period_ends_ms:
+            # The slowest of an hour ago must not hide those of now.
+            self._before, self._slowest = self._slowest, []
+            self._period_ends_ms = now_ms + self.PERIOD_MS
+        if times.late:
+            self._missed.append(times)
+        total_ms = times.total_ms
+        slowest = self._slowest
+        if len(slowest) < self._slowest_max:
+            self._number += 1
+            heappush(slowest, (total_ms, self._number, times))
+        elif total_ms > slowest[0][0]:
+            self._number += 1
+            heapreplace(slowest, (total_ms, self._number, times))
+
+    def slowest(self, limit: int) -> list[SpanTimes]:
+        """Return the slowest of this period and the one before, slowest first."""
+        kept = sorted((*self._slowest, *self._before), reverse=True)
+        return [times for _, _, times in kept[:limit]]
+
+    def missed(self, limit: int) -> list[SpanTimes]:
+        """Return the latest that were late, newest first."""
+        return list(reversed(self._missed))[:limit]
+
+    def find(self, partition: str, source: str, number: int) -> SpanTimes | None:
+        for times in self._all():
+            if times.partition == partition and times.holds(source, number):
+                return times
+        return None
+
+    def _all(self) -> Iterator[SpanTimes]:
+        yield from self._missed
+        for kept in (self._slowest, self._before):
+            yield from (times for _, _, times in kept)
+
+
+class Telemetry:
+    """One for a worker."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, FunctionTimes] = {}
+        self.slow = SlowLog()
+        self.commit_time = Histogram(LATENCY_BOUNDS_MS)
+        self.commit_size = Histogram(SIZE_BOUNDS)
+
+    def of(self, function: str) -> FunctionTimes:
+        times = self.functions.get(function)
+        if times is None:
+            times = self.functions[function] = FunctionTimes()
+        return times
+
+    def span_done(self, times: SpanTimes, laxity_ms: float | None, now_ms: float) -> None:
+        """A span's replies have left."""
+        count = times.count
+        function = self.of(times.function)
+        function.messages += count
+        function.late += times.late
+        function.latency.observe(times.total_ms, count)
+        if laxity_ms is not None:
+            function.laxity.observe(laxity_ms, count)
+        stages = function.stages
+        stages["admission"].observe(times.admission_ms, count)
+        stages["queue"].observe(times.queue_ms, count)
+        stages["state"].observe(times.state_ms, count)
+        stages["running"].observe(times.running_ms, count)
+        stages["committing"].observe(times.committing_ms, count)
+        self.slow.note(times, now_ms)
+
+
+class PartitionTimes:
+    """Follows one partition's messages from their run to their commit."""
+
+    __slots__ = (
+        "_committing",
+        "_committing_index",
+        "_function",
+        "_partition",
+        "_ran",
+        "_suspended",
+        "_telemetry",
+    )
+
+    def __init__(self, telemetry: Telemetry, partition: str, function: str) -> None:
+        self._telemetry = telemetry
+        self._partition = partition
+        self._function = function
+        self._ran: list[tuple[SpanTimes, float | None, float]] = []
+        self._committing: list[tuple[SpanTimes, float | None, float]] = []
+        self._committing_index = 0
+        self._suspended: dict[str, tuple[Waiting, float]] = {}
+
+    def ran(self, work: Work, result: RunResult, now_ms: float, wall_ms: int) -> None:
+        """User code has run; what it finished goes into the next commit."""
+        self._telemetry.of(self._function).batch_size.observe(work.count)
+        started_ms = now_ms - result.elapsed_ms
+        if work.spans and result.is_plain:
+            for chunk, start, stop in work.spans:
+                batch = chunk.batch
+                times = SpanTimes(
+                    self._function,
+                    self._partition,
+                    batch.source,
+                    batch.first + start,
+                    stop - start,
+                    wall_ms - int(now_ms - chunk.arrived_ms),
+                    batch.age_ms,
+                    max(0.0, started_ms - chunk.arrived_ms - work.loading_ms),
+                    work.loading_ms,
+                    result.elapsed_ms,
+                    0.0,
+                )
+                self._ran.append((times, chunk.deadline_ms(start), now_ms))
+            return
+        for index, waiting in enumerate(work.waiting):
+            if index in result.suspended:
+                self._suspended[waiting.message.id] = (waiting, started_ms)
+            elif index not in result.failed and index not in result.unfinished:
+                self._ran_alone(waiting, started_ms, now_ms, wall_ms, work.loading_ms)
+
+    def ended(self, message_id: str, succeeded: bool, now_ms: float, wall_ms: int) -> None:
+        """A handler that had waited has ended."""
+        found = self._suspended.pop(message_id, None)
+        if found is not None and succeeded:
+            waiting, started_ms = found
+            self._ran_alone(waiting, started_ms, now_ms, wall_ms, 0.0)
+
+    def _ran_alone(
+        self, waiting: Waiting, started_ms: float, now_ms: float, wall_ms: int, loading_ms: float
+    ) -> None:
+        message = waiting.message
+        arrived_ms = started_ms if waiting.arrived_ms is None else waiting.arrived_ms
+        times = SpanTimes(
+            self._function,
+            self._partition,
+            message.source,
+            message.number,
+            1,
+            wall_ms - int(now_ms - arrived_ms),
+            0.0,
+            max(0.0, started_ms - arrived_ms - loading_ms),
+            loading_ms,
+            now_ms - started_ms,
+            0.0,
+            attempt=message.attempt,
+            trace=message.extra.trace,
+        )
+        self._ran.append((times, waiting.deadline_ms, now_ms))
+
+    def sealed(self, index: int) -> None:
+        """All that has run so far is in this commit."""
+        if index != self._committing_index:
+            self._committing_index = index
+            self._committing, self._ran = self._ran, []
+
+    def committed(self, now_ms: float) -> None:
+        """Their replies leave now."""
+        telemetry = self._telemetry
+        for times, deadline_ms, ran_ms in self._committing:
+            times.committing_ms = now_ms - ran_ms
+            laxity_ms = None if deadline_ms is None else deadline_ms - now_ms
+            if laxity_ms is not None and laxity_ms < 0:
+                times.late = times.count
+            telemetry.span_done(times, laxity_ms, now_ms)
+        self._committing = []
+
+
+def request_id(partition: str, source: str, number: int) -> str:
+    """Return the name under which `sublet why` knows a message."""
+    return f"{partition}@{source}:{number}"
+
+
+def parse_request_id(text: str) -> tuple[str, str, int]:
+    """Return (partition, source, number). Raises ValueError for anything else."""
+    partition, mark, rest = text.partition("@")
+    source, colon, number = rest.rpartition(":")
+    if not mark or not colon or not number.isdigit():
+        raise ValueError(f"{text!r} is no request id; allowed: app/function/3@source:number")
+    return partition, source, int(number)
