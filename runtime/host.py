@@ -159,6 +159,8 @@ class Host:
         self._tasks: asyncio.TaskGroup
         self._ready: list[tuple[float, int, str, Work]] = []
         self._ready_number = 0
+        self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
+        """Partition and message to the timeouts of the calls that its handler awaits."""
         self._pump_planned = False
 
     @property
@@ -236,6 +238,8 @@ class Host:
         if hosted.wake is not None:
             hosted.wake.cancel()
         self._async.forget(name)
+        for waiting in [each for each in self._call_timers if each[0] == name]:
+            self._forget_calls(*waiting)
         for ticket in hosted.tickets:
             if not ticket.done():
                 ticket.set_exception(
@@ -333,6 +337,9 @@ class Host:
             case LoadTimers():
                 self._tasks.create_task(self._load_timers(hosted, effect))
             case Resume():
+                timers = self._call_timers.get((partition.name, effect.message_id))
+                if timers is not None and effect.call in timers:
+                    timers.pop(effect.call).cancel()
                 self._async.resume(
                     partition.name, effect.message_id, effect.call, effect.result, effect.error
                 )
@@ -481,9 +488,22 @@ class Host:
             request.payload,
             self._clock.monotonic_ms(),
         )
-        self._loop.call_later(request.timeout_ms / 1000, self._call_expired, hosted, opened)
+        timer = self._loop.call_later(
+            request.timeout_ms / 1000, self._call_expired, hosted, opened
+        )
+        timers = self._call_timers.setdefault((opened.partition, opened.message_id), {})
+        timers[opened.call] = timer
+
+    def _forget_calls(self, partition: str, message_id: str) -> None:
+        for timer in self._call_timers.pop((partition, message_id), {}).values():
+            timer.cancel()
 
     def _call_expired(self, hosted: Hosted, opened: CallOpened) -> None:
+        waiting = (opened.partition, opened.message_id)
+        timers = self._call_timers.get(waiting, {})
+        timers.pop(opened.call, None)
+        if not timers:
+            self._call_timers.pop(waiting, None)
         if hosted.partition.stopped:
             return
         target = opened.request.partition
@@ -497,6 +517,7 @@ class Host:
         self._carry_out(hosted)
 
     def _invocation_ended(self, ended: Ended) -> None:
+        self._forget_calls(ended.partition, ended.message_id)
         hosted = self.partitions.get(ended.partition)
         if hosted is None:
             return
