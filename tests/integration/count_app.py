@@ -5,12 +5,17 @@ from __future__ import annotations
 from sublet import App, Batch, Context
 
 app = App("count", partitions=8)
+less = App("count", partitions=8)
+"""The next deployment, which has lost all functions but one."""
 
 
 @app.function(state=int)
 def count(ctx: Context, amount: int) -> int:
     ctx.state.set(ctx.state.get() + amount)
     return int(ctx.state.get())
+
+
+less.function(state=int)(count.handler)
 
 
 @app.function(state=int, batch=True)
@@ -38,4 +43,13 @@ async def relay(ctx: Context, amount: int) -> int:
     total: int = ctx.state.get() + amount
     counted = await ctx.call(count, f"relayed-{ctx.key}", amount)
     ctx.state.set(total)
+    ctx.emit("relayed", f"{ctx.key} {total}")
     return total if total == counted else -1
+
+
+@app.function
+def remind(ctx: Context, delays_ms: list[int]) -> int:
+    """Lets the counter of this key be raised by 1 after each of the delays."""
+    for delay_ms in delays_ms:
+        ctx.send_after(f"{delay_ms}ms", count, ctx.key, 1)
+    return len(delays_ms)

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.statestore.sqlite import SqliteStore
 from tests.integration import count_app
-from tests.integration.cluster import running_cluster
+from tests.integration.cluster import running_cluster, until
 from tests.integration.worker_load import Load, rounds_more, under_load
 
 APP = "tests.integration.count_app:app"
@@ -140,3 +140,49 @@ async def test_a_partition_that_somebody_took_for_a_moment_comes_back_with_every
         load = await under_load(cluster, 10, take_some)
         assert load.longest_s < TAKEOVER_WITHIN_S
         assert "lost a partition" in cluster.log
+
+
+async def test_timers_of_a_killed_worker_fire_once(tmp_path: Path) -> None:
+    keys = [f"key{number}" for number in range(60)]
+    delays_ms = [0, 1, 5, 200, 400, 700, 1_000]
+    async with (
+        running_cluster(tmp_path, app=APP, workers=2) as cluster,
+        cluster.client() as client,
+    ):
+        await client.call_many(count_app.remind, keys, [delays_ms] * len(keys))
+        cluster.workers[0].kill()
+        counts: list[int] = []
+
+        async def all_fired() -> bool:
+            counts[:] = await client.call_many(count_app.count, keys, [0] * len(keys))
+            return min(counts) >= len(delays_ms)
+
+        await until(all_fired)
+        # Each key's last timer is the latest of all: none can still be on its way.
+        assert counts == [len(delays_ms)] * len(keys)
+
+
+async def test_an_idempotency_key_is_remembered_by_the_next_owner(tmp_path: Path) -> None:
+    keys = [f"key{number}" for number in range(20)]
+    async with running_cluster(tmp_path, app=APP, workers=2) as cluster:
+        for _ in range(2):
+            async with cluster.client() as client, asyncio.TaskGroup() as tasks:
+                calls = [
+                    tasks.create_task(client.call(count_app.count, key, 5, idempotency_key="1"))
+                    for key in keys
+                ]
+            assert [each.result() for each in calls] == [5] * len(keys)
+            cluster.living[0].kill()
+            cluster.add_worker()
+            await cluster.ready()
+
+
+async def test_a_function_that_is_not_deployed_any_more_keeps_no_worker_from_its_work(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path, app=APP, log_level="info") as cluster:
+        cluster.workers[0].terminate()
+        await cluster.workers[0].ended()
+        cluster.add_worker("tests.integration.count_app:less")
+
+        await until(lambda: cluster.log.count(" ready ") == 2)

@@ -18,12 +18,13 @@ KEYS = [f"key{number}" for number in range(64)]
 class Load:
     """Calls, sends and sends between functions, with a record of what must have happened."""
 
-    def __init__(self, client: Client, seed: int) -> None:
+    def __init__(self, cluster: Cluster, client: Client, seed: int) -> None:
         self.expected: Counter[str] = Counter()
         self.forwarded: Counter[str] = Counter()
         self.relayed: Counter[str] = Counter()
         self.rounds = 0
         self.longest_s = 0.0
+        self._cluster = cluster
         self._client = client
         self._chance = random.Random(seed)
         self._stop = asyncio.Event()
@@ -84,6 +85,9 @@ class Load:
             count_app.count, [f"relayed-{key}" for key in keys], [0] * len(keys)
         )
         assert relayed == [self.relayed[key] for key in keys]
+        emitted = await self._cluster.egress("relayed")
+        expected = [f"{key} {n}" for key in keys for n in range(1, self.relayed[key] + 1)]
+        assert sorted(emitted) == sorted(expected)
 
 
 Disturb = Callable[[Load], Awaitable[None]]
@@ -92,7 +96,7 @@ Disturb = Callable[[Load], Awaitable[None]]
 async def under_load(cluster: Cluster, seed: int, disturb: Disturb) -> Load:
     """Disturb the cluster when the load is well under way; check when it has passed."""
     async with asyncio.timeout(50), cluster.client() as client:
-        load = Load(client, seed)
+        load = Load(cluster, client, seed)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run())
             await rounds_more(load)
