@@ -1,0 +1,168 @@
+"""What a worker counts, in Prometheus' words.
+
+Everything is read when somebody asks (`GET /metrics`), so that counting costs the hot path nothing
+but additions. `METRICS` is the one list of names and meanings, also for the reference page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from sublet.runtime.partition import Counters
+from sublet.runtime.service import ServedWorker
+from sublet.runtime.telemetry import Histogram
+
+
+class Described(NamedTuple):
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+METRICS = (
+    Described("sublet_messages", "counter", ("function",), "Messages handled to their end."),
+    Described("sublet_late", "counter", ("function",), "Messages that ended after their deadline."),
+    Described("sublet_failures", "counter", ("function",), "Runs of a handler that failed."),
+    Described("sublet_retries", "counter", ("function",), "Messages that are tried again."),
+    Described("sublet_dead_letters", "counter", ("function",), "Messages given up for good."),
+    Described("sublet_duplicates", "counter", ("function",), "Messages received again, dropped."),
+    Described("sublet_refused", "counter", ("function",), "Messages of clients refused when full."),
+    Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
+    Described("sublet_egress_dropped", "counter", ("function",), "Egress values above the bound."),
+    Described("sublet_runs", "counter", ("function",), "Runs of user code, a batch each."),
+    Described("sublet_latency_seconds", "histogram", ("function",), "Arrival to commit."),
+    Described(
+        "sublet_laxity_seconds", "histogram", ("function",), "Time left at the commit; < 0: late."
+    ),
+    Described("sublet_stage_seconds", "histogram", ("function", "stage"), "Time in each stage."),
+    Described("sublet_batch_size", "histogram", ("function",), "Messages in one run."),
+    Described("sublet_queued", "gauge", ("function",), "Messages that wait in queues now."),
+    Described("sublet_partitions", "gauge", ("function",), "Partitions that this worker owns."),
+    Described("sublet_in_flight", "gauge", (), "Messages of clients taken and not finished."),
+    Described("sublet_cache_bytes", "gauge", ("function",), "State in memory."),
+    Described("sublet_cache_evicted", "counter", ("function",), "States dropped from memory."),
+    Described("sublet_commits", "counter", (), "Commits of partitions."),
+    Described("sublet_commit_groups", "counter", (), "Transactions of the store."),
+    Described("sublet_commits_unknown", "counter", (), "Commits that the store could not do."),
+    Described("sublet_commit_busy_seconds", "counter", (), "Time spent waiting for the store."),
+    Described("sublet_frames_received", "counter", (), "Frames of peers and clients."),
+    Described("sublet_clients", "gauge", (), "Clients that are connected."),
+    Described("sublet_threads_abandoned", "gauge", (), "Handlers that never ended."),
+)
+
+_BY_NAME = {each.name: each for each in METRICS}
+_COUNTERS = {
+    "consumed": "sublet_messages",
+    "late": "sublet_late",
+    "failures": "sublet_failures",
+    "retries": "sublet_retries",
+    "dead": "sublet_dead_letters",
+    "duplicates": "sublet_duplicates",
+    "refused": "sublet_refused",
+    "parked": "sublet_parked",
+    "egress_dropped": "sublet_egress_dropped",
+    "runs": "sublet_runs",
+}
+
+
+class WorkerCollector(Collector):
+    """Reads a worker's counters when Prometheus asks."""
+
+    def __init__(self, worker: ServedWorker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._by_function()
+        yield from self._histograms()
+        yield from self._of_worker()
+
+    def _by_function(self) -> Iterator[Metric]:
+        totals: dict[str, dict[str, float]] = {}
+        for hosted in self._worker.host.partitions.values():
+            counts = totals.setdefault(hosted.place.function.name, {})
+
+            def add(name: str, value: float, counts: dict[str, float] = counts) -> None:
+                counts[name] = counts.get(name, 0) + value
+
+            for slot in Counters.__slots__:
+                add(_COUNTERS[slot], getattr(hosted.partition.counters, slot))
+            add("sublet_queued", hosted.partition.queued)
+            add("sublet_partitions", 1)
+            if hosted.cache is not None:
+                add("sublet_cache_bytes", hosted.cache.bytes)
+                add("sublet_cache_evicted", hosted.cache.evicted)
+        names = [*_COUNTERS.values(), "sublet_queued", "sublet_partitions"]
+        for name in (*names, "sublet_cache_bytes", "sublet_cache_evicted"):
+            family = _family(name)
+            for function, counts in sorted(totals.items()):
+                family.add_metric([function], counts.get(name, 0))
+            yield family
+
+    def _histograms(self) -> Iterator[Metric]:
+        latency, laxity = _histogram("sublet_latency_seconds"), _histogram("sublet_laxity_seconds")
+        stages, sizes = _histogram("sublet_stage_seconds"), _histogram("sublet_batch_size")
+        for function, times in sorted(self._worker.host.telemetry.functions.items()):
+            _add(latency, [function], times.latency, 1e-3)
+            _add(laxity, [function], times.laxity, 1e-3)
+            _add(sizes, [function], times.batch_size, 1)
+            for stage, histogram in times.stages.items():
+                _add(stages, [function, stage], histogram, 1e-3)
+        yield from (latency, laxity, stages, sizes)
+
+    def _of_worker(self) -> Iterator[Metric]:
+        host, exchange = self._worker.host, self._worker.exchange
+        values = {
+            "sublet_in_flight": host.open_from_clients(),
+            "sublet_commits": host.committer.commits,
+            "sublet_commit_groups": host.committer.groups,
+            "sublet_commits_unknown": host.committer.unknown,
+            "sublet_commit_busy_seconds": host.committer.busy_s,
+            "sublet_frames_received": exchange.frames_in,
+            "sublet_clients": exchange.client_count,
+            "sublet_threads_abandoned": host.threads_abandoned,
+        }
+        for name, value in values.items():
+            family = _family(name)
+            family.add_metric([], value)
+            yield family
+
+
+def _family(name: str) -> CounterMetricFamily | GaugeMetricFamily:
+    described = _BY_NAME[name]
+    kind = CounterMetricFamily if described.kind == "counter" else GaugeMetricFamily
+    return kind(name, described.help, labels=described.labels)
+
+
+def _histogram(name: str) -> HistogramMetricFamily:
+    described = _BY_NAME[name]
+    return HistogramMetricFamily(name, described.help, labels=described.labels)
+
+
+def _add(
+    family: HistogramMetricFamily, labels: list[str], histogram: Histogram, scale: float
+) -> None:
+    buckets: list[tuple[str, float]] = []
+    so_far = 0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        so_far += count
+        buckets.append((f"{bound * scale:g}", so_far))
+    buckets.append(("+Inf", histogram.count))
+    family.add_metric(labels, buckets, histogram.total * scale)
+
+
+def exposition(worker: ServedWorker) -> bytes:
+    """Return the worker's metrics in the text format of Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(worker))
+    return generate_latest(registry)
