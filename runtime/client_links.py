@@ -14,7 +14,7 @@ from typing import Literal, assert_never
 
 import structlog
 
-from sublet.functions.errors import UnavailableError
+from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.client_session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Session
 from sublet.runtime.frames import Data, Frame, Goodbye, Hello, Refused, Topology, Welcome
 from sublet.runtime.link import Link, LinkLimits
@@ -72,6 +72,7 @@ class SessionLinks:
         self._failures: dict[str, int] = {}
         self._retry_at_s: dict[str, float] = {}
         self._last_errors: dict[str, str] = {}
+        self._given: list[str] = []
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -213,7 +214,12 @@ class SessionLinks:
 
     def _known_addresses(self) -> list[str]:
         topology = self.session.topology
-        known = [*self._addresses(), *(topology.workers.values() if topology else ())]
+        try:
+            self._given = list(self._addresses())
+        except (OSError, SubletError) as error:
+            # A directory that is away together with the workers: what it said before has to do.
+            _log.warning("the addresses of workers cannot be read", error=str(error))
+        known = [*self._given, *(topology.workers.values() if topology else ())]
         return list(dict.fromkeys(known))
 
     async def _open_any(self) -> bool:

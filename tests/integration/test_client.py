@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -446,6 +447,20 @@ async def test_without_any_worker_the_error_names_the_addresses() -> None:
     assert "no worker was reached within 0.1 s" in str(raised.value)
 
 
+async def test_addresses_are_asked_for_again_until_there_is_one(cluster: EchoCluster) -> None:
+    asked = 0
+
+    def addresses() -> list[str]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise FileNotFoundError("no directory yet")
+        return [] if asked == 2 else [cluster.addresses["w1"]]
+
+    async with Client(addresses) as client:
+        assert await client.call("shop/echo", "a", 1) == 1
+
+
 async def test_an_owner_that_cannot_be_reached_is_named(cluster: EchoCluster) -> None:
     cluster.addresses["w2"] = "127.0.0.1:9"
     cluster.move_all("w2", tell=False)
@@ -619,7 +634,11 @@ with BlockingClient(sys.argv[1]) as client:
 def test_a_blocking_client_is_of_no_use_after_a_fork() -> None:
     with ThreadedCluster() as cluster:
         command = [sys.executable, "-c", FORKED, cluster.addresses["w1"]]
-        ended = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True)
+        # gRPC's own handlers, with which a fork may end the child before it has said a word.
+        environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
+        ended = subprocess.run(
+            command, capture_output=True, timeout=PATIENCE_S, check=True, env=environment
+        )
 
     refusal, reply = ended.stdout.decode().splitlines()
     assert refusal.endswith("before a fork; make a new one in each process")
