@@ -1,0 +1,203 @@
+"""What the simulated functions do: a message is a small script that is interpreted here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sublet.functions.app import App, Function, functions_of
+from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
+from sublet.functions.retry import Retry
+from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.work import Failure
+from sublet.statestore.contract import StateRow
+from tests.simulation.verdict import check
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
+
+PARTITIONS_PER_FUNCTION = 2
+ATTEMPTS = 3
+EGRESS = "out"
+DONE = "done"
+"""Where functions without state tell what they did."""
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+
+
+def make_functions(chance: random.Random) -> dict[str, Function]:
+    """Declare the functions; what they do is interpreted by `Node`, so their bodies are empty."""
+    app = App("sim", partitions=PARTITIONS_PER_FUNCTION)
+    retry = Retry(attempts=ATTEMPTS, backoff="10ms")
+    order: Any = chance.choice(["key", "key", "none"])
+
+    @app.function(retry=retry, order=order, kind=chance.choice(["keyed", "keyed", "stateful"]))
+    async def account(ctx: Any, message: Any) -> None: ...
+
+    @app.function(retry=retry, kind=chance.choice(["keyed", "keyed", "stateless"]))
+    def ledger(ctx: Any, message: Any) -> None: ...
+
+    @app.function(retry=retry, batch=True)
+    def tally(batch: Any) -> None: ...
+
+    return functions_of([app])
+
+
+class RandomPace:
+    """Lets functions run on or off the loop, in batches of changing size."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._aside = chance.choice([0.0, 0.0, 0.5, 1.0])
+        self._size = chance.choice([1, 3, 1000])
+
+    def batch_size(self, function: Function, limit: int) -> int:
+        return min(limit, self._size)
+
+    def off_loop(self, function: Function) -> bool:
+        return self._chance.random() < self._aside
+
+    def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
+        return
+
+
+class KeyState(msgspec.Struct):
+    """The state of one key: what was done to it, in order."""
+
+    history: list[str] = []
+    balance: int = 0
+    tokens: dict[str, str] = {}
+
+
+class States:
+    """`Cells` that hold decoded states and now and then forget some."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.cells: dict[str, KeyState] = {}
+        self._chance = chance
+
+    def missing(self, keys: Sequence[str]) -> Sequence[str]:
+        return [key for key in dict.fromkeys(keys) if key not in self.cells]
+
+    def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
+        stored = {row.key: row.value for row in rows if row.value is not None}
+        for key in keys:
+            value = stored.get(key)
+            state = KeyState() if value is None else _decode(value, type=KeyState)
+            self.cells.setdefault(key, state)
+
+    def drop(self, key: str) -> None:
+        self.cells.pop(key, None)
+
+    def over_bound(self) -> bool:
+        return self._chance.random() < 0.2
+
+    def shrink(self, in_use: Collection[str]) -> None:
+        for key in [each for each in self.cells if each not in in_use]:
+            del self.cells[key]
+
+
+class HandlerError(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Waits(Exception):  # noqa: N818  # Not an error: the handler awaits a call.
+    """The handler calls somebody."""
+
+
+class Handling:
+    """One attempt at one message: effects and the new state, if it succeeds."""
+
+    def __init__(self, node: Node, message_id: str, attempt: int, key: str, payload: bytes) -> None:
+        self.node = node
+        self.message_id = message_id
+        self.attempt = attempt
+        self.key = key
+        self.op, self.uid, *self.args = _decode(payload)
+        self.effects: list[Effect] = []
+        self.results: list[Any] = []
+        self.state = KeyState()
+
+    def run(self) -> Any:
+        """Do all that can be done now; raise `Waits` or `HandlerError` otherwise."""
+        cell = self.node.cell(self.key)
+        self.effects = []
+        self.state = KeyState(list(cell.history), cell.balance, dict(cell.tokens))
+        value = getattr(self, f"_do_{self.op}")(*self.args)
+        self.state.history.append(self.uid)
+        return [self.uid, len(self.state.history) - 1] if value is None else value
+
+    def _do_add(self, amount: int) -> None:
+        self.state.balance += amount
+
+    def _do_fail(self, amount: int, times: int) -> None:
+        if self.attempt <= times:
+            raise HandlerError(Failure(ErrorInfo("handler_failed", self.uid), True))
+        self.state.balance += amount
+
+    def _do_reject(self) -> None:
+        raise HandlerError(Failure(ErrorInfo("rejected", self.uid), False))
+
+    def _do_send(self, amount: int, function: str, key: str) -> None:
+        self.state.balance -= amount
+        self._send(function, key, ["add", self.uid + ">", amount])
+
+    def _do_emit(self) -> None:
+        self.effects.append(Emitted(EGRESS, self.key, _encode(self.uid)))
+
+    def _do_timer(self, amount: int, delay_ms: int, function: str, key: str, then: str) -> None:
+        node = self.node
+        timer = node.partition.next_timer()
+        partition = node.world.partition_of(function, key)
+        payload = _encode(["add", self.uid + "@", amount])
+        due_ms = node.partition.clock_ms(node.world.now_ms) + delay_ms
+        self.effects.append(Delayed(timer, due_ms, partition, key, payload))
+        if then == "cancel":
+            self.effects.append(Cancelled(node.partition.name, timer))
+        elif then == "keep":
+            self.state.tokens[self.uid] = timer
+        elif then == "hand over":
+            self._send("sim/tally", key, ["revoke", self.uid + "~", node.partition.name, timer])
+
+    def _do_cancel(self, timer_uid: str) -> None:
+        timer = self.state.tokens.pop(timer_uid, None)
+        if timer is not None:
+            self.effects.append(Cancelled(self.node.partition.name, timer))
+
+    def _do_revoke(self, partition: str, timer: str) -> None:
+        self.effects.append(Cancelled(partition, timer))
+
+    def _do_call(self, amount: int, key: str, calls: int, fails: int, timeout_ms: int) -> None:
+        if len(self.results) < calls:
+            raise Waits
+        if self.attempt <= fails:
+            raise HandlerError(Failure(ErrorInfo("handler_failed", self.uid), True))
+        for number, result in enumerate(self.results, 1):
+            wanted = f"{self.uid}?{number}"
+            check(result in (wanted, "late"), "a call got another's reply", result, wanted)
+        self.state.balance += amount
+
+    def call_request(self, number: int) -> tuple[str, str, bytes, int]:
+        amount, key, _, _, timeout_ms = self.args
+        payload = _encode(["add", f"{self.uid}?{number}", amount])
+        return self.node.world.partition_of("sim/ledger", key), key, payload, timeout_ms
+
+    def _send(self, function: str, key: str, payload: list[Any]) -> None:
+        partition = self.node.world.partition_of(function, key)
+        self.effects.append(Outgoing(partition, key, _encode(payload), None))
+
+    def rows(self) -> list[StateRow]:
+        """Make the new state the current one."""
+        cell = self.node.cell_key(self.key)
+        self.node.states.cells[cell] = self.state
+        if self.node.function.kind == "stateless":
+            # It has no state; what it did is told by an egress instead.
+            self.effects.append(Emitted(DONE, self.key, _encode(self.uid)))
+            return []
+        return [StateRow(cell, b"", _encode(self.state))]

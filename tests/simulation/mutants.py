@@ -1,0 +1,220 @@
+"""Deliberate defects, one for each promise of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from sublet.runtime.channels import Inbox
+from sublet.runtime.frames import Ack, Batch
+from sublet.runtime.partition import Acknowledge, Deliver, Partition, Store
+from sublet.runtime.work import Chunk, Span, Waiting
+from sublet.statestore.contract import (
+    IDEMPOTENCY,
+    JOURNAL,
+    PARKED,
+    TIMER,
+    Commit,
+    Outcome,
+    Record,
+    Recovered,
+)
+from tests.simulation.world import Mutant
+
+
+class _ForgetfulInbox(Inbox):
+    __slots__ = ()
+
+    def accept(self, source: str, first: int, count: int) -> int:
+        skip = super().accept(source, first, count)
+        return 0 if skip > 0 else skip
+
+
+class TakesDuplicates(Mutant):
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._inbox = _ForgetfulInbox(self._inbox.taken)
+            super().start(now_ms)
+
+
+class _HighestInbox(Inbox):
+    __slots__ = ()
+
+    def accept(self, source: str, first: int, count: int) -> int:
+        self.received[source] = max(self.received.get(source, 0), first - 1)
+        return super().accept(source, first, count)
+
+
+class SkipsGaps(Mutant):
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._inbox = _HighestInbox(self._inbox.taken)
+            super().start(now_ms)
+
+
+class AcknowledgesOnArrival(Mutant):
+    class partition(Partition):  # noqa: N801
+        def batch_arrived(self, batch: Batch, now_ms: float) -> None:
+            super().batch_arrived(batch, now_ms)
+            received = self._inbox.received.get(batch.source, 0)
+            self.effects.append(Acknowledge(Ack(batch.target, batch.source, received)))
+
+
+class AcknowledgesDuplicatesBeforeTheCommit(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _acknowledge_again(self, batch: Batch) -> None:
+            received = self._inbox.received.get(batch.source, 0)
+            self.effects.append(Acknowledge(Ack(batch.target, batch.source, received)))
+
+
+class DeliversBeforeTheCommit(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _seal_if_idle(self, now_ms: float) -> None:
+            before = self._committing
+            super()._seal_if_idle(now_ms)
+            if self._committing is not None and self._committing is not before:
+                self.effects.extend(Deliver(entry) for entry in self._committing.outbox)
+
+
+class ForgetsTheOutboxOnTakeover(Mutant):
+    def recovered(self, recovered: Recovered) -> None:
+        recovered.outbox = []
+
+
+class TrimsOnDelivery(Mutant):
+    class partition(Partition):  # noqa: N801
+        def committed(self, outcome: Outcome, now_ms: float) -> None:
+            commit = self._committing
+            super().committed(outcome, now_ms)
+            if commit is not None and self._committing is not commit:
+                for entry in commit.outbox:
+                    self.acknowledged(entry.destination, entry.first + entry.length - 1)
+
+
+class NumbersAnewOnTakeover(Mutant):
+    def recovered(self, recovered: Recovered) -> None:
+        recovered.sent = {}
+
+
+class DoesNotStorePositions(Mutant):
+    def commit(self, commit: Commit) -> Commit:
+        return msgspec.structs.replace(commit, inbox={})
+
+
+class StoresPositionsBeforeTheRun(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _take_span(self, chunk: Chunk, room: int) -> Span:
+            span = super()._take_span(chunk, room)
+            self._pending.inbox[chunk.batch.source] = chunk.batch.first + span.stop - 1
+            self._pending.must_flush = True
+            return span
+
+
+class StoresPositionsWithoutWaiting(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _seal_if_idle(self, now_ms: float) -> None:
+            self._unrecorded = None
+            super()._seal_if_idle(now_ms)
+
+
+class _WithoutRecords(Mutant):
+    kind = ""
+    deletes = False
+
+    def commit(self, commit: Commit) -> Commit:
+        records = [
+            each
+            for each in commit.records
+            if each.kind != self.kind or (each.value is None) is not self.deletes
+        ]
+        return msgspec.structs.replace(commit, records=records)
+
+
+class DoesNotStoreParkedMessages(_WithoutRecords):
+    kind = PARKED
+
+
+class DoesNotDeleteParkedMessages(_WithoutRecords):
+    kind = PARKED
+    deletes = True
+
+
+class DoesNotStoreTheJournal(_WithoutRecords):
+    kind = JOURNAL
+
+
+class DoesNotStoreAnswers(_WithoutRecords):
+    kind = IDEMPOTENCY
+
+
+class DoesNotStoreTimers(_WithoutRecords):
+    kind = TIMER
+
+
+class DoesNotDeleteTimers(_WithoutRecords):
+    kind = TIMER
+    deletes = True
+
+
+class ForgetsAnswersBeforeTheCommit(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _seal_if_idle(self, now_ms: float) -> None:
+            self._answers.clear()
+            super()._seal_if_idle(now_ms)
+
+
+class FiresWhatIsLoadedAgain(Mutant):
+    class partition(Partition):  # noqa: N801
+        def timers_loaded(self, records: Sequence[Record], until_ms: int, now_ms: float) -> None:
+            self._timers._over.clear()
+            super().timers_loaded(records, until_ms, now_ms)
+
+
+class PutsWhatCameBackLast(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
+            later = list(self._keys[lock].queue) if lock in self._keys else []
+            super()._put_first(lock, messages)
+            queue = self._keys[lock].queue
+            for waiting in later:
+                queue.remove(waiting)
+            queue.extendleft(reversed(later))
+
+
+class LetsKeysGoWhileTheyWait(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _hold_key(self, waiting: Waiting) -> None:
+            if waiting.message.attempt == 1:
+                super()._hold_key(waiting)
+
+
+class ChangesACommitOnResend(Mutant):
+    class partition(Partition):  # noqa: N801
+        def committed(self, outcome: Outcome, now_ms: float) -> None:
+            commit = self._committing
+            if outcome is Outcome.UNKNOWN and commit is not None:
+                # "It failed, so the next one has its number."
+                self._index += 1
+                commit = msgspec.structs.replace(
+                    commit, index=self._index, id=b"%d.%d" % (self.epoch, self._index)
+                )
+                self._committing = commit
+                self.effects.append(Store(commit))
+                return
+            super().committed(outcome, now_ms)
+
+
+class IsNotFenced(Mutant):
+    fences = False
+
+
+MUTANTS: dict[str, Any] = {
+    each.__name__: each
+    for each in list(globals().values())
+    if isinstance(each, type)
+    and issubclass(each, Mutant)
+    and each is not Mutant
+    and not each.__name__.startswith("_")
+}

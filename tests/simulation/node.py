@@ -1,0 +1,329 @@
+"""One owner of one partition: carries out its effects, late and in odd moments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sublet.functions.codec import split_column
+from sublet.functions.effects import Effect
+from sublet.runtime.channels import endpoint_of
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.partition import (
+    Acknowledge,
+    Deliver,
+    Load,
+    LoadTimers,
+    Partition,
+    Refuse,
+    Resume,
+    Run,
+    Stop,
+    WakeAt,
+)
+from sublet.runtime.partition import Store as StoreCommit
+from sublet.runtime.work import Failure, RunResult, Work
+from sublet.statestore.contract import (
+    IDEMPOTENCY,
+    TIMER,
+    Commit,
+    OutboxEntry,
+    Outcome,
+    StateRow,
+)
+from tests.simulation.handlers import HandlerError, Handling, KeyState, States, Waits
+from tests.simulation.verdict import check, now_done
+
+if TYPE_CHECKING:
+    from tests.simulation.client import Client
+    from tests.simulation.world import World
+
+WALL_MS = 1_700_000_000_000
+
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+
+
+class Node:
+    """One owner of one partition: the shell that carries out its effects."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.function = world.functions[name.rpartition("/")[0]]
+        self.states = States(world.chance)
+        self.alive = True
+        self.open: dict[str, Handling] = {}
+        self.view: dict[str, Node] = dict(world.owners)
+        self.sources: dict[str, Node | Client] = {}
+        """By what way each source's messages come: acknowledgements go back the same way."""
+        self._wake = 0
+        recovered = now_done(world.store.acquire(name, "worker"))
+        if world.mutant is not None:
+            world.mutant.recovered(recovered)
+        kind = Partition if world.mutant is None else world.mutant.partition
+        self.partition = kind(
+            name,
+            self.function,
+            recovered,
+            cells=self.states,
+            pace=world.pace,
+            limits=world.limits,
+            now_ms=world.now_ms,
+            wall_ms=int(WALL_MS + world.now_ms),
+            timers_loaded_max=world.timers_loaded_max,
+        )
+
+    def __gt__(self, other: Node) -> bool:
+        """Tell whether this owner came after the other one."""
+        return self.partition.epoch > other.partition.epoch
+
+    def start(self) -> None:
+        self.partition.start(self.world.now_ms)
+        self.carry_out()
+
+    # Events from the network
+
+    def receive(self, frame: Batch | Ack | Refused, sender: Node | Client) -> None:
+        if isinstance(frame, Batch):
+            known = self.sources.get(frame.source)
+            if not (isinstance(known, Node) and isinstance(sender, Node) and known > sender):
+                self.sources[frame.source] = sender
+            if self.partition.stopped:
+                error = ErrorInfo("not_owner", "", 5)
+                self._answer(Refused(frame.target, frame.source, frame.first, error))
+                return
+            self.partition.batch_arrived(frame, self.world.now_ms)
+        elif isinstance(frame, Ack):
+            self.partition.acknowledged(frame.target, frame.upto)
+        elif frame.error.code == "gap":
+            self.partition.resend_from(frame.target, frame.first)
+        else:
+            self.world.after(10, self.resend, frame)
+        self.carry_out()
+
+    def resend(self, refused: Refused) -> None:
+        if self.alive:
+            self.partition.resend_from(refused.target, refused.first)
+            self.carry_out()
+
+    def reachable(self, endpoint: str) -> None:
+        if self.alive:
+            self.partition.deliver_again(endpoint.__eq__)
+            self.carry_out()
+
+    # Effects
+
+    def carry_out(self) -> None:  # noqa: C901  # One case an effect.
+        partition, world = self.partition, self.world
+        while partition.effects:
+            effects, partition.effects = partition.effects, []
+            for effect in effects:
+                match effect:
+                    case Load():
+                        world.soon(self._read, effect)
+                    case LoadTimers():
+                        world.soon(self._read_timers, effect)
+                    case Run():
+                        world.soon(self._run, effect.work)
+                    case StoreCommit():
+                        self._store(effect.commit)
+                    case Deliver():
+                        self._deliver(effect.entry)
+                    case Acknowledge():
+                        self._answer(effect.ack)
+                    case Refuse():
+                        self._answer(effect.refused)
+                    case WakeAt():
+                        self._wake += 1
+                        delay_ms = max(0.0, effect.at_ms - world.now_ms)
+                        world.after(delay_ms, self._woken, self._wake)
+                    case Resume():
+                        world.soon(self._resume, effect)
+                    case Stop():
+                        check(effect.outcome is Outcome.FENCED, "stopped for", effect.outcome)
+        check(partition.open_from_clients >= 0, "more messages ended than came")
+        check(partition.queued >= 0, "more messages taken than queued")
+
+    def _answer(self, frame: Ack | Refused) -> None:
+        sender = self.sources.get(frame.source)
+        if sender is not None:
+            self.world.send(self, endpoint_of(frame.source), frame, to=sender)
+
+    def _deliver(self, entry: OutboxEntry) -> None:
+        self.world.send(self, endpoint_of(entry.destination), _decode_batch(entry.data))
+
+    def _woken(self, wake: int) -> None:
+        if self.alive and wake == self._wake:
+            self.partition.woken(self.world.now_ms)
+            self.carry_out()
+
+    def _read(self, load: Load) -> None:
+        # What is read now arrives later, when it may be out of date.
+        name, store = self.partition.name, self.world.store
+        rows = now_done(store.load(name, load.keys))
+        answers = now_done(store.records(name, IDEMPOTENCY, load.idempotency_ids))
+        self.world.soon(self._loaded, load, rows, answers)
+
+    def _loaded(self, load: Load, rows: Any, answers: Any) -> None:
+        if self.alive:
+            self.partition.loaded(load.work, load.keys, rows, answers, self.world.now_ms)
+            self.carry_out()
+
+    def _read_timers(self, load: LoadTimers) -> None:
+        name, store = self.partition.name, self.world.store
+        records = now_done(store.records_due(name, TIMER, load.until_ms, load.limit))
+        self.world.soon(self._timers_loaded, load, records)
+
+    def _timers_loaded(self, load: LoadTimers, records: Any) -> None:
+        if self.alive:
+            self.partition.timers_loaded(records, load.until_ms, self.world.now_ms)
+            self.carry_out()
+
+    def _store(self, commit: Commit) -> None:
+        data = _encode(commit)
+        known = self.world.commits.setdefault((commit.partition, commit.epoch, commit.index), data)
+        check(known == data, "a commit was sent again with other content", commit.partition)
+        self.world.soon(self._reach_store, commit)
+
+    def _reach_store(self, commit: Commit) -> None:
+        world = self.world
+        lost = world.chance.random() if world.faulty else 1.0
+        if lost < world.commit_loss / 2:
+            outcome = Outcome.UNKNOWN  # It never arrived.
+        else:
+            outcome = world.apply(commit)
+            if lost < world.commit_loss:
+                outcome = Outcome.UNKNOWN  # It did; the answer is lost.
+        world.soon(self._committed, outcome)
+
+    def _committed(self, outcome: Outcome) -> None:
+        if self.alive:
+            self.partition.committed(outcome, self.world.now_ms)
+            self.carry_out()
+
+    # User code
+
+    def cell_key(self, key: str) -> str:
+        return key if self.function.kind == "keyed" else ""
+
+    def cell(self, key: str) -> KeyState:
+        if self.function.kind == "stateless":
+            return KeyState()
+        return self.states.cells[self.cell_key(key)]
+
+    def _run(self, work: Work) -> None:
+        if not self.alive or self.partition.stopped:
+            return
+        result = RunResult()
+        handlings = self._handlings(work)
+        if self.function.batch:
+            self._run_together(handlings, result)
+        else:
+            self._run_each(handlings, result)
+        self.partition.finished(work, result, self.world.now_ms)
+        for index in sorted(result.suspended):
+            self._go_on(handlings[index])
+        self.carry_out()
+
+    def _handlings(self, work: Work) -> list[Handling]:
+        if work.waiting:
+            messages = [each.message for each in work.waiting]
+            return [
+                Handling(self, each.id, each.attempt, each.key, bytes(each.payload))
+                for each in messages
+            ]
+        made = []
+        for chunk, start, stop in work.spans:
+            payloads = split_column(chunk.batch.payloads)
+            for place in range(start, stop):
+                id_ = f"{chunk.batch.source}:{chunk.batch.first + place}"
+                key, payload = chunk.batch.keys[place], bytes(payloads[place])
+                made.append(Handling(self, id_, 1, key, payload))
+        return made
+
+    def _run_each(self, handlings: list[Handling], result: RunResult) -> None:
+        blocked: set[str] = set()
+        for index, handling in enumerate(handlings):
+            value, lock = None, self.cell_key(handling.key)
+            if lock in blocked:
+                result.unfinished.add(index)
+            else:
+                try:
+                    value = handling.run()
+                    result.rows += handling.rows()
+                    result.effects += handling.effects
+                except Waits:
+                    result.suspended.add(index)
+                    blocked.add(lock)
+                except HandlerError as error:
+                    result.failed[index] = error.failure
+                    if error.failure.retryable and self.function.order == "key":
+                        blocked.add(lock)
+            result.values.append(value)
+
+    def _run_together(self, handlings: list[Handling], result: RunResult) -> None:
+        before = dict(self.states.cells)
+        rows: list[StateRow] = []
+        effects: list[Effect] = []
+        try:
+            for handling in handlings:
+                result.values.append(handling.run())
+                rows += handling.rows()
+                effects += handling.effects
+        except HandlerError as error:
+            self.states.cells = before
+            failure = error.failure
+            if len(handlings) > 1:
+                failure = Failure(failure.error, True)
+            result.failed = dict.fromkeys(range(len(handlings)), failure)
+            result.values = [None] * len(handlings)
+        else:
+            result.rows, result.effects = rows, effects
+
+    def _go_on(self, handling: Handling) -> None:
+        """Let a handler that waits call the next one."""
+        self.open[handling.message_id] = handling
+        number = len(handling.results) + 1
+        destination, key, payload, timeout_ms = handling.call_request(number)
+        self.partition.call_opened(
+            handling.message_id, number, destination, key, payload, self.world.now_ms
+        )
+        if timeout_ms:
+            self.world.after(timeout_ms, self._expire, handling, number)
+
+    def _expire(self, handling: Handling, number: int) -> None:
+        if self.alive:
+            error = ErrorInfo("deadline_exceeded", "")
+            self.partition.call_expired(handling.message_id, number, error, self.world.now_ms)
+            self.carry_out()
+
+    def _resume(self, resume: Resume) -> None:
+        handling = self.open.get(resume.message_id)
+        if handling is None or not self.alive or resume.call != len(handling.results) + 1:
+            return
+        if resume.error is None:
+            handling.results.append(_decode(bytes(resume.result))[0])
+        else:
+            check(resume.error.code == "deadline_exceeded", "a call failed", resume.error)
+            handling.results.append("late")
+        self._end(handling)
+        self.carry_out()
+
+    def _end(self, handling: Handling) -> None:
+        rows: list[StateRow] = []
+        value, failure = None, None
+        try:
+            value = handling.run()
+            rows = handling.rows()
+        except Waits:
+            self._go_on(handling)
+            return
+        except HandlerError as error:
+            failure = error.failure
+        del self.open[handling.message_id]
+        effects = handling.effects if failure is None else []
+        self.partition.invocation_ended(
+            handling.message_id, value, failure, rows, effects, 0.1, self.world.now_ms
+        )

@@ -1,0 +1,224 @@
+"""Knows what has to be true: while commits arrive, and when nothing moves any more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sublet.functions.address import partition_name
+from sublet.functions.codec import split_column
+from sublet.runtime.frames import Batch, Kind
+from sublet.runtime.pending import EgressColumns
+from sublet.runtime.timers import Timer
+from sublet.statestore.contract import DEAD, JOURNAL, PARKED, TIMER, Commit
+from tests.simulation.handlers import ATTEMPTS, DONE, EGRESS, PARTITIONS_PER_FUNCTION, KeyState
+from tests.simulation.verdict import check, now_done
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_decode = msgspec.msgpack.decode
+
+
+class Oracle:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._timer_uids: dict[tuple[str, str], str] = {}
+        self._timers_over: set[str] = set()
+
+    def judge(self) -> None:
+        """Raise `ViolationError` if anything is not as it must be."""
+        self._check_rest()
+        self._check_histories()
+        self._check_balances()
+        self._check_replies()
+        self._check_egress()
+
+    def committed(self, commit: Commit) -> None:
+        """A timer that was cancelled must not fire in this commit or any later one."""
+        for record in commit.records:
+            if record.kind == TIMER and record.value is not None:
+                timer = _decode(record.value, type=Timer)
+                uid = _decode(bytes(timer.payload))[1]
+                self._timer_uids[commit.partition, record.id] = uid
+        fired: set[str] = set()
+        for entry in commit.outbox:
+            batch = _decode_batch(entry.data)
+            if batch.kind is Kind.SEND:
+                for payload in split_column(batch.payloads):
+                    uid = str(_decode(bytes(payload))[1])
+                    if uid.endswith("@"):
+                        fired.add(uid)
+        check(not fired & self._timers_over, "a timer fired after its end", fired)
+        for record in commit.records:
+            if record.kind == TIMER and record.value is None:
+                over = self._timer_uids.get((commit.partition, record.id))
+                if over is not None:
+                    self._timers_over.add(over)
+
+    def _check_rest(self) -> None:
+        for name, node in self._world.owners.items():
+            partition, tables = node.partition, self._world.backend.partitions[name]
+            check(not partition.stopped, "the last owner has stopped", name)
+            for kind in (PARKED, JOURNAL, TIMER):
+                check(not tables.records.get(kind), f"{kind} records are left", name)
+            check(not tables.outbox, "the outbox is not empty", name, list(tables.outbox))
+            check(partition.idle, "something still runs", name)
+            check(partition.open_from_clients == 0, "messages are open", name)
+            check(partition.queued == 0, "messages are queued", name)
+        for client in self._world.clients:
+            for channel in client.channels.values():
+                check(channel.acked == len(channel.said), "not acknowledged", channel.partition)
+
+    def _expected(self) -> tuple[dict[tuple[str, str], Counter[str]], set[str], set[str]]:
+        """Return what each key's history must hold, what it may hold, and what must be dead."""
+        wanted: dict[tuple[str, str], Counter[str]] = {}
+        maybe: set[str] = set()
+        dead: set[str] = set()
+        keeps = {
+            said.payload[2] for _, _, said in self._world.script if said.payload[0] == "cancel"
+        }
+        for function, said in {s.uid: (f, s) for _, f, s in reversed(self._world.script)}.values():
+            op, uid, *args = said.payload
+            if op == "reject" or (op == "fail" and args[1] >= ATTEMPTS):
+                if said.kind is Kind.SEND:
+                    dead.add(uid)
+                continue
+            wanted.setdefault((function, said.key), Counter())[uid] += 1
+            if op == "send":
+                wanted.setdefault((args[1], args[2]), Counter())[uid + ">"] += 1
+            elif op == "call":
+                for call in range(1, args[2] + 1):
+                    wanted.setdefault(("sim/ledger", args[1]), Counter())[f"{uid}?{call}"] += 1
+            elif op == "timer":
+                _, _, where, key, then = args
+                if then == "hand over":
+                    wanted.setdefault(("sim/tally", key), Counter())[uid + "~"] += 1
+                if then == "hand over" or uid in keeps:
+                    maybe.add(uid + "@")
+                elif then != "cancel":
+                    wanted.setdefault((where, key), Counter())[uid + "@"] += 1
+        return wanted, maybe, dead
+
+    def _histories(self) -> dict[tuple[str, str], list[str]]:
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, tables in self._world.backend.partitions.items():
+            function = name.rpartition("/")[0]
+            for key, rows in tables.state.items():
+                value = rows[b""].value
+                assert value is not None
+                found[function, key] = _decode(value, type=KeyState).history
+            for entry in tables.egress.get(DONE, []):
+                columns = _decode(entry.data, type=EgressColumns)
+                for key, value in zip(columns.keys, _decode(columns.values), strict=True):
+                    found.setdefault((function, key), []).append(value)
+        return found
+
+    def _check_histories(self) -> None:
+        wanted, maybe, dead = self._expected()
+        for function in self._world.functions.values():
+            if function.kind == "stateful":
+                self._check_whole_partitions(function.name, wanted)
+        for place, history in self._histories().items():
+            if place[1] == "":
+                continue
+            found_counts = Counter(history)
+            for uid in maybe & set(history):
+                check(found_counts.pop(uid) == 1, "a timer fired twice", uid)
+            want = wanted.pop(place, Counter())
+            missing, extra = want - found_counts, found_counts - want
+            check(not missing, "effects are missing", place, missing)
+            check(not extra, "effects happened twice or never should", place, extra)
+            self._check_order(place, history)
+        check(not +sum(wanted.values(), Counter()), "effects are missing", wanted)
+        found_dead: Counter[str] = Counter()
+        for tables in self._world.backend.partitions.values():
+            for record in tables.records.get(DEAD, {}).values():
+                assert record.value is not None
+                found_dead[_decode(record.value)[0][4][1]] += 1
+        check(found_dead == Counter(dead), "dead letters", found_dead, dead)
+
+    def _check_whole_partitions(
+        self, function: str, wanted: dict[tuple[str, str], Counter[str]]
+    ) -> None:
+        """Compare functions that have one state a partition; take them out of `wanted`."""
+        for index in range(PARTITIONS_PER_FUNCTION):
+            name = partition_name(function, index)
+            merged: Counter[str] = Counter()
+            for key in self._world.keys:
+                if self._world.partition_of(function, key) == name:
+                    merged += wanted.pop((function, key), Counter())
+            found = self._world.backend.partitions[name].state.get("", {})
+            value = found[b""].value if found else None
+            history = [] if value is None else _decode(value, type=KeyState).history
+            check(Counter(history) == merged, "history", name, history, merged)
+
+    def _check_balances(self) -> None:
+        """Every amount is where its message went, and nowhere else."""
+        amounts: dict[str, int] = {}
+        for _, _, said in self._world.script:
+            op, uid, *args = said.payload
+            if op in ("add", "fail", "send", "call", "timer"):
+                amounts[uid] = {"send": -args[0], "timer": 0}.get(op, args[0])
+                for mark in (">", "@", "?1", "?2"):
+                    amounts[uid + mark] = args[0]
+        for name, tables in self._world.backend.partitions.items():
+            for key, rows in tables.state.items():
+                value = rows[b""].value
+                assert value is not None
+                state = _decode(value, type=KeyState)
+                wanted = sum(amounts.get(uid, 0) for uid in state.history)
+                check(state.balance == wanted, "the balance", name, key, state.balance, wanted)
+
+    def _check_order(self, place: tuple[str, str], history: list[str]) -> None:
+        function = self._world.functions[place[0]]
+        if function.order == "none" or function.kind == "stateless":
+            return
+        at = {uid: position for position, uid in enumerate(history)}
+        for client in self._world.clients:
+            channel = client.channels.get(self._world.partition_of(*place))
+            said = [] if channel is None else channel.said
+            positions = [
+                at[each.uid]
+                for each in said
+                if each.key == place[1] and each.uid in at and not each.idempotency_key
+            ]
+            check(positions == sorted(positions), "out of order", place, client.name, history)
+
+    def _check_replies(self) -> None:
+        histories = self._histories()
+        answers: dict[str, Any] = {}
+        for _, function, said in self._world.script:
+            if said.kind is Kind.SEND:
+                check(not said.replies, "a reply that nobody waits for", said.uid)
+                continue
+            check(len(said.replies) == 1, "replies", said.uid, len(said.replies))
+            value, error = said.replies[0]
+            op, uid, *args = said.payload
+            fails = op == "reject" or (op == "fail" and args[1] >= ATTEMPTS)
+            check((error is not None) == fails, "the reply", said.uid, error)
+            check(answers.setdefault(uid, value) == value, "two answers to one request", uid)
+            if error is None:
+                check(value[0] == uid, "another's reply", uid, value)
+                if self._world.functions[function].kind == "keyed":
+                    history = histories[function, said.key]
+                    check(history[value[1]] == uid, "a reply told what is not stored", uid)
+
+    def _check_egress(self) -> None:
+        found: Counter[str] = Counter()
+        for name in self._world.backend.partitions:
+            position = 0
+            for entry in now_done(self._world.store.read_egress(EGRESS, name, 0, 10_000)):
+                check(entry.first == position, "egress positions have gaps", name)
+                columns = _decode(entry.data, type=EgressColumns)
+                values = _decode(columns.values)
+                check(len(values) == entry.length, "egress length", name)
+                found.update(values)
+                position += entry.length
+        wanted = Counter(
+            {said.uid for _, _, said in self._world.script if said.payload[0] == "emit"}
+        )
+        check(found == wanted, "egress", found - wanted, wanted - found)

@@ -1,0 +1,276 @@
+"""A cluster of real partitions on a virtual clock, with everything around them made unreliable.
+
+One seed decides everything: when what happens, what is lost, who dies. `World.run` lets clients
+send their scripts while partitions are taken over, links reset and commits go astray; then it
+heals, waits until nothing moves, and lets the oracle compare what is stored with what had to
+happen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+
+from sublet.functions.address import partition_index_of, partition_name
+from sublet.runtime.frames import Ack, Batch, Kind, Refused
+from sublet.runtime.limits import Limits
+from sublet.runtime.partition import Partition
+from sublet.statestore.contract import Commit, Outcome, Recovered
+from sublet.statestore.memory import MemoryBackend, MemoryStore
+from tests.simulation.client import Client, Said
+from tests.simulation.handlers import (
+    ATTEMPTS,
+    PARTITIONS_PER_FUNCTION,
+    RandomPace,
+    make_functions,
+)
+from tests.simulation.node import Node
+from tests.simulation.oracle import Oracle
+from tests.simulation.verdict import check, now_done
+
+KEYS = ("k0", "k1", "k2", "k3")
+REST_MS = 250_000.0
+EVENTS_MAX = 60_000
+
+
+class Mutant:
+    """A deliberate defect. The oracle has to notice it."""
+
+    partition: type[Partition] = Partition
+
+    def recovered(self, recovered: Recovered) -> None:
+        """Change what a new owner is told."""
+
+    def commit(self, commit: Commit) -> Commit:
+        """Change what reaches the store."""
+        return commit
+
+    fences = True
+
+
+class World:
+    def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
+        chance = self.chance = random.Random(seed)
+        self.mutant = mutant
+        self.now_ms = 1_000.0
+        self.events = 0
+        self.faulty = True
+        self.commit_loss = chance.choice([0.0, 0.1, 0.4])
+        self.slowness = chance.choice([0.5, 2.0, 20.0])
+        self.timers_loaded_max = chance.choice([2, 1_000])
+        self.functions = make_functions(chance)
+        self.keys = KEYS[: chance.choice([1, 2, 4])]
+        self.pause_ms = chance.choice([0.0, 1.0, 8.0])
+        self.pace = RandomPace(chance)
+        self.limits = Limits(
+            queue_max=chance.choice([3, 10_000]),
+            commit_messages_max=chance.choice([2, 5_000]),
+            open_calls_max=chance.choice([1, 2, 1_000]),
+            outbox_max=chance.choice([4, 50_000]),
+        )
+        self.backend = MemoryBackend()
+        self.store = MemoryStore(self.backend)
+        self.commits: dict[tuple[str, int, int], bytes] = {}
+        self.oracle = Oracle(self)
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+        self._links: dict[tuple[str, str], float] = {}
+        self._in_flight: dict[tuple[str, str], list[list[Any]]] = {}
+        self.owners: dict[str, Node] = {}
+        self.nodes: list[Node] = []
+        self.clients: list[Client] = []
+        self.script: list[tuple[Client, str, Said]] = []
+
+    # Time
+
+    def after(self, delay_ms: float, what: Callable[..., None], *arguments: Any) -> None:
+        self._number += 1
+        heappush(self._heap, (self.now_ms + delay_ms, self._number, what, arguments))
+
+    def soon(self, what: Callable[..., None], *arguments: Any) -> None:
+        self.after(self.chance.random() * self.slowness, what, *arguments)
+
+    def _run_until(self, until_ms: float) -> None:
+        while self._heap and self._heap[0][0] <= until_ms:
+            self.events += 1
+            check(self.events < EVENTS_MAX, "the world does not come to rest")
+            at_ms, _, what, arguments = heappop(self._heap)
+            self.now_ms = max(self.now_ms, at_ms)
+            what(*arguments)
+        self.now_ms = until_ms
+
+    # Places
+
+    def partition_of(self, function: str, key: str) -> str:
+        return partition_name(function, partition_index_of(key, PARTITIONS_PER_FUNCTION))
+
+    # Network: links lose nothing and keep order, until they are reset
+
+    def send(
+        self,
+        sender: Node | Client,
+        endpoint: str,
+        frame: Batch | Ack | Refused,
+        to: Node | Client | None = None,
+    ) -> None:
+        source = sender.name if isinstance(sender, Client) else sender.partition.name
+        link = (source, endpoint)
+        at_ms = self.now_ms + self.chance.random() * self.slowness
+        at_ms = self._links[link] = max(self._links.get(link, 0.0), at_ms)
+        receiver = to or sender.view.get(endpoint)
+        if receiver is None:
+            receiver = next((each for each in self.clients if each.name == endpoint), None)
+        carried = [receiver, frame, sender]
+        self._in_flight.setdefault(link, []).append(carried)
+        self.after(at_ms - self.now_ms, self._arrive, link, carried)
+
+    def _arrive(self, link: tuple[str, str], carried: list[Any]) -> None:
+        in_flight = self._in_flight[link]
+        if carried in in_flight:
+            in_flight.remove(carried)
+        receiver, frame, sender = carried
+        if frame is not None and receiver is not None:
+            if isinstance(receiver, Node) and not receiver.alive:
+                return
+            receiver.receive(frame, sender)
+
+    def _reset_link(self) -> None:
+        """Lose some of what is under way on a link, delay the rest; then both ends notice."""
+        one, other = self.chance.choice(sorted(self._in_flight) or [("", "")])
+        for link in ((one, other), (other, one)):
+            for carried in self._in_flight.pop(link, []):
+                if self.chance.random() < 0.4:
+                    self.after(self.chance.random() * 60, self._arrive, link, list(carried))
+                carried[1] = None
+            self._in_flight[link] = []
+        for end, peer in ((one, other), (other, one)):
+            for each in self._ends(end):
+                self.soon(each.reachable, peer)
+
+    def _ends(self, endpoint: str) -> list[Node | Client]:
+        return [
+            *(each for each in self.clients if each.name == endpoint),
+            *(each for each in self.nodes if each.alive and each.partition.name == endpoint),
+        ]
+
+    # Owners
+
+    def _take_over(self, name: str, *, crash: bool = True) -> None:
+        former = self.owners.get(name)
+        if former is not None and crash:
+            former.alive = False
+        node = self.owners[name] = Node(self, name)
+        node.view[name] = node
+        self.nodes.append(node)
+        everybody: list[Node | Client] = [*self.clients, *self.nodes]
+        for each in everybody:
+            if each.view.get(name) is not node:
+                self.after(self.chance.random() * 50, self._learn, each, name)
+        node.start()
+
+    def _learn(self, who: Node | Client, name: str) -> None:
+        who.view[name] = self.owners[name]
+        who.reachable(name)
+
+    def _random_takeover(self) -> None:
+        name = self.chance.choice(sorted(self.owners))
+        self._take_over(name, crash=self.chance.random() < 0.5)
+
+    # The store
+
+    def apply(self, commit: Commit) -> Outcome:
+        if self.mutant is not None:
+            commit = self.mutant.commit(commit)
+            if not self.mutant.fences:
+                commit = msgspec.structs.replace(
+                    commit, epoch=self.backend.partitions[commit.partition].epoch
+                )
+        outcome = now_done(self.store.commit([commit]))[0]
+        if outcome is Outcome.DONE:
+            self.oracle.committed(commit)
+        return outcome
+
+    # The story
+
+    def run(self) -> None:
+        """Let everything happen, then compare."""
+        chance = self.chance
+        for function in self.functions:
+            for index in range(PARTITIONS_PER_FUNCTION):
+                self._take_over(partition_name(function, index))
+        self.clients = [Client(self, f"~c{number}") for number in range(chance.randint(1, 3))]
+        count = chance.randint(10, 60)
+        for number in range(count):
+            self._plan_message(number)
+        faults_ms = count * self.pause_ms + 20 * self.slowness + 50
+        for _ in range(chance.choice([0, 1, 4, 8])):
+            self.after(chance.random() * faults_ms, self._random_takeover)
+        for _ in range(chance.choice([0, 2, 8])):
+            self.after(chance.random() * faults_ms, self._reset_link)
+        self._run_until(self.now_ms + faults_ms)
+        self.faulty = False
+        self._run_until(self.now_ms + REST_MS)
+        self.oracle.judge()
+        self._say_goodbye()
+
+    def _plan_message(self, number: int) -> None:
+        chance = self.chance
+        client = chance.choice(self.clients)
+        function = chance.choice(sorted(self.functions))
+        key = chance.choice(self.keys)
+        uid = f"{client.name}.{number}"
+        payload = self._random_payload(uid, function, key)
+        kind = chance.choice([Kind.CALL, Kind.SEND])
+        repeated = payload[0] != "cancel" and chance.random() < 0.25
+        said = Said(kind, key, payload, uid if repeated else "")
+        self.script.append((client, function, said))
+        at_ms = number * self.pause_ms
+        self.after(at_ms, client.say, function, said)
+        if repeated:
+            again = Said(kind, key, payload, uid)
+            other = chance.choice(self.clients)
+            self.script.append((other, function, again))
+            self.after(at_ms + chance.random() * 100, other.say, function, again)
+
+    def _random_payload(self, uid: str, function: str, key: str) -> list[Any]:
+        chance = self.chance
+        amount = chance.randint(1, 9)
+        target, target_key = chance.choice(["sim/ledger", "sim/tally"]), chance.choice(self.keys)
+        choices: list[list[Any]] = [
+            ["add", uid, amount],
+            ["add", uid, amount],
+            ["fail", uid, amount, chance.randint(1, ATTEMPTS)],
+            ["reject", uid],
+            ["send", uid, amount, target, target_key],
+            ["emit", uid],
+        ]
+        if function != "sim/ledger":
+            delay_ms = chance.choice([0, 5, 50, 1_000, 40_000, 70_000, 130_000])
+            then = chance.choice(["", "", "cancel", "keep", "hand over"])
+            choices.append(["timer", uid, amount, delay_ms, target, target_key, then])
+            kept = [
+                said.uid
+                for _, where, said in self.script
+                if where == function and said.key == key and said.payload[-1] == "keep"
+            ]
+            if kept:
+                choices += [["cancel", uid, chance.choice(kept)]] * 4
+        if function == "sim/account":
+            fails, timeout_ms = chance.choice([0, 0, 1]), chance.choice([0, 0, 3, 30])
+            call = ["call", uid, amount, target_key, chance.randint(1, 2), fails, timeout_ms]
+            choices += [call] * 3
+        return chance.choice(choices)
+
+    def _say_goodbye(self) -> None:
+        for name, node in self.owners.items():
+            for client in self.clients:
+                node.partition.client_gone(client.name, self.now_ms)
+                node.carry_out()
+            self._run_until(self.now_ms + 1_000)
+            tables = self.backend.partitions[name]
+            kept = [each for each in (*tables.inbox, *tables.sent) if each.startswith("~")]
+            check(not kept, "a client that left is remembered", name, kept)
