@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
@@ -39,14 +40,7 @@ from sublet.runtime.frames import (
 )
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.link_server import LinkServer
-from sublet.runtime.unary import (
-    CallRequest,
-    EgressPage,
-    EgressRequest,
-    StateReport,
-    StateRequest,
-    StatusReport,
-)
+from sublet.runtime.unary import Service
 
 ROUNDS = 3
 SAMPLE_S = 1.0
@@ -54,23 +48,6 @@ CALLERS = 64
 MANY = 100_000
 FUNCTION = FunctionInfo("bench/echo", 16, "keyed")
 START_TIMEOUT_S = 20.0
-
-
-class _NoService:
-    async def call(self, request: CallRequest) -> bytes:
-        raise NotImplementedError
-
-    async def send(self, request: CallRequest) -> None:
-        raise NotImplementedError
-
-    async def status(self) -> StatusReport:
-        raise NotImplementedError
-
-    async def read_egress(self, request: EgressRequest) -> EgressPage:
-        raise NotImplementedError
-
-    async def read_state(self, request: StateRequest) -> StateReport:
-        raise NotImplementedError
 
 
 class _Echo:
@@ -113,7 +90,8 @@ class _Echo:
 
 async def _serve(lane_path: str) -> None:
     echo = _Echo()
-    async with LinkServer(echo.accept, _NoService(), lane_path=lane_path) as server:
+    no_service = cast("Service", None)  # Nobody makes unary calls here.
+    async with LinkServer(echo.accept, no_service, lane_path=lane_path) as server:
         echo.address = server.address
         print(server.address, flush=True)
         # Ends with whoever started us: our standard input is a pipe from there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import msgspec
 
@@ -24,14 +25,7 @@ from sublet.runtime.frames import (
 )
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_server import LinkServer
-from sublet.runtime.unary import (
-    CallRequest,
-    EgressPage,
-    EgressRequest,
-    StateReport,
-    StateRequest,
-    StatusReport,
-)
+from sublet.runtime.unary import Service
 
 FUNCTIONS = [
     FunctionInfo("shop/echo", 8, "keyed"),
@@ -39,23 +33,6 @@ FUNCTIONS = [
     FunctionInfo("shop/counter", 4, "stateful"),
 ]
 PARTITIONS = [f"{each.name}/{index}" for each in FUNCTIONS for index in range(each.partition_count)]
-
-
-class NoService:
-    async def call(self, request: CallRequest) -> bytes:
-        raise NotImplementedError
-
-    async def send(self, request: CallRequest) -> None:
-        raise NotImplementedError
-
-    async def status(self) -> StatusReport:
-        raise NotImplementedError
-
-    async def read_egress(self, request: EgressRequest) -> EgressPage:
-        raise NotImplementedError
-
-    async def read_state(self, request: StateRequest) -> StateReport:
-        raise NotImplementedError
 
 
 class Partition:
@@ -226,7 +203,8 @@ class EchoCluster:
 @asynccontextmanager
 async def serving(worker: EchoWorker, port: int = 0) -> AsyncIterator[LinkServer]:
     limits = LinkLimits(close_timeout_s=1.0)
-    server = LinkServer(worker.accept, NoService(), port=port, limits=limits)
+    no_service = cast("Service", None)  # Nobody makes unary calls here.
+    server = LinkServer(worker.accept, no_service, port=port, limits=limits)
     async with server:
         worker.cluster.addresses[worker.name] = server.address
         yield server

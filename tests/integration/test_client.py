@@ -250,9 +250,11 @@ async def test_a_long_idempotency_key_is_refused(client: Client) -> None:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    for addresses in ("nowhere", "host:", ":80", "host:99999", []):
+    for address in ("nowhere", "host:", ":80", "host:99999"):
         with pytest.raises(ValueError, match="allowed"):
-            Client(addresses)
+            Client(address)
+    with pytest.raises(ValueError, match="no address was given"):
+        Client([])
     with pytest.raises(ValueError, match="in_flight_max is 0; allowed: 1 or more"):
         Client("localhost:80", in_flight_max=0)
 

@@ -832,15 +832,15 @@ def test_whatever_happens_every_message_is_taken_once_and_every_caller_answered_
     gathers: list[tuple[list[int], Gather]] = []
     number = 0
     for _ in range(1_500):
-        partition = chance.choice([P0, P1])
-        channel = session.channel_of(partition)
+        chosen = chance.choice([P0, P1])
+        channel = session.channel_of(chosen)
         kind = chance.choice([Kind.CALL, Kind.SEND])
         if len(waiters) < 150 and chance.random() < 0.2:
             number += 1
             waiter = Waiter()
             encoded = msgspec.msgpack.encode(number)
             session.add(channel, kind, "k", encoded, None, ANY, waiter)
-            asked[partition].append(number)
+            asked[chosen].append(number)
             waiters.append((number, kind, waiter))
         elif len(gathers) < 30 and chance.random() < 0.03:
             values = list(range(number + 1, number + 1 + chance.randint(1, 12)))
@@ -849,7 +849,7 @@ def test_whatever_happens_every_message_is_taken_once_and_every_caller_answered_
             segment = Segment(kind, None, ANY)
             keys, column = ["k"] * len(values), msgspec.msgpack.encode(values)
             session.add_many(channel, segment, keys, column, gather, range(len(values)))
-            asked[partition].extend(values)
+            asked[chosen].extend(values)
             gathers.append((values, gather))
         net.step(faults=True)
     net.announce()
