@@ -88,6 +88,12 @@ class RawClient:
         (info,) = (each for each in self.welcome.topology.functions if each.name == function)
         return partition_name(function, partition_index_of(key, info.partition_count))
 
+    async def answered(self, partition: str, number: int) -> None:
+        """Wait until a message is acknowledged, or anything was refused."""
+        await self.until(
+            lambda: bool(self.refusals) or self.acknowledged.get(partition, 0) >= number
+        )
+
     async def until(self, happened: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not happened():

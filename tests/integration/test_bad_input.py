@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
+from grpc import aio
 
 from sublet import (
     Client,
@@ -18,7 +23,18 @@ from sublet import (
     TooLargeError,
     UnknownFunctionError,
 )
-from sublet.runtime.frames import Kind
+from sublet.runtime import wire
+from sublet.runtime.frames import (
+    Ack,
+    Batch,
+    Data,
+    ErrorInfo,
+    Frame,
+    Goodbye,
+    Hello,
+    Kind,
+    Refused,
+)
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import CallRequest
 from tests.integration import apps
@@ -224,6 +240,82 @@ async def test_a_handler_that_exits_fails_like_any_other(client: Client) -> None
 async def test_a_handler_that_cancels_itself_fails_like_any_other(client: Client) -> None:
     with pytest.raises(HandlerError, match="CancelledError"):
         await client.call(apps.cancel_itself)
+
+
+def garbled(frame: bytes, chance: random.Random) -> bytes:
+    """Return the frame with some bytes changed, cut out, put in or repeated."""
+    garbage = bytearray(frame)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(garbage) + 1)
+        match chance.randrange(4):
+            case 0:
+                garbage[place : place + 1] = chance.randbytes(1)
+            case 1:
+                del garbage[place : place + chance.randint(1, 8)]
+            case 2:
+                garbage[place:place] = chance.randbytes(chance.randint(1, 8))
+            case _:
+                garbage[place:place] = garbage[: chance.randint(1, 40)]
+    return bytes(garbage)
+
+
+def sound_frames(name: str, partition: str) -> list[bytes]:
+    payloads = msgspec.Raw(msgspec.msgpack.encode([1, 2, 3]))
+    batch = Batch(partition, name, 1, Kind.CALL, ["a", "b", "c"], payloads, 3, 1_000)
+    frames: list[Frame] = [
+        Hello(name),
+        Data([batch], [Ack(name, partition, 1)], 7),
+        Refused(name, partition, 1, ErrorInfo("gap", "none")),
+        Goodbye("end"),
+    ]
+    return [wire.encode_frame(each) for each in frames]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_garbled_frames_neither_crash_nor_fill_a_worker(
+    cluster: Cluster, client: Client, seed: int
+) -> None:
+    chance = random.Random(seed)
+    worker = cluster.workers[0]
+    before_bytes = worker.memory_bytes()
+    async with aio.insecure_channel(worker.address) as channel:
+        connect: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            f"/{wire.SERVICE}/Connect"
+        )
+        for number in range(60):
+            hello, *others = sound_frames(f"~garbled{seed}-{number}", "test/count/0")
+            stream = connect()
+            try:
+                await stream.write(hello if number % 4 else garbled(hello, chance))
+                for frame in chance.choices(others, k=6):
+                    await stream.write(garbled(frame, chance))
+            except (aio.AioRpcError, asyncio.InvalidStateError):
+                pass  # It was told goodbye, rightly.
+            stream.cancel()
+
+    assert await client.call(apps.double, "", 4) == 8
+    assert worker.memory_bytes() - before_bytes < 50_000_000
+
+
+async def test_bytes_that_are_no_protocol_at_all_are_turned_away(
+    cluster: Cluster, client: Client
+) -> None:
+    chance = random.Random(7)
+    host, _, port = cluster.workers[0].address.rpartition(":")
+    (lane,) = (cluster.data_dir / "lanes").glob("*.sock")
+    for number in range(40):
+        if number % 2:
+            _, writer = await asyncio.open_connection(host, int(port))
+        else:
+            _, writer = await asyncio.open_unix_connection(lane)
+        writer.write(chance.randbytes(chance.randint(1, 5_000)))
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    assert await client.call(apps.double, "", 4) == 8
 
 
 async def test_state_that_does_not_fit_its_new_type_fails_until_the_type_fits_again(

@@ -31,7 +31,8 @@ async def test_messages_sent_by_a_function_arrive_once_wherever_their_keys_live(
     await client.call_many(apps.forward, keys, [dict.fromkeys(keys, 1)] * len(keys))
 
     async def all_arrived() -> bool:
-        return sum(await client.call_many(apps.count, keys, [0] * len(keys))) >= len(keys) ** 2
+        counts: list[int] = await client.call_many(apps.count, keys, [0] * len(keys))
+        return sum(counts) >= len(keys) ** 2
 
     await until(all_arrived)
     assert await client.call_many(apps.count, keys, [0] * len(keys)) == [len(keys)] * len(keys)
@@ -51,20 +52,15 @@ async def test_send_returns_when_the_message_is_taken_and_it_is_handled_soon(
 async def test_a_message_hops_from_key_to_key_across_workers(client: Client) -> None:
     await client.call(apps.ping, "hop-0", 400)
 
-    async def visits() -> int:
-        keys = [f"hop-{number}" for number in range(8)]
-        # A visit with no hop left counts itself.
-        return sum(await client.call_many(apps.ping, keys, [0] * 8)) - 8 * await looks()
-
-    looked = 0
-
-    async def looks() -> int:
-        nonlocal looked
-        looked += 1
-        return looked
+    keys = [f"hop-{number}" for number in range(8)]
+    looks = 0
 
     async def arrived() -> bool:
-        return await visits() == 401
+        nonlocal looks
+        looks += 1
+        # A look is a visit too: one with no hop left.
+        visits: list[int] = await client.call_many(apps.ping, keys, [0] * len(keys))
+        return sum(visits) - len(keys) * looks == 401
 
     await until(arrived)
 
@@ -87,7 +83,8 @@ async def test_timers_of_no_delay_ring_once_each_under_load(client: Client) -> N
         await client.call_many(apps.alarm, keys, [("set", 0)] * len(keys))
 
     async def rung() -> bool:
-        return sum(await client.call_many(apps.bell, keys, [0] * len(keys))) >= 500
+        rings: list[int] = await client.call_many(apps.bell, keys, [0] * len(keys))
+        return sum(rings) >= 500
 
     await until(rung)
     assert await client.call_many(apps.bell, keys, [0] * len(keys)) == [5] * len(keys)
@@ -242,8 +239,10 @@ async def test_messages_of_one_sender_to_one_key_keep_their_order_under_load(
             tasks.create_task(client.send(apps.numbered, "target0", ("client", number)))
 
     async def all_sent() -> bool:
-        state = await client.call_many(apps.number_source, sources, [[]] * len(sources))
-        return min(state) > rounds
+        numbers: list[int] = await client.call_many(
+            apps.number_source, sources, [[]] * len(sources)
+        )
+        return min(numbers) > rounds
 
     await until(all_sent)
 

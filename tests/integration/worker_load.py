@@ -73,7 +73,9 @@ class Load:
         keys = [*KEYS, "once"]
 
         async def arrived() -> bool:
-            forwarded = await self._client.call_many(count_app.count, keys, [0] * len(keys))
+            forwarded: list[int] = await self._client.call_many(
+                count_app.count, keys, [0] * len(keys)
+            )
             return sum(forwarded) >= self.forwarded.total()
 
         await until(arrived)
