@@ -177,7 +177,10 @@ class Exchange:
             )
         )
         if from_client:
+            superseded = self._clients.get(hello.endpoint)
             self._clients[hello.endpoint] = port
+            if superseded is not None:
+                superseded.link.close("the client has opened another link")
             # After the link is adopted: what it has missed while it was away.
             self._tasks.create_task(self._offer_missed(port))
         return _Receiver(self, port)
@@ -240,6 +243,8 @@ class Exchange:
         asyncio.get_running_loop().call_later(delay_s, call)
 
     def frame_received(self, port: Port, frame: Frame) -> None:
+        if is_client(port.name) and self._clients.get(port.name) is not port:
+            return  # From before the client has reconnected; it sends all of it again.
         if type(frame) is Data:
             self._data_received(port, frame)
         elif type(frame) is Refused:
