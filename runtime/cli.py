@@ -3,35 +3,49 @@
 `sublet --help` must be quick, so nothing heavy is imported up here: each command imports what it
 needs when it runs.
 
-Exit codes: 0 done; 1 the function failed; 2 wrong usage or settings; 3 no cluster could be
-reached (for `run`: the workers could not be kept alive); 4 overloaded or not ready, try again.
+Exit codes: 0 done; 1 the function failed, or a change was not confirmed; 2 wrong usage or
+settings; 3 no cluster could be reached (for `run`: the workers could not be kept alive);
+4 overloaded or not ready, try again.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sublet.runtime.cli_settings import with_settings
+
+if TYPE_CHECKING:
+    from sublet.runtime.cli_cluster import Where
 
 _EXIT_CODES = """Exit codes: 0 done; 1 the function failed; 2 wrong usage; 3 no cluster reached;
 4 overloaded or not ready, try again."""
 
-cli = typer.Typer(
-    name="sublet",
-    help=f"Stateful functions in Python: durable, exactly once.\n\n{_EXIT_CODES}",
-    no_args_is_help=True,
-    add_completion=False,
-    # Its formatting costs a third of the time that the help may take.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+
+def _group(name: str, help_text: str) -> typer.Typer:
+    return typer.Typer(
+        name=name,
+        help=help_text,
+        no_args_is_help=True,
+        # Its formatting costs a third of the time that the help may take.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+cli = _group("sublet", f"Stateful functions in Python: durable, exactly once.\n\n{_EXIT_CODES}")
+state_cli = _group("state", "Look at the state of functions, and change it by hand.")
+dead_cli = _group("dead", "Messages that failed for good: look, run them again, drop them.")
+config_cli = _group("config", "Show the settings.")
 
 Target = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="APP",
-        help="module:app or path/to/file.py:app; ':app' may be left out if there is only one.",
+        help="module:app or path/to/file.py:app; ':app' may be left out if there is only one. "
+        "Without APP, the setting `app` counts.",
     ),
 ]
 DataDir = Annotated[
@@ -40,36 +54,10 @@ DataDir = Annotated[
         "--data-dir", "-d", help="Folder of the cluster's data. [default: .sublet]", metavar="DIR"
     ),
 ]
-Store = Annotated[
+ConfigFile = Annotated[
     str | None,
-    typer.Option(help="sqlite, or memory (forgets everything at the end). [default: sqlite]"),
+    typer.Option("--config", metavar="FILE", help="Settings. [default: sublet.toml; -: none]"),
 ]
-FullSync = Annotated[
-    bool | None,
-    typer.Option(
-        "--full-sync/--no-full-sync", help="Wait for the disk on every commit. [default: no]"
-    ),
-]
-Host = Annotated[str | None, typer.Option(help="Address to listen at. [default: 127.0.0.1]")]
-Port = Annotated[
-    int | None,
-    typer.Option("--port", "-p", help="gRPC port, of the first worker; 0: any. [default: 0]"),
-]
-AllowRemote = Annotated[
-    bool | None,
-    typer.Option(
-        "--allow-remote",
-        help="Permit a host that others can reach. Traffic is not encrypted or authenticated yet.",
-    ),
-]
-Lane = Annotated[
-    bool | None,
-    typer.Option("--lane/--no-lane", help="Offer a Unix socket beside gRPC. [default: yes]"),
-]
-LogLevel = Annotated[
-    str | None, typer.Option(help="debug, info, warning or error. [default: info]")
-]
-LogFormat = Annotated[str | None, typer.Option(help="console or json. [default: console]")]
 Connect = Annotated[
     str | None,
     typer.Option(
@@ -79,7 +67,13 @@ Connect = Annotated[
 Function = Annotated[
     str, typer.Argument(metavar="FN", help="app/name, or only name where that is clear.")
 ]
+SomeFunction = Annotated[
+    str, typer.Argument(metavar="FN", help="Only those of this function.", show_default=False)
+]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Which instance; '' where there is none.")]
+SomeKey = Annotated[
+    str | None, typer.Argument(metavar="KEY", help="Which instance.", show_default=False)
+]
 Payload = Annotated[
     str, typer.Argument(metavar="JSON", help="The message; '-' reads it from standard input.")
 ]
@@ -92,7 +86,29 @@ IdempotencyKey = Annotated[
 Deadline = Annotated[
     str, typer.Option("--deadline", help="How soon the reply is due, such as 500ms or 10s.")
 ]
+Limit = Annotated[int, typer.Option("--limit", "-l", min=1, max=10_000, help="Show so many.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+LetterIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="As `sublet dead list` shows them.", show_default=False),
+]
+AllLetters = Annotated[bool, typer.Option("--all", help="All of them (of --function).")]
+OfFunction = Annotated[
+    str, typer.Option("--function", "-f", metavar="FN", help="With --all: only of this function.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
+
+_WORKER_FLAGS = (
+    "data_dir",
+    "store",
+    "full_sync",
+    "host",
+    "port",
+    "http_port",
+    "allow_remote",
+    "lane",
+)
+_LOG_FLAGS = ("log_level", "log_format")
 
 
 def main() -> None:
@@ -120,52 +136,71 @@ def _root(
     pass
 
 
+# Starting
+
+
 @cli.command()
-def run(  # noqa: PLR0913 - each argument is an option of the command
-    app: Target,
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The project, and its folder.")],
+) -> None:
+    """Make a project that works: functions, a test, settings.
+
+    The folder must not exist, or be empty.
+
+    Example: sublet new shop
+    """
+    from sublet.runtime import cli_new
+
+    cli_new.new(Path(name))
+
+
+@cli.command()
+@with_settings("data_dir", "store", "host", "port", "http_port", "allow_remote", *_LOG_FLAGS)
+def dev(
+    app: Target = None,
+    http: Annotated[
+        bool, typer.Option("--http/--no-http", help="Serve HTTP, at 8000 if not told otherwise.")
+    ] = True,
+    **flags: Any,
+) -> None:
+    """Run one worker, and start it again whenever a .py file changes. State is kept.
+
+    An error in the code is shown, and the next change tries again. Ctrl-C stops.
+
+    Example: sublet dev shop.app:app
+    """
+    from sublet.runtime import cli_dev
+
+    cli_dev.dev(app, http, flags)
+
+
+@cli.command()
+@with_settings(*_WORKER_FLAGS, *_LOG_FLAGS)
+def run(
+    app: Target = None,
     workers: Annotated[
         int, typer.Option("--workers", "-n", min=1, max=128, help="How many processes.")
     ] = 1,
-    data_dir: DataDir = None,
-    store: Store = None,
-    full_sync: FullSync = None,
-    host: Host = None,
-    port: Port = None,
-    allow_remote: AllowRemote = None,
-    lane: Lane = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+    **flags: Any,
 ) -> None:
     """Run an app on several worker processes of this machine.
 
     A worker that dies is started again, at most 5 times a minute. Ctrl-C stops all of them.
-    Settings can also be given as variables: SUBLET_DATA_DIR, SUBLET_STORE and so on.
+    Settings can also be given in sublet.toml, or as variables: SUBLET_DATA_DIR and so on.
 
     Example: sublet run examples/word_count.py:app --workers 2
     """
-    flags = _without({**locals()}, "app", "workers")
     from sublet.runtime import cli_run
 
     cli_run.run_workers(app, workers, flags)
 
 
 @cli.command()
-def worker(  # noqa: PLR0913 - each argument is an option of the command
-    app: Target,
-    data_dir: DataDir = None,
-    store: Store = None,
-    full_sync: FullSync = None,
-    host: Host = None,
-    port: Port = None,
-    allow_remote: AllowRemote = None,
-    lane: Lane = None,
-    workers_expected: Annotated[
-        int | None,
-        typer.Option(help="Workers that the first placement waits for, 5 s at most. [default: 1]"),
-    ] = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+@with_settings(*_WORKER_FLAGS, "workers_expected", *_LOG_FLAGS)
+def worker(
+    app: Target = None,
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    **flags: Any,
 ) -> None:
     """Run one worker process in the foreground.
 
@@ -173,10 +208,12 @@ def worker(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet worker examples/word_count.py:app --port 7070
     """
-    flags = _without({**locals()}, "app", "supervisor_fd")
     from sublet.runtime import cli_run
 
     cli_run.run_worker(app, flags, supervisor_fd)
+
+
+# Messages
 
 
 @cli.command()
@@ -188,6 +225,7 @@ def call(  # noqa: PLR0913 - each argument is an option of the command
     idempotency_key: IdempotencyKey = "",
     connect: Connect = None,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Call a function and print its reply, which comes after its effects are durable.
@@ -197,7 +235,7 @@ def call(  # noqa: PLR0913 - each argument is an option of the command
     from sublet.runtime import cli_calls
 
     asked = cli_calls.Asked(fn, key, payload, deadline, idempotency_key)
-    cli_calls.call(asked, cli_calls.Where(connect, data_dir), as_json)
+    cli_calls.call(asked, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -209,6 +247,7 @@ def send(  # noqa: PLR0913 - each argument is an option of the command
     idempotency_key: IdempotencyKey = "",
     connect: Connect = None,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Hand a message over; it is durable when the command ends, and executed exactly once.
@@ -218,23 +257,278 @@ def send(  # noqa: PLR0913 - each argument is an option of the command
     from sublet.runtime import cli_calls
 
     asked = cli_calls.Asked(fn, key, payload, deadline, idempotency_key)
-    cli_calls.send(asked, cli_calls.Where(connect, data_dir), as_json)
+    cli_calls.send(asked, _where(connect, data_dir, config), as_json)
+
+
+@cli.command()
+def tail(  # noqa: PLR0913 - each argument is an option of the command
+    egress: Annotated[str, typer.Argument(metavar="EGRESS", help="As functions name it.")],
+    start: Annotated[
+        str, typer.Option("--from", help="start: everything that is kept; end: what is new.")
+    ] = "end",
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for more, until Ctrl-C.")
+    ] = True,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-l", min=1, help="End after so many values.")
+    ] = None,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, with partition and position.")
+    ] = False,
+) -> None:
+    """Print what functions emit to an egress, one value a line, as JSON.
+
+    Example: sublet tail orders --from start
+    """
+    from sublet.runtime import cli_tail
+
+    asked = cli_tail.Asked(egress, start, follow, limit)
+    cli_tail.tail(asked, _where(connect, data_dir, config), as_json)
+
+
+# Looking
 
 
 @cli.command()
 def status(
+    interval: Annotated[
+        str, typer.Option("--interval", help="Rates are measured over this time; 0s: none.")
+    ] = "500ms",
     connect: Connect = None,
     data_dir: DataDir = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show workers, functions, partitions and counters of a cluster.
+    """Show workers, partitions, queues, rates, missed deadlines and counters of a cluster.
 
     Example: sublet status --json
     """
     from sublet.runtime import cli_status
 
-    cli_status.status(connect, data_dir, as_json)
+    cli_status.status(_where(connect, data_dir, config), interval, as_json)
 
 
-def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in names}
+@cli.command()
+def functions(
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show all functions: their kind, types, state, partitions and deadline.
+
+    Example: sublet functions
+    """
+    from sublet.runtime import cli_status
+
+    cli_status.functions(_where(connect, data_dir, config), as_json)
+
+
+@cli.command()
+def timers(
+    fn: SomeFunction = "",
+    limit: Limit = 100,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show messages that wait for their time, the next one first.
+
+    FN is the function that has sent them.
+
+    Example: sublet timers --limit 10
+    """
+    from sublet.runtime import cli_records
+
+    cli_records.timers(fn, limit, _where(connect, data_dir, config), as_json)
+
+
+# State
+
+
+@state_cli.command("get")
+def state_get(
+    fn: Function,
+    key: SomeKey = None,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the committed state of one key as JSON; null if there is none.
+
+    Example: sublet state get count ada
+    """
+    from sublet.runtime import cli_state
+
+    cli_state.get(fn, key, _where(connect, data_dir, config), as_json)
+
+
+@state_cli.command("list")
+def state_list(
+    fn: Function,
+    limit: Limit = 100,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the keys that have a state, with it.
+
+    Example: sublet state list count --limit 20
+    """
+    from sublet.runtime import cli_state
+
+    cli_state.list_keys(fn, limit, _where(connect, data_dir, config), as_json)
+
+
+@state_cli.command("put")
+def state_put(  # noqa: PLR0913 - each argument is an option of the command
+    fn: Function,
+    key: Key,
+    value: Annotated[
+        str, typer.Argument(metavar="JSON", help="The whole state; '-': from standard input.")
+    ],
+    yes: Yes = False,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace the state of one key, between its messages. Asks first.
+
+    The value must fit what the function declares: a map is an object, a list an array, a state
+    with fields an object of them.
+
+    Example: sublet state put count ada 7 --yes
+    """
+    from sublet.runtime import cli_state
+
+    cli_state.put(cli_state.Place(fn, key), value, yes, _where(connect, data_dir, config), as_json)
+
+
+@state_cli.command("delete")
+def state_delete(
+    fn: Function,
+    key: Key,
+    yes: Yes = False,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the state of one key, between its messages. Asks first.
+
+    Example: sublet state delete count ada --yes
+    """
+    from sublet.runtime import cli_state
+
+    cli_state.delete(cli_state.Place(fn, key), yes, _where(connect, data_dir, config), as_json)
+
+
+# Dead letters
+
+
+@dead_cli.command("list")
+def dead_list(
+    fn: SomeFunction = "",
+    limit: Limit = 100,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the messages that failed for good, the oldest first.
+
+    Example: sublet dead list orders
+    """
+    from sublet.runtime import cli_records
+
+    cli_records.dead_list(fn, limit, _where(connect, data_dir, config), as_json)
+
+
+@dead_cli.command("show")
+def dead_show(
+    letter: Annotated[str, typer.Argument(metavar="ID", help="As `sublet dead list` shows it.")],
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one of them: its message, and why it failed.
+
+    Example: sublet dead show 'shop/orders/3#~c1:7'
+    """
+    from sublet.runtime import cli_records
+
+    cli_records.dead_show(letter, _where(connect, data_dir, config), as_json)
+
+
+@dead_cli.command("replay")
+def dead_replay(
+    letters: LetterIds = None,
+    everything: AllLetters = False,
+    function: OfFunction = "",
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Execute them again, as if they had just come.
+
+    Example: sublet dead replay --all --function orders
+    """
+    from sublet.runtime import cli_records
+
+    chosen = cli_records.Chosen(letters or [], everything, function)
+    cli_records.dead_replay(chosen, _where(connect, data_dir, config), as_json)
+
+
+@dead_cli.command("drop")
+def dead_drop(  # noqa: PLR0913 - each argument is an option of the command
+    letters: LetterIds = None,
+    everything: AllLetters = False,
+    function: OfFunction = "",
+    yes: Yes = False,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete them for good. Asks first.
+
+    Example: sublet dead drop 'shop/orders/3#~c1:7' --yes
+    """
+    from sublet.runtime import cli_records
+
+    chosen = cli_records.Chosen(letters or [], everything, function)
+    cli_records.dead_drop(chosen, yes, _where(connect, data_dir, config), as_json)
+
+
+# Settings
+
+
+@config_cli.command("show")
+def config_show(config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Print every setting with its value, and where that came from.
+
+    Example: sublet config show --json
+    """
+    from sublet.runtime import cli_settings
+
+    cli_settings.show(config, as_json)
+
+
+cli.add_typer(state_cli)
+cli.add_typer(dead_cli)
+cli.add_typer(config_cli)
+
+
+def _where(connect: str | None, data_dir: Path | None, config: str | None) -> Where:
+    from sublet.runtime.cli_cluster import Where
+
+    return Where(connect, data_dir, config)

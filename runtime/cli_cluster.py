@@ -1,22 +1,33 @@
-"""Finds the workers that a command is meant for."""
+"""Finds the workers that a command is meant for, and asks them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import difflib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.cli_exit import NoClusterError, UsageError
-from sublet.runtime.config import DATABASE_NAME, PORT_MAX
+from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
+from sublet.runtime.cli_exit import NoClusterError, UsageError, exit_with
+from sublet.runtime.cli_settings import settings_of
+from sublet.runtime.config import DATABASE_NAME, PORT_MAX, ConfigError
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import StatusReport
 from sublet.statestore.sqlite_directory import SqliteDirectory
 
 _ANSWER_TIMEOUT_S = 5.0
+T = TypeVar("T")
+
+
+class Where(NamedTuple):
+    """How the cluster was named, if at all."""
+
+    connect: str | None
+    data_dir: Path | None
+    config: str | None
 
 
 class Reached(NamedTuple):
@@ -24,6 +35,24 @@ class Reached(NamedTuple):
 
     client: UnaryClient
     report: StatusReport
+
+    def full_name(self, name: str) -> str:
+        """Return the one function that is meant, or raise with those that there are."""
+        return full_name(name, [each.name for each in self.report.topology.functions])
+
+
+def ask(where: Where, question: Callable[[Reached], Awaitable[T]], as_json: bool) -> T:
+    """Return the answer of any worker; end the command if there is none."""
+
+    async def reach_and_ask() -> T:
+        data_dir = settings_of({"data_dir": where.data_dir, "config": where.config}).data_dir
+        async with reach(where.connect, data_dir) as reached:
+            return await question(reached)
+
+    try:
+        return asyncio.run(reach_and_ask())
+    except (SubletError, UsageError, NoClusterError, ConfigError) as error:
+        exit_with(error, as_json=as_json)
 
 
 @asynccontextmanager
@@ -67,6 +96,24 @@ async def addresses_in(data_dir: Path) -> list[str]:
     except (SubletError, OSError) as error:
         raise NoClusterError(f"{path} cannot be read: {error}") from error
     return [member.address for member in view.members.values()]
+
+
+def full_name(name: str, known: list[str]) -> str:
+    """Return the one function that is meant, or raise with those that there are."""
+    if name in known:
+        return name
+    short = [each for each in known if each.rpartition("/")[2] == name]
+    if len(short) == 1:
+        return short[0]
+    if short:
+        raise UnknownFunctionError(
+            f"{name!r} may be {' or '.join(sorted(short))}; write it in full"
+        )
+    near = difflib.get_close_matches(name, known, 1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    raise UnknownFunctionError(
+        f"there is no function {name!r}; {guess}known: {', '.join(sorted(known)) or 'none'}"
+    )
 
 
 def _checked(address: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from enum import IntEnum
 from typing import NoReturn
 
@@ -55,6 +56,20 @@ def exit_with(error: Exception, *, as_json: bool = False) -> NoReturn:
         if hint := _hint(error):
             typer.echo(f"hint: {hint}", err=True)
     raise typer.Exit(code_of(error))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Return if it may be done; end the command if not.
+
+    Raises `UsageError` where nobody can be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} Nobody can be asked here: add --yes if it is meant")
+    if not typer.confirm(question, err=True):
+        typer.echo("nothing was changed", err=True)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def code_of(error: Exception) -> ExitCode:

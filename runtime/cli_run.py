@@ -67,9 +67,9 @@ def run_workers(target: str | None, workers: int, flags: Mapping[str, object]) -
 
 async def _supervise(launch: Launch) -> None:
     as_json = launch.config.log_format == "json"
-    log = _ProcessLog(as_json)
+    log = ProcessLog(as_json)
     supervisor = Supervisor(launch, log.line, log.event)
-    _on_signals(supervisor.stop, supervisor.kill)
+    on_signals(supervisor.stop, supervisor.kill)
     gave_up: GaveUpError | None = None
     async with asyncio.TaskGroup() as tasks:
         greeting = tasks.create_task(_greet(supervisor, launch))
@@ -94,6 +94,8 @@ async def _greet(supervisor: Supervisor, launch: Launch) -> None:
     where = "" if default else f"--data-dir {launch.config.data_dir} "
     ready = "1 worker is ready" if len(notes) == 1 else f"{len(notes)} workers are ready"
     typer.echo(f"\n{ready}: {', '.join(note.address for note in notes)}")
+    if serving := [note.http for note in notes if note.http]:
+        typer.echo(f"HTTP: {', '.join(f'http://{each}' for each in serving)}")
     typer.echo(f"functions: {', '.join(notes[0].functions)}")
     typer.echo("from another terminal:")
     typer.echo(f"  sublet call {where}{notes[0].functions[0]} KEY JSON")
@@ -101,7 +103,7 @@ async def _greet(supervisor: Supervisor, launch: Launch) -> None:
     typer.echo("Ctrl-C stops them.\n")
 
 
-class _ProcessLog:
+class ProcessLog:
     """Writes what the workers write and what happens to them on standard error."""
 
     def __init__(self, as_json: bool) -> None:
@@ -114,9 +116,7 @@ class _ProcessLog:
         self.line(index, text)
 
 
-def run_worker(
-    target: str | None, flags: Mapping[str, object], supervisor_fd: int | None
-) -> None:
+def run_worker(target: str | None, flags: Mapping[str, object], supervisor_fd: int | None) -> None:
     """Run one worker in this process until a signal or the end of its supervisor."""
     try:
         config = settings_of(flags)
@@ -183,7 +183,7 @@ async def _serve(
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
-            _on_signals(worker.stop, lambda: running.cancel())
+            on_signals(worker.stop, lambda: running.cancel())
             watching = tasks.create_task(_watch(worker, sorted(functions), supervisor_fd))
             running.add_done_callback(lambda _: watching.cancel())
     except BaseExceptionGroup as errors:
@@ -212,7 +212,9 @@ async def _watch(worker: Worker, functions: list[str], supervisor_fd: int | None
 
 async def _tell(worker: Worker, functions: list[str], writer: asyncio.StreamWriter) -> None:
     await worker.ready.wait()
-    note = ReadyNote(address=worker.address, pid=os.getpid(), functions=functions)
+    note = ReadyNote(
+        address=worker.address, pid=os.getpid(), functions=functions, http=worker.http_address
+    )
     writer.write(msgspec.json.encode(note) + b"\n")
     await writer.drain()
 
@@ -227,7 +229,7 @@ def target_of(target: str | None, config: WorkerConfig) -> str:
     )
 
 
-def _on_signals(first: Callable[[], object], again: Callable[[], object]) -> None:
+def on_signals(first: Callable[[], object], again: Callable[[], object]) -> None:
     """Answer the first signal to stop with `first`, every later one with `again`."""
     loop = asyncio.get_running_loop()
     seen: list[signal.Signals] = []

@@ -1,47 +1,88 @@
-"""`sublet status`: what every worker of a cluster says of itself."""
+"""`sublet status` and `sublet functions`: what the workers of a cluster say of themselves."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import typer
 
+from sublet.functions.duration import milliseconds
 from sublet.functions.errors import SubletError
-from sublet.runtime.cli_cluster import reach
-from sublet.runtime.cli_exit import NoClusterError, UsageError, exit_with
-from sublet.runtime.config import ConfigError, read_config
+from sublet.runtime.cli_cluster import Reached, Where, ask
+from sublet.runtime.cli_exit import UsageError, exit_with
+from sublet.runtime.cli_table import print_table
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import StatusReport
+from sublet.runtime.unary import FunctionDescription, StatusReport
 
+INTERVAL_S_MAX = 60
+RATES = ("consumed", "late", "failures", "retries", "refused")
+"""Counters whose growth is shown; `late` are the missed deadlines."""
 _ANSWER_TIMEOUT_S = 5.0
 
+Reports = Mapping[str, StatusReport | None]
 
-def status(connect: str | None, data_dir: Path | None, as_json: bool) -> None:
+
+def status(where: Where, interval: str, as_json: bool) -> None:
     try:
-        config = read_config(os.environ, {"data_dir": data_dir})
-        report, workers = asyncio.run(cluster_reports(connect, config.data_dir))
-    except (SubletError, UsageError, NoClusterError, ConfigError) as error:
-        exit_with(error, as_json=as_json)
-    described = describe(report, workers)
+        interval_s = milliseconds(interval) / 1000
+        if not 0 <= interval_s <= INTERVAL_S_MAX:
+            raise ValueError(f"it is {interval}; allowed: 0s to {INTERVAL_S_MAX}s")
+    except ValueError as error:
+        exit_with(UsageError(f"--interval: {error}"), as_json=as_json)
+
+    async def question(reached: Reached) -> dict[str, Any]:
+        first = await cluster_reports(reached)
+        started_s = time.perf_counter()
+        if not interval_s:
+            return describe(reached.report, first, {}, 0)
+        await asyncio.sleep(interval_s)
+        second = await cluster_reports(reached)
+        return describe(reached.report, second, first, time.perf_counter() - started_s)
+
+    described = ask(where, question, as_json)
     if as_json:
         typer.echo(json.dumps({"ok": True, **described}))
     else:
         _show(described)
 
 
-async def cluster_reports(
-    connect: str | None, data_dir: Path
-) -> tuple[StatusReport, dict[str, StatusReport | None]]:
-    """Return what one worker says, and what each that it knows says; None: no answer."""
-    async with reach(connect, data_dir) as reached:
-        workers = reached.report.topology.workers
-        reports = await asyncio.gather(*(_report_at(each) for each in workers.values()))
-        return reached.report, dict(zip(workers, reports, strict=True))
+def functions(where: Where, as_json: bool) -> None:
+    async def question(reached: Reached) -> list[FunctionDescription]:
+        return await reached.client.describe_functions()
+
+    found = ask(where, question, as_json)
+    if as_json:
+        shown = [msgspec.structs.asdict(each) for each in found]
+        typer.echo(json.dumps({"ok": True, "functions": shown}))
+        return
+    print_table(
+        ("function", "kind", "message", "reply", "state", "partitions", "slo"),
+        [
+            (
+                each.name,
+                each.kind,
+                each.message_type or "-",
+                each.reply_type,
+                each.state or "-",
+                str(each.partition_count),
+                "-" if each.slo_ms is None else f"{each.slo_ms:g}ms",
+            )
+            for each in found
+        ],
+    )
+
+
+async def cluster_reports(reached: Reached) -> dict[str, StatusReport | None]:
+    """Return what each worker of the cluster says; None: no answer."""
+    workers = reached.report.topology.workers
+    reports = await asyncio.gather(*(_report_at(each) for each in workers.values()))
+    return dict(zip(workers, reports, strict=True))
 
 
 async def _report_at(address: str) -> StatusReport | None:
@@ -53,36 +94,69 @@ async def _report_at(address: str) -> StatusReport | None:
             return None
 
 
-def describe(report: StatusReport, workers: dict[str, StatusReport | None]) -> dict[str, Any]:
-    """Return the cluster as plain values, in a form that scripts may rely on."""
+def describe(
+    report: StatusReport,
+    workers: Reports,
+    before: Reports,
+    elapsed_s: float,
+) -> dict[str, Any]:
+    """Return the cluster as plain values, in a form that scripts may rely on.
+
+    Rates come from two looks at the counters; without the first, there are none.
+    """
     topology = report.topology
     placed = Counter(each.rpartition("/")[0] for each in topology.placement)
     totals: Counter[str] = Counter()
+    queued: Counter[str] = Counter()
     for each in workers.values():
         if each is not None:
             totals.update(each.counters)
+            for partition, count in each.queued.items():
+                queued[partition.rpartition("/")[0]] += count
+    shown: list[dict[str, Any]] = [
+        {
+            "id": worker,
+            "address": topology.workers[worker],
+            "reachable": told is not None,
+            "partitions": sorted(told.partitions, key=_in_order) if told else [],
+            "queued": dict(sorted(told.queued.items())) if told else {},
+            "rates": _rates(told, before.get(worker), elapsed_s),
+            "counters": dict(sorted(told.counters.items())) if told else {},
+        }
+        for worker, told in workers.items()
+    ]
     return {
         "placement_version": topology.version,
-        "workers": [
-            {
-                "id": worker,
-                "address": topology.workers[worker],
-                "reachable": told is not None,
-                "partitions": sorted(told.partitions, key=_in_order) if told else [],
-                "counters": dict(sorted(told.counters.items())) if told else {},
-            }
-            for worker, told in workers.items()
-        ],
+        "workers": shown,
         "functions": [
             {
                 "name": each.name,
                 "kind": each.kind,
                 "partition_count": each.partition_count,
                 "partitions_placed": placed[each.name],
+                "queued": queued[each.name],
             }
             for each in topology.functions
         ],
+        "rates": {
+            name: round(sum(each["rates"].get(name, 0.0) for each in shown), 3)
+            for name in (RATES if before else ())
+        },
         "counters": dict(sorted(totals.items())),
+    }
+
+
+def _rates(
+    now: StatusReport | None, before: StatusReport | None, elapsed_s: float
+) -> dict[str, float]:
+    if now is None or before is None or elapsed_s <= 0:
+        return {}
+    return {
+        # A partition that moved away takes its counters with it.
+        name: round(
+            max(0.0, now.counters.get(name, 0) - before.counters.get(name, 0)) / elapsed_s, 3
+        )
+        for name in RATES
     }
 
 
@@ -92,26 +166,47 @@ def _in_order(partition: str) -> tuple[str, int]:
 
 
 def _show(described: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    workers = Table("worker", "address", "partitions", title="workers", title_justify="left")
-    for each in described["workers"]:
-        count = str(len(each["partitions"])) if each["reachable"] else "[red]no answer[/red]"
-        workers.add_row(each["id"], each["address"], count)
-    functions = Table(
-        "function", "kind", "partitions", "placed", title="functions", title_justify="left"
+    typer.echo("workers")
+    print_table(
+        ("  worker", "address", "partitions", "queued", "in flight", "messages/s", "missed/s"),
+        [_worker_row(each) for each in described["workers"]],
     )
-    for each in described["functions"]:
-        counts = (str(each["partition_count"]), str(each["partitions_placed"]))
-        functions.add_row(each["name"], each["kind"], *counts)
-    counters = Table("counter", "all workers", title="counters", title_justify="left")
-    counters.columns[1].justify = "right"
-    for name, value in described["counters"].items():
-        if not value:
-            continue
-        counters.add_row(name, f"{value:,.0f}" if value == int(value) else f"{value:,.3f}")
-    for table in (workers, functions, counters):
-        if table.row_count:
-            console.print(table)
+    typer.echo("\nfunctions")
+    print_table(
+        ("  function", "kind", "partitions", "placed", "queued"),
+        [
+            (
+                f"  {each['name']}",
+                each["kind"],
+                str(each["partition_count"]),
+                str(each["partitions_placed"]),
+                str(each["queued"]),
+            )
+            for each in described["functions"]
+        ],
+    )
+    typer.echo("\ncounters of all workers")
+    print_table(
+        ("  counter", "value"),
+        [
+            (f"  {name}", f"{value:,.0f}" if value == int(value) else f"{value:,.3f}")
+            for name, value in described["counters"].items()
+            if value
+        ],
+    )
+
+
+def _worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
+    name = f"  {worker['id']}"
+    if not worker["reachable"]:
+        return (name, worker["address"], "no answer", "", "", "", "")
+    rates = worker["rates"]
+    return (
+        name,
+        worker["address"],
+        str(len(worker["partitions"])),
+        str(sum(worker["queued"].values())),
+        f"{worker['counters'].get('in_flight', 0):.0f}",
+        f"{rates['consumed']:,.1f}" if rates else "-",
+        f"{rates['late']:,.1f}" if rates else "-",
+    )

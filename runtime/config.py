@@ -12,10 +12,10 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -161,7 +161,8 @@ class Resolved(NamedTuple):
         return getattr(self.config if hasattr(self.config, name) else self.config.limits, name)
 
 
-def settings() -> dict[str, Setting]:
+@cache
+def settings() -> Mapping[str, Setting]:
     """Return everything that can be set, by name."""
     found: dict[str, Setting] = {}
     for kind, section in ((WorkerConfig, ""), (Limits, "limits")):
@@ -240,6 +241,9 @@ def _file_path(flag: object, environment: Mapping[str, str], directory: Path | N
 
 
 def _from_file(path: Path, known: Mapping[str, Setting]) -> _Layer:
+    # Here, as most commands have no file, and their help must be quick.
+    import tomllib
+
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} bytes, which is the bound")

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
+from functools import cache
 from types import ModuleType
 
 from sublet.runtime import config, limits
 
 
-def documentation() -> dict[str, str]:
+@cache
+def documentation() -> Mapping[str, str]:
     """Return each setting's text in one line; empty for all where the source is not installed."""
     return {**_field_texts(config, "WorkerConfig"), **_field_texts(limits, "Limits")}
 

@@ -36,6 +36,8 @@ class ReadyNote(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     pid: int
     functions: list[str]
+    http: str = ""
+    """Where it serves HTTP; empty: nowhere."""
 
 
 class GaveUpError(Exception):

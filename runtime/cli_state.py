@@ -1,0 +1,125 @@
+"""`sublet state`: look at states, and change them by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import typer
+
+from sublet.runtime.cli_calls import payload_of, text_of
+from sublet.runtime.cli_cluster import Reached, Where, ask
+from sublet.runtime.cli_exit import UsageError, confirm, exit_with
+from sublet.runtime.cli_table import print_table
+from sublet.runtime.unary import (
+    AdministerRequest,
+    DeleteState,
+    PutState,
+    StateEntry,
+    StateListRequest,
+    StateReport,
+    StateRequest,
+)
+
+_PAGE = 1_000
+
+
+class Place(NamedTuple):
+    """Whose state is meant, as it was typed."""
+
+    function: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.function}[{self.key}]"
+
+
+def get(function: str, key: str | None, where: Where, as_json: bool) -> None:
+    async def question(reached: Reached) -> tuple[Place, StateReport]:
+        if key is None:
+            raise UsageError(
+                f"which key? `sublet state list {function}` shows those that have a state"
+            )
+        place = Place(reached.full_name(function), key)
+        return place, await _read(reached, place)
+
+    place, report = ask(where, question, as_json)
+    if as_json:
+        found = {"function": place.function, "key": place.key, "exists": bool(report.rows)}
+        typer.echo(json.dumps({"ok": True, **found, "value": json.loads(report.json)}))
+    else:
+        typer.echo(report.json)
+
+
+def list_keys(function: str, limit: int, where: Where, as_json: bool) -> None:
+    async def question(reached: Reached) -> tuple[list[StateEntry], bool]:
+        name = reached.full_name(function)
+        found: list[StateEntry] = []
+        after = ""
+        # Pages: one reply holds whole states.
+        while len(found) < limit:
+            size = min(_PAGE, limit - len(found))
+            page = await reached.client.list_state(
+                StateListRequest(function=name, limit=size, after=after)
+            )
+            found.extend(page.entries)
+            after = page.next
+            if not after:
+                break
+        return found, bool(after)
+
+    entries, more = ask(where, question, as_json)
+    if as_json:
+        states = [
+            {"partition": each.partition, "key": each.key, "value": json.loads(each.json)}
+            for each in entries
+        ]
+        typer.echo(json.dumps({"ok": True, "states": states, "more": more}))
+        return
+    print_table(("key", "state"), [(each.key, each.json) for each in entries])
+    if not entries:
+        typer.echo("no key has a state", err=True)
+    if more:
+        typer.echo(f"there may be more; --limit {limit * 10} shows more of them", err=True)
+
+
+def put(asked: Place, value: str, yes: bool, where: Where, as_json: bool) -> None:
+    try:
+        payload = payload_of(text_of(value))
+    except UsageError as error:
+        exit_with(error, as_json=as_json)
+
+    async def question(reached: Reached) -> None:
+        place = Place(reached.full_name(asked.function), asked.key)
+        if not yes:
+            before = await _read(reached, place)
+            confirm(f"Replace the state of {place}, which is {_cut(before.json)}?", yes=yes)
+        action = PutState(function=place.function, key=place.key, value=payload)
+        await reached.client.administer(AdministerRequest(action=action))
+
+    ask(where, question, as_json)
+    typer.echo(json.dumps({"ok": True}) if as_json else "replaced")
+
+
+def delete(asked: Place, yes: bool, where: Where, as_json: bool) -> None:
+    async def question(reached: Reached) -> bool:
+        place = Place(reached.full_name(asked.function), asked.key)
+        before = await _read(reached, place)
+        confirm(f"Delete the state of {place}, which is {_cut(before.json)}?", yes=yes)
+        action = DeleteState(function=place.function, key=place.key)
+        await reached.client.administer(AdministerRequest(action=action))
+        return bool(before.rows)
+
+    existed = ask(where, question, as_json)
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "existed": existed}))
+    else:
+        typer.echo("deleted" if existed else "there was no state")
+
+
+async def _read(reached: Reached, place: Place) -> StateReport:
+    return await reached.client.read_state(StateRequest(function=place.function, key=place.key))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,29 @@
+"""Columns for people: aligned, never cut, so that an id can be copied and `grep` finds it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows below their header; nothing if there are none."""
+    if not rows:
+        return
+    lines = [[_one_line(cell) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(header, *lines, strict=True)]
+    first = _line(header, widths)
+    typer.echo(typer.style(first, bold=True) if sys.stdout.isatty() else first)
+    for line in lines:
+        typer.echo(_line(line, widths))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _one_line(text: str) -> str:
+    # What comes from a message may hold anything; a terminal must not obey it.
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
