@@ -164,10 +164,11 @@ class Place:
                 # What StateRow's own constructor does, in half the time.
                 append(_new_tuple(StateRow, (key, *changed)))
 
-    def settle(self, dirty: dict[str, Cell], rows: list[StateRow]) -> None:
-        """As `drain`, and account for what the cells now weigh."""
+    def settle(self, dirty: dict[str, Cell], rows: list[StateRow], *, in_thread: bool) -> None:
+        """As `drain`, and account for what the cells now weigh; in a thread the host does that
+        later, because threads that add to one sum lose some."""
         self.drain(dirty, rows)
-        if self.cache is not None and dirty:
+        if self.cache is not None and dirty and not in_thread:
             self.cache.changed(dirty)
 
 
@@ -312,7 +313,7 @@ class SyncRunner:
                     cell.undo.clear()
                     dirty[key if keyed else ""] = cell
                 mark = len(items)
-        place.settle(dirty, result.rows)
+        place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
     def _give_up_rest(self, index: int, count: int, result: RunResult) -> None:
         """The watchdog has fired once; what follows runs in another turn."""
@@ -364,7 +365,7 @@ class SyncRunner:
                 if cell.undo:
                     cell.undo.clear()
                     dirty[key if function.kind == "keyed" else ""] = cell
-        place.settle(dirty, result.rows)
+        place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
     def _run_batch(
         self,
@@ -408,7 +409,7 @@ class SyncRunner:
             if cell.undo:
                 cell.undo.clear()
                 dirty[key] = cell
-        place.settle(dirty, result.rows)
+        place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
     def _cells_of(self, place: Place, keys: Sequence[str]) -> dict[str, Cell]:
         if place.cache is None:

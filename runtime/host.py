@@ -488,9 +488,7 @@ class Host:
             request.payload,
             self._clock.monotonic_ms(),
         )
-        timer = self._loop.call_later(
-            request.timeout_ms / 1000, self._call_expired, hosted, opened
-        )
+        timer = self._loop.call_later(request.timeout_ms / 1000, self._call_expired, hosted, opened)
         timers = self._call_timers.setdefault((opened.partition, opened.message_id), {})
         timers[opened.call] = timer
 
@@ -556,6 +554,8 @@ class Host:
         if suspect:
             keys = work.keys if hosted.place.function.kind == "keyed" else [""]
             hosted.partition.cells_suspect(set(keys))
+        if hosted.cache is not None and result.rows:
+            hosted.cache.changed({row.key for row in result.rows})
         self._finish(hosted, work, result, [])
 
 

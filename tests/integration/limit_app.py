@@ -67,6 +67,12 @@ def store(ctx: Context, size_bytes: int) -> int:
     return len(ctx.state.get())
 
 
+@app.function(state=bytes, partitions=1, blocking=True, batch_size_max=7)
+def store_thread(ctx: Context, size_bytes: int) -> int:
+    """As `store`, in many threads."""
+    return int(store.handler(ctx, size_bytes))
+
+
 @app.function(kind="stateless", partitions=1)
 def reply_large(ctx: Context, size_bytes: int) -> bytes:
     return bytes(size_bytes)

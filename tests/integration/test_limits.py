@@ -179,7 +179,8 @@ async def test_a_state_above_its_bound_is_refused_and_the_former_stays(tmp_path:
         assert await client.call("limit/store", "k", -1) == 900
 
 
-async def test_a_small_cache_evicts_and_reads_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", ["limit/store", "limit/store_thread"])
+async def test_a_small_cache_evicts_and_reads_again(tmp_path: Path, function: str) -> None:
     async with (
         running_cluster(tmp_path, app=APP, cache_bytes_max=200_000) as cluster,
         cluster.client() as client,
@@ -187,8 +188,8 @@ async def test_a_small_cache_evicts_and_reads_again(tmp_path: Path) -> None:
         keys = [f"k{number}" for number in range(300)]
         sizes = [100 + number for number in range(300)]
         for _ in range(3):
-            assert await client.call_many("limit/store", keys, sizes) == sizes
-            assert await client.call_many("limit/store", keys, [-1] * 300) == sizes
+            assert await client.call_many(function, keys, sizes) == sizes
+            assert await client.call_many(function, keys, [-1] * 300) == sizes
 
         assert await counter(cluster, "cache_evicted") > 0
         assert await counter(cluster, "cache_bytes") <= 200_000
