@@ -59,6 +59,7 @@ class Exchange:
         self._connecting: set[str] = set()
         self._sources: dict[str, Port] = {}
         self._heard: dict[str, set[str]] = {}
+        self._open_at_most = 0
         """Partition to the sources whose batches have come here for it."""
         self._stopping = False
         self._tasks: asyncio.TaskGroup
@@ -113,6 +114,8 @@ class Exchange:
                 first = taken.get(source, 0) + 1
                 error = ErrorInfo("gap", f"expected message {first}")
                 port.link.send(Refused(_as_heard(partition, source), source, first, error))
+        # What it had taken from clients before is open here from now on: count anew.
+        self._open_at_most = self._limits.in_flight_max
         self.host.deliver_again(partition.__eq__)
 
     def lost(self, partition: str, outcome: Outcome) -> None:
@@ -263,27 +266,42 @@ class Exchange:
             port.credit = data.credit
         if not data.batches:
             return
-        partitions = self.host.partitions
-        room = self._limits.in_flight_max
-        in_flight = self.host.open_from_clients() if from_client else 0
+        partitions, heard = self.host.partitions, self._heard
         for batch in data.batches:
-            if from_client and batch.source != port.name:
-                port.link.close(f"{port.name} sent a batch in the name of {batch.source}")
+            source, target = batch.source, endpoint_of(batch.target)
+            if from_client and source != port.name:
+                port.link.close(f"{port.name} sent a batch in the name of {source}")
                 return
-            self._sources[batch.source] = port
-            hosted = partitions.get(endpoint_of(batch.target))
+            self._sources[source] = port
+            hosted = partitions.get(target)
             if hosted is None:
                 self._not_here(port, batch)
             elif from_client and (error := self._bad_batch(batch)) is not None:
-                port.link.send(Refused(batch.target, batch.source, batch.first, error))
-            elif from_client and in_flight and in_flight + batch.count > room:
-                error = ErrorInfo("overloaded", f"the worker has {in_flight} in flight", 50)
+                port.link.send(Refused(batch.target, source, batch.first, error))
+            elif from_client and not self._has_room(batch.count):
+                open_count = self._open_at_most
+                error = ErrorInfo("overloaded", f"the worker has {open_count} in flight", 50)
                 self.host.refuse(batch, hosted, error)
             else:
-                in_flight += batch.count
-                self._heard.setdefault(endpoint_of(batch.target), set()).add(batch.source)
+                if target not in heard:
+                    heard[target] = set()
+                heard[target].add(source)
                 self.host.batch_arrived(batch, hosted)
         self.host.pump()
+
+    def _has_room(self, count: int) -> bool:
+        """Return whether the worker may take so many more from clients.
+
+        Asking every partition costs more the more there are. So what comes is added up, what
+        ends is not, and only when that reaches the bound are they asked.
+        """
+        room = self._limits.in_flight_max
+        if self._open_at_most + count > room:
+            self._open_at_most = self.host.open_from_clients()
+            if self._open_at_most and self._open_at_most + count > room:
+                return False
+        self._open_at_most += count
+        return True
 
     def _bad_batch(self, batch: Batch) -> ErrorInfo | None:
         """Our own clients never send one; others may."""

@@ -22,13 +22,14 @@ class CostModel:
     Weighted least squares over exponentially forgotten sums: O(1) for each run.
     """
 
-    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "runs")
+    __slots__ = ("_a", "_b", "_n", "_nn", "_nt", "_t", "_w", "runs")
 
     FORGET = 0.95
 
     def __init__(self) -> None:
         self.runs = 0
         self._w = self._n = self._nn = self._t = self._nt = 0.0
+        self._a = self._b = 0.0
 
     def learn(self, count: int, elapsed_ms: float) -> None:
         keep = self.FORGET
@@ -38,11 +39,14 @@ class CostModel:
         self._nn = self._nn * keep + count * count
         self._t = self._t * keep + elapsed_ms
         self._nt = self._nt * keep + count * elapsed_ms
+        # Once for each run, since they are asked for more often than that.
+        self._a, self._b = self._fit()
 
     def coefficients(self) -> tuple[float, float]:
         """Return (a, b) in ms, both at least 0."""
-        if not self.runs:
-            return 0.0, 0.0
+        return self._a, self._b
+
+    def _fit(self) -> tuple[float, float]:
         mean_n, mean_t = self._n / self._w, self._t / self._w
         variance = self._nn / self._w - mean_n * mean_n
         if variance < 1e-9:
@@ -53,8 +57,7 @@ class CostModel:
         return max(mean_t - b * mean_n, 0.0), b
 
     def expected_ms(self, count: int) -> float:
-        a, b = self.coefficients()
-        return a + b * count
+        return self._a + self._b * count
 
 
 class LearnedPace:
