@@ -51,6 +51,9 @@ STATUS_BY_CODE: dict[str, int] = {
     "head_too_large": 431,
 }
 
+# As RFC 9110 has them; the standard library's names differ from version to version.
+_NEW_TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}
+
 
 class HttpProblemError(Exception):
     """A request that HTTP itself refuses; `code` is one of `STATUS_BY_CODE`."""
@@ -92,7 +95,7 @@ def problem(code: str, detail: str, retry_after_ms: int | None = None) -> Proble
     status = STATUS_BY_CODE.get(code, 500)
     return Problem(
         type="about:blank",
-        title=HTTPStatus(status).phrase,
+        title=_NEW_TITLES.get(status) or HTTPStatus(status).phrase,
         status=status,
         code=code,
         detail=detail,

@@ -382,6 +382,23 @@ def test_the_page_for_people_names_every_function_and_loads_nothing(http: httpx.
     assert "<script" not in page.text
 
 
+def test_a_worker_that_stops_answers_what_it_has_taken(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(http_worker(tmp_path))
+        with connected(url) as connection:
+            connection.sendall(
+                b"POST /functions/faulty/slow/last HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: 3\r\n\r\n500"
+            )
+            # Whatever was sent before this is answered has arrived, too.
+            assert httpx.get(f"{url}/health").status_code == 200
+            stack.close()
+
+            answer = everything_from(connection)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\n500")
+
+
 # Bounds
 
 
