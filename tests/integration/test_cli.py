@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
+import resource
 import select
 import signal
 import subprocess
@@ -13,8 +15,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sublet.functions.errors import (
@@ -28,20 +32,25 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.cli import cli
 from sublet.runtime.cli_exit import ExitCode, NoClusterError, UsageError, code_of
-from sublet.runtime.config import WorkerConfig
+from sublet.runtime.config import WorkerConfig, settings
 from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 from sublet.statestore.sqlite_directory import SqliteDirectory
+from tests.integration.cli_app import app
 
 APP = str(Path(__file__).with_name("cli_app.py"))
 PATIENCE_S = 30.0
+HELP_S_MAX = 0.3
 
 Completed = subprocess.CompletedProcess[str]
 
 
-def sublet(*arguments: str, stdin: str = "", **variables: str) -> Completed:
+def sublet(
+    *arguments: str, stdin: str = "", directory: Path | None = None, **variables: str
+) -> Completed:
     return subprocess.run(
         [sys.executable, "-m", "sublet", *arguments],
         input=stdin,
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -53,16 +62,22 @@ def sublet(*arguments: str, stdin: str = "", **variables: str) -> Completed:
 class Cluster:
     """A `sublet run` of this test."""
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        target: str | None = f"{APP}:app",
+        directory: Path | None = None,
+    ) -> None:
+        """Without a target, the settings of the folder count."""
         self.data_dir = data_dir
+        named = [target, "--data-dir", str(data_dir)] if target else []
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "sublet", "run", f"{APP}:app", "--workers", "2"),
-                *("--data-dir", str(data_dir), *options),
-            ],
+            [sys.executable, "-m", "sublet", "run", *named, "--workers", "2", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            cwd=directory,
         )
         self.seen: list[str] = []
         self._lines: Queue[str | None] = Queue()
@@ -83,7 +98,14 @@ class Cluster:
         return self.seen[-1]
 
     def ask(self, command: str, *arguments: str, stdin: str = "") -> Completed:
-        return sublet(command, *arguments, "--data-dir", str(self.data_dir), stdin=stdin)
+        return sublet(*command.split(), *arguments, "--data-dir", str(self.data_dir), stdin=stdin)
+
+    def told(self, command: str, *arguments: str) -> Any:
+        """Return what a command tells to scripts, without `ok`, which must be true."""
+        result = self.ask(command, *arguments, "--json")
+        told = json.loads(result.stdout)
+        assert (result.returncode, told.pop("ok")) == (ExitCode.DONE, True), result
+        return told
 
     def pids(self) -> list[int]:
         async def members() -> list[int]:
@@ -146,12 +168,63 @@ def test_the_help_imports_nothing_heavy() -> None:
     assert output.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["run", "worker", "call", "send", "status"])
+def commands() -> list[str]:
+    """Return every command that can be typed, from the program itself."""
+    found = []
+    for name, command in sorted(get_command(cli).commands.items()):  # type: ignore[attr-defined]
+        below = getattr(command, "commands", None)
+        found += [f"{name} {each}" for each in below] if below else [name]
+    return found
+
+
+def test_all_commands_are_there() -> None:
+    assert commands() == [
+        "call",
+        "config show",
+        *("dead list", "dead show", "dead replay", "dead drop"),
+        "dev",
+        "functions",
+        "new",
+        "run",
+        "send",
+        *("state get", "state list", "state put", "state delete"),
+        "status",
+        "tail",
+        "timers",
+        "worker",
+    ]
+
+
+@pytest.mark.parametrize("command", commands())
 def test_the_help_of_every_command_has_an_example(command: str) -> None:
-    result = CliRunner().invoke(cli, [command, "--help"])
+    result = CliRunner().invoke(cli, [*command.split(), "--help"])
 
     assert result.exit_code == 0
     assert f"Example: sublet {command}" in result.output
+
+
+def test_the_help_is_quick() -> None:
+    # In time of the processor, of which other tests beside this one take nothing.
+    def taken_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.check_output([sys.executable, "-m", "sublet", "--help"])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(taken_s() for _ in range(3)) < HELP_S_MAX
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_commands(shell: str) -> None:
+    script = sublet("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    completed = sublet(
+        COMP_WORDS="sublet sta",
+        COMP_CWORD="1",
+        _SUBLET_COMPLETE="complete_bash",
+    )
+
+    assert "_SUBLET_COMPLETE" in script.stdout
+    assert sorted(completed.stdout.split()) == ["state", "status"]
 
 
 def test_the_version_is_told() -> None:
@@ -245,10 +318,68 @@ def test_a_host_that_others_can_reach_needs_the_flag(tmp_path: Path) -> None:
     assert "--allow-remote" in result.stderr
 
 
-def test_a_misspelt_variable_is_warned_of(tmp_path: Path) -> None:
+def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
     result = sublet("run", f"{APP}:x", "--data-dir", str(tmp_path), SUBLET_STOER="memory")
 
+    assert result.returncode == ExitCode.USAGE
     assert "SUBLET_STOER is set and means nothing; did you mean SUBLET_STORE?" in result.stderr
+
+
+def test_a_run_without_an_app_says_where_to_name_it(tmp_path: Path) -> None:
+    for command in ("run", "worker", "dev"):
+        result = sublet(command, "--data-dir", str(tmp_path))
+
+        assert result.returncode == ExitCode.USAGE
+        assert "no app is named; write it behind the command" in result.stderr
+
+
+# Settings
+
+
+def test_every_setting_is_shown_with_where_it_came_from(tmp_path: Path) -> None:
+    (tmp_path / "sublet.toml").write_text('app = "shop:app"\n[limits]\nqueue_max = 5\n')
+
+    plain = sublet("config", "show", directory=tmp_path, SUBLET_PORT="7070")
+    scripted = sublet("config", "show", "--json", directory=tmp_path, SUBLET_PORT="7070")
+
+    lines = [line.split() for line in plain.stdout.splitlines()]
+    assert ["file:", "sublet.toml"] in lines
+    assert ["app", '"shop:app"', "sublet.toml"] in lines
+    assert ["port", "7070", "SUBLET_PORT"] in lines
+    assert ["queue_max", "5", "sublet.toml"] in lines
+    assert ["lane", "true", "default"] in lines
+    shown = json.loads(scripted.stdout)
+    assert shown["file"] == "sublet.toml"
+    assert shown["settings"]["port"] == {
+        "value": 7070,
+        "origin": "environment",
+        "from": "SUBLET_PORT",
+    }
+    assert shown["settings"].keys() == settings().keys()
+
+
+def test_a_file_that_cannot_be_meant_ends_every_command_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "sublet.toml").write_text("prot = 1")
+
+    for command in (("config", "show"), ("run", "x"), ("status",), ("state", "get", "f", "k")):
+        result = sublet(*command, directory=tmp_path)
+
+        assert result.returncode == ExitCode.USAGE, command
+        assert "sublet.toml: there is no setting 'prot'; did you mean port?" in result.stderr
+
+
+def test_the_settings_of_a_file_are_those_of_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "sublet.toml").write_text(f'app = "{APP}:app"\ndata_dir = "here"\nstore = "no"')
+    refused = sublet("worker", directory=tmp_path)
+    assert "store is 'no'; allowed: sqlite, memory" in refused.stderr
+
+    (tmp_path / "sublet.toml").write_text(f'app = "{APP}:app"\ndata_dir = "here"')
+    running = Cluster(tmp_path / "here", target=None, directory=tmp_path)
+    try:
+        running.wait_for("workers are ready")
+        assert sublet("call", "add", "k", "1", directory=tmp_path).stdout == "1\n"
+    finally:
+        running.end()
 
 
 # With one
@@ -314,7 +445,7 @@ def test_an_unknown_function_is_answered_with_the_known_ones(cluster: Cluster) -
     result = cluster.ask("call", "desk/ad", "k", "1")
 
     assert result.returncode == ExitCode.USAGE
-    assert "did you mean desk/add? known: desk/add, desk/echo" in result.stderr
+    assert "did you mean desk/add? known: desk/account, desk/add, " in result.stderr
 
 
 def test_a_message_of_another_type_is_the_callers_fault(cluster: Cluster) -> None:
@@ -332,13 +463,366 @@ def test_the_status_shows_workers_functions_and_counters(cluster: Cluster) -> No
     shown = cluster.ask("status").stdout
 
     assert [worker["reachable"] for worker in status["workers"]] == [True, True]
-    assert {each["name"]: each["partitions_placed"] for each in status["functions"]} == {
-        f"desk/{name}": 16 for name in ("add", "echo", "fail", "refuse")
-    }
-    assert sum(len(worker["partitions"]) for worker in status["workers"]) == 64
+    assert {
+        each["name"]: each["partitions_placed"] for each in status["functions"]
+    } == dict.fromkeys(app.functions, 4)
+    placed = sum(len(worker["partitions"]) for worker in status["workers"])
+    assert placed == 4 * len(app.functions)
     assert status["counters"]["consumed"] >= 1
+    assert status["rates"].keys() >= {"consumed", "late"}
+    assert all(worker["rates"].keys() >= {"consumed", "late"} for worker in status["workers"])
     assert all(worker["address"] in shown for worker in status["workers"])
-    assert "consumed" in shown
+    assert all(word in shown for word in ("consumed", "queued", "messages/s", "missed/s"))
+
+
+def test_a_status_without_rates_needs_one_look(cluster: Cluster) -> None:
+    assert cluster.told("status", "--interval", "0s")["rates"] == {}
+
+
+@pytest.mark.parametrize("interval", ["61s", "soon"])
+def test_an_impossible_interval_is_refused(interval: str) -> None:
+    result = sublet("status", "--interval", interval)
+
+    assert result.returncode == ExitCode.USAGE
+    assert "--interval: " in result.stderr
+
+
+def test_functions_are_shown_with_their_types(cluster: Cluster) -> None:
+    found = {each["name"]: each for each in cluster.told("functions")["functions"]}
+
+    assert found.keys() == app.functions.keys()
+    assert found["desk/add"] == {
+        "name": "desk/add",
+        "kind": "keyed",
+        "partition_count": 4,
+        "message_type": "int",
+        "reply_type": "int",
+        "state": "Value(int)",
+        "slo_ms": 60_000,
+        "timeout_ms": 60_000,
+        "summary": "Add to the sum of the key.",
+    }
+    shown = [line.split() for line in cluster.ask("functions").stdout.splitlines()]
+    assert ["desk/add", "keyed", "int", "int", "Value(int)", "4", "60000ms"] in shown
+    assert ["desk/echo", "stateless", "Any", "Any", "-", "4", "-"] in shown
+
+
+# State
+
+
+def test_a_state_is_read_by_key(cluster: Cluster) -> None:
+    cluster.ask("call", "add", "read me", "7")
+
+    assert cluster.ask("state get", "add", "read me").stdout == "7\n"
+    assert cluster.ask("state get", "add", "never seen").stdout == "null\n"
+    assert cluster.told("state get", "add", "read me") == {
+        "function": "desk/add",
+        "key": "read me",
+        "exists": True,
+        "value": 7,
+    }
+    assert not cluster.told("state get", "add", "never seen")["exists"]
+
+
+def test_a_state_without_a_key_is_answered_with_how_to_find_one(cluster: Cluster) -> None:
+    result = cluster.ask("state get", "add")
+
+    assert result.returncode == ExitCode.USAGE
+    assert "which key? `sublet state list add`" in result.stderr
+
+
+def test_states_are_listed_page_by_page(cluster: Cluster) -> None:
+    for index in range(3):
+        cluster.ask("call", "shelf", f"row {index}", json.dumps([[index, "book"]]))
+
+    told = cluster.told("state list", "shelf")
+    assert {each["key"]: each["value"] for each in told["states"]} == {
+        f"row {index}": [[index, "book"]] for index in range(3)
+    }
+    assert not told["more"]
+    few = cluster.told("state list", "shelf", "--limit", "2")
+    assert (len(few["states"]), few["more"]) == (2, True)
+    shown = cluster.ask("state list", "shelf", "--limit", "2")
+    assert shown.stdout.startswith("key    state\nrow ")
+    assert "there may be more" in shown.stderr
+
+
+def test_a_function_that_no_key_has_reached_has_nothing_to_list(cluster: Cluster) -> None:
+    result = cluster.ask("state list", "popular")
+
+    assert (result.returncode, result.stdout) == (ExitCode.DONE, "")
+    assert "no key has a state" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "message", "reply"),
+    [
+        ("add", "41", "1", 42),
+        ("shelf", '{"1": "one", "2": "two"}', '[[3, "three"]]', 3),
+        ("shelf", '[[1, "one"]]', "[]", 1),
+        ("account", '{"name": "ada", "total": 9}', "1", ["ada", 10]),
+        ("drawer", "5", "null", 6),
+    ],
+)
+def test_a_state_that_is_put_is_what_the_next_message_sees(
+    cluster: Cluster, function: str, value: str, message: str, reply: object
+) -> None:
+    key = f"put {value}"
+    cluster.ask("call", function, key, message)
+
+    assert cluster.ask("state put", function, key, value, "--yes").stdout == "replaced\n"
+
+    assert json.loads(cluster.ask("call", function, key, message).stdout) == reply
+
+
+def test_any_worker_changes_a_state_through_its_owner(cluster: Cluster) -> None:
+    workers = cluster.told("status", "--interval", "0s")["workers"]
+
+    for number, worker in enumerate(workers):
+        arguments = ("add", "from anywhere", str(number), "--yes", "--connect", worker["address"])
+        assert sublet("state", "put", *arguments).stdout == "replaced\n"
+        assert cluster.ask("state get", "add", "from anywhere").stdout == f"{number}\n"
+
+
+def test_a_deleted_state_is_gone(cluster: Cluster) -> None:
+    cluster.ask("call", "shelf", "cleared", '[[1, "one"], [2, "two"]]')
+
+    assert cluster.ask("state delete", "shelf", "cleared", "--yes").stdout == "deleted\n"
+    assert cluster.ask("call", "shelf", "cleared", "[]").stdout == "0\n"
+    again = cluster.ask("state delete", "shelf", "cleared", "--yes")
+    assert again.stdout == "there was no state\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("add", "k", '"x"'), "the state is declared as Value(int); the payload does not fit int"),
+        (("shelf", "k", '{"one": "x"}'), "the state is declared as Map(int, str)"),
+        (("shelf", "k", "3"), "allowed: an object, or an array of [key, value]"),
+        (("account", "k", '{"nam": 1}'), "there is no field 'nam'; allowed: name, total"),
+        (("account", "k", '{"total": "x"}'), "field total: "),
+        (("popular", "k", "[]"), "such a state cannot be written by hand"),
+        (("echo", "k", "1"), "desk/echo is stateless: it has no state to change"),
+        (("drawer", "", "1"), "desk/drawer has one state a partition"),
+        (("add", "k", "{"), "the message is not JSON"),
+        (("ad", "k", "1"), "known: "),
+    ],
+)
+def test_a_state_that_cannot_be_put_is_refused_and_nothing_changes(
+    cluster: Cluster, arguments: tuple[str, ...], told: str
+) -> None:
+    result = cluster.ask("state put", *arguments, "--yes")
+
+    assert result.returncode in (ExitCode.USAGE, ExitCode.FAILED)
+    assert told in result.stderr
+    assert cluster.ask("state get", "add", "k").stdout == "null\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("state put", "add", "asked", "1"),
+        ("state delete", "add", "asked"),
+        ("dead drop", "desk/fail/0#~x:1"),
+    ],
+)
+def test_what_destroys_is_not_done_where_nobody_can_be_asked(
+    cluster: Cluster, command: tuple[str, ...]
+) -> None:
+    cluster.ask("call", "add", "asked", "0")
+    before = cluster.ask("state get", "add", "asked").stdout
+
+    result = cluster.ask(*command)
+
+    assert result.returncode == ExitCode.USAGE
+    assert "Nobody can be asked here: add --yes if it is meant" in result.stderr
+    assert cluster.ask("state get", "add", "asked").stdout == before
+
+
+@pytest.mark.parametrize(("answer", "after"), [("y", "9\n"), ("n", "5\n")])
+def test_a_person_is_asked_first(cluster: Cluster, answer: str, after: str) -> None:
+    cluster.ask("state put", "add", "by hand", "5", "--yes")
+
+    code, shown = typed_at_terminal(
+        answer, "state", "put", "add", "by hand", "9", "--data-dir", str(cluster.data_dir)
+    )
+
+    assert "Replace the state of desk/add[by hand], which is 5? [y/N]" in shown
+    assert code == (ExitCode.DONE if answer == "y" else ExitCode.FAILED)
+    assert ("nothing was changed" in shown) == (answer == "n")
+    assert cluster.ask("state get", "add", "by hand").stdout == after
+
+
+def typed_at_terminal(answer: str, *arguments: str) -> tuple[int, str]:
+    """Run a command that believes to be at a terminal; return its status and what it showed."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sublet", *arguments],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        os.write(ours, f"{answer}\n".encode())
+        shown, _ = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, shown
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+# Dead letters and timers
+
+
+def letters(cluster: Cluster, key: str) -> list[dict[str, Any]]:
+    """Wait until there is a dead letter of the key, and return all of them."""
+    for _ in range(100):
+        found = cluster.told("dead list", "moody")["dead"]
+        if mine := [each for each in found if each["key"] == key]:
+            return mine
+    raise AssertionError(f"no dead letter of {key}")
+
+
+def test_a_dead_letter_is_shown_and_replayed_once_what_was_wrong_is_repaired(
+    cluster: Cluster,
+) -> None:
+    cluster.ask("send", "moody", "grumpy", '"hello"')
+
+    (letter,) = letters(cluster, "grumpy")
+    assert letter["message"] == "hello"
+    assert letter["function"] == "desk/moody"
+    assert "not in the mood" in letter["error"]["message"]
+    assert letter["attempts"] == 1
+    assert cluster.told("dead show", letter["id"]) == letter
+    assert "message: hello" in cluster.ask("dead show", letter["id"]).stdout
+    assert letter["id"] in cluster.ask("dead list").stdout
+
+    cluster.ask("state put", "moody", "grumpy", '"well"', "--yes")
+    assert cluster.ask("dead replay", letter["id"]).stdout == "1 replayed\n"
+
+    # The same key: what was replayed comes first.
+    cluster.ask("call", "moody", "grumpy", '"later"')
+    assert cluster.ask("state get", "moody", "grumpy").stdout == '"hello"\n'
+    again = cluster.ask("dead replay", letter["id"])
+    assert again.returncode == ExitCode.FAILED
+    assert "it was replayed or dropped before" in again.stderr
+
+
+def test_dead_letters_are_dropped_by_id_or_all_at_once(cluster: Cluster) -> None:
+    for text in ("one", "two", "three"):
+        cluster.ask("send", "fail", "dropped", json.dumps(text))
+    found: list[dict[str, Any]] = []
+    for _ in range(100):
+        found = cluster.told("dead list", "fail")["dead"]
+        if len(found) == 3:
+            break
+    few = cluster.told("dead list", "fail", "--limit", "2")
+    assert (len(few["dead"]), few["more"]) == (2, True)
+
+    assert cluster.ask("dead drop", found[0]["id"], "--yes").stdout == "1 dropped\n"
+    dropped = cluster.ask("dead drop", "--all", "--function", "fail", "--yes")
+    assert dropped.stdout == "2 dropped\n"
+    assert cluster.told("dead list", "fail") == {"dead": [], "more": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("dead show", "desk/fail/0#~x:1"), "there is no dead letter 'desk/fail/0#~x:1'"),
+        (("dead show", "17"), "'17' is no id; allowed: partition#id"),
+        (("dead replay", "desk/fail/9#a:1"), "desk/fail has no partition 9; allowed: 0..3"),
+        (("dead replay", "desk/none/0#a:1"), "there is no function 'desk/none'"),
+        (("dead replay",), "name dead letters by the ids"),
+        (("dead drop", "x", "--all", "--yes"), "name dead letters by the ids"),
+    ],
+)
+def test_a_dead_letter_that_cannot_be_meant_is_refused(
+    cluster: Cluster, arguments: tuple[str, ...], told: str
+) -> None:
+    result = cluster.ask(*arguments)
+
+    assert result.returncode in (ExitCode.USAGE, ExitCode.FAILED)
+    assert told in result.stderr
+
+
+def test_messages_that_wait_for_their_time_are_shown_in_order(cluster: Cluster) -> None:
+    for minutes in ("90", "30"):
+        cluster.ask("call", "remind", f"in {minutes}", minutes)
+
+    told = cluster.told("timers", "remind")["timers"]
+    assert [(each["function"], each["key"], each["message"]) for each in told] == [
+        ("desk/add", "in 30", 30),
+        ("desk/add", "in 90", 90),
+    ]
+    assert 59 < (told[1]["due_ms"] - told[0]["due_ms"]) / 60_000 < 61
+    shown = cluster.ask("timers").stdout
+    assert "in 30" in shown
+    assert "90m" in shown or "89m" in shown
+    assert "there are more" in cluster.ask("timers", "--limit", "1").stderr
+
+
+# Egress
+
+
+def test_an_egress_is_printed_from_its_start(cluster: Cluster) -> None:
+    for text in ("one", "two"):
+        cluster.ask("call", "announce", "k", json.dumps(text))
+
+    plain = cluster.ask("tail", "news", "--from", "start", "--no-follow")
+    assert sorted(plain.stdout.splitlines()) == ['{"text":"one"}', '{"text":"two"}']
+    scripted = cluster.ask("tail", "news", "--from", "start", "--limit", "2", "--json")
+    values = [json.loads(line) for line in scripted.stdout.splitlines()]
+    assert sorted(each["value"]["text"] for each in values) == ["one", "two"]
+    assert all(each["partition"].startswith("desk/announce/") for each in values)
+    assert all(each["position"] >= 0 for each in values)
+    one = cluster.ask("tail", "news", "--from", "start", "--limit", "1")
+    assert len(one.stdout.splitlines()) == 1
+
+
+def test_a_follower_sees_only_what_is_new_and_ends_on_ctrl_c(cluster: Cluster) -> None:
+    cluster.ask("call", "announce", "k", '"old"')
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "sublet", "tail", "news"),
+            *("--data-dir", str(cluster.data_dir)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "waiting for news" in process.stderr.readline()
+        cluster.ask("call", "announce", "k", '"new"')
+        assert process.stdout.readline() == '{"text":"new"}\n'
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        assert process.returncode == ExitCode.DONE
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_reader_of_a_tail_that_has_seen_enough_is_no_error(cluster: Cluster) -> None:
+    command = (
+        f"{sys.executable} -m sublet tail news --from start --no-follow "
+        f"--data-dir {cluster.data_dir} | true"
+    )
+
+    result = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_tail_from_nowhere_is_refused(cluster: Cluster) -> None:
+    result = cluster.ask("tail", "news", "--from", "middle")
+
+    assert result.returncode == ExitCode.USAGE
+    assert "--from is 'middle'; allowed: start, end" in result.stderr
 
 
 # The life of the processes
