@@ -360,6 +360,12 @@ def test_a_worker_that_serves_is_alive_and_ready(http: httpx.Client) -> None:
     assert http.head("/health").status_code == 200
 
 
+def test_a_head_of_a_stream_ends(http: httpx.Client) -> None:
+    response = http.head("/egress/news")
+
+    assert response.headers["content-type"].startswith("text/event-stream")
+
+
 def test_a_worker_that_waits_for_others_is_alive_and_not_ready(tmp_path: Path) -> None:
     with (
         http_worker(tmp_path, is_ready=False, workers_expected=2, placement_wait_s=600) as url,
