@@ -244,8 +244,11 @@ class Batch(Generic[T]):
     ) -> None:
         self._context = context
         self.keys = keys
+        """The key of each message."""
         self.messages = messages
+        """The messages, in their declared type."""
         self.state = state
+        """The states of these keys."""
 
     def __len__(self) -> int:
         return len(self.keys)

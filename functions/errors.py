@@ -26,6 +26,8 @@ class RejectedError(SubletError):
 
 
 class UnknownFunctionError(RejectedError):
+    """No app of the cluster declares it; the text names those that are similar."""
+
     code = "unknown_function"
 
 
@@ -42,6 +44,8 @@ class PayloadError(RejectedError):
 
 
 class KeyRejectedError(RejectedError):
+    """A key is missing, is no text, or is above its bound."""
+
     code = "bad_key"
 
 
@@ -78,6 +82,8 @@ class RetryLaterError(SubletError):
 
 
 class OverloadedError(RetryLaterError):
+    """A queue is full, or as much is under way as the worker takes."""
+
     code = "overloaded"
 
 

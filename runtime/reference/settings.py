@@ -1,13 +1,8 @@
-"""Writes the reference pages that are made from the code: `python -m sublet.runtime.reference`.
-
-A test makes them again and compares, so that they are never older than what they describe.
-"""
+"""The page of all settings, from the fields of the configuration and the texts beside them."""
 
 from __future__ import annotations
 
-import sys
 import typing
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +18,9 @@ _TYPES = {
     Path: "path",
 }
 
-_CONFIG_HEAD = f"""# Settings
+_CONFIG_HEAD = f"""# Reference: settings
 
-<!-- Made by `python -m sublet.runtime.reference config` from runtime/config.py and
-runtime/limits.py. -->
+<!-- Made by `make reference` from runtime/config.py and runtime/limits.py. -->
 
 [Configuration](../configuration.md) explains where settings come from. In the file a setting is
 a key of its name; as a variable it is in capitals, with `SUBLET_` before it; every command that
@@ -45,9 +39,9 @@ def config_page() -> str:
             lines.append(f"In the file they stand in the table `[{section}]`.\n")
         lines.append("| setting | variable | type | default | |")
         lines.append("|---|---|---|---|---|")
-        for each in known.values():
-            if each.section == section:
-                lines.append(_row(each, texts[each.name]))
+        lines += [
+            _row(each, texts[each.name]) for each in known.values() if each.section == section
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -65,26 +59,3 @@ def _row(setting: Setting, text: str) -> str:
             shown = f"`{default}`"
     kind = _TYPES.get(setting.type) or ", ".join(f"`{e}`" for e in typing.get_args(setting.type))
     return f"| `{setting.name}` | `{setting.variable}` | {kind} | {shown} | {text} |"
-
-
-PAGES: Mapping[str, Callable[[], str]] = {"config": config_page}
-
-
-def main(arguments: list[str]) -> int:
-    """Print one page, or write all of them into a folder."""
-    match arguments:
-        case [name] if name in PAGES:
-            sys.stdout.write(PAGES[name]())
-        case ["--write", folder]:
-            for name, make in PAGES.items():
-                Path(folder, f"{name}.md").write_text(make())
-        case _:
-            sys.stderr.write(
-                f"usage: python -m sublet.runtime.reference {'|'.join(PAGES)} | --write FOLDER\n"
-            )
-            return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

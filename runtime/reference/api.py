@@ -1,0 +1,246 @@
+"""The page of the Python interface: public names with their signatures and docstrings."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from itertools import pairwise
+from textwrap import dedent
+from typing import Any
+
+import sublet
+import sublet.testing
+from sublet.functions.context import BatchState
+from sublet.functions.state.cell import Cell
+
+_LINE_MAX = 88
+_HEAD = """# Reference: Python
+
+<!-- Made by `make reference` from the docstrings of the code. -->
+
+Everything here is imported from `sublet`, and the last part from `sublet.testing`. Lengths of time
+are texts (`"50ms"`, `"1.5s"`, `"2m"`, `"1h"`, `"7d"`), `timedelta`s, or numbers of milliseconds.
+Errors are on [a page of their own](errors.md).
+"""
+
+_DECLARING = ("App", "Function", "Retry", "NO_RETRY")
+_HANDLING = ("Context", "Batch")
+_CALLING = ("Client", "BlockingClient")
+_STATES = (
+    "Value",
+    "Map",
+    "List",
+    "Fields",
+    "Sum",
+    "Count",
+    "Min",
+    "Max",
+    "Mean",
+    "SetUnion",
+    "TopK",
+    "Quantiles",
+    "Merged",
+)
+_OPERATORS = {
+    "__contains__": ("x in ctx.state", "Tell whether it is there."),
+    "__len__": ("len(ctx.state)", "How many there are."),
+    "__iter__": ("for x in ctx.state", "All of them."),
+    "__getitem__": ("ctx.state[x]", "One of them."),
+}
+# Public within Sublet: how states are stored, merged and moved.
+_OF_THE_RUNTIME = {
+    "add_to_bin",
+    "bins",
+    "encoded",
+    "forget",
+    "partial",
+    "replace",
+    "total_and_count",
+}
+
+
+def api_page() -> str:
+    """Return the page, as Markdown."""
+    lines = [_HEAD]
+    for title, names in (
+        ("Declaring functions", _DECLARING),
+        ("In a handler", _HANDLING),
+        ("Calling from outside", _CALLING),
+    ):
+        lines.append(f"## {title}\n")
+        for name in names:
+            lines += _described(name, getattr(sublet, name))
+            if name == "Batch":
+                lines += _described("Batch.state", BatchState, with_constructor=False)
+    lines.append("## Kinds of state\n")
+    lines.append("What `state=` takes, and what `ctx.state` is then.\n")
+    for name in _STATES:
+        lines += _state(name)
+    lines.append("## sublet.testing\n")
+    lines.append("[Testing functions](../testing.md) explains it, with examples.\n")
+    for name in sublet.testing.__all__:
+        lines += _described(name, getattr(sublet.testing, name))
+    return "\n".join(lines)
+
+
+def names_on_page() -> frozenset[str]:
+    """Return the names of `sublet` that the page has; errors are on another one."""
+    return frozenset((*_DECLARING, *_HANDLING, *_CALLING, *_STATES))
+
+
+def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[str]:
+    lines = [f"### {name}\n"]
+    if not inspect.isclass(thing):
+        return [*lines, f"`{name} = {thing!r}`\n"]
+    own = name != "Function" and with_constructor
+    if own and not issubclass(thing, Exception) and name not in ("Context", "Batch"):
+        lines.append(_code(_signature(name, thing)))
+    lines.append(_text(thing))
+    if own and "__init__" in vars(thing) and (text := thing.__init__.__doc__):
+        lines.append(f"{inspect.cleandoc(text)}\n")
+    lines += [f"- `{each}`: {text}" for each, text in _attributes(thing)]
+    lines.append("")
+    for method, value in _members(thing):
+        lines.append(f"#### {name}.{method}\n")
+        lines += _member(method, value)
+    return lines
+
+
+def _attributes(thing: type) -> Iterator[tuple[str, str]]:
+    """Yield the attributes that `__init__` sets and tells about, by a text below them."""
+    if not inspect.isfunction(vars(thing).get("__init__")) or is_dataclass(thing):
+        return
+    (tree,) = ast.parse(dedent(inspect.getsource(vars(thing)["__init__"]))).body
+    assert isinstance(tree, ast.FunctionDef)
+    for line, below in pairwise(tree.body):
+        match line, below:
+            case (
+                ast.Assign(targets=[ast.Attribute(attr=name)])
+                | ast.AnnAssign(target=ast.Attribute(attr=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if not name.startswith("_"):
+                yield name, " ".join(text.split())
+
+
+def _member(name: str, value: Any) -> list[str]:
+    if isinstance(value, property):
+        hints = typing.cast(Any, value.fget).__annotations__
+        told = str(hints.get("return", ""))
+        return [_code(f"{name}: {told}" if told else name), _text(value)]
+    is_async = inspect.iscoroutinefunction(value)
+    return [_code(("await " if is_async else "") + _signature(name, value)), _text(value)]
+
+
+def _members(thing: type) -> Iterator[tuple[str, Any]]:
+    """Return public methods and properties that say what they do, in the order of the source."""
+    for name, value in vars(thing).items():
+        is_member = isinstance(value, property) or inspect.isfunction(value)
+        if not name.startswith("_") and is_member and inspect.getdoc(value):
+            yield name, value
+
+
+def _state(name: str) -> list[str]:
+    kind = getattr(sublet, name)
+    cell = _cell_class(kind)
+    lines = [f"### {name}\n", _code(_signature(name, kind)), _text(kind)]
+    rows = [
+        f"| `{shown}` | {text} |" for name, (shown, text) in _OPERATORS.items() if _has(cell, name)
+    ]
+    for each, value in _inherited_members(cell):
+        shown = each if isinstance(value, property) else _one_line(each, value)
+        text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+        rows.append(f"| `{_in_table(shown)}` | {_in_table(text)} |")
+    if rows:
+        lines += ["| `ctx.state` | |", "|---|---|", *rows, ""]
+    return lines
+
+
+def _has(cell: type, name: str) -> bool:
+    return getattr(cell, name, None) is not None
+
+
+def _inherited_members(cell: type) -> Iterator[tuple[str, Any]]:
+    """Return the members of a state's class and its bases that are meant for handlers."""
+    seen = {*dir(Cell), *_OF_THE_RUNTIME}
+    for kind in inspect.getmro(cell):
+        for name, value in _members(kind):
+            if name not in seen:
+                seen.add(name)
+                yield name, value
+
+
+def _cell_class(kind: type) -> type:
+    """Return the class of `ctx.state`, which the kind's method `cell` promises."""
+    told = typing.cast(Any, kind).cell.__annotations__["return"].partition("[")[0]
+    module = inspect.getmodule(typing.cast(Any, kind).cell)
+    found = getattr(module, told)
+    if not inspect.isclass(found):  # `ValueCell` is one of two; the one that expires is the longer.
+        found = max(typing.get_args(found), key=lambda each: len(vars(each)))
+    return typing.cast(type, found)
+
+
+class _AsWritten:
+    """An annotation that is shown without quotes."""
+
+    def __init__(self, text: object) -> None:
+        self._text = str(text)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _parameters(thing: Callable[..., Any]) -> tuple[list[str], str]:
+    signature = inspect.signature(thing)
+    shown: list[str] = []
+    was_star = False
+    before: inspect.Parameter | None = None
+    for name, each in signature.parameters.items():
+        if name in ("self", "cls"):
+            continue
+        if before is not None and before.kind is before.POSITIONAL_ONLY is not each.kind:
+            shown.append("/")
+        if each.kind is each.KEYWORD_ONLY and not was_star:
+            shown.append("*")
+        was_star = was_star or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        if each.annotation is not each.empty:
+            each = each.replace(annotation=_AsWritten(_annotation(each.annotation)))
+        shown.append(re.sub(r"<[^<>]*>", "…", str(each)))
+        before = each
+    told = signature.return_annotation
+    is_told = told not in (signature.empty, None, "None") and not inspect.isclass(thing)
+    return shown, f" -> {_annotation(told)}" if is_told else ""
+
+
+def _annotation(annotation: Any) -> str:
+    if isinstance(annotation, typing.ForwardRef):
+        return annotation.__forward_arg__
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _signature(name: str, thing: Callable[..., Any]) -> str:
+    line = _one_line(name, thing)
+    if len(line) <= _LINE_MAX:
+        return line
+    shown, told = _parameters(thing)
+    return f"{name}(\n" + "".join(f"    {each},\n" for each in shown) + f"){told}"
+
+
+def _one_line(name: str, thing: Callable[..., Any]) -> str:
+    shown, told = _parameters(thing)
+    return f"{name}({', '.join(shown)}){told}"
+
+
+def _code(text: str) -> str:
+    return f"```text\n{text}\n```\n"
+
+
+def _text(thing: Any) -> str:
+    return f"{inspect.getdoc(thing) or ''}\n"
+
+
+def _in_table(text: str) -> str:
+    return text.replace("|", "\\|")

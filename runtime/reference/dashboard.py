@@ -1,0 +1,239 @@
+"""The Grafana dashboard, made from the same list of metrics that workers serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sublet.runtime.metrics import METRICS
+
+_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
+_SOURCE = {"type": "prometheus", "uid": "${source}"}
+_CHOSEN = 'function=~"$function", instance=~"$instance"'
+_WORKER = 'instance=~"$instance"'
+
+_known = {each.name: each for each in METRICS}
+
+
+class Panel(NamedTuple):
+    title: str
+    unit: str
+    about: str
+    queries: tuple[tuple[str, str], ...]
+    """Each an expression of PromQL and its legend."""
+
+
+def _rate(name: str, by: str = "function") -> str:
+    chosen = _CHOSEN if "function" in _known[name].labels else _WORKER
+    return f"sum by ({by}) (rate({name}_total{{{chosen}}}[$__rate_interval]))"
+
+
+def _gauge(name: str, by: str = "function") -> str:
+    chosen = _CHOSEN if "function" in _known[name].labels else _WORKER
+    return f"sum by ({by}) ({name}{{{chosen}}})"
+
+
+def _percentile(share: float, name: str) -> str:
+    assert _known[name].kind == "histogram"
+    rate = f"rate({name}_bucket{{{_CHOSEN}}}[$__rate_interval])"
+    return f"histogram_quantile({share:g}, sum by (le, function) ({rate}))"
+
+
+def _mean(name: str, by: str = "function") -> str:
+    assert _known[name].kind == "histogram"
+    total, count = (
+        f"sum by ({by}) (rate({name}_{part}{{{_CHOSEN}}}[$__rate_interval]))"
+        for part in ("sum", "count")
+    )
+    return f"{total} / {count}"
+
+
+def panels() -> Iterator[Panel]:
+    """Yield all panels, the most telling first."""
+    of_function, of_worker = "{{function}}", "{{instance}}"
+    yield Panel(
+        "Messages", "ops", "Handled to their end.", ((_rate("sublet_messages"), of_function),)
+    )
+    yield Panel(
+        "Latency",
+        "s",
+        "From arrival to commit.",
+        tuple(
+            (_percentile(share, "sublet_latency_seconds"), f"{of_function} p{share * 100:g}")
+            for share in (0.5, 0.95, 0.99)
+        ),
+    )
+    yield Panel(
+        "Missed deadlines",
+        "percentunit",
+        "Share of messages that ended after their deadline.",
+        ((f"{_rate('sublet_late')} / {_rate('sublet_messages')}", of_function),),
+    )
+    yield Panel(
+        "Laxity",
+        "s",
+        "Time left at the commit, of the worst 1 % and in the middle; below 0 is late.",
+        tuple(
+            (_percentile(share, "sublet_laxity_seconds"), f"{of_function} p{share * 100:g}")
+            for share in (0.01, 0.5)
+        ),
+    )
+    yield Panel(
+        "Time by stage",
+        "s",
+        "Mean of each stage: where late messages lose their time.",
+        ((_mean("sublet_stage_seconds", "stage"), "{{stage}}"),),
+    )
+    yield Panel(
+        "Queues",
+        "short",
+        "Messages that wait, and messages of clients under way.",
+        (
+            (_gauge("sublet_queued"), of_function),
+            (_gauge("sublet_in_flight", "instance"), f"{of_worker} in flight"),
+        ),
+    )
+    yield Panel(
+        "Refusals",
+        "ops",
+        "Messages of clients refused: full.",
+        ((_rate("sublet_refused"), of_function),),
+    )
+    yield Panel(
+        "Failures",
+        "ops",
+        "Runs that failed, messages tried again, messages given up.",
+        tuple(
+            (_rate(f"sublet_{name}"), f"{of_function} {name}")
+            for name in ("failures", "retries", "dead_letters")
+        ),
+    )
+    yield Panel(
+        "Batch size",
+        "short",
+        "Messages in one run of user code (mean), and runs a second.",
+        (
+            (_mean("sublet_batch_size"), of_function),
+            (_rate("sublet_runs"), f"{of_function} runs"),
+        ),
+    )
+    yield Panel(
+        "Commits",
+        "ops",
+        "Commits of partitions, the transactions that they share, and those without an answer.",
+        tuple(
+            (_rate(f"sublet_{name}", "instance"), f"{of_worker} {name}")
+            for name in ("commits", "commit_groups", "commits_unknown")
+        ),
+    )
+    yield Panel(
+        "Store busy",
+        "percentunit",
+        "Share of the time in which a worker waits for its store.",
+        ((_rate("sublet_commit_busy_seconds", "instance"), of_worker),),
+    )
+    yield Panel(
+        "State in memory",
+        "bytes",
+        "Bounded by cache_bytes_max.",
+        ((_gauge("sublet_cache_bytes"), of_function),),
+    )
+    yield Panel(
+        "States dropped from memory",
+        "ops",
+        "Much of this: the cache is too small for the keys in use.",
+        ((_rate("sublet_cache_evicted"), of_function),),
+    )
+    yield Panel(
+        "Waiting on record, and duplicates",
+        "ops",
+        "Messages parked (retries, calls, threads), and received again.",
+        (
+            (_rate("sublet_parked"), f"{of_function} parked"),
+            (_rate("sublet_duplicates"), f"{of_function} duplicates"),
+        ),
+    )
+    yield Panel(
+        "Egress dropped",
+        "ops",
+        "Values above egress_max that no reader had taken in time.",
+        ((_rate("sublet_egress_dropped"), of_function),),
+    )
+    yield Panel(
+        "Partitions",
+        "short",
+        "By worker: a worker without any is new, or lost them.",
+        ((_gauge("sublet_partitions", "instance"), of_worker),),
+    )
+    yield Panel(
+        "Clients and frames",
+        "short",
+        "Connected clients, and frames received a second.",
+        (
+            (_gauge("sublet_clients", "instance"), f"{of_worker} clients"),
+            (_rate("sublet_frames_received", "instance"), f"{of_worker} frames"),
+        ),
+    )
+    yield Panel(
+        "Handlers that never ended",
+        "short",
+        "Threads given up after their timeout: look for the handler.",
+        ((_gauge("sublet_threads_abandoned", "instance"), of_worker),),
+    )
+
+
+def dashboard_file() -> str:
+    """Return the dashboard as Grafana imports it."""
+    described: dict[str, Any] = {
+        "uid": "sublet",
+        "title": "Sublet",
+        "tags": ["sublet"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {
+            "list": [
+                {"name": "source", "type": "datasource", "query": "prometheus", "label": "Source"},
+                _variable("function", "sublet_messages_total"),
+                _variable("instance", "sublet_in_flight"),
+            ]
+        },
+        "panels": [_panel(index, each) for index, each in enumerate(panels())],
+    }
+    return json.dumps(described, indent=2) + "\n"
+
+
+def _variable(name: str, metric: str) -> dict[str, Any]:
+    query = f"label_values({metric}, {name})"
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": _SOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _panel(index: int, panel: Panel) -> dict[str, Any]:
+    row, column = divmod(index, _COLUMNS)
+    return {
+        "id": index + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": _SOURCE,
+        "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+        "targets": [
+            {"refId": chr(ord("A") + number), "expr": query, "legendFormat": legend}
+            for number, (query, legend) in enumerate(panel.queries)
+        ],
+    }

@@ -1,0 +1,25 @@
+"""Every page that is made from the code, by its path below docs/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sublet.runtime.reference.api import api_page
+from sublet.runtime.reference.command_line import command_line_page
+from sublet.runtime.reference.contract import contract_page
+from sublet.runtime.reference.dashboard import dashboard_file
+from sublet.runtime.reference.errors import errors_page
+from sublet.runtime.reference.metrics import metrics_page
+from sublet.runtime.reference.routes import routes_page
+from sublet.runtime.reference.settings import config_page
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/api.md": api_page,
+    "reference/cli.md": command_line_page,
+    "reference/config.md": config_page,
+    "reference/errors.md": errors_page,
+    "reference/http.md": routes_page,
+    "reference/metrics.md": metrics_page,
+    "reference/proto.md": contract_page,
+    "grafana/dashboard.json": dashboard_file,
+}
