@@ -120,7 +120,7 @@ class Timers:
 
     def load_until_ms(self, clock_ms: int) -> int | None:
         """Return up to when timers should be read from the store now; None if not yet."""
-        if self._loading or clock_ms + HORIZON_MS / 2 <= self._horizon_ms:
+        if self._loading or clock_ms + HORIZON_MS / 2 < self._horizon_ms:
             return None
         if self._truncated and (
             not self._moved or (self._due and self._due[0][0] <= self._horizon_ms)

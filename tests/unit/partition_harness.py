@@ -1,0 +1,378 @@
+"""One partition with a store, whose effects a test carries out one at a time.
+
+Nothing happens by itself: a test lets a batch arrive, then says how a run ends, what a commit
+comes to, how late it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from sublet.functions.app import App, Function
+from sublet.functions.codec import join_column, split_column
+from sublet.functions.effects import Effect
+from sublet.functions.retry import Retry
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
+from sublet.runtime.limits import Limits
+from sublet.runtime.partition import (
+    Acknowledge,
+    Deliver,
+    Load,
+    LoadTimers,
+    NoCells,
+    Partition,
+    Refuse,
+    Resume,
+    Run,
+    Stop,
+    Store,
+    WakeAt,
+)
+from sublet.runtime.timers import LOADED_MAX
+from sublet.runtime.work import Failure, RunResult, Work
+from sublet.statestore.contract import IDEMPOTENCY, TIMER, Commit, Outcome, Record, StateRow
+from sublet.statestore.memory import MemoryBackend, MemoryStore
+
+T = TypeVar("T")
+
+NAME = "app/f/0"
+CLIENT = "~c"
+PEER = "app/g/1"
+
+BROKEN = Failure(ErrorInfo("handler_failed", "broken"), True)
+REJECTED = Failure(ErrorInfo("rejected", "rejected"), False)
+
+
+def now_done(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that never really waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    raise AssertionError("it waited")
+
+
+def make_function(*, is_async: bool = False, **options: Any) -> Function:
+    app = App("app", partitions=1)
+    options.setdefault("retry", Retry(attempts=3, backoff="10ms"))
+    if is_async:
+
+        @app.function(name="f", **options)
+        async def waits(ctx: Any, message: Any) -> None: ...
+
+        return waits
+    if options.get("batch") is True:
+
+        @app.function(name="f", **options)
+        def together(batch: Any) -> None: ...
+
+        return together
+
+    @app.function(name="f", **options)
+    def alone(ctx: Any, message: Any) -> None: ...
+
+    return alone
+
+
+def batch(
+    first: int,
+    keys: Sequence[str],
+    *,
+    source: str = CLIENT,
+    kind: Kind = Kind.CALL,
+    payloads: Sequence[Any] | None = None,
+    time_left_ms: int | list[int] | None = None,
+    extras: dict[int, Extra] | None = None,
+) -> Batch:
+    """Return messages `first` .. for the partition, one for each key."""
+    items = [msgspec.msgpack.encode(each) for each in payloads or [None] * len(keys)]
+    column = msgspec.Raw(join_column(items))
+    return Batch(NAME, source, first, kind, list(keys), column, len(keys), time_left_ms, extras)
+
+
+def replies(first: int, refs: Sequence[int], values: Sequence[Any], *, callee: str = PEER) -> Batch:
+    """Return replies of another partition to calls of this one."""
+    column = msgspec.Raw(join_column([msgspec.msgpack.encode(each) for each in values]))
+    return Batch(
+        f"{NAME}<", f"{callee}<", first, Kind.REPLY, [], column, len(refs), refs=list(refs)
+    )
+
+
+class FixedPace:
+    def __init__(self) -> None:
+        self.size = 1_000
+        self.aside = False
+        self.learned: list[tuple[int, float]] = []
+
+    def batch_size(self, function: Function, limit: int) -> int:
+        return min(limit, self.size)
+
+    def off_loop(self, function: Function) -> bool:
+        return self.aside
+
+    def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
+        self.learned.append((count, elapsed_ms))
+
+
+class KnownCells(NoCells):
+    """Keeps which keys were loaded and which were dropped."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.dropped: list[str] = []
+        self.full = False
+        self.in_use: Collection[str] = ()
+
+    def missing(self, keys: Sequence[str]) -> Sequence[str]:
+        return [key for key in dict.fromkeys(keys) if key not in self.known]
+
+    def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
+        self.known.update(keys)
+
+    def drop(self, key: str) -> None:
+        self.known.discard(key)
+        self.dropped.append(key)
+
+    def over_bound(self) -> bool:
+        return self.full
+
+    def shrink(self, in_use: Collection[str]) -> None:
+        self.in_use = in_use
+
+
+class Owner:
+    """One owner of the partition; `take_over` makes the next one on the same store."""
+
+    def __init__(
+        self,
+        function: Function | None = None,
+        *,
+        limits: Limits | None = None,
+        backend: MemoryBackend | None = None,
+        cells: KnownCells | None = None,
+        now_ms: float = 0.0,
+        timers_loaded_max: int = LOADED_MAX,
+    ) -> None:
+        self.now_ms = now_ms
+        self.function = function or make_function()
+        self.limits = limits or Limits()
+        self.backend = backend or MemoryBackend()
+        self.store = MemoryStore(self.backend)
+        self.pace = FixedPace()
+        self.timers_loaded_max = timers_loaded_max
+        self.loads: list[Load] = []
+        self.runs: list[Work] = []
+        self.commits: list[Commit] = []
+        self.delivered: list[Batch] = []
+        self.acks: list[Ack] = []
+        self.refusals: list[Refused] = []
+        self.resumed: list[Resume] = []
+        self.timer_loads: list[LoadTimers] = []
+        self.stops: list[Outcome] = []
+        self.wake_ms: float | None = None
+        self.partition = Partition(
+            NAME,
+            self.function,
+            now_done(self.store.acquire(NAME, "worker")),
+            cells=cells or NoCells(),
+            pace=self.pace,
+            limits=self.limits,
+            now_ms=now_ms,
+            wall_ms=1_000_000 + int(now_ms),
+            timers_loaded_max=timers_loaded_max,
+        )
+        self.partition.start(now_ms)
+        self.collect()
+        self.load_timers()
+
+    def take_over(self) -> Owner:
+        """Return the next owner. This one goes on, if a test lets it."""
+        return Owner(
+            self.function,
+            limits=self.limits,
+            backend=self.backend,
+            now_ms=self.now_ms,
+            timers_loaded_max=self.timers_loaded_max,
+        )
+
+    def collect(self) -> None:
+        effects, self.partition.effects = self.partition.effects, []
+        for effect in effects:
+            match effect:
+                case Load():
+                    self.loads.append(effect)
+                case Run():
+                    self.runs.append(effect.work)
+                case Store():
+                    self.commits.append(effect.commit)
+                case Deliver():
+                    self.delivered.append(msgspec.msgpack.decode(effect.entry.data, type=Batch))
+                case Acknowledge():
+                    self.acks.append(effect.ack)
+                case Refuse():
+                    self.refusals.append(effect.refused)
+                case Resume():
+                    self.resumed.append(effect)
+                case LoadTimers():
+                    self.timer_loads.append(effect)
+                case WakeAt():
+                    self.wake_ms = effect.at_ms
+                case Stop():
+                    self.stops.append(effect.outcome)
+
+    # Events
+
+    def arrive(self, first: int, keys: Sequence[str], **options: Any) -> None:
+        self.receive(batch(first, keys, **options))
+
+    def receive(self, frame: Batch) -> None:
+        self.partition.batch_arrived(frame, self.now_ms)
+        self.collect()
+
+    def acknowledge(self, destination: str, upto: int) -> None:
+        self.partition.acknowledged(destination, upto)
+        self.collect()
+
+    def client_gone(self, client: str = CLIENT) -> None:
+        self.partition.client_gone(client, self.now_ms)
+        self.collect()
+
+    def pass_time(self, delay_ms: float) -> None:
+        """Let time pass, and wake the partition if it wanted to be woken by then."""
+        self.now_ms += delay_ms
+        if self.wake_ms is not None and self.wake_ms <= self.now_ms:
+            self.wake_ms = None
+            self.partition.woken(self.now_ms)
+            self.collect()
+
+    def load(self) -> None:
+        """Carry out the oldest load."""
+        load = self.loads.pop(0)
+        answers = now_done(self.store.records(NAME, IDEMPOTENCY, load.idempotency_ids))
+        self.loaded(load, answers)
+
+    def loaded(self, load: Load, answers: Sequence[Record] = ()) -> None:
+        self.partition.loaded(load.work, load.keys, [], answers, self.now_ms)
+        self.collect()
+
+    def load_timers(self) -> None:
+        """Carry out the oldest load of timers."""
+        load = self.timer_loads.pop(0)
+        self.timers_loaded(load, self.read_timers(load))
+
+    def read_timers(self, load: LoadTimers) -> list[Record]:
+        return now_done(self.store.records_due(NAME, TIMER, load.until_ms, load.limit))
+
+    def timers_loaded(self, load: LoadTimers, records: Sequence[Record]) -> None:
+        self.partition.timers_loaded(records, load.until_ms, self.now_ms)
+        self.collect()
+
+    def finish(
+        self,
+        *,
+        at: int = 0,
+        failed: dict[int, Failure] | None = None,
+        suspended: Collection[int] = (),
+        unfinished: Collection[int] = (),
+        effects: Sequence[Effect] = (),
+        rows: Sequence[StateRow] = (),
+    ) -> Work:
+        """End a run (the oldest, unless said otherwise). Replies are the payloads' texts."""
+        work = self.runs.pop(at)
+        result = RunResult()
+        result.values = [f"done {key}" for key in work.keys]
+        result.failed = failed or {}
+        result.suspended = set(suspended)
+        result.unfinished = set(unfinished)
+        result.effects = list(effects)
+        result.rows = list(rows)
+        result.elapsed_ms = 0.1
+        self.partition.finished(work, result, self.now_ms)
+        self.collect()
+        return work
+
+    def end(
+        self, message_id: str, failure: Failure | None = None, effects: Sequence[Effect] = ()
+    ) -> None:
+        """End a handler that was suspended."""
+        self.partition.invocation_ended(message_id, "ended", failure, [], effects, 0.1, self.now_ms)
+        self.collect()
+
+    def call(self, message_id: str, call: int = 1, key: str = "x", payload: Any = None) -> None:
+        data = msgspec.msgpack.encode(payload)
+        self.partition.call_opened(message_id, call, PEER, key, data, self.now_ms)
+        self.collect()
+
+    def expire(self, message_id: str, call: int = 1) -> None:
+        error = ErrorInfo("deadline_exceeded", "too late")
+        self.partition.call_expired(message_id, call, error, self.now_ms)
+        self.collect()
+
+    def commit(self, outcome: Outcome | None = None) -> Commit:
+        """Send the commit to the store and tell the outcome (the store's, unless given)."""
+        commit = self.commits.pop(0)
+        told = outcome or now_done(self.store.commit([commit]))[0]
+        self.partition.committed(told, self.now_ms)
+        self.collect()
+        return commit
+
+    def settle(self) -> None:
+        """Let everything that can go on without time passing go on, without failures."""
+        for _ in range(1_000):
+            if self.loads:
+                self.load()
+            elif self.timer_loads:
+                self.load_timers()
+            elif self.runs:
+                self.finish()
+            elif self.commits:
+                self.commit()
+            else:
+                return
+        raise AssertionError("the partition does not come to rest")
+
+    # What came out
+
+    def keys_running(self) -> list[list[str]]:
+        return [list(work.keys) for work in self.runs]
+
+    def ids_running(self) -> list[list[str]]:
+        return [_ids(work) for work in self.runs]
+
+    def records(self, kind: str) -> dict[str, Record]:
+        """What is stored of a kind."""
+        return self.backend.partitions[NAME].records.get(kind, {})
+
+    def replies(self, to: str = CLIENT) -> list[tuple[int, Any]]:
+        """(message, result or error code) of all replies delivered so far."""
+        told: list[tuple[int, Any]] = []
+        for each in self.delivered:
+            if each.kind is Kind.REPLY and each.target == to:
+                refs = each.refs or range(each.refs_first, each.refs_first + each.count)
+                for place, raw in enumerate(split_column(each.payloads)):
+                    error = (each.errors or {}).get(place)
+                    value = error.code if error else msgspec.msgpack.decode(raw)
+                    told.append((refs[place], value))
+        return told
+
+    def sent(self, to: str = PEER) -> list[Any]:
+        """Payloads of all messages delivered to another partition so far."""
+        return [
+            msgspec.msgpack.decode(raw)
+            for each in self.delivered
+            if each.target == to and each.kind in (Kind.SEND, Kind.CALL)
+            for raw in split_column(each.payloads)
+        ]
+
+
+def _ids(work: Work) -> list[str]:
+    if work.waiting:
+        return [each.message.id for each in work.waiting]
+    return [
+        f"{chunk.batch.source}:{chunk.batch.first + place}"
+        for chunk, start, stop in work.spans
+        for place in range(start, stop)
+    ]

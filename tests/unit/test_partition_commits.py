@@ -1,0 +1,396 @@
+"""Positions, acknowledgements and commits: durable before visible."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sublet.functions.effects import Emitted, Outgoing
+from sublet.runtime.frames import Kind
+from sublet.runtime.limits import Limits
+from sublet.statestore.contract import PARKED, Outcome, StateRow
+from tests.unit.partition_harness import (
+    BROKEN,
+    CLIENT,
+    NAME,
+    PEER,
+    KnownCells,
+    Owner,
+    make_function,
+    now_done,
+)
+
+NIL = b"\xc0"
+
+
+def test_a_call_is_answered_and_acknowledged_after_its_commit() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "b"])
+    owner.finish()
+    assert owner.acks == []
+    assert owner.delivered == []
+
+    owner.commit()
+
+    assert [(ack.target, ack.source, ack.upto) for ack in owner.acks] == [(NAME, CLIENT, 2)]
+    assert owner.replies() == [(1, "done a"), (2, "done b")]
+
+
+def test_a_commit_sealed_during_a_run_does_not_tell_the_position_of_that_run() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.arrive(2, ["b"])
+    owner.finish()
+
+    assert owner.keys_running() == [["b"]]
+    assert owner.commit().inbox == {CLIENT: 1}
+    assert owner.acks[-1].upto == 1
+
+
+def test_messages_of_a_run_are_sent_again_to_the_next_owner() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.arrive(2, ["b"])
+    owner.finish()
+    owner.commit()
+
+    heir = owner.take_over()
+    heir.arrive(1, ["a", "b"])
+
+    assert heir.keys_running() == [["b"]]
+
+
+def test_a_duplicate_is_not_acknowledged_before_the_commit() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.finish()
+    owner.arrive(1, ["a"])
+    assert owner.acks == []
+
+    owner.commit()
+    owner.arrive(1, ["a"])
+
+    assert [ack.upto for ack in owner.acks] == [1, 1]
+    assert owner.partition.counters.duplicates == 2
+
+
+def test_only_the_new_part_of_an_overlapping_batch_runs() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "b"])
+    owner.finish()
+    owner.arrive(2, ["b", "c", "d"])
+
+    assert owner.keys_running() == [["c", "d"]]
+    assert owner.partition.open_from_clients == 2
+
+
+def test_work_that_ran_ahead_is_in_the_next_commit_in_order() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.finish(rows=[StateRow("a", b"", b"1")])
+    owner.arrive(2, ["a"])
+    owner.finish(rows=[StateRow("a", b"", b"2")], effects=[Outgoing(PEER, "x", b"\x02", None)])
+    owner.arrive(3, ["a"])
+    owner.finish(rows=[StateRow("a", b"", b"3")], effects=[Outgoing(PEER, "x", b"\x03", None)])
+    assert len(owner.commits) == 1
+
+    owner.commit()
+    commit = owner.commit()
+
+    assert [row.value for row in commit.state] == [b"2", b"3"]
+    assert commit.inbox == {CLIENT: 3}
+    assert owner.sent() == [2, 3]
+
+
+def test_a_commit_of_unknown_outcome_is_sent_again_as_it_is() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.finish()
+    before = msgspec.msgpack.encode(owner.commits[0])
+    owner.commit(Outcome.UNKNOWN)
+
+    assert msgspec.msgpack.encode(owner.commits[0]) == before
+    assert owner.acks == []
+
+
+def test_a_commit_whose_answer_was_lost_counts_once() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.finish(effects=[Emitted("out", "a", NIL)])
+    assert now_done(owner.store.commit([owner.commits[0]])) == [Outcome.DONE]
+    owner.commit(Outcome.UNKNOWN)
+    owner.commit()
+
+    assert owner.acks[-1].upto == 1
+    assert owner.replies() == [(1, "done a")]
+    assert owner.backend.partitions[NAME].egress_bounds["out"] == (0, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FENCED, Outcome.GAP])
+def test_an_owner_that_is_not_the_owner_any_more_stops(outcome: Outcome) -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "b"])
+    owner.finish()
+    owner.arrive(3, ["c"])
+    owner.commit(outcome)
+
+    assert owner.stops == [outcome]
+    assert owner.delivered == []
+    assert owner.acks == []
+    assert owner.partition.open_from_clients == 0
+
+
+def test_a_stopped_partition_takes_nothing_and_says_nothing() -> None:
+    owner = Owner(make_function(is_async=True))
+    owner.arrive(1, ["a", "b"])
+    owner.finish(suspended={0})
+    owner.commit(Outcome.FENCED)
+    owner.arrive(3, ["c"])
+    owner.call(f"{CLIENT}:1")
+    owner.expire(f"{CLIENT}:1")
+    owner.end(f"{CLIENT}:1")
+    owner.client_gone()
+    owner.pass_time(60_000)
+    owner.partition.deliver_again(lambda endpoint: True)
+    owner.partition.stop(Outcome.FENCED)
+    owner.collect()
+
+    assert (owner.runs, owner.commits, owner.delivered, owner.acks) == ([], [], [], [])
+    assert owner.stops == [Outcome.FENCED]
+
+
+def test_a_run_that_ends_after_the_stop_is_forgotten() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.finish()
+    owner.arrive(2, ["b"])
+    owner.commit(Outcome.FENCED)
+    owner.finish()
+
+    assert owner.commits == []
+
+
+def test_a_zombie_is_fenced_by_its_next_commit() -> None:
+    zombie = Owner()
+    zombie.arrive(1, ["a"])
+    zombie.finish()
+    heir = zombie.take_over()
+    heir.arrive(1, ["a"])
+    heir.settle()
+    zombie.commit()
+
+    assert zombie.stops == [Outcome.FENCED]
+    assert zombie.replies() == []
+    assert heir.replies() == [(1, "done a")]
+
+
+def test_a_new_owner_delivers_what_was_not_acknowledged() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "a"], kind=Kind.SEND)
+    owner.finish(effects=[Outgoing(PEER, "x", b"\x01", None)])
+    owner.commit()
+    owner.arrive(3, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[Outgoing(PEER, "x", b"\x02", None)])
+    owner.acknowledge(PEER, 1)
+    owner.commit()
+    owner.pass_time(60_000)
+    owner.settle()
+
+    assert owner.take_over().sent() == [2]
+
+
+def test_numbers_go_on_after_a_takeover() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[Outgoing(PEER, "x", b"\x01", None)])
+    owner.settle()
+    heir = owner.take_over()
+    heir.arrive(2, ["a"], kind=Kind.SEND)
+    heir.finish(effects=[Outgoing(PEER, "x", b"\x02", None)])
+    heir.settle()
+
+    assert [each.first for each in heir.delivered] == [1, 2]
+
+
+def test_acknowledgements_ride_on_the_next_commit_or_on_one_of_their_own() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[Outgoing(PEER, "x", b"\x01", None)])
+    owner.commit()
+    owner.acknowledge(PEER, 1)
+    assert owner.commits == []
+
+    owner.pass_time(60_000)
+
+    assert owner.commit().outbox_acknowledged == {PEER: 1}
+    assert owner.backend.partitions[NAME].outbox == {}
+
+
+def test_only_what_lies_behind_a_reachable_endpoint_is_delivered_again() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.finish(effects=[Outgoing(PEER, "x", b"\x01", None)])
+    owner.commit()
+    owner.delivered.clear()
+    owner.partition.deliver_again(PEER.__eq__)
+    owner.collect()
+
+    assert [each.target for each in owner.delivered] == [PEER]
+
+
+def test_a_destination_gets_again_what_it_misses() -> None:
+    owner = Owner()
+    for number in (1, 2, 3):
+        owner.arrive(number, ["a"], kind=Kind.SEND)
+        owner.finish(effects=[Outgoing(PEER, "x", bytes([number]), None)])
+        owner.settle()
+    owner.delivered.clear()
+    owner.partition.resend_from(PEER, 2)
+    owner.collect()
+
+    assert owner.sent() == [2, 3]
+
+
+def test_egress_positions_go_on_after_a_takeover() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.finish(effects=[Emitted("out", "a", NIL), Emitted("out", "a", NIL)])
+    owner.settle()
+    heir = owner.take_over()
+    heir.arrive(2, ["a"])
+    heir.finish(effects=[Emitted("out", "a", NIL)])
+
+    assert [(each.first, each.length) for each in heir.commit().egress] == [(2, 1)]
+
+
+def test_egress_drops_its_oldest_values_at_its_bound() -> None:
+    owner = Owner(limits=Limits(egress_max=2))
+    for number in (1, 2, 3, 4):
+        owner.arrive(number, ["a"])
+        owner.finish(effects=[Emitted("out", "a", NIL)])
+        owner.settle()
+
+    assert owner.partition.counters.egress_dropped == 2
+    assert owner.backend.partitions[NAME].egress_bounds["out"] == (2, 4)
+    assert [each.first for each in owner.backend.partitions[NAME].egress["out"]] == [2, 3]
+
+
+def test_cells_that_no_commit_holds_yet_are_not_dropped() -> None:
+    cells = KnownCells()
+    owner = Owner(cells=cells)
+    owner.pace.size = 1
+    for number, key in enumerate("abc", 1):
+        owner.arrive(number, [key])
+    owner.load()
+    owner.finish(rows=[StateRow("a", b"", b"1")])
+    owner.load()
+    owner.finish(rows=[StateRow("b", b"", b"1")])
+    cells.full = True
+    owner.commit()
+
+    assert set(cells.in_use) == {"b", "c"}
+
+
+def test_suspect_cells_are_read_again_once_all_that_is_known_of_them_is_committed() -> None:
+    cells = KnownCells()
+    owner = Owner(cells=cells)
+    owner.arrive(1, ["a"])
+    owner.load()
+    owner.partition.cells_suspect(["a"])
+    owner.finish(failed={0: BROKEN}, rows=[StateRow("a", b"", b"1")])
+    owner.pass_time(20)
+    assert (owner.runs, owner.loads, cells.dropped) == ([], [], [])
+
+    owner.commit()
+
+    assert cells.dropped == ["a"]
+    assert [load.keys for load in owner.loads] == [["a"]]
+
+
+def test_late_messages_are_counted_by_their_deadlines() -> None:
+    owner = Owner(make_function(slo="10ms"))
+    owner.arrive(1, ["a", "b"])
+    owner.arrive(3, ["c", "d", "e"], time_left_ms=[100, -1, 5])
+    owner.now_ms = 20.0
+    owner.finish()
+
+    assert owner.partition.counters.late == 2
+    owner.finish()
+    assert owner.partition.counters.late == 3
+
+
+def test_a_single_message_is_late_too() -> None:
+    owner = Owner(make_function(slo="10ms"))
+    owner.arrive(1, ["a"])
+    owner.finish(failed={0: BROKEN})
+    owner.pass_time(20)
+    owner.finish()
+
+    assert owner.partition.counters.late == 1
+    assert owner.partition.counters.consumed == 1
+
+
+def test_a_message_that_waits_is_on_record_in_the_commit_that_takes_it() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "b"])
+    owner.finish(failed={0: BROKEN})
+    commit = owner.commit()
+
+    assert commit.inbox == {CLIENT: 2}
+    assert list(owner.records(PARKED)) == [f"{CLIENT}:1"]
+
+
+def test_no_commit_speaks_of_single_messages_before_their_run_ends() -> None:
+    """Their position moved when they were taken, together with those that wait behind a key."""
+    owner = Owner(make_function(is_async=True))
+    owner.arrive(1, ["a", "z"])
+    owner.finish(suspended={0, 1})
+    owner.commit()
+    owner.arrive(3, ["a", "b"])
+    assert owner.keys_running() == [["b"]]
+
+    owner.end(f"{CLIENT}:2")
+    assert owner.commits == []
+    owner.finish()
+
+    assert owner.commit().inbox == {CLIENT: 4}
+
+
+def test_open_messages_are_counted_down_to_zero() -> None:
+    owner = Owner(make_function(is_async=True))
+    owner.arrive(1, list("abcd"))
+    owner.arrive(1, ["x"], source=PEER)
+    assert owner.partition.open_from_clients == 4
+    owner.finish(failed={0: BROKEN}, suspended={1})
+    assert owner.partition.open_from_clients == 2
+    owner.end(f"{CLIENT}:2")
+    owner.pass_time(20)
+    owner.settle()
+
+    assert owner.partition.open_from_clients == 0
+    assert owner.partition.idle
+
+
+def test_parked_messages_of_clients_are_open_after_a_takeover() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "b"])
+    owner.finish(failed={0: BROKEN})
+    owner.commit()
+    heir = owner.take_over()
+    assert heir.partition.open_from_clients == 1
+
+    heir.settle()
+
+    assert heir.partition.open_from_clients == 0
+    assert heir.records(PARKED) == {}
+
+
+def test_everything_for_one_destination_leaves_in_the_order_of_its_numbers() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[Outgoing(PEER, "x", b"\x01", 50.0), Outgoing(PEER, "y", b"\x02", None)])
+    owner.commit()
+
+    (sent,) = owner.delivered
+    assert (sent.first, sent.count, sent.keys) == (1, 2, ["x", "y"])
+    assert sent.time_left_ms == [50, -1]

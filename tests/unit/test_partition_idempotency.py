@@ -1,0 +1,242 @@
+"""A request with an idempotency key has its effect once, however often it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sublet.runtime.frames import Extra, Kind
+from sublet.runtime.limits import Limits
+from sublet.runtime.partition import IDEMPOTENCY_TTL_MS
+from sublet.runtime.work import RunResult
+from sublet.statestore.contract import IDEMPOTENCY, PARKED
+from tests.unit.partition_harness import BROKEN, CLIENT, REJECTED, Owner, make_function
+
+ONCE = {0: Extra("once")}
+OTHER = "~d"
+
+
+def ask(owner: Owner, first: int, *, source: str = CLIENT, payload: Any = 1) -> None:
+    owner.arrive(first, ["a"], source=source, payloads=[payload], extras=ONCE)
+
+
+def test_a_repeated_request_gets_the_first_answer() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+    ask(owner, 2)
+    owner.load()
+    assert owner.runs == []
+    owner.settle()
+
+    assert owner.replies() == [(1, "done a"), (2, "done a")]
+    assert owner.partition.counters.runs == 1
+
+
+def test_a_repeated_request_is_known_to_the_next_owner() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+    heir = owner.take_over()
+    ask(heir, 1, source=OTHER)
+    heir.settle()
+
+    assert heir.partition.counters.runs == 0
+    assert heir.replies(OTHER) == [(1, "done a")]
+
+
+def test_an_answer_is_known_before_its_commit_is_done() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.load()
+    owner.finish()
+    ask(owner, 1, source=OTHER)
+    assert (owner.loads, owner.runs) == ([], [])
+    owner.settle()
+
+    assert owner.replies(OTHER) == [(1, "done a")]
+
+
+def test_a_lookup_that_began_before_the_answer_does_not_run_it_again() -> None:
+    owner = Owner(make_function(kind="stateless"))
+    owner.pace.aside = True
+    ask(owner, 1)
+    ask(owner, 1, source=OTHER)
+    (load,) = owner.loads
+    owner.loads.clear()
+    owner.loaded(load)
+    owner.finish()
+    owner.settle()
+
+    assert owner.partition.counters.runs == 1
+    assert (owner.replies(), owner.replies(OTHER)) == ([(1, "done a")], [(1, "done a")])
+
+
+def test_two_of_one_batch_run_once() -> None:
+    owner = Owner()
+    owner.arrive(
+        1, ["a", "a", "b"], payloads=[1, 1, 1], extras={0: Extra("once"), 1: Extra("once")}
+    )
+    owner.load()
+    assert owner.keys_running() == [["a", "b"]]
+    owner.settle()
+
+    assert sorted(owner.replies()) == [(1, "done a"), (2, "done a"), (3, "done b")]
+
+
+def test_one_that_is_answered_does_not_let_others_overtake_its_neighbour() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+    owner.pace.aside = True
+    owner.arrive(2, ["a", "a"], payloads=[1, 1], extras=ONCE)
+    owner.arrive(4, ["a"])
+    owner.load()
+
+    assert owner.ids_running() == [[f"{CLIENT}:3"]]
+    owner.finish()
+    assert owner.ids_running() == [[f"{CLIENT}:4"]]
+
+
+def test_followers_wait_while_the_first_is_retried() -> None:
+    owner = Owner(make_function(order="none"))
+    ask(owner, 1)
+    owner.load()
+    owner.finish(failed={0: BROKEN})
+    ask(owner, 1, source=OTHER)
+    assert owner.runs == []
+    owner.commit()
+    owner.commit()
+    assert set(owner.records(PARKED)) == {f"{CLIENT}:1", f"{OTHER}:1"}
+
+    owner.pass_time(20)
+    owner.settle()
+
+    assert owner.replies(OTHER) == [(1, "done a")]
+    assert owner.records(PARKED) == {}
+    assert owner.partition.open_from_clients == 0
+
+
+def test_followers_survive_a_takeover() -> None:
+    owner = Owner(make_function(order="none"))
+    ask(owner, 1)
+    owner.load()
+    owner.finish(failed={0: BROKEN})
+    ask(owner, 1, source=OTHER)
+    owner.settle()
+    heir = owner.take_over()
+    heir.settle()
+
+    assert heir.partition.counters.runs == 1
+    assert (heir.replies(), heir.replies(OTHER)) == ([(1, "done a")], [(1, "done a")])
+
+
+def test_a_request_that_waits_for_a_call_is_not_run_a_second_time() -> None:
+    owner = Owner(make_function(is_async=True, kind="stateless"))
+    ask(owner, 1)
+    owner.load()
+    owner.finish(suspended={0})
+    owner.call(f"{CLIENT}:1")
+    owner.commit()
+    heir = owner.take_over()
+    heir.load()
+    heir.finish(suspended={0})
+    ask(heir, 1, source=OTHER)
+    assert (heir.loads, heir.runs) == ([], [])
+    heir.end(f"{CLIENT}:1")
+    heir.settle()
+
+    assert heir.replies(OTHER) == [(1, "ended")]
+
+
+def test_the_same_key_for_another_request_is_a_conflict() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+    ask(owner, 2, payload="another")
+    owner.settle()
+
+    assert owner.replies() == [(1, "done a"), (2, "idempotency_conflict")]
+
+
+def test_the_same_key_for_another_request_is_a_conflict_while_the_first_runs() -> None:
+    owner = Owner(make_function(kind="stateless"))
+    owner.pace.aside = True
+    ask(owner, 1)
+    ask(owner, 1, source=OTHER, payload="another")
+    owner.settle()
+
+    assert owner.replies(OTHER) == [(1, "idempotency_conflict")]
+
+
+def test_an_answer_is_forgotten_after_its_time() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+    owner.now_ms += IDEMPOTENCY_TTL_MS + 1
+    ask(owner, 2)
+    owner.settle()
+
+    assert owner.partition.counters.runs == 2
+
+
+def test_an_error_is_an_answer_too() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.load()
+    owner.finish(failed={0: REJECTED})
+    owner.settle()
+    ask(owner, 2)
+    owner.settle()
+
+    assert owner.replies() == [(1, "rejected"), (2, "rejected")]
+    assert owner.partition.counters.runs == 1
+
+
+def test_a_message_without_reply_has_its_effect_once_too() -> None:
+    owner = Owner()
+    for number in (1, 2):
+        owner.arrive(number, ["a"], kind=Kind.SEND, payloads=[1], extras=ONCE)
+        owner.settle()
+
+    assert owner.partition.counters.runs == 1
+    assert owner.replies() == []
+    assert list(owner.records(IDEMPOTENCY)) == ["a\x00once"]
+
+
+@pytest.mark.parametrize(
+    ("value", "code"), [(object(), "cannot_encode"), ("x" * 2_000, "too_large")]
+)
+def test_a_reply_that_cannot_be_told_is_the_same_error_each_time(value: Any, code: str) -> None:
+    owner = Owner(limits=Limits(message_bytes_max=1_000))
+    ask(owner, 1)
+    owner.load()
+    result = RunResult()
+    result.values = [value]
+    owner.partition.finished(owner.runs.pop(), result, owner.now_ms)
+    owner.collect()
+    owner.settle()
+    ask(owner, 2)
+    owner.settle()
+
+    assert owner.replies() == [(1, code), (2, code)]
+
+
+def test_keys_of_requests_belong_to_the_key_of_the_instance() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "b"], payloads=[1, 1], extras={0: Extra("once"), 1: Extra("once")})
+    owner.load()
+
+    assert owner.keys_running() == [["a", "b"]]
+
+
+def test_a_reply_is_stored_as_it_was_told() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+
+    record = owner.records(IDEMPOTENCY)["a\x00once"]
+    assert record.value is not None
+    assert msgspec.msgpack.decode(record.value)[1] == "done a"
