@@ -42,6 +42,7 @@ def test_every_direct_dependency_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     direct = project["dependencies"] + project["optional-dependencies"]["dev"]
     names = {entry.split(">=")[0].split("==")[0].lower() for entry in direct if "[" not in entry}
-    lock = (ROOT / "requirements.lock").read_text().lower().splitlines()
+    # `pip freeze` writes a package's name as its author does, with "_" or "-".
+    lock = (ROOT / "requirements.lock").read_text().lower().replace("_", "-").splitlines()
 
     assert names <= {line.split("==")[0] for line in lock}
