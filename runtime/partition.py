@@ -51,6 +51,9 @@ IDEMPOTENCY_TTL_MS = 24 * 3_600_000
 CLIENT_TTL_MS = 24 * 3_600_000
 CLIENT_SILENT_MS = 60_000
 """A client that says nothing for so long loses its replies where there is no room for more."""
+COMMIT_BYTES_MAX = 16 * 1024 * 1024
+"""What runs ahead of the commit under way should not make the next one larger than this."""
+ROWS_WEIGHED = 16
 OWED_BYTES_MAX = 128 * 1024 * 1024
 """Replies of a partition that clients have not taken."""
 HOUSEKEEPING_MS = 1_000
@@ -302,6 +305,8 @@ class Partition:
         self._sealed: Pending | None = None
         self._committing: Commit | None = None
         self._unrecorded: Work | None = None
+        self._message_bytes = 0.0
+        """What one message adds to a commit, about: its replies, messages and state."""
         self._work_number = 0
         self._order = 0
         # Handlers in threads take numbers too: one step that no other thread can split.
@@ -828,8 +833,13 @@ class Partition:
         return True
 
     def _may_start(self) -> bool:
-        if self._pending.message_count >= self._limits.commit_messages_max:
+        ahead = self._pending.message_count
+        if ahead >= self._limits.commit_messages_max:
             return False
+        if self._message_bytes * self._limits.commit_messages_max > COMMIT_BYTES_MAX:
+            ahead += sum([work.count for work in self._running.values()])
+            if ahead * self._message_bytes > COMMIT_BYTES_MAX:
+                return False
         return not self._suspect or self._drop_suspect()
 
     def _peer_first(self) -> bool:
@@ -864,6 +874,8 @@ class Partition:
         limit = self.function.batch_size_max or self._limits.batch_size_max
         if self.function.is_async:
             limit = max(1, min(limit, self._limits.open_calls_max - len(self._awaiting)))
+        if self._message_bytes * limit > COMMIT_BYTES_MAX:
+            limit = max(1, int(COMMIT_BYTES_MAX / self._message_bytes))
         return max(1, self._pace.batch_size(self.function, limit))
 
     def _work(self, waiting: Sequence[Waiting] = (), spans: Sequence[Span] = ()) -> Work:
@@ -1247,6 +1259,8 @@ class Partition:
         self._timers.sealed()
         self._index += 1
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
+        if pending.message_count:
+            self._weigh(commit, pending.message_count)
         unsent, self._unsent_calls = self._unsent_calls, []
         for outgoing, waiting, call in unsent:
             if waiting.ended:
@@ -1261,6 +1275,18 @@ class Partition:
         self._trim_egress(commit)
         self._committing = commit
         self.effects.append(Store(commit))
+
+    def _weigh(self, commit: Commit, message_count: int) -> None:
+        """Learn how large commits get; at once when they grow, slowly when they shrink."""
+        size_bytes = sum([len(entry.data) for entry in commit.outbox])
+        size_bytes += sum([len(entry.data) for entry in commit.egress])
+        some = commit.state[:ROWS_WEIGHED]
+        if some:
+            some_bytes = sum([len(row.value) for row in some if row.value is not None])
+            size_bytes += some_bytes * len(commit.state) // len(some)
+        each = size_bytes / message_count
+        known = self._message_bytes
+        self._message_bytes = each if each > known else 0.8 * known + 0.2 * each
 
     def _trim_egress(self, commit: Commit) -> None:
         for entry in commit.egress:
