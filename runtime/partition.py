@@ -710,10 +710,10 @@ class Partition:
             message.attempt += 1
             self._park(waiting, anew=True)
             heappush(self._retries, (now_ms + wait_ms, message.order, waiting))
-            if self.function.order == "none":
-                return False
-            self._hold_key(waiting)
-            return True
+            waiting.holds_key = self.function.order == "key"
+            if waiting.holds_key:
+                self._hold_key(waiting)
+            return waiting.holds_key
         if wants_grave:
             letter = DeadLetter(message, failure.error, self.clock_ms(now_ms))
             self._pending.record(Record(DEAD, message.id, _encode(letter)))
@@ -801,10 +801,10 @@ class Partition:
             return  # It holds no keys, and its end comes back here.
         while self._retries and self._retries[0][0] <= now_ms:
             waiting = heappop(self._retries)[2]
-            if self.function.order == "none":
-                self._make_ready_or_wait(waiting)
-            else:
+            if waiting.holds_key:
                 self._ready.append(waiting)
+            else:
+                self._make_ready_or_wait(waiting)
 
     def _start_work(self, now_ms: float) -> bool:
         """Start one run, or take what does not run now; False if nothing more can start."""
@@ -1117,7 +1117,8 @@ class Partition:
             if is_client(message.source):
                 self.open_from_clients += 1
             self._park(waiting)
-            self._make_ready_or_wait(waiting)
+            # As a retry that is due: a run on the loop may be using its key without holding it.
+            heappush(self._retries, (now_ms, message.order, waiting))
         self.commit_wanted(ticket, now_ms)
 
     # Calls that handlers await

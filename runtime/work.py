@@ -41,7 +41,7 @@ class Message(msgspec.Struct, array_like=True):
 class Waiting:
     """A message object with what is true only in this process."""
 
-    __slots__ = ("arrived_ms", "deadline_ms", "ended", "journal", "message", "parked")
+    __slots__ = ("arrived_ms", "deadline_ms", "ended", "holds_key", "journal", "message", "parked")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Waiting:
         self.parked = parked
         """True once a commit holds it: then the end of it must delete the record."""
         self.ended = False
+        self.holds_key = False
+        """While it waits for a retry: its key waits with it."""
         self.journal: dict[int, Recorded] = {}
 
 

@@ -371,3 +371,23 @@ def test_messages_from_two_senders_to_one_key_all_run(aside: bool) -> None:
 
     assert sorted(owner.replies()) == [(1, "done a"), (2, "done b"), (3, "done a")]
     assert owner.replies(f"{PEER}<") == [(1, "done a")]
+
+
+# Changes by hand
+
+
+def test_a_replayed_dead_letter_does_not_join_a_run_on_its_key() -> None:
+    owner = Owner(make_function(retry=NO_RETRY, is_async=True))
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    message = owner.runs[0].spans[0].chunk.message(0, 1).message
+    owner.finish(failed={0: BROKEN})
+    owner.settle()
+    owner.arrive(2, ["a"], kind=Kind.SEND)
+    owner.partition.dead_letter_taken(message.id, message, "ticket", owner.now_ms)
+    owner.collect()
+    owner.finish(suspended={0})
+    assert owner.runs == []
+
+    owner.end(f"{CLIENT}:2")
+
+    assert owner.ids_running() == [ids(1)]
