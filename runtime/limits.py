@@ -13,6 +13,8 @@ class Limits:
     """Messages from clients that a worker has taken and not finished; more are refused."""
     queue_max: int = 10_000
     """Messages from clients that wait in one partition; more are refused."""
+    queue_bytes_max: int = 64 * 1024 * 1024
+    """Bytes of messages that wait in one partition; above it, those of clients are refused."""
     batch_size_max: int = 1_000
     """Messages in one run of user code."""
     commit_messages_max: int = 5_000
@@ -35,9 +37,11 @@ class Limits:
     cache_bytes_max: int = 256 * 1024 * 1024
     """State in memory in a worker; the least recently used is dropped."""
     client_credit: int = 8_192
-    """Messages that one client may have in flight at one worker."""
+    """Messages that one client may have in flight at one worker, and replies that it has not
+    taken from a partition; then its messages are refused."""
     link_bytes_max: int = 16 * 1024 * 1024
-    """Bytes that wait for a slow reader; then its messages stay in the outbox."""
+    """Bytes that wait for a slow reader; then its messages stay in the outbox, and when there
+    are as many bytes of replies to a client, its messages are refused."""
     http_body_bytes_max: int = 1024 * 1024
     """The body of one HTTP request; larger ones are rejected."""
     http_connections_max: int = 1_000

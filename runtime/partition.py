@@ -271,9 +271,11 @@ class Partition:
         self.epoch = recovered.epoch
         self.effects: list[StepEffect] = []
         self.counters = Counters()
+        self.refusals: dict[str, int] = {}
+        """Messages refused, by reason; counted as `Counters` are."""
         self.open_from_clients = 0
         """Messages of clients taken and not finished: what the worker's bound counts."""
-        self.queued = 0
+        self.queued = self.queued_bytes = 0
         self.stopped = False
         self._cells = cells
         self._pace = pace
@@ -307,8 +309,7 @@ class Partition:
         self._unrecorded: Work | None = None
         self._message_bytes = 0.0
         """What one message adds to a commit, about: its replies, messages and state."""
-        self._work_number = 0
-        self._order = 0
+        self._work_number = self._order = 0
         # Handlers in threads take numbers too: one step that no other thread can split.
         self._timer_numbers = count(1)
         self._timers = Timers(name, timers_loaded_max)
@@ -379,6 +380,7 @@ class Partition:
         else:
             fresh = batch.count - skip
             self.queued += fresh
+            self.queued_bytes += len(memoryview(batch.payloads))
             if from_client:
                 self.open_from_clients += fresh
             self._queue.append(Chunk(batch, skip, now_ms, self.function.slo_ms))
@@ -387,9 +389,9 @@ class Partition:
     def refuse(self, batch: Batch, error: ErrorInfo) -> None:
         """Take nothing new from this batch, because the worker has no room."""
         if not self.stopped:
-            self._refuse_new(batch, error)
+            self._refuse_new(batch, error, "in_flight")
 
-    def _refuse_new(self, batch: Batch, error: ErrorInfo) -> None:
+    def _refuse_new(self, batch: Batch, error: ErrorInfo, reason: str) -> None:
         expected = self._inbox.expected(batch.source)
         if batch.first > expected:
             self._refuse_gap(batch, is_client(batch.source))
@@ -397,7 +399,9 @@ class Partition:
             self._acknowledge_again(batch)
         else:
             # Said as often as it is asked for: the sender waits for an answer each time.
-            self.counters.refused += batch.first + batch.count - expected
+            fresh = batch.first + batch.count - expected
+            self.counters.refused += fresh
+            self.refusals[reason] = self.refusals.get(reason, 0) + fresh
             self._refuse(batch, expected, error)
 
     def _refuse_gap(self, batch: Batch, from_client: bool) -> None:
@@ -411,18 +415,26 @@ class Partition:
     def _refuse_if_full(self, batch: Batch) -> bool:
         limits = self._limits
         if self.queued + batch.count > limits.queue_max and self.queued:
+            reason = "queue"
             error = ErrorInfo("overloaded", f"the queue of {self.name} is full", 50)
+        elif self.queued_bytes > limits.queue_bytes_max:
+            reason = "queue"
+            text = f"the queue of {self.name} holds {self.queued_bytes} bytes"
+            error = ErrorInfo("overloaded", text, 50)
         elif self._outbox.message_count > limits.outbox_max:
+            reason = "outbox"
             error = ErrorInfo("overloaded", f"{self.name} waits for other partitions", 100)
         elif self._owes_too_much(batch.source):
+            reason = "replies"
             text = f"{self.name} keeps replies for this client that it has not taken"
             error = ErrorInfo("overloaded", text, 100)
         elif self._owes_too_much_in_all(self._clients_seen_ms[batch.source]):
+            reason = "replies"
             text = f"{self.name} keeps too many replies that clients have not taken"
             error = ErrorInfo("overloaded", text, 100)
         else:
             return False
-        self._refuse_new(batch, error)
+        self._refuse_new(batch, error, reason)
         return True
 
     def _owes_too_much(self, client: str) -> bool:
@@ -909,6 +921,7 @@ class Partition:
         chunk.start = stop
         if stop == chunk.stop:
             self._queue.popleft()
+            self.queued_bytes -= len(memoryview(chunk.batch.payloads))
         self.queued -= stop - start
         return Span(chunk, start, stop)
 
@@ -1349,7 +1362,7 @@ class Partition:
         if self.stopped:
             return
         self.stopped = True
-        self.queued = self.open_from_clients = 0
+        self.queued = self.queued_bytes = self.open_from_clients = 0
         self._queue.clear()
         self._ready.clear()
         self._keys.clear()

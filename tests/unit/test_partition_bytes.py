@@ -112,3 +112,21 @@ def test_silent_clients_lose_their_replies_before_others_are_refused() -> None:
 
     assert owner.replies() == [(1, "done a")]
     assert set(owner.backend.partitions[NAME].outbox) == {"~killed2", CLIENT}
+
+
+def test_bytes_that_wait_in_the_queue_are_bounded() -> None:
+    owner = Owner(limits=Limits(queue_bytes_max=10_000))
+    owner.arrive(1, ["a"])
+    owner.arrive(2, ["b"], payloads=["x" * 9_000])
+    owner.arrive(3, ["c"], payloads=["x" * 9_000])
+    assert told(owner) == []
+    owner.arrive(4, ["d"])
+    # Other partitions are never refused.
+    owner.arrive(1, ["d"], source=PEER, payloads=["x" * 9_000])
+    assert told(owner) == [(CLIENT, "overloaded")]
+
+    owner.settle()
+    owner.arrive(4, ["d"])
+    owner.settle()
+    assert owner.replies()[-1] == (4, "done d")
+    assert owner.partition.queued_bytes == 0
