@@ -65,6 +65,8 @@ class Exchange:
         self._tasks: asyncio.TaskGroup
         self.frames_in = 0
         self.refused = 0
+        self.refusals: dict[tuple[str, str], int] = {}
+        """Function and reason to messages that no partition here has seen."""
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
@@ -277,7 +279,7 @@ class Exchange:
             if hosted is None:
                 self._not_here(port, batch)
             elif from_client and (error := self._bad_batch(batch)) is not None:
-                port.link.send(Refused(batch.target, source, batch.first, error))
+                self._refuse_unseen(port, batch, error, error.code)
             elif from_client and not self._has_room(batch.count):
                 open_count = self._open_at_most
                 error = ErrorInfo("overloaded", f"the worker has {open_count} in flight", 50)
@@ -324,6 +326,15 @@ class Exchange:
             error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)
         else:
             error = ErrorInfo("not_owner", f"{partition} is not here", 0)
+        self._refuse_unseen(port, batch, error, error.code)
+
+    def _refuse_unseen(self, port: Port, batch: Batch, error: ErrorInfo, reason: str) -> None:
+        function = endpoint_of(batch.target).rpartition("/")[0]
+        if not any(each.name == function for each in self._topology.functions):
+            # Anybody may ask for anything: names that mean nothing must not fill our memory.
+            function = ""
+        place = (function, reason)
+        self.refusals[place] = self.refusals.get(place, 0) + batch.count
         port.link.send(Refused(batch.target, batch.source, batch.first, error))
 
     def _refused(self, port: Port, refused: Refused) -> None:

@@ -22,8 +22,15 @@ class GroupCommitter:
     full, the store may be away. Nothing that depends on it leaves meanwhile.
     """
 
-    def __init__(self, store: Store, on_outcome: Callable[[Commit, Outcome], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        on_outcome: Callable[[Commit, Outcome], None],
+        on_group: Callable[[float, int], None] | None = None,
+    ) -> None:
+        """`on_group` hears how many ms each group took, and how many commits it had."""
         self._store = store
+        self._on_group = on_group
         self._on_outcome = on_outcome
         self._waiting: list[Commit] = []
         self._wanted = asyncio.Event()
@@ -48,9 +55,12 @@ class GroupCommitter:
                 continue
             started = loop.time()
             outcomes = await self._store.commit(group)
-            self.busy_s += loop.time() - started
+            elapsed_s = loop.time() - started
+            self.busy_s += elapsed_s
             self.groups += 1
             self.commits += len(group)
+            if self._on_group is not None:
+                self._on_group(elapsed_s * 1000, len(group))
             unknown = sum(outcome is Outcome.UNKNOWN for outcome in outcomes)
             if unknown:
                 self.unknown += unknown

@@ -148,7 +148,7 @@ class Host:
         self._binding = binding
         self._clock = clock
         self.pace: Pace = pace or LearnedPace()
-        self.committer = GroupCommitter(store, self._commit_ended)
+        self.committer = GroupCommitter(store, self._commit_ended, self.telemetry.group_committed)
         self._watchdog: Watchdog = watchdog or LoopWatchdog()
         self._sync = SyncRunner(self._watchdog)
         self._async = AsyncRunner(
@@ -234,6 +234,7 @@ class Host:
         hosted = self.partitions.pop(name, None)
         if hosted is None:
             return
+        self.telemetry.partition_left(hosted.place.function.name, hosted.partition)
         hosted.partition.stopped = True
         if hosted.wake is not None:
             hosted.wake.cancel()
@@ -382,6 +383,7 @@ class Host:
         now_ms = self._clock.monotonic_ms()
         hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
         load.work.loading_ms = now_ms - started_ms
+        self.telemetry.of(hosted.place.function.name).keys_loaded += len(load.keys)
         hosted.partition.loaded(load.work, load.keys, rows, answers, now_ms)
         self._carry_out(hosted)
 

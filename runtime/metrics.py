@@ -6,6 +6,7 @@ but additions. `METRICS` is the one list of names and meanings, also for the ref
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from sublet.runtime.partition import Counters
 from sublet.runtime.service import ServedWorker
 from sublet.runtime.telemetry import Histogram
 
@@ -37,7 +37,13 @@ METRICS = (
     Described("sublet_retries", "counter", ("function",), "Messages that are tried again."),
     Described("sublet_dead_letters", "counter", ("function",), "Messages given up for good."),
     Described("sublet_duplicates", "counter", ("function",), "Messages received again, dropped."),
-    Described("sublet_refused", "counter", ("function",), "Messages of clients refused when full."),
+    Described(
+        "sublet_refused",
+        "counter",
+        ("function", "reason"),
+        "Messages not taken; reason: queue, in_flight, outbox, replies (full), not_owner, "
+        "unavailable (moving), bad_key, too_large, rejected.",
+    ),
     Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
     Described("sublet_egress_dropped", "counter", ("function",), "Egress values above the bound."),
     Described("sublet_runs", "counter", ("function",), "Runs of user code, a batch each."),
@@ -52,10 +58,13 @@ METRICS = (
     Described("sublet_in_flight", "gauge", (), "Messages of clients taken and not finished."),
     Described("sublet_cache_bytes", "gauge", ("function",), "State in memory."),
     Described("sublet_cache_evicted", "counter", ("function",), "States dropped from memory."),
+    Described("sublet_cache_loads", "counter", ("function",), "Keys read from the store."),
     Described("sublet_commits", "counter", (), "Commits of partitions."),
     Described("sublet_commit_groups", "counter", (), "Transactions of the store."),
     Described("sublet_commits_unknown", "counter", (), "Commits that the store could not do."),
     Described("sublet_commit_busy_seconds", "counter", (), "Time spent waiting for the store."),
+    Described("sublet_commit_seconds", "histogram", (), "Time of one transaction of the store."),
+    Described("sublet_commit_size", "histogram", (), "Commits of partitions in one transaction."),
     Described("sublet_frames_received", "counter", (), "Frames of peers and clients."),
     Described("sublet_clients", "gauge", (), "Clients that are connected."),
     Described("sublet_threads_abandoned", "gauge", (), "Handlers that never ended."),
@@ -69,7 +78,6 @@ _COUNTERS = {
     "retries": "sublet_retries",
     "dead": "sublet_dead_letters",
     "duplicates": "sublet_duplicates",
-    "refused": "sublet_refused",
     "parked": "sublet_parked",
     "egress_dropped": "sublet_egress_dropped",
     "runs": "sublet_runs",
@@ -84,19 +92,24 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._by_function()
+        yield from self._refusals()
         yield from self._histograms()
         yield from self._of_worker()
 
     def _by_function(self) -> Iterator[Metric]:
         totals: dict[str, dict[str, float]] = {}
+        telemetry = self._worker.host.telemetry
+        for function, left in telemetry.left.items():
+            named = {_COUNTERS[name]: count for name, count in left.items() if name in _COUNTERS}
+            totals[function] = dict(named)
         for hosted in self._worker.host.partitions.values():
             counts = totals.setdefault(hosted.place.function.name, {})
 
             def add(name: str, value: float, counts: dict[str, float] = counts) -> None:
                 counts[name] = counts.get(name, 0) + value
 
-            for slot in Counters.__slots__:
-                add(_COUNTERS[slot], getattr(hosted.partition.counters, slot))
+            for slot, name in _COUNTERS.items():
+                add(name, getattr(hosted.partition.counters, slot))
             add("sublet_queued", hosted.partition.queued)
             add("sublet_partitions", 1)
             if hosted.cache is not None:
@@ -108,6 +121,22 @@ class WorkerCollector(Collector):
             for function, counts in sorted(totals.items()):
                 family.add_metric([function], counts.get(name, 0))
             yield family
+        loads = _family("sublet_cache_loads")
+        for function, times in sorted(telemetry.functions.items()):
+            loads.add_metric([function], times.keys_loaded)
+        yield loads
+
+    def _refusals(self) -> Iterator[Metric]:
+        host, exchange = self._worker.host, self._worker.exchange
+        totals = Counter(exchange.refusals)
+        totals.update(host.telemetry.left_refusals)
+        for hosted in host.partitions.values():
+            for reason, count in hosted.partition.refusals.items():
+                totals[hosted.place.function.name, reason] += count
+        family = _family("sublet_refused")
+        for labels, count in sorted(totals.items()):
+            family.add_metric(labels, count)
+        yield family
 
     def _histograms(self) -> Iterator[Metric]:
         latency, laxity = _histogram("sublet_latency_seconds"), _histogram("sublet_laxity_seconds")
@@ -119,6 +148,12 @@ class WorkerCollector(Collector):
             for stage, histogram in times.stages.items():
                 _add(stages, [function, stage], histogram, 1e-3)
         yield from (latency, laxity, stages, sizes)
+        commit_time = _histogram("sublet_commit_seconds")
+        commit_size = _histogram("sublet_commit_size")
+        telemetry = self._worker.host.telemetry
+        _add(commit_time, [], telemetry.commit_time, 1e-3)
+        _add(commit_size, [], telemetry.commit_size, 1)
+        yield from (commit_time, commit_size)
 
     def _of_worker(self) -> Iterator[Metric]:
         host, exchange = self._worker.host, self._worker.exchange

@@ -7,9 +7,10 @@ always be on. No I/O and no clock; metrics, traces and `sublet why` read from it
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappush, heapreplace
+from typing import Protocol
 
 import msgspec
 
@@ -21,6 +22,20 @@ SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 
 STAGES = ("admission", "queue", "state", "running", "committing")
 """The stages that a worker can time by itself, in the order in which a message passes them."""
+
+
+class Slotted(Protocol):
+    __slots__: tuple[str, ...]
+
+
+class Counted(Protocol):
+    """What is asked of a partition that leaves."""
+
+    @property
+    def counters(self) -> Slotted: ...
+
+    @property
+    def refusals(self) -> Mapping[str, int]: ...
 
 
 class Histogram:
@@ -74,10 +89,12 @@ class SpanTimes(msgspec.Struct, array_like=True):
 class FunctionTimes:
     """Histograms of one function."""
 
-    __slots__ = ("batch_size", "late", "latency", "laxity", "messages", "stages")
+    __slots__ = ("batch_size", "keys_loaded", "late", "latency", "laxity", "messages", "stages")
 
     def __init__(self) -> None:
         self.messages = 0
+        self.keys_loaded = 0
+        """Keys whose state was not in memory."""
         self.late = 0
         self.latency = Histogram(LATENCY_BOUNDS_MS)
         self.laxity = Histogram(LAXITY_BOUNDS_MS)
@@ -143,6 +160,24 @@ class Telemetry:
         self.slow = SlowLog()
         self.commit_time = Histogram(LATENCY_BOUNDS_MS)
         self.commit_size = Histogram(SIZE_BOUNDS)
+        self.left: dict[str, Counter[str]] = {}
+        """Function to what partitions had counted that are not here any more: totals must not
+        fall when one moves away."""
+        self.left_refusals: Counter[tuple[str, str]] = Counter()
+        """By function and reason."""
+
+    def partition_left(self, function: str, partition: Counted) -> None:
+        """A partition is leaving with its counters."""
+        totals = self.left.setdefault(function, Counter())
+        for name in partition.counters.__slots__:
+            totals[name] += getattr(partition.counters, name)
+        for reason, count in partition.refusals.items():
+            self.left_refusals[function, reason] += count
+
+    def group_committed(self, elapsed_ms: float, size: int) -> None:
+        """The store has answered for a group of commits."""
+        self.commit_time.observe(elapsed_ms)
+        self.commit_size.observe(size)
 
     def of(self, function: str) -> FunctionTimes:
         times = self.functions.get(function)

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import structlog
@@ -147,6 +148,7 @@ class Worker:
         from sublet.runtime.http.app import HttpApp
         from sublet.runtime.http.server import HttpServer
         from sublet.runtime.http.sse import EgressFeeds
+        from sublet.runtime.metrics import exposition
 
         feeds = EgressFeeds(store, tasks, streams_max=config.limits.http_streams_max)
         app = HttpApp(
@@ -157,6 +159,7 @@ class Worker:
             limits=config.limits,
             not_ready=self.not_ready,
             is_local=is_loopback_host(config.host),
+            metrics=partial(exposition, self),
         )
         async with HttpServer(
             app, tasks, host=config.host, port=config.http_port, limits=config.limits

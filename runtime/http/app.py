@@ -56,6 +56,7 @@ from sublet.statestore.contract import Store
 _log = structlog.get_logger(__name__)
 
 NOT_READY_RETRY_MS = 500
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EGRESS_NAME_CHARS_MAX = 200
 _PARTITION = re.compile(r"[0-9]{1,4}")
 _NO_STORE = {"cache-control": "no-store"}
@@ -84,9 +85,10 @@ class HttpApp:
         limits: Limits,
         not_ready: Callable[[], str],
         is_local: bool,
+        metrics: Callable[[], bytes] | None = None,
     ) -> None:
         """`not_ready` returns why the worker cannot serve, or nothing. `is_local`: only this
-        machine reaches the server."""
+        machine reaches the server. `metrics` returns what `GET /metrics` answers."""
         self._functions = functions
         self._service = service
         self._store = store
@@ -94,6 +96,7 @@ class HttpApp:
         self._limits = limits
         self._not_ready = not_ready
         self._is_local = is_local
+        self._exposition = metrics
         self._client: Client | None = None
         self._openapi: bytes = b""
         self._page: str = ""
@@ -106,6 +109,7 @@ class HttpApp:
                 Route("/egress/{name}", self._egress),
                 Route("/health", self._health),
                 Route("/ready", self._ready),
+                Route("/metrics", self._metrics),
                 Route("/openapi.json", self._openapi_document),
                 Route("/docs", self._docs),
             ],
@@ -255,6 +259,11 @@ class HttpApp:
     async def _ready(self, request: Request) -> Response:
         self._check_ready()
         return _json({"status": "ready"})
+
+    async def _metrics(self, request: Request) -> Response:
+        if self._exposition is None:
+            raise HttpProblemError("no_route", "this worker tells no metrics")
+        return Response(self._exposition(), headers={**_NO_STORE, "content-type": METRICS_TYPE})
 
     async def _openapi_document(self, request: Request) -> Response:
         if not self._openapi:

@@ -258,6 +258,20 @@ def _describe_worker(paths: Json) -> None:
     paths["/ready"] = _about(
         "ready", "Tell that all partitions of this worker are served.", "ready", ("unavailable",)
     )
+    paths["/metrics"] = {
+        "get": {
+            "operationId": "metrics",
+            "summary": "What the worker counts and measures, for Prometheus.",
+            "tags": ["worker"],
+            "responses": {
+                "200": {
+                    "description": "The text format of Prometheus.",
+                    "content": {"text/plain": {"schema": {"type": "string"}}},
+                },
+                **_problems(()),
+            },
+        }
+    }
     paths["/openapi.json"] = {
         "get": {
             "operationId": "openapi",

@@ -1,0 +1,138 @@
+"""The text that Prometheus reads: every metric of the list, in a form that its parser takes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from sublet.runtime.metrics import METRICS, exposition
+from sublet.runtime.partition import Counters
+from sublet.runtime.service import ServedWorker
+from sublet.runtime.telemetry import SpanTimes, Telemetry
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def partition(consumed: int, refusals: dict[str, int]) -> Any:
+    counters = Counters()
+    counters.consumed = consumed
+    return SimpleNamespace(
+        place=SimpleNamespace(function=SimpleNamespace(name="shop/cart")),
+        partition=SimpleNamespace(counters=counters, refusals=refusals, queued=5),
+        cache=SimpleNamespace(bytes=100, evicted=1),
+    )
+
+
+def worker() -> tuple[ServedWorker, Any]:
+    host = SimpleNamespace(
+        partitions={
+            "shop/cart/0": partition(3, {"queue": 2}),
+            "shop/cart/1": partition(4, {"in_flight": 1}),
+        },
+        telemetry=Telemetry(),
+        committer=SimpleNamespace(commits=6, groups=2, unknown=0, busy_s=0.5),
+        open_from_clients=lambda: 9,
+        threads_abandoned=0,
+    )
+    exchange = SimpleNamespace(
+        frames_in=1, client_count=2, refusals={("shop/cart", "not_owner"): 8}
+    )
+    return cast(ServedWorker, SimpleNamespace(host=host, exchange=exchange)), host
+
+
+def samples(of: ServedWorker) -> Samples:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(exposition(of).decode())
+        for sample in family.samples
+    }
+
+
+CART = (("function", "shop/cart"),)
+
+
+def test_every_metric_of_the_list_is_told_with_its_kind_and_help() -> None:
+    served, host = worker()
+    host.telemetry.of("shop/cart")
+
+    told = {
+        family.name: (family.type, family.documentation)
+        for family in text_string_to_metric_families(exposition(served).decode())
+    }
+
+    assert told == {each.name: (each.kind, each.help) for each in METRICS}
+
+
+def test_labels_are_those_of_the_list() -> None:
+    served, host = worker()
+    host.telemetry.of("shop/cart").latency.observe(1)
+    named = {each.name: set(each.labels) for each in METRICS}
+
+    for family in text_string_to_metric_families(exposition(served).decode()):
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == named[family.name]
+
+
+def test_partitions_of_one_function_are_added_up() -> None:
+    told = samples(worker()[0])
+
+    assert told["sublet_messages_total", CART] == 7
+    assert told["sublet_queued", CART] == 10
+    assert told["sublet_partitions", CART] == 2
+    assert told["sublet_cache_bytes", CART] == 200
+
+
+def test_totals_do_not_fall_when_a_partition_moves_away() -> None:
+    served, host = worker()
+    before = samples(served)
+
+    gone = host.partitions.pop("shop/cart/1")
+    host.telemetry.partition_left("shop/cart", gone.partition)
+    after = samples(served)
+
+    for name in ("sublet_messages_total", "sublet_retries_total"):
+        assert after[name, CART] == before[name, CART]
+    assert after["sublet_partitions", CART] == 1
+    refused = ("sublet_refused_total", (*CART, ("reason", "in_flight")))
+    assert after[refused] == before[refused] == 1
+
+
+def test_refusals_are_told_by_reason() -> None:
+    told = samples(worker()[0])
+
+    assert {
+        dict(labels)["reason"]: value
+        for (name, labels), value in told.items()
+        if name == "sublet_refused_total"
+    } == {"queue": 2, "in_flight": 1, "not_owner": 8}
+
+
+def test_times_are_told_in_seconds_by_stage() -> None:
+    served, host = worker()
+    host.telemetry.span_done(
+        SpanTimes("shop/cart", "shop/cart/0", "~c", 1, 3, 0, 1, 2, 0, 4, 20), -5.0, 0
+    )
+    told = samples(served)
+
+    def stage(name: str) -> float:
+        labels = (*CART, ("stage", name))
+        return told["sublet_stage_seconds_sum", labels]
+
+    assert told["sublet_latency_seconds_count", CART] == 3
+    assert abs(told["sublet_latency_seconds_sum", CART] - 3 * 0.027) < 1e-9
+    assert abs(stage("committing") - 0.06) < 1e-9
+    assert told["sublet_laxity_seconds_bucket", (*CART, ("le", "0"))] == 3
+    assert told["sublet_laxity_seconds_bucket", (*CART, ("le", "-0.01"))] == 0
+
+
+def test_groups_of_commits_are_told_by_time_and_size() -> None:
+    served, host = worker()
+    host.telemetry.group_committed(30.0, 4)
+    told = samples(served)
+
+    assert told["sublet_commit_seconds_count", ()] == 1
+    assert told["sublet_commit_seconds_bucket", (("le", "0.025"),)] == 0
+    assert told["sublet_commit_seconds_bucket", (("le", "0.05"),)] == 1
+    assert told["sublet_commit_size_sum", ()] == 4
