@@ -14,6 +14,8 @@ OFF_LOOP_QUANTUM_MS = 5.0
 RUNS_BEFORE_TRUST = 3
 BATCH_SIZE_UNKNOWN = 16
 OUTLIER_FACTOR = 4.0
+OUTLIERS_BEFORE_TRUST = 3
+"""So many slow runs in a row are no accident."""
 
 
 class CostModel:
@@ -67,6 +69,7 @@ class LearnedPace:
         self._quantum_ms = quantum_ms
         self._models: dict[str, CostModel] = {}
         self._off_loop: dict[str, bool] = {}
+        self._outliers: dict[str, int] = {}
 
     def model(self, function: Function) -> CostModel:
         model = self._models.get(function.name)
@@ -93,12 +96,29 @@ class LearnedPace:
     def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
         model = self.model(function)
         if model.runs >= RUNS_BEFORE_TRUST:
-            # A run that the operating system has interrupted says nothing about the function;
-            # one that has really become slower gets through after a few runs.
-            elapsed_ms = min(elapsed_ms, OUTLIER_FACTOR * max(model.expected_ms(count), 0.05))
+            most_ms = OUTLIER_FACTOR * max(model.expected_ms(count), 0.05)
+            if elapsed_ms <= most_ms:
+                self._outliers.pop(function.name, None)
+            elif self._is_accident(function):
+                elapsed_ms = most_ms
+            else:
+                # What was learned is about another time: the loop must not wait for it to fade.
+                model = self._models[function.name] = CostModel()
+                model.runs = RUNS_BEFORE_TRUST
         model.learn(count, elapsed_ms)
         if model.runs < RUNS_BEFORE_TRUST:
             return
+        self._choose_place(function, model)
+
+    def _is_accident(self, function: Function) -> bool:
+        """Tell whether a slow run was interrupted by the operating system, or is how it is now."""
+        seen = self._outliers[function.name] = self._outliers.get(function.name, 0) + 1
+        if seen < OUTLIERS_BEFORE_TRUST:
+            return True
+        del self._outliers[function.name]
+        return False
+
+    def _choose_place(self, function: Function, model: CostModel) -> None:
         # The two thresholds are apart, so that a function near one of them does not flap.
         now_off = self._off_loop.get(function.name, True)
         one_ms = model.expected_ms(1)
