@@ -1,0 +1,285 @@
+"""The unary calls for people and tools, over a real connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import msgspec
+import pytest
+import pytest_asyncio
+from grpc import aio
+
+from sublet.functions.errors import RejectedError, UnavailableError
+from sublet.proto import sublet_pb2, sublet_pb2_grpc
+from sublet.runtime.frames import ErrorInfo, Hello
+from sublet.runtime.link import Link
+from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.link_server import LinkServer
+from sublet.runtime.unary import (
+    LIST_LIMIT_DEFAULT,
+    LIST_LIMIT_MAX,
+    AdministerRequest,
+    DeleteState,
+    EgressPage,
+    EgressRequest,
+    FunctionDescription,
+    PutState,
+    RecordEntry,
+    RecordPage,
+    RecordsRequest,
+    StateEntry,
+    StateListRequest,
+    StatePage,
+    StatusReport,
+    TakeDeadLetter,
+)
+from tests.contract.link_setting import TOPOLOGY, Keeper, NoService
+
+STATES = StatePage(
+    entries=[StateEntry(partition="shop/cart/0", key="k", json='{"a":1}')], next="shop/cart/0\nk"
+)
+RECORDS = RecordPage(
+    entries=[
+        RecordEntry(
+            id="shop/cart/0#~c:1",
+            function="shop/cart",
+            key="k",
+            json="7",
+            at_ms=1_000,
+            error=ErrorInfo("handler_failed", "broken"),
+            attempts=3,
+            source="~c",
+        ),
+        RecordEntry(id="shop/cart/0#1.1", function="shop/cart", key="", json="null", at_ms=2_000),
+    ],
+    more=True,
+)
+FUNCTIONS = [
+    FunctionDescription(
+        name="shop/cart",
+        kind="keyed",
+        partition_count=16,
+        message_type="int",
+        reply_type="Any",
+        state="Value(int)",
+        slo_ms=50,
+        timeout_ms=60_000,
+        summary="Puts something into a cart.",
+    ),
+    FunctionDescription(
+        name="shop/echo", kind="stateless", partition_count=1, message_type="", reply_type="int"
+    ),
+]
+STATUS = StatusReport(
+    worker="w1", topology=TOPOLOGY, partitions=[], counters={}, queued={"shop/cart/0": 3}
+)
+
+
+class Office(NoService):
+    """Keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[object] = []
+        self.error: Exception | None = None
+
+    async def status(self) -> StatusReport:
+        return STATUS
+
+    async def read_egress(self, request: EgressRequest) -> EgressPage:
+        self.requests.append(request)
+        return EgressPage(entries=[], next={})
+
+    async def list_state(self, request: StateListRequest) -> StatePage:
+        self.requests.append(request)
+        return STATES
+
+    async def describe_functions(self) -> list[FunctionDescription]:
+        return FUNCTIONS
+
+    async def list_records(self, request: RecordsRequest) -> RecordPage:
+        self.requests.append(request)
+        return RECORDS
+
+    async def administer(self, request: AdministerRequest) -> None:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+
+
+def no_links(link: Link, hello: Hello) -> Keeper:
+    raise RejectedError("no links here")
+
+
+@pytest_asyncio.fixture
+async def office() -> Office:
+    return Office()
+
+
+@pytest_asyncio.fixture
+async def server(office: Office) -> AsyncIterator[LinkServer]:
+    async with LinkServer(no_links, office) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def client(server: LinkServer) -> AsyncIterator[UnaryClient]:
+    async with UnaryClient(server.address) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def stub(server: LinkServer) -> AsyncIterator[sublet_pb2_grpc.SubletAsyncStub]:
+    async with aio.insecure_channel(server.address) as channel:
+        yield sublet_pb2_grpc.SubletStub(channel)
+
+
+async def test_the_queues_of_a_worker_are_in_its_status(client: UnaryClient) -> None:
+    assert await client.status() == STATUS
+
+
+async def test_a_reader_can_ask_for_the_end_of_an_egress(
+    client: UnaryClient, office: Office
+) -> None:
+    request = EgressRequest(egress="news", at_end=True)
+    await client.read_egress(request)
+
+    assert office.requests == [request]
+
+
+async def test_states_come_page_by_page(client: UnaryClient, office: Office) -> None:
+    request = StateListRequest(function="shop/cart", limit=7, after="shop/cart/0\nä")
+
+    assert await client.list_state(request) == STATES
+    assert office.requests == [request]
+
+
+async def test_functions_are_described(client: UnaryClient) -> None:
+    assert await client.describe_functions() == FUNCTIONS
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        RecordsRequest(kind="dead"),
+        RecordsRequest(kind="timer", function="shop/cart", limit=3),
+        RecordsRequest(kind="dead", id="shop/cart/0#~c:1"),
+    ],
+)
+async def test_records_come_whole(
+    client: UnaryClient, office: Office, asked: RecordsRequest
+) -> None:
+    assert await client.list_records(asked) == RECORDS
+    assert office.requests == [asked]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        PutState(function="shop/cart", key="k", value=msgspec.msgpack.encode({"a": b"\x00"})),
+        PutState(function="shop/cart", key="k", value=b"\xc0"),
+        DeleteState(function="shop/cart", key=""),
+        TakeDeadLetter(id="shop/cart/0#~c:1", replay=True),
+        TakeDeadLetter(id="shop/cart/0#~c:1", replay=False),
+    ],
+)
+@pytest.mark.parametrize("passed_on", [False, True])
+async def test_a_change_arrives_whole(
+    client: UnaryClient,
+    office: Office,
+    action: PutState | DeleteState | TakeDeadLetter,
+    passed_on: bool,
+) -> None:
+    request = AdministerRequest(action=action, passed_on=passed_on)
+    await client.administer(request)
+
+    assert office.requests == [request]
+
+
+async def test_a_refused_change_is_raised_where_it_was_asked_for(
+    client: UnaryClient, office: Office
+) -> None:
+    office.error = UnavailableError("just moving", 500)
+    request = AdministerRequest(action=TakeDeadLetter(id="x#y", replay=True))
+
+    with pytest.raises(UnavailableError) as refusal:
+        await client.administer(request)
+
+    assert refusal.value.retry_after_ms == 500
+
+
+async def test_a_state_can_be_put_as_json(
+    stub: sublet_pb2_grpc.SubletAsyncStub, office: Office
+) -> None:
+    state = sublet_pb2.PutState(function="shop/cart", key="k", json='{"a": 1}')
+    await stub.Administer(sublet_pb2.AdministerRequest(put_state=state))
+
+    action = PutState(function="shop/cart", key="k", value=msgspec.msgpack.encode({"a": 1}))
+    assert office.requests == [AdministerRequest(action=action)]
+
+
+async def test_limits_that_are_not_given_are_the_defaults(
+    stub: sublet_pb2_grpc.SubletAsyncStub, office: Office
+) -> None:
+    await stub.ListState(sublet_pb2.ListStateRequest(function="f"))
+    await stub.ListRecords(sublet_pb2.ListRecordsRequest(kind=sublet_pb2.ListRecordsRequest.TIMER))
+
+    assert office.requests == [
+        StateListRequest(function="f", limit=LIST_LIMIT_DEFAULT),
+        RecordsRequest(kind="timer", limit=LIST_LIMIT_DEFAULT),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "told"),
+    [
+        (
+            "ListState",
+            sublet_pb2.ListStateRequest(function="f", limit=LIST_LIMIT_MAX + 1),
+            "limit is 10001; allowed: 1..10000",
+        ),
+        ("ListState", sublet_pb2.ListStateRequest(), "function has 0 bytes"),
+        ("ListRecords", sublet_pb2.ListRecordsRequest(), "allowed: DEAD_LETTER, TIMER"),
+        (
+            "ListRecords",
+            sublet_pb2.ListRecordsRequest(kind=sublet_pb2.ListRecordsRequest.TIMER, limit=10_001),
+            "limit is 10001",
+        ),
+        ("Administer", sublet_pb2.AdministerRequest(), "without an action"),
+        (
+            "Administer",
+            sublet_pb2.AdministerRequest(put_state=sublet_pb2.PutState(function="f")),
+            "put_state has no value; allowed: msgpack or json",
+        ),
+        (
+            "Administer",
+            sublet_pb2.AdministerRequest(put_state=sublet_pb2.PutState(function="f", json="{")),
+            "not JSON",
+        ),
+        (
+            "Administer",
+            sublet_pb2.AdministerRequest(
+                put_state=sublet_pb2.PutState(function="f", msgpack=b"\xc1")
+            ),
+            "not one msgpack value",
+        ),
+        (
+            "Administer",
+            sublet_pb2.AdministerRequest(delete_state=sublet_pb2.DeleteState()),
+            "function has 0 bytes",
+        ),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_at_the_door(
+    stub: sublet_pb2_grpc.SubletAsyncStub,
+    office: Office,
+    method: str,
+    request_: object,
+    told: str,
+) -> None:
+    with pytest.raises(aio.AioRpcError) as refusal:
+        await getattr(stub, method)(request_)
+
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert told in str(refusal.value.details())
+    assert office.requests == []
