@@ -20,7 +20,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -178,7 +177,7 @@ class Probe:
 async def worker_of(
     store: str, *, trace: bool, partition_count: int = PARTITION_COUNT, stuck: bool = False
 ) -> AsyncIterator[Probe]:
-    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory:
+    with machine.data_directory() as directory:
         environment = {
             **UNBOUNDED,
             **(STUCK if stuck else {}),

@@ -21,7 +21,6 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
@@ -461,7 +460,7 @@ async def measure_worker(
     if watched:
         command.append("--watched")
     measured = {}
-    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory:
+    with machine.data_directory() as directory:
         environment = {**STORES[store], "SUBLET_DATA_DIR": directory}
         with Child(command, environment=environment) as child:
             probe = await asyncio.to_thread(Probe, child)

@@ -13,7 +13,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -52,7 +51,7 @@ def help_s() -> float:
 
 def ready_s(store: str) -> float:
     """Start a worker alone on an empty data directory, wait until it is ready, end it."""
-    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory:
+    with machine.data_directory() as directory:
         environment = {
             "SUBLET_STORE": store,
             "SUBLET_DATA_DIR": directory,
