@@ -12,7 +12,13 @@ import msgspec
 import pytest
 from grpc import aio
 
-from sublet import Client, OverloadedError, StateTooLargeError
+from sublet import (
+    Client,
+    KeyRejectedError,
+    OverloadedError,
+    StateTooLargeError,
+    TooLargeError,
+)
 from sublet.runtime import wire
 from sublet.runtime.frames import Batch, Data, Hello, Kind
 from tests.integration.cluster import PROJECT, Cluster, running_cluster, until
@@ -177,6 +183,28 @@ async def test_a_state_above_its_bound_is_refused_and_the_former_stays(tmp_path:
         with pytest.raises(StateTooLargeError, match="allowed: 1000"):
             await client.call("limit/store", "k", 1_100)
         assert await client.call("limit/store", "k", -1) == 900
+
+
+async def test_a_message_above_its_bound_is_refused_by_client_and_worker(tmp_path: Path) -> None:
+    async with (
+        running_cluster(tmp_path, app=APP, message_bytes_max=1_000, key_bytes_max=8) as cluster,
+        cluster.client() as client,
+        raw_client(cluster.workers[0].address) as raw,
+    ):
+        with pytest.raises(TooLargeError, match="allowed: 1000"):
+            await client.call("limit/count", "k", "x" * 1_001)
+        with pytest.raises(KeyRejectedError, match="allowed: 8"):
+            await client.call("limit/count", "k" * 9, 1)
+        partition = raw.partition_of("limit/count", "k")
+        for message, code in ((("k", "x" * 1_001), "too_large"), (("k" * 9, 1), "bad_key")):
+            raw.refusals.clear()
+            raw.send(partition, 1, [("k", 1), message])
+            await raw.until(lambda: bool(raw.refusals))
+            assert raw.refusals[0].error.code == code
+        # Together they may be larger than one may be.
+        raw.send(partition, 1, [("k", "x" * 600)] * 2)
+        await raw.until(lambda: len(raw.errors) == 2)
+        assert {error.code for error in raw.errors.values()} == {"bad_payload"}
 
 
 @pytest.mark.parametrize("function", ["limit/store", "limit/store_thread"])
