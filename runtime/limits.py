@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+HIGHEST = {"message_bytes_max": 4 * 1024 * 1024, "key_bytes_max": 1_024}
+"""One message, with its key and the keys of all who wait for it, has to fit a link's frame."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -57,6 +60,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
+            value, highest = getattr(self, field.name), HIGHEST.get(field.name)
+            if highest is None and value < 1:
                 raise ValueError(f"{field.name} is {value}; allowed: 1 or more")
+            if highest is not None and not 1 <= value <= highest:
+                raise ValueError(f"{field.name} is {value}; allowed: 1..{highest}")
