@@ -8,13 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-
-from sublet.runtime.config import WorkerConfig
-from sublet.runtime.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "getting-started.md").read_text()
@@ -120,19 +116,6 @@ def test_the_guide_quotes_the_examples_as_they_are(example: str) -> None:
     assert quoted
     for each in quoted:
         assert each in source
-
-
-def test_every_setting_is_in_the_documentation_with_its_default() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text()
-    documented = dict(re.findall(r"^\| `(SUBLET_\w+)` \|(?: `--[^|]*| )?(.*)$", text, re.MULTILINE))
-
-    settings = {each.name: each for kind in (WorkerConfig, Limits) for each in fields(kind)}
-    del settings["limits"]
-    # Those of HTTP belong on its own page.
-    told = {name: each for name, each in settings.items() if not name.startswith("http_")}
-    assert documented.keys() == {f"SUBLET_{name.upper()}" for name in told}
-    for name in told.keys() & {each.name for each in fields(Limits)}:
-        assert f"{told[name].default} |" in documented[f"SUBLET_{name.upper()}"], name
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
