@@ -59,8 +59,8 @@ class Exchange:
         self._connecting: set[str] = set()
         self._sources: dict[str, Port] = {}
         self._heard: dict[str, set[str]] = {}
-        self._open_at_most = 0
         """Partition to the sources whose batches have come here for it."""
+        self._open_at_most = 0
         self._stopping = False
         self._tasks: asyncio.TaskGroup
         self.frames_in = 0
