@@ -95,9 +95,7 @@ async def saturate(client: Client, function: str, seconds: float) -> float:
         position = start
         while time.perf_counter() < until:
             position = (position + BATCH_SIZE) % (len(keys) - BATCH_SIZE)
-            replies = await client.call_many(
-                function, keys[position : position + BATCH_SIZE], ones
-            )
+            replies = await client.call_many(function, keys[position : position + BATCH_SIZE], ones)
             done += len(replies)
 
     started = time.perf_counter()
@@ -155,7 +153,9 @@ async def pace(
     return log.figures()
 
 
-async def measure(cluster: Cluster, store: str, reporter: Reporter, options: argparse.Namespace) -> None:
+async def measure(
+    cluster: Cluster, store: str, reporter: Reporter, options: argparse.Namespace
+) -> None:
     durations = QUICK if options.quick else FULL
 
     def wanted(case: str) -> bool:
