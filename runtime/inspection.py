@@ -130,7 +130,7 @@ def _described(function: Function) -> FunctionDescription:
         partition_count=function.partition_count,
         message_type=_type_text(function.message_codec.type) if function.takes_message else "",
         reply_type=_type_text(function.reply_codec.type),
-        state="" if function.state_kind is None else repr(function.state_kind),
+        state="" if function.state_kind is None else _bare(repr(function.state_kind)),
         slo_ms=function.slo_ms,
         timeout_ms=function.timeout_ms,
         summary=summary,
@@ -138,7 +138,11 @@ def _described(function: Function) -> FunctionDescription:
 
 
 def _type_text(of: Any) -> str:
-    return "Any" if of is Any else type_name(of)
+    return "None" if of in (None, type(None)) else _bare(type_name(of))
+
+
+def _bare(text: str) -> str:
+    return text.replace("typing.", "")
 
 
 def _entry(partition: str, record: Record) -> RecordEntry:
