@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import resource
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from sublet import Client
+from sublet import Client, Function, UnavailableError
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.worker import Worker
+from sublet.statestore.contract import Commit, Outcome, Record, Recovered, StateRow
+from sublet.statestore.sqlite import SqliteStore
 from tests.integration import apps
 from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
 from tests.integration.worker_load import Load, under_load
@@ -68,6 +72,89 @@ async def test_a_full_disk_stops_the_work_and_loses_nothing(tmp_path: Path, end:
         await under_load(cluster, 11, fill_disk)
 
 
+class FlakyStore(SqliteStore):
+    """Says now and then that it could not do something, whether it could or not."""
+
+    def __init__(self, path: Path, chance: random.Random) -> None:
+        super().__init__(path)
+        self._chance = chance
+        self.failures: Counter[str] = Counter()
+
+    def _fails(self, what: str) -> bool:
+        # The first time always, so that every failure is seen.
+        if what in self.failures and self._chance.random() > 0.1:
+            return False
+        self.failures[what] += 1
+        return True
+
+    def _refuse(self, what: str) -> None:
+        if self._fails(what):
+            raise UnavailableError(f"cannot {what} just now", 5)
+
+    async def acquire(self, partition: str, worker: str) -> Recovered:
+        self._refuse("acquire")
+        recovered = await super().acquire(partition, worker)
+        self._refuse("tell what was acquired")
+        return recovered
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        if self._fails("commit"):
+            return [Outcome.UNKNOWN] * len(commits)
+        outcomes = await super().commit(commits)
+        if self._fails("tell the outcome"):
+            return [Outcome.UNKNOWN] * len(commits)
+        return outcomes
+
+    async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
+        self._refuse("load")
+        return await super().load(partition, keys)
+
+    async def records(self, partition: str, kind: str, ids: Sequence[str]) -> list[Record]:
+        self._refuse("look up")
+        return await super().records(partition, kind, ids)
+
+    async def records_due(
+        self, partition: str, kind: str, until_ms: int, limit: int
+    ) -> list[Record]:
+        self._refuse("look ahead")
+        return await super().records_due(partition, kind, until_ms, limit)
+
+
+async def test_a_store_that_often_fails_delays_and_neither_loses_nor_doubles(
+    tmp_path: Path,
+) -> None:
+    keys = [f"k{number}" for number in range(30)]
+    functions = (apps.alarm, apps.bell, apps.count, apps.forward)
+    async with worker_here(tmp_path, functions=functions) as client:
+        await client.call_many(apps.count, keys, [1] * len(keys))
+    store = FlakyStore(tmp_path / "sublet.db", random.Random(1))
+    async with worker_here(tmp_path, functions=functions, store=store) as client:
+        async with asyncio.TaskGroup() as tasks:
+            for key in keys:
+                tasks.create_task(client.call(apps.count, key, 1, idempotency_key="one"))
+                tasks.create_task(client.call(apps.count, key, 1, idempotency_key="one"))
+            tasks.create_task(client.call(apps.forward, "f", dict.fromkeys(keys, 1)))
+            tasks.create_task(client.call_many(apps.alarm, keys, [("set", 100)] * len(keys)))
+        await until_rung(client, keys, 1)
+        assert await rings(client, keys) == [1] * len(keys)
+
+        async def all_forwarded() -> bool:
+            counts: list[int] = await client.call_many(apps.count, keys, [0] * len(keys))
+            return min(counts) >= 3
+
+        await until(all_forwarded)
+        assert await client.call_many(apps.count, keys, [0] * len(keys)) == [3] * len(keys)
+    assert set(store.failures) == {
+        "acquire",
+        "tell what was acquired",
+        "commit",
+        "tell the outcome",
+        "load",
+        "look up",
+        "look ahead",
+    }
+
+
 class JumpingClock:
     """The system's, with a wall clock that somebody has set wrong."""
 
@@ -82,11 +169,16 @@ class JumpingClock:
 
 
 @asynccontextmanager
-async def worker_here(data_dir: Path, wrong_ms: int = 0) -> AsyncIterator[Client]:
+async def worker_here(
+    data_dir: Path,
+    wrong_ms: int = 0,
+    functions: Sequence[Function] = (apps.alarm, apps.bell),
+    store: SqliteStore | None = None,
+) -> AsyncIterator[Client]:
     """A worker in this process, and a client of it."""
     config = WorkerConfig(data_dir=data_dir, heartbeat_ms=50, member_term_ms=500)
-    functions = {each.name: each for each in (apps.alarm, apps.bell)}
-    worker = Worker(functions, config, clock=JumpingClock(wrong_ms))
+    by_name = {each.name: each for each in functions}
+    worker = Worker(by_name, config, clock=JumpingClock(wrong_ms), store=store)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
         await worker.ready.wait()
