@@ -56,6 +56,10 @@ class Scope(Protocol):
     clock: StateClock
     message_bytes_max: int
     key_bytes_max: int
+    traced: bool
+    """Some message of the run is sampled."""
+
+    def trace(self, index: int) -> str: ...
 
     def message_view(self, index: int) -> MessageView: ...
 
@@ -118,9 +122,12 @@ class Context:
         name = function if type(function) is str else function.name  # type: ignore[union-attr]
         payload = _any.encode(message)
         check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
-        self._effects.items.append(
-            Outgoing(scope.routes.partition_of(name, key), key, payload, self._deadline_ms())
-        )
+        partition, deadline_ms = scope.routes.partition_of(name, key), self._deadline_ms()
+        if scope.traced:
+            outgoing = Outgoing(partition, key, payload, deadline_ms, scope.trace(self._index))
+        else:
+            outgoing = Outgoing(partition, key, payload, deadline_ms)
+        self._effects.items.append(outgoing)
 
     def send_many(
         self, function: Function | str, keys: Sequence[str], messages: Sequence[object]
@@ -134,9 +141,10 @@ class Context:
         payloads = [bytes(each) for each in split_column(_any.encode_column(list(messages)))]
         append = self._effects.items.append
         deadline_ms = self._deadline_ms()
+        trace = scope.trace(self._index) if scope.traced else ""
         for key, payload in zip(keys, payloads, strict=True):
             check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
-            append(Outgoing(partition_of(name, key), key, payload, deadline_ms))
+            append(Outgoing(partition_of(name, key), key, payload, deadline_ms, trace))
 
     def send_after(
         self,
@@ -152,9 +160,9 @@ class Context:
         check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
         due_ms = scope.clock.now_ms + max(0, int(milliseconds(delay)))
         timer = scope.next_timer()
-        self._effects.items.append(
-            Delayed(timer, due_ms, scope.routes.partition_of(name, key), key, payload)
-        )
+        trace = scope.trace(self._index) if scope.traced else ""
+        partition = scope.routes.partition_of(name, key)
+        self._effects.items.append(Delayed(timer, due_ms, partition, key, payload, trace))
         return f"{scope.partition}|{timer}"
 
     def cancel(self, token: str) -> None:

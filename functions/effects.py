@@ -12,6 +12,8 @@ class Outgoing(NamedTuple):
     key: str
     payload: bytes
     deadline_ms: float | None
+    trace: str = ""
+    """W3C traceparent; empty if the message is not sampled."""
 
 
 class Emitted(NamedTuple):
@@ -30,6 +32,7 @@ class Delayed(NamedTuple):
     partition: str
     key: str
     payload: bytes
+    trace: str = ""
 
 
 class Cancelled(NamedTuple):

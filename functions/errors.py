@@ -17,6 +17,8 @@ class SubletError(Exception):
     """The root. `code` is stable and names the kind of error on the wire and in metrics."""
 
     code: ClassVar[str] = "error"
+    request_id: str = ""
+    """The request that failed, where a client knows it: for `sublet why`."""
 
 
 class RejectedError(SubletError):

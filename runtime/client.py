@@ -12,6 +12,7 @@ import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from math import ceil
 from types import TracebackType
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from sublet.functions.errors import (
     EncodeError,
     KeyRejectedError,
     RejectedError,
+    SubletError,
     TooLargeError,
     UnknownFunctionError,
 )
@@ -41,6 +43,8 @@ from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
 from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
 from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.link import LinkLimits
+from sublet.runtime.telemetry import request_id
+from sublet.runtime.tracing import current_traceparent, new_traceparent
 from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
@@ -68,6 +72,18 @@ class _Route:
         return self.channels[self.turn]
 
 
+@dataclass(slots=True)
+class CallInfo:
+    """What a caller can learn about its own request; see `Client.call`."""
+
+    request_id: str = ""
+    """What `sublet why` takes; empty if the request has never left."""
+    elapsed_ms: float = 0.0
+    """From the call to its reply, as this client saw it."""
+    trace: str = ""
+    """The W3C traceparent that the request carried; empty if it was not sampled."""
+
+
 class Client:
     """Calls functions of a cluster, over one link to each worker.
 
@@ -87,6 +103,7 @@ class Client:
         in_flight_max: int = 65_536,
         lane: Literal["auto", "never"] = "auto",
         limits: LinkLimits | None = None,
+        trace_sample_ratio: float = 0.0,
     ) -> None:
         """
         - `addresses`: one `host:port` or several, of any workers of the cluster; the others are
@@ -97,7 +114,11 @@ class Client:
           itself, each time after the pause that the worker asks for; then `OverloadedError`.
         - `in_flight_max`: messages that may be under way at once; further callers wait.
         - `lane`: "never" for plain gRPC also where the worker is on this machine.
+        - `trace_sample_ratio`: which share of the calls that belong to no trace begins one.
         """
+        if not 0 <= trace_sample_ratio <= 1:
+            raise ValueError(f"trace_sample_ratio is {trace_sample_ratio}; allowed: 0..1")
+        self._trace_sample_ratio = trace_sample_ratio
         if in_flight_max < 1:
             raise ValueError(f"in_flight_max is {in_flight_max}; allowed: 1 or more")
         self._addresses = _address_source(addresses)
@@ -230,6 +251,8 @@ class Client:
         *,
         deadline: Duration | None = None,
         idempotency_key: str = "",
+        info: CallInfo | None = None,
+        trace: str = "",
     ) -> Any:
         """Call a function and return its reply, after all its effects are durable.
 
@@ -240,9 +263,15 @@ class Client:
 
         What the handler raised comes as `HandlerError`; other errors are those of
         `sublet.functions.errors`. A caller that is cancelled takes nothing back.
+
+        `info` is filled in with the request's id and time, for `sublet why`. `trace` is a W3C
+        traceparent; without one, the call belongs to the current span of OpenTelemetry, if
+        there is one that is sampled.
         """
         name, codec = (function, ANY) if type(function) is str else _name_of(function)
-        return await self._ask(Kind.CALL, name, key, message, codec, deadline, idempotency_key)
+        return await self._ask(
+            Kind.CALL, name, key, message, codec, deadline, idempotency_key, info, trace
+        )
 
     async def send(
         self,
@@ -252,12 +281,14 @@ class Client:
         *,
         deadline: Duration | None = None,
         idempotency_key: str = "",
+        info: CallInfo | None = None,
+        trace: str = "",
     ) -> None:
         """Hand a message over; return when it is durably taken, before it is handled."""
         name = function if type(function) is str else _name_of(function)[0]
-        await self._ask(Kind.SEND, name, key, message, ANY, deadline, idempotency_key)
+        await self._ask(Kind.SEND, name, key, message, ANY, deadline, idempotency_key, info, trace)
 
-    async def _ask(
+    async def _ask(  # noqa: PLR0913  # What `call` and `send` were given, by place: it is quick.
         self,
         kind: Kind,
         name: str,
@@ -266,12 +297,18 @@ class Client:
         codec: Codec[Any],
         deadline: Duration | None,
         idempotency_key: str,
+        info: CallInfo | None,
+        trace: str,
     ) -> Any:
         payload = ANY.encode(message)
         deadline_ms = None if deadline is None else self._deadline_ms(deadline)
-        extra = _extra(idempotency_key) if idempotency_key else None
-        stats = self._stats
+        trace = trace or self._trace()
+        extra = _extra(idempotency_key, trace) if idempotency_key or trace else None
+        stats, asked_ms = self._stats, 0.0
+        if info is not None:
+            asked_ms = self._loop.time() * 1000.0
         if self._room_queue or stats.in_flight + self._room_reserved >= self._in_flight_max:
+            asked_ms = asked_ms or self._loop.time() * 1000.0
             await self._wait_for_room(1, deadline_ms)
         # From here to the message's place in its channel nothing is awaited: callers keep their
         # order.
@@ -283,10 +320,30 @@ class Client:
             raise _too_large(payload, self._message_bytes_max)
         waiter = self._loop.create_future()
         segment = self._session.add(channel, kind, key, payload, deadline_ms, codec, waiter)
+        if not segment.born_ms:
+            # Once a segment, not once a message: its first one has waited longest.
+            segment.born_ms = asked_ms or self._loop.time() * 1000.0
         if extra is not None:
             with_extra(segment, extra)
+        place = len(segment.keys) - 1
         self._links.plan_flush()
-        return await waiter
+        try:
+            return await waiter
+        except SubletError as error:
+            error.request_id = _request_id(segment, place)
+            raise
+        finally:
+            if info is not None:
+                info.request_id = _request_id(segment, place)
+                info.elapsed_ms = self._loop.time() * 1000.0 - asked_ms
+                info.trace = trace
+
+    def _trace(self) -> str:
+        trace = current_traceparent()
+        ratio = self._trace_sample_ratio
+        if not trace and ratio and random.random() < ratio:
+            return new_traceparent()
+        return trace
 
     # Many messages
 
@@ -344,6 +401,7 @@ class Client:
         if not count:
             return gather
         deadline_ms = None if deadline is None else self._deadline_ms(deadline)
+        asked_ms = self._loop.time() * 1000.0
         stats, slice_max = self._stats, min(SLICE_MESSAGES_MAX, self._in_flight_max)
         for start in range(0, count, slice_max):
             places = range(start, min(count, start + slice_max))
@@ -353,7 +411,7 @@ class Client:
             for channel, group in self._groups(self._route(name), keys, places, gather):
                 for at in range(0, len(group), SEGMENT_MESSAGES_MAX):
                     chosen = group[at : at + SEGMENT_MESSAGES_MAX]
-                    segment = Segment(kind, deadline_ms, codec)
+                    segment = Segment(kind, deadline_ms, codec, asked_ms)
                     self._add_many(channel, segment, keys, messages, gather, chosen)
             self._links.plan_flush()
         await waiter
@@ -413,7 +471,7 @@ class Client:
                 gather.fail(place, error)
                 gather.settle(1)
                 continue
-            alone = Segment(segment.kind, segment.deadline_ms, segment.codec)
+            alone = Segment(segment.kind, segment.deadline_ms, segment.codec, segment.born_ms)
             key = "" if keys is None else keys[place]
             self._session.add_many(channel, alone, [key], join_column([payload]), gather, [place])
 
@@ -519,7 +577,12 @@ def _name_of(function: Function | str) -> tuple[str, Codec[Any]]:
     )
 
 
-def _extra(idempotency_key: str) -> Extra:
+def _request_id(segment: Segment, place: int) -> str:
+    channel, number = segment.place(place)
+    return request_id(channel.partition, channel.endpoint, number) if channel and number else ""
+
+
+def _extra(idempotency_key: str, trace: str) -> Extra:
     if type(idempotency_key) is not str:
         raise RejectedError(f"an idempotency key is a str, not {type(idempotency_key).__name__}")
     size = len(idempotency_key.encode(errors="replace"))
@@ -527,7 +590,7 @@ def _extra(idempotency_key: str) -> Extra:
         raise RejectedError(
             f"the idempotency key has {size} bytes; allowed: {IDEMPOTENCY_KEY_BYTES_MAX}"
         )
-    return Extra(idempotency_key=idempotency_key)
+    return Extra(idempotency_key=idempotency_key, trace=trace)
 
 
 def _too_large(payload: bytes, bytes_max: int) -> TooLargeError:

@@ -77,6 +77,8 @@ class Segment:
 
     __slots__ = (
         "acked",
+        "born_ms",
+        "channel",
         "codec",
         "column",
         "deadline_ms",
@@ -89,14 +91,23 @@ class Segment:
         "places",
         "refusals",
         "size",
+        "tail",
         "tainted",
         "unanswered",
         "unsettled",
         "waiters",
     )
 
-    def __init__(self, kind: Kind, deadline_ms: int | None, codec: Codec[Any]) -> None:
+    def __init__(
+        self, kind: Kind, deadline_ms: int | None, codec: Codec[Any], born_ms: float = 0.0
+    ) -> None:
         self.kind = kind
+        self.born_ms = born_ms
+        """When its first caller asked; 0: nobody noted it. For telemetry alone."""
+        self.channel: Channel | None = None
+        """Whose numbers it has."""
+        self.tail: Segment | None = None
+        """What was cut off from it."""
         self.deadline_ms = deadline_ms
         self.codec = codec
         self.keys: list[str] = []
@@ -147,7 +158,18 @@ class Segment:
         self.places = places
         self.unsettled = len(keys)
 
-    def batch(self, target: str, source: str, time_left_ms: int | None) -> Batch:
+    def place(self, index: int) -> tuple[Channel | None, int]:
+        """Return the channel and number of the message that was added as number `index`; 0 if it
+        has none yet."""
+        segment = self
+        while index >= len(segment.keys) and segment.tail is not None:
+            index -= len(segment.keys)
+            segment = segment.tail
+        return segment.channel, segment.first + index if segment.first else 0
+
+    def batch(
+        self, target: str, source: str, time_left_ms: int | None, now_ms: float = 0.0
+    ) -> Batch:
         column = self.column
         if column is None:
             column = self.column = join_column(self.items)
@@ -162,12 +184,14 @@ class Segment:
             len(self.keys),
             time_left_ms,
             self.extras,
+            age_ms=max(0, int(now_ms - self.born_ms)) if self.born_ms else 0,
         )
 
     def cut(self, at: int) -> Segment:
         """Keep the first `at` messages; return the others. None of those was taken or answered."""
         assert 0 < at < len(self.keys)
-        right = Segment(self.kind, self.deadline_ms, self.codec)
+        right = Segment(self.kind, self.deadline_ms, self.codec, self.born_ms)
+        right.channel, right.tail, self.tail = self.channel, self.tail, right
         items = self.items
         if self.column is not None:
             items = [bytes(each) for each in split_column(self.column)]
@@ -366,6 +390,7 @@ class Channel:
         return segment
 
     def _number(self, segment: Segment) -> None:
+        segment.channel = self
         first = segment.first = self.next_number
         self.next_number = first + len(segment.keys)
         if segment.kind is Kind.CALL:

@@ -365,7 +365,7 @@ class Session:
             self.stats.messages_sent += count
         deadline_ms = segment.deadline_ms
         left_ms = None if deadline_ms is None else max(0, int(deadline_ms - now_ms))
-        return segment.batch(channel.partition, self.endpoint, left_ms)
+        return segment.batch(channel.partition, self.endpoint, left_ms, now_ms)
 
     def _take_acks(self, peer: Peer) -> list[Ack]:
         acks: list[Ack] = []

@@ -82,6 +82,13 @@ class WorkerConfig:
     """Less urgent entries are not written."""
     log_format: LogFormat = "console"
     """`json` writes one object a line."""
+    trace_exporter: str = ""
+    """Where OpenTelemetry's spans go: `console`, or the name of an installed exporter such as
+    `otlp`. Not set: to the provider that the program has set up, if it has."""
+    trace_sample_ratio: float = 0.0
+    """Which share of the requests that come without a trace begins one, 0 to 1."""
+    trace_keys: bool = False
+    """Tell keys in spans; otherwise only their hashes."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -98,6 +105,7 @@ class WorkerConfig:
         _check_range("heartbeat_ms", self.heartbeat_ms, 10, 60_000)
         # Fewer than five heartbeats in a term: one slow turn of a loop would look like a death.
         _check_range("member_term_ms", self.member_term_ms, 5 * self.heartbeat_ms, 600_000)
+        _check_range("trace_sample_ratio", self.trace_sample_ratio, 0, 1)
         if not self.host:
             raise ConfigError("host is empty; allowed: an address or name of this machine")
         if not self.allow_remote and not is_loopback_host(self.host):

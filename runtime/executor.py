@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count, repeat
 from typing import Any
 
@@ -64,6 +65,7 @@ class RunScope:
         "monotonic_ms",
         "partition",
         "routes",
+        "traced",
         "work",
     )
 
@@ -79,6 +81,18 @@ class RunScope:
         self.monotonic_ms = place.monotonic_ms
         self.message_index = 0
         self.message_started_s = 0.0
+        # Sampled messages are always single ones: whole columns have nothing of their own.
+        waiting = work.waiting
+        self.traced = bool(waiting) and any(each.traced is not None for each in waiting)
+
+    def trace(self, index: int) -> str:
+        traced = self.work.waiting[index].traced
+        return "" if traced is None else traced.traceparent
+
+    def entered(self, index: int) -> AbstractContextManager[None]:
+        """What a message's handler runs in, where some message of the run is traced."""
+        traced = self.work.waiting[index].traced
+        return nullcontext() if traced is None else traced.entered()
 
     def message_view(self, index: int) -> MessageView:
         work = self.work
@@ -266,7 +280,7 @@ class SyncRunner:
         result: RunResult,
     ) -> None:
         function = place.function
-        handler = function.handler if function.takes_message else _without_message(function)
+        handler = _handler_of(function, scope)
         effects = Effects(result.effects)
         context = Context(scope, effects)
         items, mark = effects.items, 0
@@ -351,7 +365,8 @@ class SyncRunner:
             context.key, context.state, context._index = key, cell, indexes[0]
             scope.message_index, scope.message_started_s = indexes[0], time.monotonic()
             try:
-                replies = function.handler(context, [messages[index] for index in indexes])
+                with scope.entered(indexes[0]) if scope.traced else nullcontext():
+                    replies = function.handler(context, [messages[index] for index in indexes])
                 for index, value in zip(indexes, _replies(function, replies, indexes), strict=True):
                     values[index] = value
             except KeyboardInterrupt:
@@ -390,7 +405,8 @@ class SyncRunner:
         batch: Batch[Any] = Batch(Context(scope, effects), keys, messages, BatchState(cells))
         scope.message_index, scope.message_started_s = indexes[0], time.monotonic()
         try:
-            replies = _replies(function, function.handler(batch), indexes)
+            with scope.entered(indexes[0]) if scope.traced else nullcontext():
+                replies = _replies(function, function.handler(batch), indexes)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -428,6 +444,18 @@ class SyncRunner:
             failure = Failure(failure.error, retryable=True)
         for index in indexes:
             result.failed[index] = failure
+
+
+def _handler_of(function: Function, scope: RunScope) -> Callable[[Context, Any], Any]:
+    handler = function.handler if function.takes_message else _without_message(function)
+    if not scope.traced:
+        return handler
+
+    def run(context: Context, message: Any) -> Any:
+        with scope.entered(context._index):
+            return handler(context, message)
+
+    return run
 
 
 def _without_message(function: Function) -> Callable[[Context, Any], Any]:

@@ -51,6 +51,7 @@ from sublet.runtime.threads import (
     RunnerThreads,
     Watchdog,
 )
+from sublet.runtime.tracing import Tracing
 from sublet.runtime.work import RunResult, Work
 from sublet.scheduler.api import BindingPolicy, QueueOrder, WorkView
 from sublet.scheduler.pace import LearnedPace
@@ -135,6 +136,7 @@ class Host:
         clock: Clock,
         pace: Pace | None = None,
         watchdog: Watchdog | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Without others, the pace is learned from what runs cost and a thread watches the loop."""
         self.partitions: dict[str, Hosted] = {}
@@ -147,6 +149,7 @@ class Host:
         self._order = order
         self._binding = binding
         self._clock = clock
+        self._tracing = tracing or Tracing()
         self.pace: Pace = pace or LearnedPace()
         self.committer = GroupCommitter(store, self._commit_ended, self.telemetry.group_committed)
         self._watchdog: Watchdog = watchdog or LoopWatchdog()
@@ -455,12 +458,27 @@ class Host:
         partition, place = hosted.partition, hosted.place
         now_ms = self._clock.monotonic_ms()
         hosted.clock.now_ms = partition.clock_ms(now_ms)
+        if work.waiting:
+            self._trace(hosted, work)
         waiting: list[Invocation] = []
         if place.function.is_async:
             result, waiting = self._async.run(work, place)
         else:
             result = self._sync.run(work, place)
         self._finish(hosted, work, result, waiting)
+
+    def _trace(self, hosted: Hosted, work: Work) -> None:
+        """Begin the runs of sampled messages, of which most works have none."""
+        for waiting in work.waiting:
+            if waiting.message.extra.trace:
+                now_ms = self._clock.monotonic_ms()
+                arrived_ms = now_ms if waiting.arrived_ms is None else waiting.arrived_ms
+                waiting.traced = self._tracing.started(
+                    hosted.place.function.name,
+                    hosted.partition.name,
+                    waiting.message,
+                    self._clock.wall_ms() - int(now_ms - arrived_ms),
+                )
 
     def _finish(
         self, hosted: Hosted, work: Work, result: RunResult, waiting: list[Invocation]
@@ -526,7 +544,7 @@ class Host:
         elif ended.rows and hosted.cache is not None:
             hosted.cache.changed([self._cell_key(hosted, ended.key)])
         now_ms = self._clock.monotonic_ms()
-        hosted.times.ended(ended.message_id, ended.failure is None, now_ms, self._clock.wall_ms())
+        hosted.times.ended(ended.message_id, ended.failure, now_ms, self._clock.wall_ms())
         hosted.partition.invocation_ended(
             ended.message_id,
             ended.value,
@@ -544,6 +562,7 @@ class Host:
     def _run_aside(self, hosted: Hosted, work: Work) -> None:
         place = hosted.place
         hosted.clock.now_ms = hosted.partition.clock_ms(self._clock.monotonic_ms())
+        self._trace(hosted, work)
         if place.function.is_async:
             result, waiting = self._async.run_aside(work, place)
             self._finish(hosted, work, result, waiting)

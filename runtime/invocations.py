@@ -26,7 +26,7 @@ from sublet.functions.state import Cell
 from sublet.runtime.executor import Place, RunScope, decode_messages, failure_of
 from sublet.runtime.frames import ErrorInfo
 from sublet.runtime.threads import HandlerInterrupt, Watchdog, interrupt_thread
-from sublet.runtime.work import Failure, RunResult, Work
+from sublet.runtime.work import Failure, RunResult, Traced, Work
 from sublet.statestore.contract import StateRow
 
 ABANDON_GRACE_S = 1.0
@@ -76,6 +76,7 @@ class Invocation:
         "loop",
         "place",
         "step_ms",
+        "traced",
         "waits",
     )
 
@@ -100,6 +101,7 @@ class Invocation:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.calls: list[CallOpened] = []
         """Opened before the first wait; they leave when the message is on record."""
+        self.traced: Traced | None = scope.work.waiting[index].traced if scope.traced else None
         self.waits = False
         self.expired = False
         self.step_ms = 0.0
@@ -278,7 +280,11 @@ class Lane:
             asyncio_tasks._leave_task(self._loop, current)
         asyncio_tasks._enter_task(self._loop, spare)
         try:
-            invocation.first_await = coroutine.send(None)
+            if invocation.traced is None:
+                invocation.first_await = coroutine.send(None)
+            else:
+                with invocation.traced.entered():
+                    invocation.first_await = coroutine.send(None)
         except StopIteration as stop:
             return True, stop.value
         finally:
@@ -307,7 +313,11 @@ class Lane:
     async def _adopt(self, adoption: asyncio.Future[Invocation]) -> None:
         invocation = await adoption
         try:
-            value = await _Continue(invocation, self._watchdog)
+            if invocation.traced is None:
+                value = await _Continue(invocation, self._watchdog)
+            else:
+                with invocation.traced.entered():
+                    value = await _Continue(invocation, self._watchdog)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if not invocation.expired and task is not None and task.cancelling():

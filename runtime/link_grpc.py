@@ -22,14 +22,17 @@ from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.frames import Frame, Hello, Welcome
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_lane import LaneCarrier
+from sublet.runtime.tracing import current_traceparent
 from sublet.runtime.unary import (
     AdministerRequest,
     CallRequest,
     EgressPage,
     EgressRequest,
+    ExplainRequest,
     FunctionDescription,
     RecordPage,
     RecordsRequest,
+    RequestTimes,
     StateListRequest,
     StatePage,
     StateReport,
@@ -356,10 +359,11 @@ class UnaryClient:
         await self._channel.close()
 
     async def call(self, request: CallRequest) -> bytes:
-        return wire.decode_call_reply(await self._ask("Call", wire.encode_call(request)))
+        reply = await self._ask("Call", wire.encode_call(request), request.trace)
+        return wire.decode_call_reply(reply)
 
     async def send(self, request: CallRequest) -> None:
-        await self._ask("Send", wire.encode_call(request))
+        await self._ask("Send", wire.encode_call(request), request.trace)
 
     async def status(self) -> StatusReport:
         return wire.decode_status(await self._ask("Status", wire.encode_empty_request()))
@@ -383,16 +387,22 @@ class UnaryClient:
         reply = await self._ask("ListRecords", wire.encode_records_request(request))
         return wire.decode_record_page(reply)
 
+    async def explain(self, request: ExplainRequest) -> list[RequestTimes]:
+        reply = await self._ask("Explain", wire.encode_explain_request(request))
+        return wire.decode_request_times(reply)
+
     async def administer(self, request: AdministerRequest) -> None:
         await self._ask("Administer", wire.encode_administer_request(request))
 
-    async def _ask(self, method: str, encoded: bytes) -> bytes:
+    async def _ask(self, method: str, encoded: bytes, trace: str = "") -> bytes:
+        trace = trace or current_traceparent()
+        metadata = [(wire.TRACE_METADATA, trace)] if trace else None
         await self._connected()
         ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
             f"/{wire.SERVICE}/{method}"
         )
         try:
-            return await ask(encoded)
+            return await ask(encoded, metadata=metadata)
         except aio.AioRpcError as error:
             raise _error_of(error) from None
 

@@ -24,6 +24,7 @@ from sublet.runtime.frames import Frame, Goodbye, Hello
 from sublet.runtime.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
 from sublet.runtime.link_grpc import GrpcCarrier, Stream, server_options
 from sublet.runtime.link_lane import LaneCarrier, LaneTokens, prepare_lane_path, remove_lane_socket
+from sublet.runtime.tracing import TRACEPARENT_CHARS_MAX
 from sublet.runtime.unary import CallRequest, Service
 
 _log = structlog.get_logger(__name__)
@@ -197,6 +198,7 @@ class LinkServer:
             "ListState": self._unary(self._list_state),
             "DescribeFunctions": self._unary(self._describe_functions),
             "ListRecords": self._unary(self._list_records),
+            "Explain": self._unary(self._explain),
             "Administer": self._unary(self._administer),
         }
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
@@ -226,11 +228,11 @@ class LinkServer:
         return wire.encode_lane_reply(self._lane_path, token)
 
     async def _call(self, encoded: bytes, context: Context) -> bytes:
-        request = _with_deadline(wire.decode_call(encoded), context)
+        request = _with_metadata(wire.decode_call(encoded), context)
         return wire.encode_call_reply(await self._service.call(request), request.json)
 
     async def _send(self, encoded: bytes, context: Context) -> bytes:
-        await self._service.send(_with_deadline(wire.decode_call(encoded), context))
+        await self._service.send(_with_metadata(wire.decode_call(encoded), context))
         return wire.encode_send_reply()
 
     async def _status(self, encoded: bytes, context: Context) -> bytes:
@@ -254,6 +256,10 @@ class LinkServer:
     async def _list_records(self, encoded: bytes, context: Context) -> bytes:
         request = wire.decode_records_request(encoded)
         return wire.encode_record_page(await self._service.list_records(request))
+
+    async def _explain(self, encoded: bytes, context: Context) -> bytes:
+        request = wire.decode_explain_request(encoded)
+        return wire.encode_request_times(await self._service.explain(request))
 
     async def _administer(self, encoded: bytes, context: Context) -> bytes:
         await self._service.administer(wire.decode_administer_request(encoded))
@@ -284,6 +290,15 @@ async def _abort(context: Context, error: SubletError) -> NoReturn:
     status, text, metadata = wire.status_from_error(error)
     await context.abort(status, text, metadata)
     raise AssertionError("abort raises")
+
+
+def _with_metadata(request: CallRequest, context: Context) -> CallRequest:
+    """Return the request with what the gRPC call says beside it: its deadline and its trace."""
+    request = _with_deadline(request, context)
+    for name, value in context.invocation_metadata() or ():
+        if name == wire.TRACE_METADATA and len(value) <= TRACEPARENT_CHARS_MAX:
+            return msgspec.structs.replace(request, trace=str(value))
+    return request
 
 
 def _with_deadline(request: CallRequest, context: Context) -> CallRequest:

@@ -546,6 +546,8 @@ class Partition:
         if result.effects:
             self._timers.note(result.effects)
             pending.effects.extend(result.effects)
+            if work.waiting and any(each.traced is not None for each in work.waiting):
+                pending.traced = True
         pending.must_flush = True
         if work.spans and result.is_plain:
             self._consume_spans(work.spans, result.values, now_ms)
@@ -660,6 +662,7 @@ class Partition:
             pending.rows.extend(rows)
             self._timers.note(effects)
             pending.effects.extend(effects)
+            pending.traced = pending.traced or waiting.traced is not None
             self._consume(waiting, value, None, now_ms)
         if not holds:
             self._release_key(self._lock_of(waiting.message))
@@ -1164,7 +1167,9 @@ class Partition:
             return
         message = waiting.message
         chain = [*message.extra.chain, str(Address(self.function.name, message.key))]
-        outgoing = OutgoingCall(destination, key, payload, waiting.deadline_ms, Extra(chain=chain))
+        trace = message.extra.trace if waiting.traced is None else waiting.traced.traceparent
+        extra = Extra(chain=chain, trace=trace)
+        outgoing = OutgoingCall(destination, key, payload, waiting.deadline_ms, extra)
         waiting.journal[call] = Recorded(message_id, call, destination, 0, digest)
         self._pending.calls.append(outgoing)
         self._unsent_calls.append((outgoing, waiting, call))
@@ -1230,7 +1235,9 @@ class Partition:
         for id_, timer in self._timers.fire(self.clock_ms(now_ms)):
             # As an effect, not as a record: the one that has set it may be in the same commit.
             pending.effects.append(Cancelled(self.name, id_))
-            pending.effects.append(Outgoing(timer.partition, timer.key, bytes(timer.payload), None))
+            payload = bytes(timer.payload)
+            pending.effects.append(Outgoing(timer.partition, timer.key, payload, None, timer.trace))
+            pending.traced = pending.traced or bool(timer.trace)
             pending.must_flush = True
         self._load_timers(now_ms)
         for destination in self._outbox.entries:

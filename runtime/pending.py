@@ -87,6 +87,8 @@ class Pending:
         """Idempotency records in it, which a load finds only when it is committed."""
         self.tickets: list[object] = []
         """Whoever waits for this commit."""
+        self.traced = False
+        """Some message among the effects is sampled."""
         self.must_flush = False
         """False while there is only housekeeping, which can wait for the next commit."""
 
@@ -162,7 +164,8 @@ class Sealer:
             elif type(effect) is Emitted:
                 emits.setdefault(effect.egress, []).append(effect)
             elif type(effect) is Delayed:
-                timer = Timer(effect.partition, effect.key, msgspec.Raw(effect.payload))
+                payload = msgspec.Raw(effect.payload)
+                timer = Timer(effect.partition, effect.key, payload, effect.trace)
                 pending.records.append(Record(TIMER, effect.timer, _encode(timer), effect.due_ms))
             elif type(effect) is Cancelled:
                 if effect.partition == self._partition:
@@ -176,7 +179,8 @@ class Sealer:
                 keys = [each.key for each in messages]
                 payloads = join_column([each.payload for each in messages])
                 left = _time_left([each.deadline_ms for each in messages], now_ms)
-                outbox.append(self._entry(destination, Kind.SEND, keys, payloads, left))
+                extras = _traces(messages) if pending.traced else None
+                outbox.append(self._entry(destination, Kind.SEND, keys, payloads, left, extras))
         for destination, all_timers in cancels.items():
             for start, stop in _pieces([len(each) for each in all_timers]):
                 timers = all_timers[start:stop]
@@ -274,6 +278,11 @@ class Sealer:
             errors or None,
         )
         return OutboxEntry(destination, first, count, _encode(batch))
+
+
+def _traces(messages: list[Outgoing]) -> dict[int, Extra] | None:
+    sampled = enumerate(messages)
+    return {place: Extra(trace=each.trace) for place, each in sampled if each.trace} or None
 
 
 def reply_too_large(size_bytes: int, bytes_max: int) -> ErrorInfo:

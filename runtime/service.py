@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from sublet.functions.app import Function
-from sublet.functions.errors import UnavailableError
+from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.administration import Administration
 from sublet.runtime.client import Client
 from sublet.runtime.exchange import Exchange
@@ -25,15 +25,19 @@ from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.state_view import state_json
+from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
+from sublet.runtime.tracing import Tracing
 from sublet.runtime.unary import (
     AdministerRequest,
     CallRequest,
     EgressPage,
     EgressRequest,
     EgressValues,
+    ExplainRequest,
     FunctionDescription,
     RecordPage,
     RecordsRequest,
+    RequestTimes,
     StateCell,
     StateListRequest,
     StatePage,
@@ -56,6 +60,7 @@ class ServedWorker(Protocol):
     host: Host
     exchange: Exchange
     functions: Mapping[str, Function]
+    tracing: Tracing
 
 
 class WorkerService:
@@ -63,6 +68,7 @@ class WorkerService:
 
     def __init__(self, worker: ServedWorker, store: Store, routes: PartitionRoutes) -> None:
         self._worker = worker
+        self.tracing = worker.tracing
         self._store = store
         self._routes = routes
         self._stack = AsyncExitStack()
@@ -95,24 +101,28 @@ class WorkerService:
 
     async def call(self, request: CallRequest) -> bytes:
         client = await self.client()
-        result = await client.call(
-            request.function,
-            request.key,
-            msgspec.Raw(request.payload),
-            deadline=request.time_left_ms,
-            idempotency_key=request.idempotency_key,
-        )
+        with self.tracing.request(f"Call {request.function}", request.trace) as trace:
+            result = await client.call(
+                request.function,
+                request.key,
+                msgspec.Raw(request.payload),
+                deadline=request.time_left_ms,
+                idempotency_key=request.idempotency_key,
+                trace=trace,
+            )
         return msgspec.msgpack.encode(result)
 
     async def send(self, request: CallRequest) -> None:
         client = await self.client()
-        await client.send(
-            request.function,
-            request.key,
-            msgspec.Raw(request.payload),
-            deadline=request.time_left_ms,
-            idempotency_key=request.idempotency_key,
-        )
+        with self.tracing.request(f"Send {request.function}", request.trace) as trace:
+            await client.send(
+                request.function,
+                request.key,
+                msgspec.Raw(request.payload),
+                deadline=request.time_left_ms,
+                idempotency_key=request.idempotency_key,
+                trace=trace,
+            )
 
     async def status(self) -> StatusReport:
         worker = self._worker
@@ -127,6 +137,42 @@ class WorkerService:
                 if hosted.partition.queued
             },
         )
+
+    def metrics(self) -> bytes:
+        """Return what the worker counts, in the text format of Prometheus."""
+        # It reads from this module's types; and most workers are never asked.
+        from sublet.runtime.metrics import exposition
+
+        return exposition(self._worker)
+
+    async def explain(self, request: ExplainRequest) -> list[RequestTimes]:
+        """Return what this worker still knows; the others have to be asked, too."""
+        worker = self._worker
+        slow = worker.host.telemetry.slow
+        if request.request_id:
+            try:
+                found = slow.find(*parse_request_id(request.request_id))
+            except ValueError as error:
+                raise RejectedError(str(error)) from None
+            spans = [] if found is None else [found]
+        elif request.missed:
+            spans = slow.missed(request.limit, request.function)
+        else:
+            spans = slow.slowest(request.limit, request.function)
+        return [
+            RequestTimes(
+                id=request.request_id or request_id(each.partition, each.source, each.first),
+                worker=worker.id,
+                function=each.function,
+                count=each.count,
+                at_ms=each.wall_ms,
+                stages={stage: getattr(each, f"{stage}_ms") for stage in STAGES},
+                late=each.late,
+                attempt=each.attempt,
+                trace=each.trace,
+            )
+            for each in spans
+        ]
 
     async def read_egress(self, request: EgressRequest) -> EgressPage:
         """Read committed values; with `wait_ms`, wait that long for the first new one."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappush, heapreplace
+from itertools import islice
 from typing import Protocol
 
 import msgspec
 
-from sublet.runtime.work import RunResult, Waiting, Work
+from sublet.runtime.work import Failure, RunResult, Traced, Waiting, Work
 
 LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)
@@ -131,14 +132,14 @@ class SlowLog:
             self._number += 1
             heapreplace(slowest, (total_ms, self._number, times))
 
-    def slowest(self, limit: int) -> list[SpanTimes]:
-        """Return the slowest of this period and the one before, slowest first."""
-        kept = sorted((*self._slowest, *self._before), reverse=True)
-        return [times for _, _, times in kept[:limit]]
+    def slowest(self, limit: int, function: str = "") -> list[SpanTimes]:
+        """Return the slowest of this period and the one before (of one function), slowest first."""
+        kept = sorted((*self._slowest, *self._before), key=lambda each: each[:2], reverse=True)
+        return _of_function((times for _, _, times in kept), function, limit)
 
-    def missed(self, limit: int) -> list[SpanTimes]:
-        """Return the latest that were late, newest first."""
-        return list(reversed(self._missed))[:limit]
+    def missed(self, limit: int, function: str = "") -> list[SpanTimes]:
+        """Return the latest that were late (of one function), newest first."""
+        return _of_function(reversed(self._missed), function, limit)
 
     def find(self, partition: str, source: str, number: int) -> SpanTimes | None:
         for times in self._all():
@@ -150,6 +151,10 @@ class SlowLog:
         yield from self._missed
         for kept in (self._slowest, self._before):
             yield from (times for _, _, times in kept)
+
+
+def _of_function(spans: Iterable[SpanTimes], function: str, limit: int) -> list[SpanTimes]:
+    return list(islice((each for each in spans if function in ("", each.function)), limit))
 
 
 class Telemetry:
@@ -220,8 +225,8 @@ class PartitionTimes:
         self._telemetry = telemetry
         self._partition = partition
         self._function = function
-        self._ran: list[tuple[SpanTimes, float | None, float]] = []
-        self._committing: list[tuple[SpanTimes, float | None, float]] = []
+        self._ran: list[tuple[SpanTimes, float | None, float, Traced | None]] = []
+        self._committing: list[tuple[SpanTimes, float | None, float, Traced | None]] = []
         self._committing_index = 0
         self._suspended: dict[str, tuple[Waiting, float]] = {}
 
@@ -245,20 +250,27 @@ class PartitionTimes:
                     result.elapsed_ms,
                     0.0,
                 )
-                self._ran.append((times, chunk.deadline_ms(start), now_ms))
+                self._ran.append((times, chunk.deadline_ms(start), now_ms, None))
             return
         for index, waiting in enumerate(work.waiting):
             if index in result.suspended:
                 self._suspended[waiting.message.id] = (waiting, started_ms)
-            elif index not in result.failed and index not in result.unfinished:
+            elif index in result.failed:
+                if waiting.traced is not None:
+                    waiting.traced.failed(result.failed[index].error)
+            elif index not in result.unfinished:
                 self._ran_alone(waiting, started_ms, now_ms, wall_ms, work.loading_ms)
 
-    def ended(self, message_id: str, succeeded: bool, now_ms: float, wall_ms: int) -> None:
+    def ended(self, message_id: str, failure: Failure | None, now_ms: float, wall_ms: int) -> None:
         """A handler that had waited has ended."""
         found = self._suspended.pop(message_id, None)
-        if found is not None and succeeded:
-            waiting, started_ms = found
+        if found is None:
+            return
+        waiting, started_ms = found
+        if failure is None:
             self._ran_alone(waiting, started_ms, now_ms, wall_ms, 0.0)
+        elif waiting.traced is not None:
+            waiting.traced.failed(failure.error)
 
     def _ran_alone(
         self, waiting: Waiting, started_ms: float, now_ms: float, wall_ms: int, loading_ms: float
@@ -272,7 +284,7 @@ class PartitionTimes:
             message.number,
             1,
             wall_ms - int(now_ms - arrived_ms),
-            0.0,
+            waiting.age_ms,
             max(0.0, started_ms - arrived_ms - loading_ms),
             loading_ms,
             now_ms - started_ms,
@@ -280,7 +292,7 @@ class PartitionTimes:
             attempt=message.attempt,
             trace=message.extra.trace,
         )
-        self._ran.append((times, waiting.deadline_ms, now_ms))
+        self._ran.append((times, waiting.deadline_ms, now_ms, waiting.traced))
 
     def sealed(self, index: int) -> None:
         """All that has run so far is in this commit."""
@@ -291,12 +303,14 @@ class PartitionTimes:
     def committed(self, now_ms: float) -> None:
         """Their replies leave now."""
         telemetry = self._telemetry
-        for times, deadline_ms, ran_ms in self._committing:
+        for times, deadline_ms, ran_ms, traced in self._committing:
             times.committing_ms = now_ms - ran_ms
             laxity_ms = None if deadline_ms is None else deadline_ms - now_ms
             if laxity_ms is not None and laxity_ms < 0:
                 times.late = times.count
             telemetry.span_done(times, laxity_ms, now_ms)
+            if traced is not None:
+                traced.committed(times)
         self._committing = []
 
 

@@ -25,6 +25,7 @@ class Timer(msgspec.Struct, array_like=True):
     partition: str
     key: str
     payload: msgspec.Raw
+    trace: str = ""
 
 
 _decode_timer = msgspec.msgpack.Decoder(Timer).decode
@@ -64,7 +65,8 @@ class Timers:
         """Learn of timers set and cancelled by what the next commit holds."""
         for effect in effects:
             if type(effect) is Delayed:
-                timer = Timer(effect.partition, effect.key, msgspec.Raw(effect.payload))
+                payload = msgspec.Raw(effect.payload)
+                timer = Timer(effect.partition, effect.key, payload, effect.trace)
                 if effect.due_ms < self._horizon_ms:
                     self._insert(effect.timer, effect.due_ms, timer)
                 else:

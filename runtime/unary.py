@@ -31,6 +31,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str = ""
     json: bool = False
     """The caller speaks JSON; for the wire module alone."""
+    trace: str = ""
+    """W3C traceparent, from the call's metadata."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,39 @@ class FunctionDescription(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
 
 
+class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask where the time of requests went: of one, or of the slowest, or of the late."""
+
+    request_id: str = ""
+    """Empty: the slowest, or those that `missed` their deadline."""
+    missed: bool = False
+    function: str = ""
+    """Empty: all functions."""
+    limit: int = LIST_LIMIT_DEFAULT
+
+
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of `count` requests went that arrived and ran together."""
+
+    id: str
+    """Of the first of them."""
+    worker: str
+    function: str
+    count: int
+    at_ms: int
+    """When they arrived, on the worker's wall clock."""
+    stages: dict[str, float]
+    """Milliseconds by stage, in the order in which a message passes them."""
+    late: int = 0
+    """How many of them missed their deadline."""
+    attempt: int = 1
+    trace: str = ""
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.stages.values())
+
+
 RecordKind = Literal["dead", "timer"]
 
 
@@ -197,6 +232,8 @@ class Service(Protocol):
     async def describe_functions(self) -> list[FunctionDescription]: ...
 
     async def list_records(self, request: RecordsRequest) -> RecordPage: ...
+
+    async def explain(self, request: ExplainRequest) -> list[RequestTimes]: ...
 
     async def administer(self, request: AdministerRequest) -> None:
         """Return when the change is durable."""

@@ -52,12 +52,14 @@ from sublet.runtime.unary import (
     EgressPage,
     EgressRequest,
     EgressValues,
+    ExplainRequest,
     FunctionDescription,
     PutState,
     RecordEntry,
     RecordKind,
     RecordPage,
     RecordsRequest,
+    RequestTimes,
     StateCell,
     StateEntry,
     StateListRequest,
@@ -71,6 +73,7 @@ from sublet.runtime.unary import (
 SERVICE = "sublet.v1.Sublet"
 CODE_METADATA = "sublet-code"
 RETRY_METADATA = "sublet-retry-after-ms"
+TRACE_METADATA = "traceparent"
 
 BATCH_COUNT_MAX = 100_000
 NUMBER_MAX = 2**63 - 1
@@ -470,6 +473,34 @@ def encode_descriptions(descriptions: Iterable[FunctionDescription]) -> bytes:
     return pb.DescribeFunctionsReply(functions=functions).SerializeToString()
 
 
+def decode_explain_request(encoded: bytes) -> ExplainRequest:
+    message = _parsed(pb.ExplainRequest, encoded)
+    return ExplainRequest(
+        request_id=message.request_id,
+        missed=message.missed,
+        function=message.function,
+        limit=_list_limit(message.limit),
+    )
+
+
+def encode_request_times(requests: Iterable[RequestTimes]) -> bytes:
+    times = [
+        pb.RequestTimes(
+            id=each.id,
+            worker=each.worker,
+            function=each.function,
+            count=each.count,
+            at_ms=max(0, each.at_ms),
+            stages=[pb.StageTime(stage=stage, ms=ms) for stage, ms in each.stages.items()],
+            late=each.late,
+            attempt=each.attempt,
+            trace=each.trace,
+        )
+        for each in requests
+    ]
+    return pb.ExplainReply(requests=times).SerializeToString()
+
+
 _RECORD_KINDS: Mapping[RecordKind, pb.ListRecordsRequest.Kind] = {
     "dead": pb.ListRecordsRequest.DEAD_LETTER,
     "timer": pb.ListRecordsRequest.TIMER,
@@ -662,6 +693,32 @@ def decode_descriptions(encoded: bytes) -> list[FunctionDescription]:
             summary=each.summary,
         )
         for each in _parsed(pb.DescribeFunctionsReply, encoded).functions
+    ]
+
+
+def encode_explain_request(request: ExplainRequest) -> bytes:
+    return pb.ExplainRequest(
+        request_id=request.request_id,
+        missed=request.missed,
+        function=request.function,
+        limit=request.limit,
+    ).SerializeToString()
+
+
+def decode_request_times(encoded: bytes) -> list[RequestTimes]:
+    return [
+        RequestTimes(
+            id=each.id,
+            worker=each.worker,
+            function=each.function,
+            count=each.count,
+            at_ms=each.at_ms,
+            stages={stage.stage: stage.ms for stage in each.stages},
+            late=each.late,
+            attempt=each.attempt,
+            trace=each.trace,
+        )
+        for each in _parsed(pb.ExplainReply, encoded).requests
     ]
 
 

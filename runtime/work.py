@@ -7,7 +7,8 @@ something that its neighbours do not wait for (a retry, a call, a busy key).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -38,10 +39,39 @@ class Message(msgspec.Struct, array_like=True):
         return f"{self.source}:{self.number}"
 
 
+class Traced(Protocol):
+    """The run of a sampled message."""
+
+    traceparent: str
+    """What messages carry that it causes."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Log lines and spans of user code belong to the run meanwhile."""
+        ...
+
+    def committed(self, times: Any) -> None:
+        """All that it caused is durable; `times` are `telemetry.SpanTimes`."""
+        ...
+
+    def failed(self, error: ErrorInfo) -> None:
+        """The handler failed; it may run again."""
+        ...
+
+
 class Waiting:
     """A message object with what is true only in this process."""
 
-    __slots__ = ("arrived_ms", "deadline_ms", "ended", "holds_key", "journal", "message", "parked")
+    __slots__ = (
+        "age_ms",
+        "arrived_ms",
+        "deadline_ms",
+        "ended",
+        "holds_key",
+        "journal",
+        "message",
+        "parked",
+        "traced",
+    )
 
     def __init__(
         self,
@@ -50,14 +80,19 @@ class Waiting:
         *,
         parked: bool = False,
         arrived_ms: float | None = None,
+        age_ms: int = 0,
     ) -> None:
         self.message = message
+        self.age_ms = age_ms
+        """How long it had waited in its sender; for telemetry alone."""
         self.deadline_ms = deadline_ms
         self.arrived_ms = arrived_ms
         """None if it arrived at an earlier owner of the partition."""
         self.parked = parked
         """True once a commit holds it: then the end of it must delete the record."""
         self.ended = False
+        self.traced: Traced | None = None
+        """Its run, if the message is sampled."""
         self.holds_key = False
         """While it waits for a retry: its key waits with it."""
         self.journal: dict[int, Recorded] = {}
@@ -120,7 +155,9 @@ class Chunk:
             1,
             extra,
         )
-        return Waiting(message, self.deadline_ms(index), arrived_ms=self.arrived_ms)
+        return Waiting(
+            message, self.deadline_ms(index), arrived_ms=self.arrived_ms, age_ms=batch.age_ms
+        )
 
 
 class Span(NamedTuple):

@@ -11,7 +11,6 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from tempfile import TemporaryDirectory
 
 import structlog
@@ -27,6 +26,7 @@ from sublet.runtime.link_server import LinkServer
 from sublet.runtime.membership import Membership, Ownership
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.service import WorkerService
+from sublet.runtime.tracing import Tracing, open_tracing
 from sublet.scheduler.api import ArrivalOrder, StaticBinding
 from sublet.statestore.contract import Directory, Member, Recovered, Store
 
@@ -64,6 +64,7 @@ class Worker:
         self._given_directory = directory
         self._clock = clock or SystemClock()
         self._stop = asyncio.Event()
+        self.tracing: Tracing
         self.host: Host
         self.exchange: Exchange
         self.membership: Membership
@@ -75,6 +76,14 @@ class Worker:
     async def run(self) -> None:
         """Work until stopped or cancelled."""
         async with AsyncExitStack() as stack:
+            config = self._config
+            self.tracing, end_tracing = open_tracing(
+                config.trace_exporter,
+                worker=self.id,
+                sample_ratio=config.trace_sample_ratio,
+                with_keys=config.trace_keys,
+            )
+            stack.callback(end_tracing)
             store = self._given_store or open_store(self._config)
             stack.push_async_callback(store.close)
             directory = self._given_directory or open_directory(self._config)
@@ -113,6 +122,7 @@ class Worker:
             order=ArrivalOrder(),
             binding=StaticBinding(),
             clock=self._clock,
+            tracing=self.tracing,
         )
         exchange.start(tasks)
         host.start(tasks)
@@ -148,7 +158,6 @@ class Worker:
         from sublet.runtime.http.app import HttpApp
         from sublet.runtime.http.server import HttpServer
         from sublet.runtime.http.sse import EgressFeeds
-        from sublet.runtime.metrics import exposition
 
         feeds = EgressFeeds(store, tasks, streams_max=config.limits.http_streams_max)
         app = HttpApp(
@@ -159,7 +168,6 @@ class Worker:
             limits=config.limits,
             not_ready=self.not_ready,
             is_local=is_loopback_host(config.host),
-            metrics=partial(exposition, self),
         )
         async with HttpServer(
             app, tasks, host=config.host, port=config.http_port, limits=config.limits

@@ -221,6 +221,54 @@ class FunctionDescription(_message.Message):
     summary: str
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., partition_count: _Optional[int] = ..., message_type: _Optional[str] = ..., reply_type: _Optional[str] = ..., state: _Optional[str] = ..., slo_ms: _Optional[float] = ..., timeout_ms: _Optional[float] = ..., summary: _Optional[str] = ...) -> None: ...
 
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "missed", "function", "limit")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    missed: bool
+    function: str
+    limit: int
+    def __init__(self, request_id: _Optional[str] = ..., missed: _Optional[bool] = ..., function: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestTimes]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestTimes, _Mapping]]] = ...) -> None: ...
+
+class RequestTimes(_message.Message):
+    __slots__ = ("id", "worker", "function", "count", "at_ms", "stages", "late", "attempt", "trace")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    worker: str
+    function: str
+    count: int
+    at_ms: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageTime]
+    late: int
+    attempt: int
+    trace: str
+    def __init__(self, id: _Optional[str] = ..., worker: _Optional[str] = ..., function: _Optional[str] = ..., count: _Optional[int] = ..., at_ms: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., late: _Optional[int] = ..., attempt: _Optional[int] = ..., trace: _Optional[str] = ...) -> None: ...
+
+class StageTime(_message.Message):
+    __slots__ = ("stage", "ms")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    ms: float
+    def __init__(self, stage: _Optional[str] = ..., ms: _Optional[float] = ...) -> None: ...
+
 class ListRecordsRequest(_message.Message):
     __slots__ = ("kind", "function", "limit", "id")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

@@ -74,6 +74,11 @@ class SubletStub:
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsRequest.SerializeToString,
                 response_deserializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsReply.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/sublet.v1.Sublet/Explain',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ExplainReply.FromString,
+                _registered_method=True)
         self.Administer = channel.unary_unary(
                 '/sublet.v1.Sublet/Administer',
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.AdministerRequest.SerializeToString,
@@ -152,6 +157,14 @@ class SubletServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Where the time of requests went, stage by stage. Each worker knows the slowest and the late of
+        its own partitions: ask all of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Administer(self, request, context):
         """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
         can be asked: it passes the request on to the owner. The reply comes after the change is
@@ -221,6 +234,11 @@ def add_SubletServicer_to_server(servicer, server):
                     servicer.ListRecords,
                     request_deserializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsRequest.FromString,
                     response_serializer=sublet_dot_proto_dot_sublet__pb2.ListRecordsReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ExplainRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ExplainReply.SerializeToString,
             ),
             'Administer': grpc.unary_unary_rpc_method_handler(
                     servicer.Administer,
@@ -454,6 +472,33 @@ class Sublet:
             '/sublet.v1.Sublet/ListRecords',
             sublet_dot_proto_dot_sublet__pb2.ListRecordsRequest.SerializeToString,
             sublet_dot_proto_dot_sublet__pb2.ListRecordsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/Explain',
+            sublet_dot_proto_dot_sublet__pb2.ExplainRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ExplainReply.FromString,
             options,
             channel_credentials,
             insecure,

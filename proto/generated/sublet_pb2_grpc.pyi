@@ -64,6 +64,10 @@ class SubletStub:
     """What the functions of this worker are: their types, their state, their deadlines."""
     ListRecords: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ListRecordsRequest, _sublet_pb2.ListRecordsReply]
     """List messages that failed for good (dead letters), or those that wait for their time (timers)."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ExplainRequest, _sublet_pb2.ExplainReply]
+    """Where the time of requests went, stage by stage. Each worker knows the slowest and the late of
+    its own partitions: ask all of them.
+    """
     Administer: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]
     """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
     can be asked: it passes the request on to the owner. The reply comes after the change is
@@ -102,6 +106,10 @@ class SubletAsyncStub(SubletStub):
     """What the functions of this worker are: their types, their state, their deadlines."""
     ListRecords: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ListRecordsRequest, _sublet_pb2.ListRecordsReply]  # type: ignore[assignment]
     """List messages that failed for good (dead letters), or those that wait for their time (timers)."""
+    Explain: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ExplainRequest, _sublet_pb2.ExplainReply]  # type: ignore[assignment]
+    """Where the time of requests went, stage by stage. Each worker knows the slowest and the late of
+    its own partitions: ask all of them.
+    """
     Administer: _aio.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]  # type: ignore[assignment]
     """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
     can be asked: it passes the request on to the owner. The reply comes after the change is
@@ -185,6 +193,16 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sublet_pb2.ListRecordsReply, _abc.Awaitable[_sublet_pb2.ListRecordsReply]]:
         """List messages that failed for good (dead letters), or those that wait for their time (timers)."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _sublet_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.ExplainReply, _abc.Awaitable[_sublet_pb2.ExplainReply]]:
+        """Where the time of requests went, stage by stage. Each worker knows the slowest and the late of
+        its own partitions: ask all of them.
+        """
 
     @_abc_1.abstractmethod
     def Administer(

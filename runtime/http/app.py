@@ -27,7 +27,7 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownFunctionError,
 )
-from sublet.runtime.client import Client
+from sublet.runtime.client import CallInfo, Client
 from sublet.runtime.http.bodies import (
     JSON_TYPE,
     MEDIA_TYPES,
@@ -50,12 +50,14 @@ from sublet.runtime.http.reading import (
 )
 from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
 from sublet.runtime.limits import Limits
+from sublet.runtime.tracing import Tracing
 from sublet.runtime.unary import StateReport, StateRequest
 from sublet.statestore.contract import Store
 
 _log = structlog.get_logger(__name__)
 
 NOT_READY_RETRY_MS = 500
+REQUEST_ID = "sublet-request-id"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EGRESS_NAME_CHARS_MAX = 200
 _PARTITION = re.compile(r"[0-9]{1,4}")
@@ -67,9 +69,13 @@ _PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsa
 class IngressService(Protocol):
     """What the ingress needs of its worker."""
 
+    tracing: Tracing
+
     async def client(self) -> Client: ...
 
     async def read_state(self, request: StateRequest) -> StateReport: ...
+
+    def metrics(self) -> bytes: ...
 
 
 class HttpApp:
@@ -85,10 +91,9 @@ class HttpApp:
         limits: Limits,
         not_ready: Callable[[], str],
         is_local: bool,
-        metrics: Callable[[], bytes] | None = None,
     ) -> None:
         """`not_ready` returns why the worker cannot serve, or nothing. `is_local`: only this
-        machine reaches the server. `metrics` returns what `GET /metrics` answers."""
+        machine reaches the server."""
         self._functions = functions
         self._service = service
         self._store = store
@@ -96,7 +101,6 @@ class HttpApp:
         self._limits = limits
         self._not_ready = not_ready
         self._is_local = is_local
-        self._exposition = metrics
         self._client: Client | None = None
         self._openapi: bytes = b""
         self._page: str = ""
@@ -127,6 +131,8 @@ class HttpApp:
             await self._router(scope, receive, send)
         except (SubletError, HttpProblemError) as error:
             found, headers = problem_of(error), getattr(error, "headers", {})
+            if request_id := getattr(error, "request_id", ""):
+                headers = {**headers, REQUEST_ID: request_id}
         except HTTPException as error:
             found, headers = _no_route(scope, error)
         except ClientDisconnect:
@@ -172,15 +178,25 @@ class HttpApp:
             message = message_from(body, form, function)
         reply_form = form_of_reply(headers.get("accept"), form)
         client = self._client or await self._open_client()
-        if one_way:
-            await client.send(
-                function.name, key, message, deadline=deadline_ms, idempotency_key=idempotency_key
+        ask = client.send if one_way else client.call
+        info = CallInfo()
+        name = f"POST {function.name}"
+        with self._service.tracing.request(name, headers.get("traceparent")) as trace:
+            result = await ask(
+                function.name,
+                key,
+                message,
+                deadline=deadline_ms,
+                idempotency_key=idempotency_key,
+                info=info,
+                trace=trace,
             )
-            return Response(status_code=202, headers={"preference-applied": "respond-async"})
-        result = await client.call(
-            function.name, key, message, deadline=deadline_ms, idempotency_key=idempotency_key
-        )
-        return Response(encoded(result, reply_form), media_type=MEDIA_TYPES[reply_form])
+        about = {REQUEST_ID: info.request_id, "server-timing": f"total;dur={info.elapsed_ms:.2f}"}
+        if one_way:
+            about["preference-applied"] = "respond-async"
+            return Response(status_code=202, headers=about)
+        body = encoded(result, reply_form)
+        return Response(body, media_type=MEDIA_TYPES[reply_form], headers=about)
 
     def _function(self, request: Request) -> Function:
         parameters = request.path_params
@@ -261,9 +277,9 @@ class HttpApp:
         return _json({"status": "ready"})
 
     async def _metrics(self, request: Request) -> Response:
-        if self._exposition is None:
-            raise HttpProblemError("no_route", "this worker tells no metrics")
-        return Response(self._exposition(), headers={**_NO_STORE, "content-type": METRICS_TYPE})
+        return Response(
+            self._service.metrics(), headers={**_NO_STORE, "content-type": METRICS_TYPE}
+        )
 
     async def _openapi_document(self, request: Request) -> Response:
         if not self._openapi:
