@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers unit format proto demo bench bench-setup clean
+.PHONY: help setup test lint types layers docs unit format proto reference demo bench bench-setup clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[dev]'
 	@touch $@
 
-test: lint types layers unit ## Check style, types and layers, then run all tests
+test: lint types layers docs unit ## Check style, types, layers and docs, then run all tests
 
 lint: setup ## Check style and formatting
 	@$(BIN)/ruff check .
@@ -31,6 +31,9 @@ types: setup ## Check types
 layers: setup ## Check that each layer imports only those below it
 	@$(BIN)/lint-imports --no-logo
 
+docs: setup ## Build the documentation into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 unit: setup ## Run all tests (ARGS="-k name" chooses)
 	@$(BIN)/pytest $(ARGS)
 
@@ -40,6 +43,9 @@ format: setup ## Format the code and fix what can be fixed
 
 proto: setup ## Regenerate proto/generated from proto/sublet.proto
 	@$(BIN)/python proto/generate.py
+
+reference: setup ## Make again the pages of docs/ that are made from the code
+	@$(BIN)/python -m sublet.runtime.reference docs
 
 demo: setup ## Run the demonstration
 	@$(BIN)/python examples/demo.py

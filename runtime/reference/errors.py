@@ -41,8 +41,8 @@ _GROUPS: tuple[tuple[type[SubletError], str, str], ...] = (
     (
         FailedError,
         "Failed: the function's author must look",
-        "The request was accepted and did not succeed, after all retries. The message is a dead "
-        "letter then (`sublet dead list`), except where only the caller's time ran out.",
+        "The request was accepted and did not succeed, after all retries. A caller gets the error; "
+        "a message that was sent is a dead letter then (`sublet dead list`).",
     ),
     (
         UnknownOutcomeError,

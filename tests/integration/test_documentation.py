@@ -118,7 +118,14 @@ def test_the_guide_quotes_the_examples_as_they_are(example: str) -> None:
         assert each in source
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
+    ],
+)
 def test_every_link_leads_to_a_file(page: str) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text())
 

@@ -1,0 +1,217 @@
+"""Does what a page of the documentation tells its reader to do, and compares what is printed.
+
+- A block of Python, TOML or YAML begins with the name of its file: `# shop.py` writes the file,
+  `# shop.py, continued` adds to it.
+- In a `console` block, `$ ` precedes what is typed; what follows must be printed. `…` stands for
+  anything within a line, and alone for any lines.
+- `sublet run` and `sublet dev` go on in a terminal of their own until the page says `^C`, starts
+  another one, or ends. What is shown of them must be printed, among other lines.
+- 8080, 8081, 7070 and 7071 are ports, and 4711 is the process of worker 1: the real numbers
+  are put in their places.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PATIENCE_S = 30.0
+# So that `sublet` and `python` are those of this environment.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+FILE_LANGUAGES = ("python", "toml", "yaml")
+
+_BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# (\S+\.(?:py|toml|yml))(, continued)?\n")
+_LONG = re.compile(r"sublet (run|dev)\b")
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+
+
+def blocks_of(page: str) -> list[Block]:
+    return [Block(*found) for found in _BLOCK.findall(page)]
+
+
+def steps(console: str) -> Iterator[tuple[str, str]]:
+    """Yield the commands of a console block, each with the output that is shown."""
+    for part in re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+def same(shown: str, printed: str) -> bool:
+    """Tell whether a text was printed as it is shown, with `…` for what differs each time."""
+    pattern = "".join(
+        "(?:.*\n)*?" if line == "…" else re.escape(line).replace("…", ".*") + "\n"
+        for line in shown.rstrip("\n").split("\n")
+        if line
+    )
+    lines = "".join(f"{line.rstrip()}\n" for line in printed.split("\n") if line.strip())
+    return re.fullmatch(pattern, lines) is not None
+
+
+class Terminal:
+    """One folder, and at most one cluster that runs in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._long: _LongCommand | None = None
+        self._ports = dict(zip(("8080", "7070"), _free_pairs(2), strict=True))
+        for port in ("8080", "7070"):
+            self._ports[str(int(port) + 1)] = self._ports[port] + 1
+
+    def follow(self, page: str) -> None:
+        """Do all that a page says, in its order."""
+        try:
+            for block in blocks_of(page):
+                if block.language in FILE_LANGUAGES:
+                    self._write(block)
+                elif block.language == "console":
+                    self._type(block.text)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        if self._long is not None:
+            self._long.stop()
+            self._long = None
+
+    def _write(self, block: Block) -> None:
+        found = _FILE.match(block.text)
+        assert found, f"a block without the name of its file: {block.text[:60]!r}"
+        path = self._folder / found[1]
+        text = self._real(block.text)
+        if found[2]:
+            path.write_text(path.read_text() + "\n\n" + text.partition("\n")[2])
+        else:
+            path.write_text(text)
+        if self._long is not None and self._long.reloads and path.suffix == ".py":
+            self._long.wait_for("ready after")
+
+    def _type(self, console: str) -> None:
+        if console.strip() == "^C":
+            self.stop()
+            return
+        for command, shown in steps(console):
+            typed = self._real(command)
+            if _LONG.match(command):
+                self.stop()
+                self._long = _LongCommand(typed, self._folder)
+                for line in shown.splitlines():
+                    if line and line != "…":
+                        self._long.wait_for(self._real(line))
+                continue
+            printed = self._run(typed)
+            assert same(self._real(shown), printed), f"$ {typed}\n{printed}\nis not\n{shown}"
+
+    def _real(self, text: str) -> str:
+        for shown, port in self._ports.items():
+            text = re.sub(rf"\b{shown}\b", str(port), text)
+        if self._long is not None and "4711" in text:
+            text = text.replace("4711", self._long.process_of_worker_1())
+        return text
+
+    def _run(self, command: str) -> str:
+        return subprocess.run(
+            command,
+            shell=True,
+            cwd=self._folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        ).stdout
+
+
+class _LongCommand:
+    """A cluster in a terminal of its own."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self.reloads = command.startswith("sublet dev")
+        self._process = subprocess.Popen(
+            command.split(),
+            cwd=folder,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: list[str] = []
+        self._seen = 0
+        self._ended = False
+        self._printed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for(self, shown: str) -> None:
+        """Return when a line has been printed that contains this, after those waited for before."""
+        pattern = re.compile(re.escape(shown.strip()).replace("…", ".*"))
+
+        def is_there() -> bool:
+            for index in range(self._seen, len(self._lines)):
+                if pattern.search(self._lines[index]):
+                    self._seen = index + 1
+                    return True
+            return self._ended
+
+        with self._printed:
+            found = self._printed.wait_for(is_there, PATIENCE_S) and not self._ended
+            assert found, f"{shown!r} is not in {''.join(self._lines)}"
+
+    def process_of_worker_1(self) -> str:
+        with self._printed:
+            lines = "".join(self._lines)
+        return re.findall(r"worker 1 \|.* ready .*\bpid=(\d+)", lines)[-1]
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._reader.join(PATIENCE_S)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                with self._printed:
+                    self._lines.append(line)
+                    self._printed.notify_all()
+        with self._printed:
+            self._ended = True
+            self._printed.notify_all()
+
+
+def _environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name[:7] != "SUBLET_"}
+    return {**inherited, "PATH": PATH, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+
+
+def _free_pairs(count: int) -> list[int]:
+    """Return ports that are free, each with the one after it."""
+    found: list[int] = []
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", port + 1)):
+                    found.append(port)
+            except (OSError, OverflowError):
+                continue
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")

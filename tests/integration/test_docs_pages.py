@@ -1,0 +1,58 @@
+"""Every page is followed from its first block to its last, as a reader would."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.terminal import FILE_LANGUAGES, Terminal, blocks_of, same
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+# Each is followed by a test of its own, which knows more about it.
+ELSEWHERE = ("getting-started.md", "http.md", "protocol.md", "testing.md")
+# What nobody can type: drawings, layouts, and what is read and not run.
+SHOWN = ("text", "sh", "json")
+
+ALL = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+FOLLOWED = [
+    page
+    for page in ALL
+    if page not in ELSEWHERE
+    and any(each.language not in SHOWN for each in blocks_of((DOCS / page).read_text()))
+]
+
+
+# A shell starts a Python for every command; on a busy machine that adds up.
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_a_page_can_be_followed(page: str, tmp_path: Path) -> None:
+    Terminal(tmp_path).follow((DOCS / page).read_text())
+
+
+@pytest.mark.parametrize("page", [page for page in ALL if page not in ELSEWHERE])
+def test_every_block_says_what_it_is(page: str) -> None:
+    text = (DOCS / page).read_text()
+    opened = re.findall(r"^```(\w*)", text, re.MULTILINE)[::2]
+
+    assert {*opened} <= {*FILE_LANGUAGES, *SHOWN, "console"}
+    assert len(opened) == len(blocks_of(text))
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "is_same"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "a\nb\n", False),
+        ("a … c\n", "a b c\n", True),
+        ("…\nb\n", "x\ny\nb\n", True),
+        ("a\n…\n", "a\nx\n", True),
+        ("a\n…\n", "b\n", False),
+        ("a.c\n", "abc\n", False),
+    ],
+)
+def test_only_an_ellipsis_stands_for_something_else(
+    shown: str, printed: str, is_same: bool
+) -> None:
+    assert same(shown, printed) is is_same
