@@ -34,16 +34,18 @@ def _gauge(name: str, by: str = "function") -> str:
     return f"sum by ({by}) ({name}{{{chosen}}})"
 
 
-def _percentile(share: float, name: str) -> str:
+def _percentile(share: float, name: str, by: str = "function") -> str:
     assert _known[name].kind == "histogram"
-    rate = f"rate({name}_bucket{{{_CHOSEN}}}[$__rate_interval])"
-    return f"histogram_quantile({share:g}, sum by (le, function) ({rate}))"
+    chosen = _CHOSEN if "function" in _known[name].labels else _WORKER
+    rate = f"rate({name}_bucket{{{chosen}}}[$__rate_interval])"
+    return f"histogram_quantile({share:g}, sum by (le, {by}) ({rate}))"
 
 
 def _mean(name: str, by: str = "function") -> str:
     assert _known[name].kind == "histogram"
+    chosen = _CHOSEN if "function" in _known[name].labels else _WORKER
     total, count = (
-        f"sum by ({by}) (rate({name}_{part}{{{_CHOSEN}}}[$__rate_interval]))"
+        f"sum by ({by}) (rate({name}_{part}{{{chosen}}}[$__rate_interval]))"
         for part in ("sum", "count")
     )
     return f"{total} / {count}"
@@ -97,8 +99,8 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Refusals",
         "ops",
-        "Messages of clients refused: full.",
-        ((_rate("sublet_refused"), of_function),),
+        "Messages not taken, by reason. `not_owner` and `unavailable` are partitions that move.",
+        ((_rate("sublet_refused", "function, reason"), f"{of_function} {{{{reason}}}}"),),
     )
     yield Panel(
         "Failures",
@@ -128,6 +130,24 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
+        "Time of a transaction",
+        "s",
+        "Of the store; full_sync makes it the disk's.",
+        tuple(
+            (
+                _percentile(share, "sublet_commit_seconds", "instance"),
+                f"{of_worker} p{share * 100:g}",
+            )
+            for share in (0.5, 0.99)
+        ),
+    )
+    yield Panel(
+        "Commits in a transaction",
+        "short",
+        "Mean. More under load: that is how commits get cheaper.",
+        ((_mean("sublet_commit_size", "instance"), of_worker),),
+    )
+    yield Panel(
         "Store busy",
         "percentunit",
         "Share of the time in which a worker waits for its store.",
@@ -140,10 +160,13 @@ def panels() -> Iterator[Panel]:
         ((_gauge("sublet_cache_bytes"), of_function),),
     )
     yield Panel(
-        "States dropped from memory",
+        "Cache misses",
         "ops",
-        "Much of this: the cache is too small for the keys in use.",
-        ((_rate("sublet_cache_evicted"), of_function),),
+        "States read from the store, and dropped from memory. Much of both: the cache is too small.",
+        (
+            (_rate("sublet_cache_loads"), f"{of_function} read"),
+            (_rate("sublet_cache_evicted"), f"{of_function} dropped"),
+        ),
     )
     yield Panel(
         "Waiting on record, and duplicates",
