@@ -128,6 +128,7 @@ class Client:
         self.name = name
         self.view: dict[str, Node] = dict(world.owners)
         self.channels: dict[str, ClientChannel] = {}
+        self.gone = False
 
     def say(self, function: str, said: Said) -> None:
         partition = self.world.partition_of(function, said.key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from sublet.runtime.channels import Inbox
 from sublet.runtime.frames import Ack, Batch
 from sublet.runtime.partition import Acknowledge, Deliver, Partition, Store
+from sublet.runtime.pending import Pending
 from sublet.runtime.work import Chunk, Span, Waiting
 from sublet.statestore.contract import (
     IDEMPOTENCY,
@@ -204,6 +205,18 @@ class ChangesACommitOnResend(Mutant):
                 self.effects.append(Store(commit))
                 return
             super().committed(outcome, now_ms)
+
+
+class KeepsTornCells(Mutant):
+    class partition(Partition):  # noqa: N801
+        def cells_suspect(self, keys: Collection[str]) -> None:
+            return
+
+
+class RemembersClientsThatLeft(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _leave_out_gone(self, pending: Pending) -> None:
+            return
 
 
 class IsNotFenced(Mutant):

@@ -218,7 +218,9 @@ class Node:
             return
         result = RunResult()
         handlings = self._handlings(work)
-        if self.function.batch:
+        if self._never_ends(work, handlings):
+            self._abandon(handlings, result)
+        elif self.function.batch:
             self._run_together(handlings, result)
         else:
             self._run_each(handlings, result)
@@ -226,6 +228,23 @@ class Node:
         for index in sorted(result.suspended):
             self._go_on(handlings[index])
         self.carry_out()
+
+    def _never_ends(self, work: Work, handlings: list[Handling]) -> bool:
+        first = handlings[0]
+        if not (work.off_loop and first.op == "add" and first.attempt == 1):
+            return False
+        return self.world.chance.random() < self.world.hangs
+
+    def _abandon(self, handlings: list[Handling], result: RunResult) -> None:
+        """Give up on the first handler, whose thread goes on changing what it has in hands."""
+        keys = {self.cell_key(each.key) for each in handlings}
+        if self.function.kind != "stateless":
+            for key in keys:
+                self.states.cells[key] = KeyState(["torn"])
+            self.partition.cells_suspect(keys)
+        result.values = [None] * len(handlings)
+        result.failed[0] = Failure(ErrorInfo("handler_timeout", handlings[0].uid), True)
+        result.unfinished = set(range(1, len(handlings)))
 
     def _handlings(self, work: Work) -> list[Handling]:
         if work.waiting:

@@ -61,6 +61,7 @@ class World:
         self.faulty = True
         self.commit_loss = chance.choice([0.0, 0.1, 0.4])
         self.slowness = chance.choice([0.5, 2.0, 20.0])
+        self.hangs = chance.choice([0.0, 0.0, 0.3])
         self.timers_loaded_max = chance.choice([2, 1_000])
         self.functions = make_functions(chance)
         self.keys = KEYS[: chance.choice([1, 2, 4])]
@@ -83,6 +84,9 @@ class World:
         self.owners: dict[str, Node] = {}
         self.nodes: list[Node] = []
         self.clients: list[Client] = []
+        self.deserter: Client | None = None
+        self.told: dict[str, Node] = {}
+        """Who owned the partitions when the deserter left."""
         self.script: list[tuple[Client, str, Said]] = []
 
     # Time
@@ -118,6 +122,8 @@ class World:
         to: Node | Client | None = None,
     ) -> None:
         source = sender.name if isinstance(sender, Client) else sender.partition.name
+        if isinstance(sender, Client) and sender.gone:
+            return
         link = (source, endpoint)
         at_ms = self.now_ms + self.chance.random() * self.slowness
         at_ms = self._links[link] = max(self._links.get(link, 0.0), at_ms)
@@ -133,6 +139,8 @@ class World:
         if carried in in_flight:
             in_flight.remove(carried)
         receiver, frame, sender = carried
+        if any(isinstance(end, Client) and end.gone for end in (receiver, sender)):
+            return  # Its goodbye came after everything that it has sent.
         if frame is not None and receiver is not None:
             if isinstance(receiver, Node) and not receiver.alive:
                 return
@@ -207,7 +215,9 @@ class World:
         for number in range(count):
             self._plan_message(number)
         faults_ms = count * self.pause_ms + 20 * self.slowness + 50
-        for _ in range(chance.choice([0, 1, 4, 8])):
+        if chance.random() < 0.3:
+            self._plan_deserter(faults_ms)
+        for _ in range(chance.choice([0, 3, 8, 16])):
             self.after(chance.random() * faults_ms, self._random_takeover)
         for _ in range(chance.choice([0, 2, 8])):
             self.after(chance.random() * faults_ms, self._reset_link)
@@ -236,6 +246,34 @@ class World:
             self.script.append((other, function, again))
             self.after(at_ms + chance.random() * 100, other.say, function, again)
 
+    def _plan_deserter(self, faults_ms: float) -> None:
+        """Let a client say goodbye while its messages are on their way."""
+        self.deserter = Client(self, "~gone")
+        self.clients.append(self.deserter)
+        for number in range(self.chance.randint(1, 8)):
+            function, key = (
+                self.chance.choice(sorted(self.functions)),
+                self.chance.choice(self.keys),
+            )
+            said = Said(Kind.CALL, key, ["add", f"~gone.{number}", 1], "")
+            self.after(number * self.pause_ms, self._say_unless_gone, function, said)
+        self.after(self.chance.random() * faults_ms, self._desert)
+
+    def _say_unless_gone(self, function: str, said: Said) -> None:
+        if self.deserter in self.clients:
+            assert self.deserter is not None
+            self.deserter.say(function, said)
+
+    def _desert(self) -> None:
+        assert self.deserter is not None
+        self.clients.remove(self.deserter)
+        self.deserter.gone = True
+        self.told = dict(self.owners)
+        for node in self.nodes:
+            if node.alive:
+                node.partition.client_gone("~gone", self.now_ms)
+                node.carry_out()
+
     def _random_payload(self, uid: str, function: str, key: str) -> list[Any]:
         chance = self.chance
         amount = chance.randint(1, 9)
@@ -249,7 +287,7 @@ class World:
             ["emit", uid],
         ]
         if function != "sim/ledger":
-            delay_ms = chance.choice([0, 5, 50, 1_000, 40_000, 70_000, 130_000])
+            delay_ms = chance.choice([0, 5, 50, 29_990, 30_000, 30_010, 70_000, 130_000])
             then = chance.choice(["", "", "cancel", "keep", "hand over"])
             choices.append(["timer", uid, amount, delay_ms, target, target_key, then])
             kept = [
@@ -272,5 +310,7 @@ class World:
                 node.carry_out()
             self._run_until(self.now_ms + 1_000)
             tables = self.backend.partitions[name]
-            kept = [each for each in (*tables.inbox, *tables.sent) if each.startswith("~")]
+            kept = {each for each in (*tables.inbox, *tables.sent) if each.startswith("~")}
+            if self.told.get(name) is not node:
+                kept.discard("~gone")  # Who came later knows of it only by its silence.
             check(not kept, "a client that left is remembered", name, kept)
