@@ -347,6 +347,52 @@ def timers(
     cli_records.timers(fn, limit, _where(connect, data_dir, config), as_json)
 
 
+@cli.command()
+def why(
+    request: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="From Sublet-Request-Id, an error, or `sublet slow`."),
+    ],
+    seen: Annotated[
+        str, typer.Option("--seen", metavar="TIME", help="What the caller measured, such as 250ms.")
+    ] = "",
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the time of one request went, stage by stage.
+
+    Workers remember the slowest requests of the last minutes and those that missed their deadline.
+
+    Example: sublet why 'shop/cart/3@~5f0c:17' --seen 250ms
+    """
+    from sublet.runtime import cli_explain
+
+    cli_explain.why(request, seen, _where(connect, data_dir, config), as_json)
+
+
+@cli.command()
+def slow(
+    fn: SomeFunction = "",
+    missed: Annotated[
+        bool, typer.Option("--missed", help="Those that missed their deadline, the latest first.")
+    ] = False,
+    limit: Limit = 20,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the slowest requests of the last minutes, and the stage that took longest.
+
+    Example: sublet slow --missed cart
+    """
+    from sublet.runtime import cli_explain
+
+    cli_explain.slow(fn, missed, limit, _where(connect, data_dir, config), as_json)
+
+
 # State
 
 

@@ -17,7 +17,7 @@ from sublet.functions.errors import DeadlineExceededError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX, CallRequest
+from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX, CallInfo, CallRequest
 
 _PATIENCE_S = 5.0
 """The worker answers when the deadline has passed; so long after it nobody waits for that."""
@@ -34,12 +34,14 @@ class Asked(NamedTuple):
 
 
 def call(asked: Asked, where: Where, as_json: bool) -> None:
+    info = CallInfo()
+
     async def question(client: UnaryClient, request: CallRequest) -> object:
-        return msgspec.msgpack.decode(await client.call(request))
+        return msgspec.msgpack.decode(await client.call(request, info))
 
     result, took_ms = _guarded(asked, where, question, as_json)
     if as_json:
-        done = {"ok": True, "result": result, "took_ms": round(took_ms, 3)}
+        done = {"ok": True, "result": result, **_about(info, took_ms)}
         typer.echo(msgspec.json.encode(done).decode())
     else:
         text = msgspec.json.encode(result)
@@ -47,15 +49,21 @@ def call(asked: Asked, where: Where, as_json: bool) -> None:
 
 
 def send(asked: Asked, where: Where, as_json: bool) -> None:
+    info = CallInfo()
+
     async def question(client: UnaryClient, request: CallRequest) -> object:
-        await client.send(request)
+        await client.send(request, info)
         return None
 
     _, took_ms = _guarded(asked, where, question, as_json)
     if as_json:
-        typer.echo(json.dumps({"ok": True, "took_ms": round(took_ms, 3)}))
+        typer.echo(json.dumps({"ok": True, **_about(info, took_ms)}))
     else:
         typer.echo("accepted")
+
+
+def _about(info: CallInfo, took_ms: float) -> dict[str, object]:
+    return {"took_ms": round(took_ms, 3), "request_id": info.request_id}
 
 
 def _guarded(

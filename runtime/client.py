@@ -12,7 +12,6 @@ import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from math import ceil
 from types import TracebackType
 from typing import Any, Literal
@@ -45,7 +44,7 @@ from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
-from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
+from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX, CallInfo
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
 
@@ -70,18 +69,6 @@ class _Route:
     def next_channel(self) -> Channel:
         self.turn = (self.turn + 1) % len(self.channels)
         return self.channels[self.turn]
-
-
-@dataclass(slots=True)
-class CallInfo:
-    """What a caller can learn about its own request; see `Client.call`."""
-
-    request_id: str = ""
-    """What `sublet why` takes; empty if the request has never left."""
-    elapsed_ms: float = 0.0
-    """From the call to its reply, as this client saw it."""
-    trace: str = ""
-    """The W3C traceparent that the request carried; empty if it was not sampled."""
 
 
 class Client:

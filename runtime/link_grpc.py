@@ -25,6 +25,7 @@ from sublet.runtime.link_lane import LaneCarrier
 from sublet.runtime.tracing import current_traceparent
 from sublet.runtime.unary import (
     AdministerRequest,
+    CallInfo,
     CallRequest,
     EgressPage,
     EgressRequest,
@@ -358,12 +359,12 @@ class UnaryClient:
     ) -> None:
         await self._channel.close()
 
-    async def call(self, request: CallRequest) -> bytes:
-        reply = await self._ask("Call", wire.encode_call(request), request.trace)
+    async def call(self, request: CallRequest, info: CallInfo | None = None) -> bytes:
+        reply = await self._ask("Call", wire.encode_call(request), request.trace, info)
         return wire.decode_call_reply(reply)
 
-    async def send(self, request: CallRequest) -> None:
-        await self._ask("Send", wire.encode_call(request), request.trace)
+    async def send(self, request: CallRequest, info: CallInfo | None = None) -> None:
+        await self._ask("Send", wire.encode_call(request), request.trace, info)
 
     async def status(self) -> StatusReport:
         return wire.decode_status(await self._ask("Status", wire.encode_empty_request()))
@@ -394,7 +395,9 @@ class UnaryClient:
     async def administer(self, request: AdministerRequest) -> None:
         await self._ask("Administer", wire.encode_administer_request(request))
 
-    async def _ask(self, method: str, encoded: bytes, trace: str = "") -> bytes:
+    async def _ask(
+        self, method: str, encoded: bytes, trace: str = "", info: CallInfo | None = None
+    ) -> bytes:
         trace = trace or current_traceparent()
         metadata = [(wire.TRACE_METADATA, trace)] if trace else None
         await self._connected()
@@ -402,7 +405,12 @@ class UnaryClient:
             f"/{wire.SERVICE}/{method}"
         )
         try:
-            return await ask(encoded, metadata=metadata)
+            call = ask(encoded, metadata=metadata)
+            reply = await call
+            if info is not None:
+                told = {str(name): str(value) for name, value in await call.trailing_metadata()}
+                info.request_id, info.trace = told.get(wire.REQUEST_ID_METADATA, ""), trace
+            return reply
         except aio.AioRpcError as error:
             raise _error_of(error) from None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import NoReturn, cast
 
@@ -25,7 +26,7 @@ from sublet.runtime.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
 from sublet.runtime.link_grpc import GrpcCarrier, Stream, server_options
 from sublet.runtime.link_lane import LaneCarrier, LaneTokens, prepare_lane_path, remove_lane_socket
 from sublet.runtime.tracing import TRACEPARENT_CHARS_MAX
-from sublet.runtime.unary import CallRequest, Service
+from sublet.runtime.unary import CallInfo, CallRequest, Service, answering
 
 _log = structlog.get_logger(__name__)
 
@@ -229,10 +230,12 @@ class LinkServer:
 
     async def _call(self, encoded: bytes, context: Context) -> bytes:
         request = _with_metadata(wire.decode_call(encoded), context)
-        return wire.encode_call_reply(await self._service.call(request), request.json)
+        with _telling_id(context):
+            return wire.encode_call_reply(await self._service.call(request), request.json)
 
     async def _send(self, encoded: bytes, context: Context) -> bytes:
-        await self._service.send(_with_metadata(wire.decode_call(encoded), context))
+        with _telling_id(context):
+            await self._service.send(_with_metadata(wire.decode_call(encoded), context))
         return wire.encode_send_reply()
 
     async def _status(self, encoded: bytes, context: Context) -> bytes:
@@ -290,6 +293,19 @@ async def _abort(context: Context, error: SubletError) -> NoReturn:
     status, text, metadata = wire.status_from_error(error)
     await context.abort(status, text, metadata)
     raise AssertionError("abort raises")
+
+
+@contextmanager
+def _telling_id(context: Context) -> Iterator[None]:
+    """Tell the caller the id of its request, if the service has given it one."""
+    info = CallInfo()
+    token = answering.set(info)
+    try:
+        yield
+    finally:
+        answering.reset(token)
+    if info.request_id:
+        context.set_trailing_metadata(((wire.REQUEST_ID_METADATA, info.request_id),))
 
 
 def _with_metadata(request: CallRequest, context: Context) -> CallRequest:

@@ -25,7 +25,7 @@ from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.state_view import state_json
-from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
+from sublet.runtime.telemetry import REQUEST_STAGES, parse_request_id, request_id
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.unary import (
     AdministerRequest,
@@ -44,6 +44,7 @@ from sublet.runtime.unary import (
     StateReport,
     StateRequest,
     StatusReport,
+    answering,
 )
 from sublet.statestore.contract import Store
 
@@ -108,6 +109,7 @@ class WorkerService:
                 msgspec.Raw(request.payload),
                 deadline=request.time_left_ms,
                 idempotency_key=request.idempotency_key,
+                info=answering.get(),
                 trace=trace,
             )
         return msgspec.msgpack.encode(result)
@@ -121,6 +123,7 @@ class WorkerService:
                 msgspec.Raw(request.payload),
                 deadline=request.time_left_ms,
                 idempotency_key=request.idempotency_key,
+                info=answering.get(),
                 trace=trace,
             )
 
@@ -166,7 +169,7 @@ class WorkerService:
                 function=each.function,
                 count=each.count,
                 at_ms=each.wall_ms,
-                stages={stage: getattr(each, f"{stage}_ms") for stage in STAGES},
+                stages={stage: getattr(each, f"{stage}_ms") for stage in REQUEST_STAGES},
                 late=each.late,
                 attempt=each.attempt,
                 trace=each.trace,

@@ -23,6 +23,8 @@ SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 
 STAGES = ("admission", "queue", "state", "running", "committing")
 """The stages that a worker can time by itself, in the order in which a message passes them."""
+REQUEST_STAGES = ("admission", "queue", "batch", "state", "lease", "running", "committing")
+"""As people are told them, with those that take no time as long as no policy makes them."""
 
 
 class Slotted(Protocol):
@@ -82,6 +84,16 @@ class SpanTimes(msgspec.Struct, array_like=True):
         return (
             self.admission_ms + self.queue_ms + self.state_ms + self.running_ms + self.committing_ms
         )
+
+    @property
+    def batch_ms(self) -> float:
+        """Nobody waits for a batch to fill: what is there runs."""
+        return 0.0
+
+    @property
+    def lease_ms(self) -> float:
+        """Every key runs where its state is; none is lent."""
+        return 0.0
 
     def holds(self, source: str, number: int) -> bool:
         return self.source == source and self.first <= number < self.first + self.count

@@ -6,6 +6,7 @@ back on the way out.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Literal, Protocol
 
 import msgspec
@@ -18,6 +19,21 @@ EGRESS_LIMIT_MAX = 100_000
 EGRESS_WAIT_MS_MAX = 60_000
 LIST_LIMIT_DEFAULT = 100
 LIST_LIMIT_MAX = 10_000
+
+
+class CallInfo(msgspec.Struct):
+    """What a caller can learn about its own request; see `Client.call`."""
+
+    request_id: str = ""
+    """What `sublet why` takes; empty if the request has never left."""
+    elapsed_ms: float = 0.0
+    """From the call to its reply, as the client saw it."""
+    trace: str = ""
+    """The W3C traceparent that the request carried; empty if it was not sampled."""
+
+
+answering: ContextVar[CallInfo | None] = ContextVar("sublet_answering", default=None)
+"""What whoever answers a unary call fills in, for its caller to be told."""
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):

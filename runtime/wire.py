@@ -74,6 +74,7 @@ SERVICE = "sublet.v1.Sublet"
 CODE_METADATA = "sublet-code"
 RETRY_METADATA = "sublet-retry-after-ms"
 TRACE_METADATA = "traceparent"
+REQUEST_ID_METADATA = "sublet-request-id"
 
 BATCH_COUNT_MAX = 100_000
 NUMBER_MAX = 2**63 - 1
@@ -844,6 +845,8 @@ def status_from_error(
     if isinstance(error, RetryLaterError):
         text = error.message
         metadata += ((RETRY_METADATA, str(error.retry_after_ms)),)
+    if error.request_id:
+        metadata += ((REQUEST_ID_METADATA, error.request_id),)
     return status, text, metadata
 
 
@@ -854,10 +857,14 @@ def error_from_status(
     entries = dict(metadata)
     code = entries.get(CODE_METADATA)
     if isinstance(code, str):
-        retry_after_ms = entries.get(RETRY_METADATA, "")
-        if isinstance(retry_after_ms, str) and retry_after_ms.isdecimal():
-            return error_from_code(code, text, int(retry_after_ms))
-        return error_from_code(code, text)
+        told = entries.get(RETRY_METADATA, "")
+        retry_after_ms = int(told) if isinstance(told, str) and told.isdecimal() else None
+        if retry_after_ms is None:
+            error = error_from_code(code, text)
+        else:
+            error = error_from_code(code, text, retry_after_ms)
+        error.request_id = str(entries.get(REQUEST_ID_METADATA, ""))
+        return error
     # gRPC itself speaks.
     match status:
         case grpc.StatusCode.DEADLINE_EXCEEDED:

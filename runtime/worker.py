@@ -50,9 +50,10 @@ class Worker:
         store: Store | None = None,
         directory: Directory | None = None,
         clock: Clock | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """Store and directory are made from the configuration where none is given; the clock is
-        the system's."""
+        """Store, directory and tracing are made from the configuration where none is given; the
+        clock is the system's."""
         self.id = f"w{os.getpid():x}-{secrets.token_hex(4)}"
         self.functions = functions
         self.ready = asyncio.Event()
@@ -62,6 +63,7 @@ class Worker:
         self._config = config
         self._given_store = store
         self._given_directory = directory
+        self._given_tracing = tracing
         self._clock = clock or SystemClock()
         self._stop = asyncio.Event()
         self.tracing: Tracing
@@ -76,14 +78,7 @@ class Worker:
     async def run(self) -> None:
         """Work until stopped or cancelled."""
         async with AsyncExitStack() as stack:
-            config = self._config
-            self.tracing, end_tracing = open_tracing(
-                config.trace_exporter,
-                worker=self.id,
-                sample_ratio=config.trace_sample_ratio,
-                with_keys=config.trace_keys,
-            )
-            stack.callback(end_tracing)
+            self.tracing = self._given_tracing or self._open_tracing(stack)
             store = self._given_store or open_store(self._config)
             stack.push_async_callback(store.close)
             directory = self._given_directory or open_directory(self._config)
@@ -94,6 +89,18 @@ class Worker:
                     raise _StoppedError  # A task group has no other way to end its children.
             except* _StoppedError:
                 _log.info("stopped", worker=self.id)
+
+    def _open_tracing(self, stack: AsyncExitStack) -> Tracing:
+        config = self._config
+        tracing, end = open_tracing(
+            config.trace_exporter,
+            worker=self.id,
+            sample_ratio=config.trace_sample_ratio,
+            with_keys=config.trace_keys,
+        )
+        # It waits for the last spans to be taken; the loop must not.
+        stack.push_async_callback(asyncio.to_thread, end)
+        return tracing
 
     async def _serve(
         self,

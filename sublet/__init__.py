@@ -50,12 +50,14 @@ from sublet.functions.state import (
 if TYPE_CHECKING:
     from sublet.runtime.blocking_client import BlockingClient
     from sublet.runtime.client import Client
+    from sublet.runtime.unary import CallInfo
 
 __version__ = "0.1.0"
 
 _LATER = {
     "Client": "sublet.runtime.client",
     "BlockingClient": "sublet.runtime.blocking_client",
+    "CallInfo": "sublet.runtime.unary",
 }
 
 
@@ -75,6 +77,7 @@ __all__ = [
     "Batch",
     "BlockingClient",
     "CallCycleError",
+    "CallInfo",
     "Client",
     "Context",
     "Count",

@@ -27,7 +27,7 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownFunctionError,
 )
-from sublet.runtime.client import CallInfo, Client
+from sublet.runtime.client import Client
 from sublet.runtime.http.bodies import (
     JSON_TYPE,
     MEDIA_TYPES,
@@ -51,7 +51,7 @@ from sublet.runtime.http.reading import (
 from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
 from sublet.runtime.limits import Limits
 from sublet.runtime.tracing import Tracing
-from sublet.runtime.unary import StateReport, StateRequest
+from sublet.runtime.unary import CallInfo, StateReport, StateRequest
 from sublet.statestore.contract import Store
 
 _log = structlog.get_logger(__name__)

@@ -1,0 +1,165 @@
+"""`sublet why` and `sublet slow`: where the time of requests went."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import typer
+
+from sublet.functions.duration import milliseconds
+from sublet.functions.errors import RejectedError, SubletError
+from sublet.runtime.cli_cluster import Reached, Where, ask
+from sublet.runtime.cli_exit import UsageError, exit_with
+from sublet.runtime.cli_table import print_table
+from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.telemetry import parse_request_id
+from sublet.runtime.unary import ExplainRequest, RequestTimes
+
+BAR_CHARS = 30
+_ANSWER_TIMEOUT_S = 5.0
+_MEANING = {
+    "admission": "it waited in its sender, for room or for a worker that was not full",
+    "queue": "it waited for the worker, which ran what had come before",
+    "batch": "it waited for others to run with",
+    "state": "its state had to be read from the store",
+    "lease": "it waited for its key to be lent",
+    "running": "the handler ran, and waited for what it called",
+    "committing": "the store wrote",
+    "wire and reply": "it was on its way, or its caller was slow to read the reply",
+}
+
+
+class Told(NamedTuple):
+    requests: list[RequestTimes]
+    silent: list[str]
+    """Workers that did not answer."""
+
+
+def why(request: str, seen: str, where: Where, as_json: bool) -> None:
+    try:
+        parse_request_id(request)
+        seen_ms = milliseconds(seen) if seen else None
+    except ValueError as error:
+        exit_with(UsageError(str(error)), as_json=as_json)
+
+    async def question(reached: Reached) -> dict[str, Any]:
+        told = await _ask_all(reached, ExplainRequest(request_id=request))
+        if not told.requests:
+            unknown = f"; no answer from {', '.join(told.silent)}" if told.silent else ""
+            raise RejectedError(
+                f"no worker remembers {request}: each keeps the slowest 100 of the last minutes "
+                f"and the last 1,000 that missed their deadline{unknown}; `sublet slow` lists them"
+            )
+        return described(told.requests[0], seen_ms)
+
+    found = ask(where, question, as_json)
+    if as_json:
+        typer.echo(json.dumps({"ok": True, **found}))
+    else:
+        for line in drawing(found):
+            typer.echo(line)
+
+
+def slow(function: str, missed: bool, limit: int, where: Where, as_json: bool) -> None:
+    async def question(reached: Reached) -> Told:
+        name = reached.full_name(function) if function else ""
+        request = ExplainRequest(missed=missed, function=name, limit=limit)
+        return await _ask_all(reached, request)
+
+    told = ask(where, question, as_json)
+    order = (lambda each: -each.at_ms) if missed else (lambda each: -each.total_ms)
+    found = [described(each) for each in sorted(told.requests, key=order)[:limit]]
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "requests": found, "no_answer": told.silent}))
+        return
+    print_table(
+        ("total ms", "most of it", "late", "at", "id"),
+        [
+            (
+                f"{each['total_ms']:.1f}",
+                f"{each['longest']} {each['stages'][each['longest']]:.1f}",
+                str(each["late"]) if each["late"] else "-",
+                each["at"],
+                each["id"],
+            )
+            for each in found
+        ],
+    )
+    if not found:
+        typer.echo("nothing missed its deadline" if missed else "nothing has run yet", err=True)
+    if told.silent:
+        typer.echo(f"no answer from {', '.join(told.silent)}", err=True)
+
+
+async def _ask_all(reached: Reached, request: ExplainRequest) -> Told:
+    workers = reached.report.topology.workers
+    answers = await asyncio.gather(*(_ask_at(each, request) for each in workers.values()))
+    silent = [worker for worker, told in zip(workers, answers, strict=True) if told is None]
+    return Told([each for told in answers for each in told or ()], silent)
+
+
+async def _ask_at(address: str, request: ExplainRequest) -> list[RequestTimes] | None:
+    async with UnaryClient(address) as client:
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                return await client.explain(request)
+        except RejectedError:
+            raise
+        except (SubletError, TimeoutError):
+            return None
+
+
+def described(times: RequestTimes, seen_ms: float | None = None) -> dict[str, Any]:
+    """Return a request's times as plain values, in a form that scripts may rely on.
+
+    What its caller saw beyond them was on the wire, or in the reply's way back.
+    """
+    stages = {stage: round(ms, 3) for stage, ms in times.stages.items()}
+    if seen_ms is not None:
+        stages["wire and reply"] = round(max(0.0, seen_ms - times.total_ms), 3)
+    longest = max(stages, key=lambda stage: stages[stage])
+    total_ms = sum(stages.values())
+    return {
+        "id": times.id,
+        "function": times.function,
+        "worker": times.worker,
+        "at": _time(times.at_ms),
+        "at_ms": times.at_ms,
+        "count": times.count,
+        "late": times.late,
+        "attempt": times.attempt,
+        "trace_id": times.trace[3:35],
+        "stages": stages,
+        "total_ms": round(total_ms, 3),
+        "longest": longest,
+        "share": round(stages[longest] / total_ms, 3) if total_ms else 0.0,
+    }
+
+
+def drawing(request: dict[str, Any]) -> list[str]:
+    """Return a request's stages as bars, and one sentence about the longest."""
+    stages: dict[str, float] = request["stages"]
+    width = max(map(len, stages))
+    largest = max(stages.values()) or 1.0
+    together = f", with {request['count'] - 1} others" if request["count"] > 1 else ""
+    again = f", attempt {request['attempt']}" if request["attempt"] > 1 else ""
+    late = ", MISSED its deadline" if request["late"] else ""
+    head = f"arrived {request['at']} at {request['worker']}{together}{again}{late}"
+    lines = [request["id"], f"{request['function']}, {head}", ""]
+    for stage, ms in stages.items():
+        bar = "█" * max(1 if ms else 0, round(BAR_CHARS * ms / largest))
+        lines.append(f"  {stage.ljust(width)}  {ms:10.1f} ms  {bar}".rstrip())
+    lines.append(f"  {'total'.ljust(width)}  {request['total_ms']:10.1f} ms")
+    if request["trace_id"]:
+        lines.append(f"  trace {request['trace_id']}")
+    longest = request["longest"]
+    lines += ["", f"{request['share']:.0%} of it was {longest}: {_MEANING[longest]}."]
+    return lines
+
+
+def _time(at_ms: int) -> str:
+    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at_ms % 1000:03d}Z"
