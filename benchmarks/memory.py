@@ -50,6 +50,7 @@ PARTITION_COUNT = 16
 PARTITION_COUNT_MANY = 1_024
 BATCH_SIZE = 4_000
 WAIT_S = 60.0
+SAMPLES_MAX = 20
 # Longer than the store waits before it folds what was committed.
 SETTLE_S = 2.5
 UNBOUNDED = {
@@ -234,12 +235,15 @@ async def queued_messages(chunk_size: int, trace: bool) -> tuple[Sample, Sample]
             # What is sent in one turn of the loop leaves in one chunk.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        after = await probe.sample()
+        for _ in range(SAMPLES_MAX):
+            after = await probe.sample()
+            if after.queued - before.queued == QUEUED_COUNT:
+                break
+        else:
+            raise RuntimeError(f"{after.queued - before.queued:.0f} messages were queued")
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        if after.queued - before.queued != QUEUED_COUNT:
-            raise RuntimeError(f"{after.queued - before.queued:.0f} messages were queued")
         return before, after
 
 
