@@ -30,6 +30,7 @@ from sublet.runtime.work import Failure, RunResult, Traced, Work
 from sublet.statestore.contract import StateRow
 
 ABANDON_GRACE_S = 1.0
+LOOK_EVERY_S = 0.2
 
 
 class Ended(NamedTuple):
@@ -74,8 +75,12 @@ class Invocation:
         "index",
         "key",
         "loop",
+        "message",
         "place",
+        "side",
+        "started_s",
         "step_ms",
+        "ticket",
         "traced",
         "waits",
     )
@@ -105,6 +110,12 @@ class Invocation:
         self.waits = False
         self.expired = False
         self.step_ms = 0.0
+        self.message: Any = None
+        """Kept for handlers that wait for their turn on a second loop."""
+        self.side: SideLoop | None = None
+        self.started_s = 0.0
+        self.ticket: list[None] = []
+        """Who takes its one item may make the first step; taking is safe between threads."""
         self._open = on_call
         self._futures: dict[int, tuple[asyncio.Future[Any], CallRequest]] = {}
 
@@ -195,14 +206,14 @@ def _settle(
 class _Continue:
     """Awaits the rest of a coroutine whose first step was made elsewhere."""
 
-    __slots__ = ("_coroutine", "_first", "_timeout_ms", "_watchdog")
+    __slots__ = ("_coroutine", "_first", "_invocation", "_lane")
 
-    def __init__(self, invocation: Invocation, watchdog: Watchdog | None) -> None:
+    def __init__(self, invocation: Invocation, lane: Lane) -> None:
         assert invocation.coroutine is not None
         self._coroutine = invocation.coroutine
         self._first = invocation.first_await
-        self._timeout_ms = invocation.place.function.timeout_ms
-        self._watchdog = watchdog
+        self._invocation = invocation
+        self._lane = lane
 
     def __await__(self) -> Generator[Any, Any, Any]:
         awaited = self._first
@@ -220,15 +231,13 @@ class _Continue:
 
     def _step(self, sent: Any, thrown: BaseException | None) -> Any:
         """Run user code up to its next wait; it may block there as in its first step."""
-        if self._watchdog is not None:
-            self._watchdog.enter(self._timeout_ms)
+        self._lane.enter(self._invocation)
         try:
             if thrown is not None:
                 return self._coroutine.throw(thrown)
             return self._coroutine.send(sent)
         finally:
-            if self._watchdog is not None:
-                self._watchdog.leave()
+            self._lane.leave()
 
 
 class Lane:
@@ -242,15 +251,36 @@ class Lane:
         self,
         tasks: asyncio.TaskGroup,
         on_end: OnEnd,
+        on_stubborn: Callable[[Invocation], None],
         watchdog: Watchdog | None = None,
     ) -> None:
-        """A watchdog is for the main thread's loop only."""
+        """A watchdog is for the main thread's loop only; others can be looked at (`stepping`).
+
+        `on_stubborn` hears of a handler that goes on although its time is over.
+        """
+        self.stepping: tuple[Invocation, float] | None = None
+        """Who runs on the loop, and since when (monotonic, s)."""
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         self._on_end = on_end
+        self._on_stubborn = on_stubborn
         self._watchdog = watchdog
         self._spare: asyncio.Task[None] | None = None
         self._adoption: asyncio.Future[Invocation] | None = None
+
+    def enter(self, invocation: Invocation) -> None:
+        """User code starts now."""
+        if self._watchdog is not None:
+            self._watchdog.enter(invocation.place.function.timeout_ms)
+        else:
+            self.stepping = (invocation, time.monotonic())
+
+    def leave(self) -> None:
+        """User code has ended, or waits."""
+        if self._watchdog is not None:
+            self._watchdog.leave()
+        else:
+            self.stepping = None
 
     def prepare(self) -> None:
         """Make a spare task, before anything is stepped."""
@@ -298,7 +328,8 @@ class Lane:
     def go_on(self, invocation: Invocation) -> None:
         """Let a handler that waits go on in the task that saw its first step."""
         adoption, spare = self._adoption, self._spare
-        assert adoption is not None and spare is not None
+        assert adoption is not None
+        assert spare is not None
         self._spare = self._adoption = None
         adoption.set_result(invocation)
         timeout_ms = invocation.place.function.timeout_ms
@@ -309,15 +340,17 @@ class Lane:
     def _expire(self, invocation: Invocation, task: asyncio.Task[None]) -> None:
         invocation.expired = True
         task.cancel()
+        timer = self._loop.call_later(ABANDON_GRACE_S, self._on_stubborn, invocation)
+        task.add_done_callback(lambda _task: timer.cancel())
 
     async def _adopt(self, adoption: asyncio.Future[Invocation]) -> None:
         invocation = await adoption
         try:
             if invocation.traced is None:
-                value = await _Continue(invocation, self._watchdog)
+                value = await _Continue(invocation, self)
             else:
                 with invocation.traced.entered():
-                    value = await _Continue(invocation, self._watchdog)
+                    value = await _Continue(invocation, self)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if not invocation.expired and task is not None and task.cancelling():
@@ -351,7 +384,7 @@ class AsyncRunner:
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._main = asyncio.get_running_loop()
-        self._lane = Lane(tasks, self._ended, self._watchdog)
+        self._lane = Lane(tasks, self._ended, self._abandon, self._watchdog)
 
     def stop(self) -> None:
         if self._side is not None:
@@ -404,18 +437,17 @@ class AsyncRunner:
         self, invocation: Invocation, message: Any, result: RunResult
     ) -> tuple[Any, bool]:
         assert self._lane is not None
-        function = invocation.place.function
-        self._watchdog.enter(function.timeout_ms)
+        self._lane.enter(invocation)
         try:
             done, value = self._lane.step(invocation, message)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             invocation.cell.rollback()
-            result.failed[invocation.index] = failure_of(error, function)
+            result.failed[invocation.index] = failure_of(error, invocation.place.function)
             return None, False
         finally:
-            self._watchdog.leave()
+            self._lane.leave()
         if done:
             return value, False
         invocation.waits = True
@@ -447,30 +479,58 @@ class AsyncRunner:
             result.suspended.add(index)
             self._open[place.partition, invocation.id] = invocation
             waiting.append(invocation)
-        if waiting:
-            if self._side is None:
-                self._side = SideLoop(self._ended_aside)
-            for invocation in waiting:
-                self._side.start(invocation, messages[invocation.index])
-                self._watch_aside(invocation, self._side)
+        for invocation in waiting:
+            invocation.message = messages[invocation.index]
+            self._start_aside(invocation)
         return result, waiting
 
-    def _watch_aside(self, invocation: Invocation, side: SideLoop) -> None:
-        """Give up on a handler that blocks the second loop itself, so that nothing ends there."""
-        timeout_ms = invocation.place.function.timeout_ms
-        if timeout_ms is not None:
+    def _start_aside(self, invocation: Invocation) -> None:
+        if self._side is None:
+            self._side = SideLoop(self._ended_aside, self._stubborn_aside)
+        side = invocation.side = self._side
+        side.start(invocation)
+        if not side.is_watched:
             assert self._main is not None
-            delay_s = timeout_ms / 1000 + ABANDON_GRACE_S
-            self._main.call_later(delay_s, self._abandon, invocation, side)
+            side.is_watched = True
+            self._main.call_later(LOOK_EVERY_S, self._look_aside, side)
 
-    def _abandon(self, invocation: Invocation, side: SideLoop) -> None:
+    def _look_aside(self, side: SideLoop) -> None:
+        """Give up on a handler that blocks the second loop itself, so that nothing ends there."""
+        assert self._main is not None
+        stepping = side.stepping
+        if not side.is_retired and stepping is not None and _is_overdue(*stepping):
+            self._retire(side, stepping[0])
+        left = [each for each in self._open.values() if each.side is side]
+        if side.is_retired:
+            # Its loop is free again, or it never will be.
+            for each in [each for each in left if _is_overdue(each, each.started_s)]:
+                self._abandon(each)
+                left.remove(each)
+            if not left:
+                side.stop()
+        side.is_watched = bool(left)
+        if left:
+            self._main.call_later(LOOK_EVERY_S, self._look_aside, side)
+
+    def _retire(self, side: SideLoop, culprit: Invocation) -> None:
+        """Interrupt who blocks the loop; whoever has not begun there begins elsewhere."""
+        side.is_retired = True
+        if self._side is side:
+            self._side = None
+        unbegun = [
+            each for each in self._open.values() if each.side is side and take_ticket(each.ticket)
+        ]
+        self._abandon(culprit)
+        side.interrupt()
+        for invocation in unbegun:
+            self._start_aside(invocation)
+
+    def _abandon(self, invocation: Invocation) -> None:
+        """Go on without a handler that does not end."""
         key = (invocation.place.partition, invocation.id)
         if self._open.get(key) is not invocation:
             return
         del self._open[key]
-        if self._side is side:
-            self._side = None
-            side.abandon()
         failure = failure_of(HandlerInterrupt(), invocation.place.function)
         ended = Ended(
             invocation.place.partition,
@@ -484,6 +544,13 @@ class AsyncRunner:
             abandoned=True,
         )
         self._on_end(ended)
+
+    def _stubborn_aside(self, invocation: Invocation) -> None:
+        assert self._main is not None
+        try:
+            self._main.call_soon_threadsafe(self._abandon, invocation)
+        except RuntimeError:
+            return  # The main loop is closed: the worker has stopped.
 
     def _call_from_aside(self, opened: CallOpened) -> None:
         assert self._main is not None
@@ -520,53 +587,88 @@ class AsyncRunner:
             del self._open[key]
 
 
+def take_ticket(ticket: list[None]) -> bool:
+    """Take the right to begin, if nobody has; one step that no other thread can split."""
+    try:
+        ticket.pop()
+    except IndexError:
+        return False
+    return True
+
+
+def _is_overdue(invocation: Invocation, since_s: float) -> bool:
+    timeout_ms = invocation.place.function.timeout_ms
+    if timeout_ms is None or not since_s:
+        return False
+    return time.monotonic() > since_s + timeout_ms / 1000 + ABANDON_GRACE_S
+
+
 class SideLoop:
     """A second event loop in a daemon thread, for handlers that are known to be slow."""
 
-    def __init__(self, on_end: OnEnd) -> None:
+    def __init__(self, on_end: OnEnd, on_stubborn: Callable[[Invocation], None]) -> None:
+        self.is_watched = False
+        self.is_retired = False
+        """Nothing more begins here; what has begun may end."""
         self._on_end = on_end
+        self._on_stubborn = on_stubborn
         self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lane: Lane | None = None
-        self._stopped: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._lane: Lane
+        self._stopped: asyncio.Event
         self._thread = threading.Thread(target=self._run, name="sublet-side-loop", daemon=True)
         self._thread.start()
         self._ready.wait()
 
+    @property
+    def stepping(self) -> tuple[Invocation, float] | None:
+        return self._lane.stepping
+
     def _run(self) -> None:
-        uvloop.run(self._serve())
+        try:
+            uvloop.run(self._serve())
+        except BaseException:
+            # An interruption that came late hit the loop itself; its handlers are given up.
+            if not self.is_retired:
+                raise
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            self._lane = Lane(tasks, self._on_end)
+            self._lane = Lane(tasks, self._on_end, self._on_stubborn)
             self._ready.set()
             await self._stopped.wait()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
-    def start(self, invocation: Invocation, message: Any) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._step, invocation, message)
+    def start(self, invocation: Invocation) -> None:
+        """Begin in turn, unless somebody takes the ticket before."""
+        ticket = invocation.ticket = [None]
+        self._loop.call_soon_threadsafe(self._step, invocation, ticket)
 
-    def _step(self, invocation: Invocation, message: Any) -> None:
-        assert self._lane is not None
+    def _step(self, invocation: Invocation, ticket: list[None]) -> None:
+        if not take_ticket(ticket):
+            return
+        invocation.started_s = time.monotonic()
+        self._lane.enter(invocation)
         try:
-            done, value = self._lane.step(invocation, message)
+            done, value = self._lane.step(invocation, invocation.message)
         except BaseException as error:
             self._on_end(invocation, None, error)
             return
+        finally:
+            self._lane.leave()
         if done:
             self._on_end(invocation, value, None)
         else:
             self._lane.go_on(invocation)
 
-    def abandon(self) -> None:
-        """Interrupt the handler that blocks the loop, then stop it."""
+    def interrupt(self) -> None:
         interrupt_thread(self._thread)
-        self.stop()
 
     def stop(self) -> None:
-        if self._loop is not None and self._stopped is not None:
+        try:
             self._loop.call_soon_threadsafe(self._stopped.set)
+        except RuntimeError:
+            return  # It has ended already.

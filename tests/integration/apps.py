@@ -395,3 +395,26 @@ def stuck_deaf(ctx: Context, seconds: float) -> int:
         except BaseException:  # What it is here for.
             continue
     return int(ctx.state.get())
+
+
+@app.function(state=int, timeout="200ms", retry=SHORT)
+async def stuck_async_stubborn(ctx: Context, seconds: float) -> int:
+    """Does not let itself be cancelled."""
+    ctx.state.set(ctx.state.get() + 1)
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        try:
+            await asyncio.sleep(until_s - time.monotonic())
+        except asyncio.CancelledError:
+            continue
+    return int(ctx.state.get())
+
+
+@app.function(state=int, timeout="500ms", retry=Retry(attempts=1))
+async def busy_async(ctx: Context, milliseconds: float) -> int:
+    """Computes, within its time, but without ever letting others run."""
+    until_s = time.monotonic() + milliseconds / 1000
+    while time.monotonic() < until_s:
+        pass
+    ctx.state.set(ctx.state.get() + 1)
+    return int(ctx.state.get())

@@ -114,3 +114,38 @@ async def test_more_stuck_handlers_than_threads_delay_others_but_lose_nothing(
 
     assert all(isinstance(each, HandlerTimeoutError) for each in replies)
     assert await client.call_many(apps.stuck_blocking, keys, [0] * len(keys)) == [1] * len(keys)
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["unknown", "learned short"])
+async def test_a_handler_that_refuses_to_be_cancelled_is_given_up(
+    client: Client, learned: bool
+) -> None:
+    name = f"stubborn-{learned}"
+    if learned:
+        for _ in range(5):
+            keys = [f"short{n}" for n in range(100)]
+            await client.call_many(apps.stuck_async_stubborn, keys, [0] * 100)
+
+    with pytest.raises(HandlerTimeoutError):
+        await client.call(apps.stuck_async_stubborn, name, 3)
+
+    assert await client.call(apps.stuck_async_stubborn, name, 0) == 1
+
+
+async def test_handlers_that_wait_for_their_turn_are_not_late(client: Client) -> None:
+    """Each computes for 60 ms of its 500 ms; the last begins after more than two seconds."""
+    keys = [f"turn{number}" for number in range(40)]
+
+    replies = await client.call_many(apps.busy_async, keys, [60] * len(keys))
+
+    assert replies == [1] * len(keys)
+
+
+async def test_those_behind_a_handler_that_blocks_are_run_elsewhere(client: Client) -> None:
+    keys = [f"after{number}" for number in range(20)]
+    stuck = asyncio.ensure_future(client.call(apps.stuck_async_blocking, "blocks", -1))
+    behind = asyncio.ensure_future(client.call_many(apps.busy_async, keys, [1] * len(keys)))
+
+    assert await behind == [1] * len(keys)
+    with pytest.raises(HandlerTimeoutError):
+        await stuck
