@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextvars import Context
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,8 @@ from sublet.runtime.client import Addresses, Client
 from sublet.runtime.client_links import PlainTaskGroup
 from sublet.runtime.client_session import ClientStats
 from sublet.runtime.frames import Topology
+from sublet.runtime.tracing import current_traceparent
+from sublet.runtime.unary import CallInfo
 
 _Request = tuple[Callable[[], Coroutine[Any, Any, Any]], "Future[Any]"]
 
@@ -95,12 +98,21 @@ class BlockingClient:
         *,
         deadline: Duration | None = None,
         idempotency_key: str = "",
+        info: CallInfo | None = None,
+        trace: str = "",
     ) -> Any:
         """See `Client.call`."""
         client = self._client
+        trace = trace or current_traceparent()
         return self._wait(
             lambda: client.call(
-                function, key, message, deadline=deadline, idempotency_key=idempotency_key
+                function,
+                key,
+                message,
+                deadline=deadline,
+                idempotency_key=idempotency_key,
+                info=info,
+                trace=trace,
             )
         )
 
@@ -112,12 +124,21 @@ class BlockingClient:
         *,
         deadline: Duration | None = None,
         idempotency_key: str = "",
+        info: CallInfo | None = None,
+        trace: str = "",
     ) -> None:
         """See `Client.send`."""
         client = self._client
+        trace = trace or current_traceparent()
         self._wait(
             lambda: client.send(
-                function, key, message, deadline=deadline, idempotency_key=idempotency_key
+                function,
+                key,
+                message,
+                deadline=deadline,
+                idempotency_key=idempotency_key,
+                info=info,
+                trace=trace,
             )
         )
 
@@ -164,7 +185,8 @@ class BlockingClient:
             self._requests.append((ask, outcome))
             if len(self._requests) == 1:
                 # One wake-up for all who ask before the loop has looked.
-                self._loop.call_soon_threadsafe(self._begin_requests)
+                # Without the context of this thread: its trace is not theirs.
+                self._loop.call_soon_threadsafe(self._begin_requests, context=Context())
         try:
             return outcome.result()
         except BaseException:

@@ -405,6 +405,7 @@ def test_a_script_gets_one_json_object(cluster: Cluster) -> None:
     done = json.loads(cluster.ask("call", "add", "scripted", "7", "--json").stdout)
 
     assert done.pop("took_ms") > 0
+    assert done.pop("request_id").startswith("desk/add/")
     assert done == {"ok": True, "result": 7}
 
 
