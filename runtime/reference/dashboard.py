@@ -162,7 +162,7 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Cache misses",
         "ops",
-        "States read from the store, and dropped from memory. Much of both: the cache is too small.",
+        "States read from the store, and dropped from memory. Both grow: it is too small.",
         (
             (_rate("sublet_cache_loads"), f"{of_function} read"),
             (_rate("sublet_cache_evicted"), f"{of_function} dropped"),
