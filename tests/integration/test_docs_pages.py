@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,6 +30,27 @@ FOLLOWED = [
 @pytest.mark.parametrize("page", FOLLOWED)
 def test_a_page_can_be_followed(page: str, tmp_path: Path) -> None:
     Terminal(tmp_path).follow((DOCS / page).read_text())
+
+
+def test_the_tutorial_ends_with_the_shop_of_the_examples() -> None:
+    def code(text: str) -> str:
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(body := getattr(node, "body", None), list):
+                told = [each for each in body if not isinstance(each, ast.Expr) or _acts(each)]
+                node.body = told  # type: ignore[attr-defined]
+        return ast.unparse(tree)
+
+    blocks = blocks_of((DOCS / "tutorial.md").read_text())
+    *_, last = [each.text for each in blocks if each.text.startswith("# shop.py\n")]
+    example = (DOCS.parent / "examples" / "shop.py").read_text()
+
+    assert code(last) == code(example).replace("from __future__ import annotations\n", "")
+
+
+def _acts(statement: ast.Expr) -> bool:
+    """Tell whether it is more than a text for people."""
+    return not isinstance(statement.value, ast.Constant)
 
 
 @pytest.mark.parametrize("page", [page for page in ALL if page not in ELSEWHERE])
