@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import socket
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 
 import structlog
+import xxhash
 
 from sublet.functions.errors import RetryLaterError
 from sublet.runtime.config import is_loopback_host
@@ -23,14 +28,37 @@ from sublet.statestore.contract import Directory, Member, Recovered, Store, View
 _log = structlog.get_logger(__name__)
 
 
+def new_worker_id() -> str:
+    """Return an id that nobody else has; it tells where the number of its process means something.
+
+    `w`, the process in hexadecimal, a dot, the mark of its number space, a dash, chance.
+    """
+    return f"w{os.getpid():x}.{_number_space()}-{secrets.token_hex(4)}"
+
+
+@cache
+def _number_space() -> str:
+    """Return a mark that is the same for processes that see each other by number.
+
+    Containers of one machine may share its loopback addresses and have numbers of their own; and
+    after a start of the machine all numbers mean others.
+    """
+    try:
+        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        start, space = "", socket.gethostname()
+    return xxhash.xxh32_hexdigest(f"{start} {space}".encode())
+
+
 def process_is_gone(member: Member) -> bool:
     """Tell whether a worker of this machine has certainly ended; False where nobody can say.
 
-    Only who listens at a loopback address is surely on this machine, where its number means
-    something. A number that was given to another process since looks alive: then the heartbeat
-    decides.
+    A number that was given to another process since looks alive: then the heartbeat decides.
     """
-    if member.pid <= 0 or not is_loopback_host(member.address.rpartition(":")[0]):
+    space = member.id.partition(".")[2].partition("-")[0]
+    is_here = space == _number_space() and is_loopback_host(member.address.rpartition(":")[0])
+    if member.pid <= 0 or not is_here:
         return False
     try:
         os.kill(member.pid, 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
@@ -23,7 +22,7 @@ from sublet.runtime.host import Clock, Host, SystemClock
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
-from sublet.runtime.membership import Membership, Ownership
+from sublet.runtime.membership import Membership, Ownership, new_worker_id
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.service import WorkerService
 from sublet.runtime.tracing import Tracing, open_tracing
@@ -54,7 +53,7 @@ class Worker:
     ) -> None:
         """Store, directory and tracing are made from the configuration where none is given; the
         clock is the system's."""
-        self.id = f"w{os.getpid():x}-{secrets.token_hex(4)}"
+        self.id = new_worker_id()
         self.functions = functions
         self.ready = asyncio.Event()
         self.address = ""

@@ -9,8 +9,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from sublet.runtime.frames import FunctionInfo
-from sublet.runtime.membership import DeathWatch, Membership, Ownership, process_is_gone
+from sublet.runtime.membership import (
+    DeathWatch,
+    Membership,
+    Ownership,
+    new_worker_id,
+    process_is_gone,
+)
 from sublet.statestore.contract import Member, Recovered, View
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 
@@ -58,23 +66,41 @@ def ended_pid() -> int:
     return process.pid
 
 
+def worker(pid: int, host: str = "127.0.0.1", id_: str = "") -> Member:
+    return member(id_ or new_worker_id(), pid=pid, host=host)
+
+
+def test_every_worker_has_an_id_of_its_own_that_names_its_process() -> None:
+    assert new_worker_id() != new_worker_id()
+    assert new_worker_id().startswith(f"w{os.getpid():x}.")
+
+
 def test_a_process_of_this_machine_that_ended_is_gone() -> None:
     pid = ended_pid()
 
-    assert process_is_gone(member("a", pid=pid))
-    assert process_is_gone(member("a", pid=pid, host="[::1]"))
-    assert process_is_gone(member("a", pid=pid, host="localhost"))
+    assert process_is_gone(worker(pid))
+    assert process_is_gone(worker(pid, "[::1]"))
+    assert process_is_gone(worker(pid, "localhost"))
 
 
 def test_nobody_can_say_of_a_process_elsewhere_or_without_number_that_it_is_gone() -> None:
-    assert not process_is_gone(member("a", pid=ended_pid(), host="192.0.2.1"))
-    assert not process_is_gone(member("a", pid=ended_pid(), host="worker-7"))
-    assert not process_is_gone(member("a", pid=0))
+    pid = ended_pid()
+
+    assert not process_is_gone(worker(pid, "192.0.2.1"))
+    assert not process_is_gone(worker(pid, "worker-7"))
+    assert not process_is_gone(worker(0))
+
+
+@pytest.mark.parametrize("id_", ["w1.00000000-11111111", "w1-11111111", "", "."])
+def test_numbers_of_another_container_or_before_a_restart_of_the_machine_say_nothing(
+    id_: str,
+) -> None:
+    assert not process_is_gone(member(id_, pid=ended_pid()))
 
 
 def test_a_process_that_runs_is_not_gone_whoever_owns_it() -> None:
-    assert not process_is_gone(member("a", pid=os.getpid()))
-    assert not process_is_gone(member("a", pid=1))
+    assert not process_is_gone(worker(os.getpid()))
+    assert not process_is_gone(worker(1))
 
 
 class CountedDirectory(MemoryDirectory):
