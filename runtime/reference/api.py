@@ -7,8 +7,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from textwrap import dedent
 from typing import Any
 
@@ -29,7 +28,7 @@ Errors are on [a page of their own](errors.md).
 
 _DECLARING = ("App", "Function", "Retry", "NO_RETRY")
 _HANDLING = ("Context", "Batch")
-_CALLING = ("Client", "BlockingClient")
+_CALLING = ("Client", "BlockingClient", "CallInfo")
 _STATES = (
     "Value",
     "Map",
@@ -111,16 +110,15 @@ def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[
 
 
 def _attributes(thing: type) -> Iterator[tuple[str, str]]:
-    """Yield the attributes that `__init__` sets and tells about, by a text below them."""
-    if not inspect.isfunction(vars(thing).get("__init__")) or is_dataclass(thing):
-        return
-    (tree,) = ast.parse(dedent(inspect.getsource(vars(thing)["__init__"]))).body
-    assert isinstance(tree, ast.FunctionDef)
-    for line, below in pairwise(tree.body):
+    """Yield the attributes that have a text below them, in the class or in `__init__`."""
+    (tree,) = ast.parse(dedent(inspect.getsource(thing))).body
+    assert isinstance(tree, ast.ClassDef)
+    bodies = [each.body for each in tree.body if getattr(each, "name", "") == "__init__"]  # type: ignore[attr-defined]
+    for line, below in chain.from_iterable(pairwise(body) for body in (tree.body, *bodies)):
         match line, below:
             case (
                 ast.Assign(targets=[ast.Attribute(attr=name)])
-                | ast.AnnAssign(target=ast.Attribute(attr=name)),
+                | ast.AnnAssign(target=ast.Attribute(attr=name) | ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ) if not name.startswith("_"):
                 yield name, " ".join(text.split())

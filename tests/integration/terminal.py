@@ -207,7 +207,14 @@ class _LongCommand:
 
 def _environment() -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name[:7] != "SUBLET_"}
-    return {**inherited, "PATH": PATH, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    return {
+        **inherited,
+        "PATH": PATH,
+        "COLUMNS": "200",
+        "PYTHONUNBUFFERED": "1",
+        # Those of this environment take seconds to load, and no page needs them.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
 
 
 def _free_pairs(count: int) -> list[int]:
