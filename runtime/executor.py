@@ -238,7 +238,7 @@ def failure_of(error: BaseException, function: Function) -> Failure:
         final = isinstance(error, RejectedError | FailedError)
         return Failure(ErrorInfo(error.code, text), not final)
     text = f"{function.name} raised {type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
-    return Failure(ErrorInfo("handler_failed", text), True)
+    return Failure(ErrorInfo("handler_failed", text), True, error)
 
 
 class SyncRunner:
@@ -441,7 +441,7 @@ class SyncRunner:
         The partition tries each of them by itself next time.
         """
         if len(indexes) > 1:
-            failure = Failure(failure.error, retryable=True)
+            failure = failure._replace(retryable=True)
         for index in indexes:
             result.failed[index] = failure
 

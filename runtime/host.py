@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import copy_context
+from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -24,6 +26,7 @@ from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
 from sublet.runtime.limits import Limits
+from sublet.runtime.notices import Notices
 from sublet.runtime.partition import (
     Acknowledge,
     Deliver,
@@ -52,7 +55,7 @@ from sublet.runtime.threads import (
     Watchdog,
 )
 from sublet.runtime.tracing import Tracing
-from sublet.runtime.work import RunResult, Work
+from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.api import BindingPolicy, QueueOrder, WorkView
 from sublet.scheduler.pace import LearnedPace
 from sublet.statestore.contract import (
@@ -150,8 +153,9 @@ class Host:
         self._binding = binding
         self._clock = clock
         self._tracing = tracing or Tracing()
+        self._notices = Notices(clock.monotonic_ms)
         self.pace: Pace = pace or LearnedPace()
-        self.committer = GroupCommitter(store, self._commit_ended, self.telemetry.group_committed)
+        self.committer = GroupCommitter(store, self._commit_ended, self._group_committed)
         self._watchdog: Watchdog = watchdog or LoopWatchdog()
         self._sync = SyncRunner(self._watchdog)
         self._async = AsyncRunner(
@@ -348,6 +352,7 @@ class Host:
                     partition.name, effect.message_id, effect.call, effect.result, effect.error
                 )
             case Refuse():
+                self._notices.refused(hosted.place.function.name, effect.refused)
                 self._outside.refuse(effect.refused)
             case Settled():
                 if effect.ticket in hosted.tickets and not effect.ticket.done():
@@ -403,6 +408,10 @@ class Host:
                 await asyncio.sleep(error.retry_after_ms / 1000)
         hosted.partition.timers_loaded(records, load.until_ms, self._clock.monotonic_ms())
         self._carry_out(hosted)
+
+    def _group_committed(self, elapsed_ms: float, size: int) -> None:
+        self.telemetry.group_committed(elapsed_ms, size)
+        self._notices.group_committed(elapsed_ms, size)
 
     def _commit_ended(self, commit: Commit, outcome: Outcome) -> None:
         hosted = self.partitions.get(commit.partition)
@@ -486,7 +495,10 @@ class Host:
         partition = hosted.partition
         now_ms = self._clock.monotonic_ms()
         hosted.times.ran(work, result, now_ms, self._clock.wall_ms())
+        dead_before = partition.counters.dead
         partition.finished(work, result, now_ms)
+        if result.failed:
+            self._tell_failures(hosted, result.failed.values(), dead_before)
         for invocation in waiting:
             for opened in invocation.calls:
                 self._open_call(hosted, opened)
@@ -545,6 +557,7 @@ class Host:
             hosted.cache.changed([self._cell_key(hosted, ended.key)])
         now_ms = self._clock.monotonic_ms()
         hosted.times.ended(ended.message_id, ended.failure, now_ms, self._clock.wall_ms())
+        dead_before = hosted.partition.counters.dead
         hosted.partition.invocation_ended(
             ended.message_id,
             ended.value,
@@ -554,7 +567,14 @@ class Host:
             ended.step_ms,
             now_ms,
         )
+        if ended.failure is not None:
+            self._tell_failures(hosted, [ended.failure], dead_before)
         self._carry_out(hosted)
+
+    def _tell_failures(self, hosted: Hosted, failures: Iterable[Failure], dead_before: int) -> None:
+        partition = hosted.partition
+        dead = partition.counters.dead - dead_before
+        self._notices.failed(hosted.place.function.name, partition.name, failures, dead)
 
     def _cell_key(self, hosted: Hosted, key: str) -> str:
         return key if hosted.place.function.kind == "keyed" else ""
@@ -603,7 +623,8 @@ class AsideRun:
         self._over = False
 
     def start(self) -> None:
-        self._threads.run(self._run_in_thread, self._started)
+        # Its log lines carry what ours carry.
+        self._threads.run(partial(copy_context().run, self._run_in_thread), self._started)
 
     def _started(self, thread: RunnerThread) -> None:
         self._thread = thread

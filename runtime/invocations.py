@@ -13,6 +13,8 @@ import threading
 import time
 from asyncio import tasks as asyncio_tasks
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import copy_context
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -616,7 +618,9 @@ class SideLoop:
         self._loop: asyncio.AbstractEventLoop
         self._lane: Lane
         self._stopped: asyncio.Event
-        self._thread = threading.Thread(target=self._run, name="sublet-side-loop", daemon=True)
+        # In our context: its log lines carry what ours carry.
+        run = partial(copy_context().run, self._run)
+        self._thread = threading.Thread(target=run, name="sublet-side-loop", daemon=True)
         self._thread.start()
         self._ready.wait()
 

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappush, heapreplace
 from itertools import islice
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -113,6 +114,34 @@ class FunctionTimes:
         self.laxity = Histogram(LAXITY_BOUNDS_MS)
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.stages = {stage: Histogram(LATENCY_BOUNDS_MS) for stage in STAGES}
+
+
+class Spells:
+    """Tells of what happens again and again when it begins, then only now and then."""
+
+    EVERY_MS = 10_000
+    OVER_MS = 60_000
+    """What was quiet for so long begins anew."""
+    KEPT_MAX = 1_000
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[float, float, int]] = {}
+        """What, to when it was told last, when it was seen last, and how often in between."""
+
+    def note(self, what: str, now_ms: float, times: int = 1) -> int | None:
+        """Return None to keep quiet, 0 when a spell begins, else how often since it was told."""
+        told_ms, seen_ms, count = self._kept.pop(what, (0.0, -inf, 0))
+        if now_ms - seen_ms > self.OVER_MS:
+            while len(self._kept) >= self.KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[what] = (now_ms, now_ms, 0)
+            return 0
+        count += times
+        if now_ms - told_ms < self.EVERY_MS:
+            self._kept[what] = (told_ms, now_ms, count)
+            return None
+        self._kept[what] = (now_ms, now_ms, 0)
+        return count
 
 
 class SlowLog:

@@ -229,6 +229,8 @@ class Failure(NamedTuple):
 
     error: ErrorInfo
     retryable: bool
+    cause: BaseException | None = None
+    """What user code raised and did not mean to; for the log alone."""
 
 
 class RunResult:

@@ -77,6 +77,8 @@ class Worker:
     async def run(self) -> None:
         """Work until stopped or cancelled."""
         async with AsyncExitStack() as stack:
+            # For this task and its children: a process may have several workers.
+            structlog.contextvars.bind_contextvars(worker=self.id)
             self.tracing = self._given_tracing or self._open_tracing(stack)
             store = self._given_store or open_store(self._config)
             stack.push_async_callback(store.close)
@@ -209,12 +211,17 @@ class Worker:
         }
 
         def added(partition: str, recovered: Recovered) -> None:
+            self._tell_placed("took a partition", partition, recovered.epoch)
             self.host.add(partition, recovered)
             self.exchange.partition_added(partition, recovered.inbox)
 
+        def removed(partition: str) -> None:
+            self._tell_placed("gave a partition away", partition, None)
+            self.host.remove(partition)
+
         ownership = Ownership(
             added=added,
-            removed=self.host.remove,
+            removed=removed,
             owned=lambda: set(self.host.partitions),
             topology_changed=self.exchange.topology_changed,
         )
@@ -237,6 +244,12 @@ class Worker:
         taking_part.cancel()
         await asyncio.wait([taking_part])
         await membership.leave()
+
+    def _tell_placed(self, event: str, partition: str, epoch: int | None) -> None:
+        # At the start there are many at once; `ready` says how many.
+        level = "info" if self.ready.is_set() else "debug"
+        told = {} if epoch is None else {"epoch": epoch}
+        getattr(_log, level)(event, partition=partition, **told)
 
     async def _announce(self, membership: Membership) -> None:
         await membership.ready.wait()

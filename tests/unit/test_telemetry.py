@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
+from sublet.runtime.frames import ErrorInfo, Refused
+from sublet.runtime.notices import SLOW_COMMIT_MS, Notices
 from sublet.runtime.partition import Counters
 from sublet.runtime.telemetry import (
     Histogram,
     SlowLog,
     SpanTimes,
+    Spells,
     Telemetry,
     parse_request_id,
     request_id,
 )
+from sublet.runtime.work import Failure
 
 
 def span(total_ms: float, *, first: int = 1, count: int = 1, late: int = 0) -> SpanTimes:
@@ -95,3 +100,77 @@ def test_what_a_partition_has_counted_stays_when_it_leaves() -> None:
 
     assert telemetry.left["shop/cart"]["consumed"] == 7
     assert telemetry.left_refusals["shop/cart", "queue"] == 4
+
+
+# What the log says
+
+
+def test_a_spell_is_told_when_it_begins_and_then_now_and_then() -> None:
+    spells = Spells()
+
+    assert spells.note("full", 0) == 0
+    assert [spells.note("full", at_ms) for at_ms in (1, 5_000, 9_999)] == [None] * 3
+    assert spells.note("full", 10_000, times=5) == 8
+    assert spells.note("full", 10_001) is None
+    assert spells.note("broken", 10_001) == 0
+
+
+def test_what_was_quiet_for_long_begins_anew() -> None:
+    spells = Spells()
+    spells.note("full", 0)
+
+    assert spells.note("full", spells.OVER_MS) == 1
+    assert spells.note("full", 2 * spells.OVER_MS + 1) == 0
+
+
+def test_so_many_spells_are_remembered_and_no_more() -> None:
+    spells = Spells()
+    for number in range(spells.KEPT_MAX + 1):
+        spells.note(f"spell {number}", 0)
+
+    assert spells.note(f"spell {spells.KEPT_MAX}", 1) is None
+    assert spells.note("spell 0", 1) == 0
+
+
+def fault(error: Exception) -> Failure:
+    return Failure(ErrorInfo("handler_failed", f"f raised {error}"), True, error)
+
+
+def test_a_handlers_traceback_is_told_once_a_spell() -> None:
+    now_ms = 0.0
+    notices = Notices(lambda: now_ms)
+    error = ValueError("no")
+    with structlog.testing.capture_logs() as told:
+        notices.failed("a/f", "a/f/0", [fault(error), fault(error)], 0)
+        now_ms = 10_000.0
+        notices.failed("a/f", "a/f/0", [fault(error)], 0)
+
+    first, second = told
+    assert (first["event"], first["exc_info"]) == ("a handler failed", error)
+    assert "exc_info" not in second
+    assert second["times"] == 2
+
+
+def test_a_refusal_that_a_handler_means_is_not_told() -> None:
+    with structlog.testing.capture_logs() as told:
+        refusal = Failure(ErrorInfo("rejected", "sold out"), False)
+        Notices(lambda: 0.0).failed("a/f", "a/f/0", [refusal], 0)
+
+    assert told == []
+
+
+def test_dead_letters_full_queues_and_a_slow_store_are_told() -> None:
+    notices = Notices(lambda: 0.0)
+    with structlog.testing.capture_logs() as told:
+        notices.failed("a/f", "a/f/0", [], 1)
+        full = ErrorInfo("overloaded", "the queue of a/f/0 is full", 50)
+        notices.refused("a/f", Refused("a/f/0", "~c", 1, full))
+        notices.refused("a/f", Refused("a/f/0", "~c", 1, ErrorInfo("gap", "expected 1")))
+        notices.group_committed(SLOW_COMMIT_MS, 1)
+        notices.group_committed(SLOW_COMMIT_MS + 1, 3)
+
+    assert [each["event"] for each in told] == [
+        "a message failed for good; `sublet dead list` shows it",
+        "refusing messages",
+        "the store is slow",
+    ]
