@@ -187,10 +187,12 @@ def test_all_commands_are_there() -> None:
         "new",
         "run",
         "send",
+        "slow",
         *("state get", "state list", "state put", "state delete"),
         "status",
         "tail",
         "timers",
+        "why",
         "worker",
     ]
 
