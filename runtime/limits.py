@@ -29,7 +29,8 @@ class Limits:
     state_bytes_max: int = 1024 * 1024
     """The state of one key; a handler that writes more fails."""
     open_calls_max: int = 1_000
-    """Handlers of a partition that await a call; then the partition starts nothing new."""
+    """Handlers of a partition that wait; then it takes nothing new from clients, but still from
+    other partitions, for which those handlers may be waiting."""
     outbox_max: int = 50_000
     """Messages of a partition that others have not taken yet; then it takes nothing from
     clients."""

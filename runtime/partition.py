@@ -58,6 +58,8 @@ OWED_BYTES_MAX = 128 * 1024 * 1024
 """Replies of a partition that clients have not taken."""
 HOUSEKEEPING_MS = 1_000
 GONE_CLIENTS_MAX = 10_000
+RUNS_AT_ONCE = 10
+"""Runs beside the loop in one partition, unless the function says otherwise."""
 
 NIL = msgspec.Raw(b"\xc0")
 
@@ -803,17 +805,25 @@ class Partition:
         if self.stopped:
             return
         # First what is done: what starts now may keep the next commit open for a while.
-        self._seal_if_idle(now_ms)
-        if self._retries:
-            self._take_retries(now_ms)
-        while (self._queue or self._ready) and self._start_work(now_ms):
-            pass
-        self._seal_if_idle(now_ms)
+        if self._committing is None:
+            self._seal_if_wanted(now_ms)
+        if not self._runs_alone():
+            if self._retries:
+                self._take_retries(now_ms)
+            while (self._queue or self._ready) and self._start_work(now_ms):
+                pass
+            if self._committing is None:
+                self._seal_if_wanted(now_ms)
         self._plan_wake(now_ms)
 
+    def _runs_alone(self) -> bool:
+        """Tell whether a run goes on that holds no keys: until its end nothing else starts."""
+        for work in self._running.values():
+            # All that run are alike, so the first one tells.
+            return work.exclusive
+        return False
+
     def _take_retries(self, now_ms: float) -> None:
-        if any(each.exclusive for each in self._running.values()):
-            return  # It holds no keys, and its end comes back here.
         while self._retries and self._retries[0][0] <= now_ms:
             waiting = heappop(self._retries)[2]
             if waiting.holds_key:
@@ -823,13 +833,12 @@ class Partition:
 
     def _start_work(self, now_ms: float) -> bool:
         """Start one run, or take what does not run now; False if nothing more can start."""
-        if not self._may_start():
+        if self._runs_alone() or not self._may_start():
             return False
         off_loop = self._pace.off_loop(self.function)
         if self._running:
-            exclusive = any(each.exclusive for each in self._running.values())
-            room = self.function.concurrency or 10
-            if exclusive or not off_loop or len(self._running) >= room:
+            room = self.function.concurrency or RUNS_AT_ONCE
+            if not off_loop or len(self._running) >= room:
                 return False
         size = self._batch_size()
         if self._ready:
@@ -1269,9 +1278,10 @@ class Partition:
         """The partition's own clock: starts where the last owner's ended, never goes back."""
         return self._clock_base_ms + int(now_ms)
 
-    def _seal_if_idle(self, now_ms: float) -> None:
+    def _seal_if_wanted(self, now_ms: float) -> None:
+        """Begin the next commit; none is under way."""
         pending = self._pending
-        if self._committing is not None or not pending.must_flush or self._unrecorded is not None:
+        if not pending.must_flush or self._unrecorded is not None:
             return
         if self._gone:
             self._leave_out_gone(pending)

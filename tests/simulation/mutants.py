@@ -72,9 +72,9 @@ class AcknowledgesDuplicatesBeforeTheCommit(Mutant):
 
 class DeliversBeforeTheCommit(Mutant):
     class partition(Partition):  # noqa: N801
-        def _seal_if_idle(self, now_ms: float) -> None:
+        def _seal_if_wanted(self, now_ms: float) -> None:
             before = self._committing
-            super()._seal_if_idle(now_ms)
+            super()._seal_if_wanted(now_ms)
             if self._committing is not None and self._committing is not before:
                 self.effects.extend(Deliver(entry) for entry in self._committing.outbox)
 
@@ -115,9 +115,9 @@ class StoresPositionsBeforeTheRun(Mutant):
 
 class StoresPositionsWithoutWaiting(Mutant):
     class partition(Partition):  # noqa: N801
-        def _seal_if_idle(self, now_ms: float) -> None:
+        def _seal_if_wanted(self, now_ms: float) -> None:
             self._unrecorded = None
-            super()._seal_if_idle(now_ms)
+            super()._seal_if_wanted(now_ms)
 
 
 class _WithoutRecords(Mutant):
@@ -161,9 +161,9 @@ class DoesNotDeleteTimers(_WithoutRecords):
 
 class ForgetsAnswersBeforeTheCommit(Mutant):
     class partition(Partition):  # noqa: N801
-        def _seal_if_idle(self, now_ms: float) -> None:
+        def _seal_if_wanted(self, now_ms: float) -> None:
             self._answers.clear()
-            super()._seal_if_idle(now_ms)
+            super()._seal_if_wanted(now_ms)
 
 
 class FiresWhatIsLoadedAgain(Mutant):
