@@ -25,6 +25,7 @@ from sublet.runtime.work import Message, Traced
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
 
 TRACEPARENT_CHARS_MAX = 55
@@ -243,7 +244,11 @@ def _own_provider(exporter: str, worker: str) -> tuple[TracerProvider, Callable[
     try:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+        from opentelemetry.sdk.trace.export import (
+            BatchSpanProcessor,
+            ConsoleSpanExporter,
+            SimpleSpanProcessor,
+        )
     except ImportError:
         raise ValueError(
             f"trace_exporter is {exporter!r}, and OpenTelemetry is not installed; "
@@ -251,10 +256,11 @@ def _own_provider(exporter: str, worker: str) -> tuple[TracerProvider, Callable[
         ) from None
     found = {each.name: each for each in entry_points(group=_ENTRY_POINTS)}
     if exporter == "console":
-        # To standard error, as all that a worker says.
-        made = ConsoleSpanExporter(out=sys.stderr, formatter=_one_line)
+        # To standard error, as all that a worker says, and at once: somebody is looking.
+        console = ConsoleSpanExporter(out=sys.stderr, formatter=_one_line)
+        processor: SpanProcessor = SimpleSpanProcessor(console)
     elif exporter in found:
-        made = found[exporter].load()()
+        processor = BatchSpanProcessor(found[exporter].load()())
     else:
         allowed = ", ".join(sorted({"console", *found}))
         raise ValueError(f"trace_exporter is {exporter!r}; installed: {allowed}")
@@ -263,7 +269,7 @@ def _own_provider(exporter: str, worker: str) -> tuple[TracerProvider, Callable[
         resource = resource.merge(Resource({"service.name": "sublet"}))
     resource = resource.merge(Resource({"service.instance.id": worker}))
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(made))
+    provider.add_span_processor(processor)
     return provider, provider.shutdown
 
 
