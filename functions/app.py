@@ -10,6 +10,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, overload
 
@@ -26,6 +27,23 @@ Handler = Callable[..., Any]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionOptions:
+    """What a declaration says beside the handler; `App.function` explains each."""
+
+    kind: FunctionKind
+    state: object
+    batch: BatchMode
+    blocking: bool
+    slo: str | timedelta | None
+    partitions: int
+    retry: Retry
+    timeout: str | timedelta | None
+    order: Literal["key", "none"]
+    batch_size_max: int | None
+    concurrency: int | None
+
+
 class Function:
     """A registered handler with all that was declared about it.
 
@@ -33,38 +51,24 @@ class Function:
     functions and clients name it (`ctx.send(stock, …)`, `client.call(cart, …)`).
     """
 
-    def __init__(
-        self,
-        name: str,
-        handler: Handler,
-        *,
-        kind: FunctionKind,
-        state: object,
-        batch: BatchMode,
-        blocking: bool,
-        slo: str | timedelta | None,
-        partitions: int,
-        retry: Retry,
-        timeout: str | timedelta | None,
-        order: Literal["key", "none"],
-        batch_size_max: int | None,
-        concurrency: int | None,
-    ) -> None:
+    def __init__(self, name: str, handler: Handler, options: FunctionOptions) -> None:
         self.name = name
         self.handler = handler
-        self.kind: FunctionKind = kind
-        self.batch: BatchMode = batch
-        self.blocking = blocking
+        self.kind: FunctionKind = options.kind
+        self.batch: BatchMode = options.batch
+        self.blocking = options.blocking
         self.is_async = inspect.iscoroutinefunction(handler)
-        self.slo_ms = None if slo is None else milliseconds(slo)
-        self.partition_count = partitions
-        self.retry = retry
-        self.timeout_ms = None if timeout is None else milliseconds(timeout)
-        self.order: Literal["key", "none"] = order
-        self.batch_size_max = batch_size_max
-        self.concurrency = concurrency
-        self.state_kind: StateKind | None = None if kind == "stateless" else state_kind_of(state)
-        message_type, reply_type, self.takes_message = _types_of(name, handler, batch)
+        self.slo_ms = None if options.slo is None else milliseconds(options.slo)
+        self.partition_count = options.partitions
+        self.retry = options.retry
+        self.timeout_ms = None if options.timeout is None else milliseconds(options.timeout)
+        self.order: Literal["key", "none"] = options.order
+        self.batch_size_max = options.batch_size_max
+        self.concurrency = options.concurrency
+        self.state_kind: StateKind | None = (
+            None if self.kind == "stateless" else state_kind_of(options.state)
+        )
+        message_type, reply_type, self.takes_message = _types_of(name, handler, options.batch)
         self.message_codec: Codec[Any] = _codec(name, "message", message_type)
         self.reply_codec: Codec[Any] = _codec(name, "reply", reply_type)
         self.__doc__ = handler.__doc__
@@ -137,7 +141,7 @@ class App:
         concurrency: int | None = None,
     ) -> Callable[[Handler], Function]: ...
 
-    def function(
+    def function(  # noqa: PLR0913  # Each option is a word of the declaration.
         self,
         handler: Handler | None = None,
         /,
@@ -179,9 +183,7 @@ class App:
             full_name = f"{self.name}/{short_name}"
             if full_name in self.functions:
                 raise ValueError(f"{full_name} is declared twice")
-            function = Function(
-                full_name,
-                handler,
+            options = FunctionOptions(
                 kind=kind,
                 state=state,
                 batch=batch,
@@ -194,7 +196,7 @@ class App:
                 batch_size_max=batch_size_max,
                 concurrency=concurrency,
             )
-            self.functions[full_name] = function
+            function = self.functions[full_name] = Function(full_name, handler, options)
             return function
 
         return register if handler is None else register(handler)

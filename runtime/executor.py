@@ -135,7 +135,7 @@ class Place:
         "routes",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         partition: str,
         function: Function,

@@ -126,7 +126,7 @@ class Hosted:
 
 
 class Host:
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         functions: Mapping[str, Function],
         store: Store,

@@ -126,8 +126,7 @@ class Sealer:
         egress: list[EgressEntry] = []
         if pending.effects:
             self._pack_effects(pending, outbox, egress, clock_ms, now_ms)
-        for call in pending.calls:
-            outbox.append(self._pack_call(call, now_ms))
+        outbox.extend([self._pack_call(call, now_ms) for call in pending.calls])
         for destination, replies in pending.replies.items():
             outbox.extend(self._pack_replies(destination, replies))
         return Commit(
@@ -172,6 +171,13 @@ class Sealer:
                     pending.records.append(Record(TIMER, effect.timer, None))
                 else:
                     cancels.setdefault(effect.partition, []).append(effect.timer)
+        outbox.extend(self._pack_sends(sends, pending.traced, now_ms))
+        outbox.extend(self._pack_cancels(cancels))
+        egress.extend(self._pack_emits(emits, clock_ms))
+
+    def _pack_sends(
+        self, sends: dict[str, list[Outgoing]], traced: bool, now_ms: float
+    ) -> Iterator[OutboxEntry]:
         for destination, all_messages in sends.items():
             sizes = [len(each.payload) + len(each.key) for each in all_messages]
             for start, stop in _pieces(sizes):
@@ -179,13 +185,17 @@ class Sealer:
                 keys = [each.key for each in messages]
                 payloads = join_column([each.payload for each in messages])
                 left = _time_left([each.deadline_ms for each in messages], now_ms)
-                extras = _traces(messages) if pending.traced else None
-                outbox.append(self._entry(destination, Kind.SEND, keys, payloads, left, extras))
+                extras = _traces(messages) if traced else None
+                yield self._entry(destination, Kind.SEND, keys, payloads, left, extras)
+
+    def _pack_cancels(self, cancels: dict[str, list[str]]) -> Iterator[OutboxEntry]:
         for destination, all_timers in cancels.items():
             for start, stop in _pieces([len(each) for each in all_timers]):
                 timers = all_timers[start:stop]
                 payloads = join_column([b"\xc0"] * len(timers))
-                outbox.append(self._entry(destination, Kind.CANCEL, timers, payloads, None))
+                yield self._entry(destination, Kind.CANCEL, timers, payloads, None)
+
+    def _pack_emits(self, emits: dict[str, list[Emitted]], clock_ms: int) -> Iterator[EgressEntry]:
         for name, all_values in emits.items():
             for start, stop in _pieces([len(each.payload) + len(each.key) for each in all_values]):
                 values = all_values[start:stop]
@@ -196,7 +206,7 @@ class Sealer:
                     [each.key for each in values],
                     msgspec.Raw(join_column([each.payload for each in values])),
                 )
-                egress.append(EgressEntry(name, first, len(values), _encode(columns)))
+                yield EgressEntry(name, first, len(values), _encode(columns))
 
     def _entry(
         self,

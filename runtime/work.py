@@ -184,9 +184,9 @@ class Work:
     )
 
     def __init__(
-        self, id: int, *, spans: Sequence[Span] = (), waiting: Sequence[Waiting] = ()
+        self, number: int, *, spans: Sequence[Span] = (), waiting: Sequence[Waiting] = ()
     ) -> None:
-        self.id = id
+        self.id = number
         self.spans = spans
         self.waiting = waiting
         self.off_loop = False
