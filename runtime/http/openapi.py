@@ -77,6 +77,18 @@ _MEANINGS = {
 }
 
 
+_ABOUT_HEADERS: dict[str, Any] = {
+    "Sublet-Request-Id": {
+        "description": "What `sublet why` takes, to tell where the time went.",
+        "schema": {"type": "string"},
+    },
+    "Server-Timing": {
+        "description": "How long the call took, as this worker saw it.",
+        "schema": {"type": "string"},
+    },
+}
+
+
 def describe(functions: Mapping[str, Function], limits: Limits) -> Json:
     """Return the OpenAPI document of these functions."""
     types, components = _schemas(functions.values())
@@ -120,11 +132,15 @@ def _describe_function(
         "responses": {
             "200": {
                 "description": "The reply, after all effects are durable.",
+                "headers": _ABOUT_HEADERS,
                 "content": _content(types[function.reply_codec.type]),
             },
             "202": {
                 "description": "Durably taken (`mode=send` or `Prefer: respond-async`).",
-                "headers": {"Preference-Applied": {"schema": {"type": "string"}}},
+                "headers": {
+                    "Preference-Applied": {"schema": {"type": "string"}},
+                    **_ABOUT_HEADERS,
+                },
             },
             **_problems(_INVOKE_CODES),
         },
