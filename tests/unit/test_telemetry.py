@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 import structlog
 
-from sublet.runtime.frames import ErrorInfo, Refused
+from sublet.runtime.client_channel import ANY, Channel, Segment
+from sublet.runtime.frames import ErrorInfo, Kind, Refused
+from sublet.runtime.limits import Limits
 from sublet.runtime.notices import SLOW_COMMIT_MS, Notices
-from sublet.runtime.partition import Counters
+from sublet.runtime.steps import Counters
 from sublet.runtime.telemetry import (
     Histogram,
     SlowLog,
@@ -18,6 +22,7 @@ from sublet.runtime.telemetry import (
     request_id,
 )
 from sublet.runtime.work import Failure
+from tests.unit.partition_harness import Owner, batch
 
 
 def span(total_ms: float, *, first: int = 1, count: int = 1, late: int = 0) -> SpanTimes:
@@ -173,4 +178,49 @@ def test_dead_letters_full_queues_and_a_slow_store_are_told() -> None:
         "a message failed for good; `sublet dead list` shows it",
         "refusing messages",
         "the store is slow",
+    ]
+
+
+# Where it is counted
+
+
+def test_a_partition_counts_refused_messages_by_reason() -> None:
+    owner = Owner(limits=Limits(queue_max=2))
+    owner.arrive(1, ["a"])
+    owner.arrive(2, ["b", "c"])
+    owner.arrive(4, ["d", "e"])
+    full = ErrorInfo("overloaded", "no room", 50)
+    owner.partition.refuse(batch(4, ["d"]), full)
+
+    assert owner.partition.refusals == {"queue": 2, "in_flight": 1}
+    assert owner.partition.counters.refused == 3
+
+
+# What a client knows
+
+
+def test_a_batch_tells_how_long_its_first_message_has_waited() -> None:
+    segment = Segment(Kind.CALL, None, ANY, born_ms=100.0)
+    segment.add("k", b"\x01", Future())
+
+    assert segment.batch("a/f/0", "~c", None, 130.5).age_ms == 30
+    assert segment.batch("a/f/0", "~c", None, 99.0).age_ms == 0
+    assert Segment(Kind.CALL, None, ANY).batch("a/f/0", "~c", None, 99.0).age_ms == 0
+
+
+def test_a_message_is_found_by_its_number_after_its_segment_was_cut() -> None:
+    channel = Channel("a/f/0", "~c")
+    segment = Segment(Kind.CALL, None, ANY, born_ms=100.0)
+    for key in "abcde":
+        segment.add(key, b"\x01", Future())
+    channel.unsent.append(segment)
+    assert segment.place(4) == (None, 0)
+
+    channel.cut_next(3)
+    channel.cut_next(1)
+    while channel.has_work:
+        channel.send_next()
+
+    assert [segment.place(index) for index in range(5)] == [
+        (channel, number) for number in range(1, 6)
     ]
