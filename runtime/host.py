@@ -27,14 +27,15 @@ from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
 from sublet.runtime.limits import Limits
 from sublet.runtime.notices import Notices
-from sublet.runtime.partition import (
+from sublet.runtime.partition import Partition
+from sublet.runtime.state_cache import StateCache
+from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
     Load,
     LoadTimers,
     NoCells,
     Pace,
-    Partition,
     Refuse,
     Resume,
     Run,
@@ -42,10 +43,7 @@ from sublet.runtime.partition import (
     Stop,
     WakeAt,
 )
-from sublet.runtime.partition import (
-    Store as StoreCommit,
-)
-from sublet.runtime.state_cache import StateCache
+from sublet.runtime.steps import Store as StoreCommit
 from sublet.runtime.telemetry import PartitionTimes, Telemetry
 from sublet.runtime.threads import (
     HandlerInterrupt,

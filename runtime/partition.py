@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 import xxhash
@@ -32,6 +32,23 @@ from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Pending, Sealer, reply_too_large
+from sublet.runtime.steps import (
+    Acknowledge,
+    Cells,
+    Counters,
+    Deliver,
+    Load,
+    LoadTimers,
+    Pace,
+    Refuse,
+    Resume,
+    Run,
+    Settled,
+    StepEffect,
+    Stop,
+    Store,
+    WakeAt,
+)
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
 from sublet.statestore.contract import (
@@ -40,7 +57,6 @@ from sublet.statestore.contract import (
     JOURNAL,
     PARKED,
     Commit,
-    OutboxEntry,
     Outcome,
     Record,
     Recovered,
@@ -69,89 +85,6 @@ _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_recorded = msgspec.msgpack.Decoder(Recorded).decode
 
 
-class Load(NamedTuple):
-    """Read the state of these keys (and these idempotency records), then `loaded`."""
-
-    work: Work
-    keys: Sequence[str]
-    idempotency_ids: Sequence[str]
-
-
-class Run(NamedTuple):
-    """Run user code on the work, then `finished`."""
-
-    work: Work
-
-
-class Store(NamedTuple):
-    """Send the commit to the store, then `committed`. On UNKNOWN it is sent again as it is."""
-
-    commit: Commit
-
-
-class Deliver(NamedTuple):
-    """Bring committed messages to their destination, if it can be reached now."""
-
-    entry: OutboxEntry
-
-
-class Acknowledge(NamedTuple):
-    ack: Ack
-
-
-class Refuse(NamedTuple):
-    refused: Refused
-
-
-class WakeAt(NamedTuple):
-    """Call `woken` when the monotonic clock has reached this time."""
-
-    at_ms: float
-
-
-class LoadTimers(NamedTuple):
-    """Read timers due before this time of the partition's clock, then `timers_loaded`."""
-
-    until_ms: int
-    limit: int
-
-
-class Resume(NamedTuple):
-    """Give a waiting handler the result of its call."""
-
-    message_id: str
-    call: int
-    result: msgspec.Raw
-    error: ErrorInfo | None
-
-
-class Settled(NamedTuple):
-    """The change that came with this ticket is committed."""
-
-    ticket: object
-
-
-class Stop(NamedTuple):
-    """The partition is not ours any more; forget it."""
-
-    outcome: Outcome
-
-
-StepEffect = (
-    Load
-    | Run
-    | Store
-    | Deliver
-    | Acknowledge
-    | Refuse
-    | WakeAt
-    | LoadTimers
-    | Resume
-    | Settled
-    | Stop
-)
-
-
 class Answer(msgspec.Struct, array_like=True):
     """What an idempotency record remembers."""
 
@@ -169,78 +102,6 @@ class DeadLetter(msgspec.Struct, array_like=True):
 
 
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
-
-
-class Pace(Protocol):
-    """Learns what runs cost and says how much may run at once, and where."""
-
-    def batch_size(self, function: Function, limit: int) -> int: ...
-
-    def off_loop(self, function: Function) -> bool: ...
-
-    def learn(self, function: Function, count: int, elapsed_ms: float) -> None: ...
-
-
-class Cells(Protocol):
-    """The state in memory. Dropped cells are read again."""
-
-    def missing(self, keys: Sequence[str]) -> Sequence[str]: ...
-
-    def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None: ...
-
-    def drop(self, key: str) -> None: ...
-
-    def over_bound(self) -> bool: ...
-
-    def shrink(self, in_use: Collection[str]) -> None: ...
-
-
-class NoCells:
-    """For stateless functions."""
-
-    def missing(self, keys: Sequence[str]) -> Sequence[str]:
-        return ()
-
-    def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
-        return
-
-    def drop(self, key: str) -> None:
-        return
-
-    def over_bound(self) -> bool:
-        return False
-
-    def shrink(self, in_use: Collection[str]) -> None:
-        return
-
-
-class Counters:
-    """What a partition counts; read by metrics, never by decisions."""
-
-    __slots__ = (
-        "consumed",
-        "dead",
-        "duplicates",
-        "egress_dropped",
-        "failures",
-        "late",
-        "parked",
-        "refused",
-        "retries",
-        "runs",
-    )
-
-    def __init__(self) -> None:
-        self.consumed = 0
-        self.late = 0
-        self.failures = 0
-        self.retries = 0
-        self.dead = 0
-        self.duplicates = 0
-        self.refused = 0
-        self.parked = 0
-        self.runs = 0
-        self.egress_dropped = 0
 
 
 class KeyQueue:

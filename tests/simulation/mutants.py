@@ -9,8 +9,9 @@ import msgspec
 
 from sublet.runtime.channels import Inbox
 from sublet.runtime.frames import Ack, Batch
-from sublet.runtime.partition import Acknowledge, Deliver, Partition, Store
+from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
+from sublet.runtime.steps import Acknowledge, Deliver, Store
 from sublet.runtime.work import Chunk, Span, Waiting
 from sublet.statestore.contract import (
     IDEMPOTENCY,

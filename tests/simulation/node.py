@@ -10,19 +10,19 @@ from sublet.functions.codec import split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
-from sublet.runtime.partition import (
+from sublet.runtime.partition import Partition
+from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
     Load,
     LoadTimers,
-    Partition,
     Refuse,
     Resume,
     Run,
     Stop,
     WakeAt,
 )
-from sublet.runtime.partition import Store as StoreCommit
+from sublet.runtime.steps import Store as StoreCommit
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import (
     IDEMPOTENCY,

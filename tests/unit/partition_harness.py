@@ -17,13 +17,13 @@ from sublet.functions.effects import Effect
 from sublet.functions.retry import Retry
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.limits import Limits
-from sublet.runtime.partition import (
+from sublet.runtime.partition import Partition
+from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
     Load,
     LoadTimers,
     NoCells,
-    Partition,
     Refuse,
     Resume,
     Run,

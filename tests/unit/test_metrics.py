@@ -8,8 +8,8 @@ from typing import Any, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from sublet.runtime.metrics import METRICS, exposition
-from sublet.runtime.partition import Counters
 from sublet.runtime.service import ServedWorker
+from sublet.runtime.steps import Counters
 from sublet.runtime.telemetry import SpanTimes, Telemetry
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -13,8 +13,9 @@ from sublet.functions.retry import NO_RETRY
 from sublet.functions.state import StateClock
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.partition import DeadLetter, Load, Partition, Run, Settled, Store
+from sublet.runtime.partition import DeadLetter, Partition
 from sublet.runtime.state_cache import StateCache
+from sublet.runtime.steps import Load, Run, Settled, Store
 from sublet.runtime.work import Failure, Message, RunResult, Work
 from sublet.statestore.contract import DEAD, PARKED, Commit, Outcome, Record, Recovered, StateRow
 

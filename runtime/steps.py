@@ -1,0 +1,173 @@
+"""What a partition asks of its shell, and what it needs from it.
+
+Effects are values: the partition only says what is to be done. The shell (`runtime/host.py`, the
+test harness, the simulator) carries them out and tells the partition by calling the method that
+each effect names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from sublet.functions.app import Function
+from sublet.runtime.frames import Ack, ErrorInfo, Refused
+from sublet.runtime.work import Work
+from sublet.statestore.contract import Commit, OutboxEntry, Outcome, StateRow
+
+
+class Load(NamedTuple):
+    """Read the state of these keys (and these idempotency records), then `loaded`."""
+
+    work: Work
+    keys: Sequence[str]
+    idempotency_ids: Sequence[str]
+
+
+class Run(NamedTuple):
+    """Run user code on the work, then `finished`."""
+
+    work: Work
+
+
+class Store(NamedTuple):
+    """Send the commit to the store, then `committed`. On UNKNOWN it is sent again as it is."""
+
+    commit: Commit
+
+
+class Deliver(NamedTuple):
+    """Bring committed messages to their destination, if it can be reached now."""
+
+    entry: OutboxEntry
+
+
+class Acknowledge(NamedTuple):
+    ack: Ack
+
+
+class Refuse(NamedTuple):
+    refused: Refused
+
+
+class WakeAt(NamedTuple):
+    """Call `woken` when the monotonic clock has reached this time."""
+
+    at_ms: float
+
+
+class LoadTimers(NamedTuple):
+    """Read timers due before this time of the partition's clock, then `timers_loaded`."""
+
+    until_ms: int
+    limit: int
+
+
+class Resume(NamedTuple):
+    """Give a waiting handler the result of its call."""
+
+    message_id: str
+    call: int
+    result: msgspec.Raw
+    error: ErrorInfo | None
+
+
+class Settled(NamedTuple):
+    """The change that came with this ticket is committed."""
+
+    ticket: object
+
+
+class Stop(NamedTuple):
+    """The partition is not ours any more; forget it."""
+
+    outcome: Outcome
+
+
+StepEffect = (
+    Load
+    | Run
+    | Store
+    | Deliver
+    | Acknowledge
+    | Refuse
+    | WakeAt
+    | LoadTimers
+    | Resume
+    | Settled
+    | Stop
+)
+
+
+class Pace(Protocol):
+    """Learns what runs cost and says how much may run at once, and where."""
+
+    def batch_size(self, function: Function, limit: int) -> int: ...
+
+    def off_loop(self, function: Function) -> bool: ...
+
+    def learn(self, function: Function, count: int, elapsed_ms: float) -> None: ...
+
+
+class Cells(Protocol):
+    """The state in memory. Dropped cells are read again."""
+
+    def missing(self, keys: Sequence[str]) -> Sequence[str]: ...
+
+    def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None: ...
+
+    def drop(self, key: str) -> None: ...
+
+    def over_bound(self) -> bool: ...
+
+    def shrink(self, in_use: Collection[str]) -> None: ...
+
+
+class NoCells:
+    """For stateless functions."""
+
+    def missing(self, keys: Sequence[str]) -> Sequence[str]:
+        return ()
+
+    def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
+        return
+
+    def drop(self, key: str) -> None:
+        return
+
+    def over_bound(self) -> bool:
+        return False
+
+    def shrink(self, in_use: Collection[str]) -> None:
+        return
+
+
+class Counters:
+    """What a partition counts; read by metrics, never by decisions."""
+
+    __slots__ = (
+        "consumed",
+        "dead",
+        "duplicates",
+        "egress_dropped",
+        "failures",
+        "late",
+        "parked",
+        "refused",
+        "retries",
+        "runs",
+    )
+
+    def __init__(self) -> None:
+        self.consumed = 0
+        self.late = 0
+        self.failures = 0
+        self.retries = 0
+        self.dead = 0
+        self.duplicates = 0
+        self.refused = 0
+        self.parked = 0
+        self.runs = 0
+        self.egress_dropped = 0
