@@ -183,7 +183,8 @@ async def test_a_function_that_is_not_deployed_any_more_keeps_no_worker_from_its
     async with running_cluster(tmp_path, app=APP, log_level="info") as cluster:
         cluster.workers[0].terminate()
         await cluster.workers[0].ended()
-        mark = f"pid={cluster.add_worker('tests.integration.count_app:less').pid} "
+        worker = cluster.add_worker("tests.integration.count_app:less")
+        mark = f'"pid": {worker.pid},'
 
         await until(
             lambda: any("ready" in line and mark in line for line in cluster.log.splitlines())
