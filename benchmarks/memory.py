@@ -20,6 +20,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -51,6 +52,7 @@ PARTITION_COUNT_MANY = 1_024
 BATCH_SIZE = 4_000
 WAIT_S = 60.0
 SAMPLES_MAX = 20
+TURNS_MAX = 1_000_000
 # Longer than the store waits before it folds what was committed.
 SETTLE_S = 2.5
 UNBOUNDED = {
@@ -59,8 +61,6 @@ UNBOUNDED = {
     "SUBLET_CLIENT_CREDIT": "1000000",
     "SUBLET_CACHE_BYTES_MAX": str(2**32),
 }
-# The first message never ends, and nothing starts beside it: what follows stays queued.
-STUCK = {"SUBLET_BATCH_SIZE_MAX": "1", "SUBLET_OPEN_CALLS_MAX": "1"}
 
 
 @dataclass
@@ -90,9 +90,10 @@ def app_of(partition_count: int) -> App:
         ctx.state.set(cart)
         return cart.item_count
 
-    @app.function(state=int, timeout=None)
-    async def stuck(ctx: Context, n: int) -> None:
-        await asyncio.get_running_loop().create_future()
+    @app.function(state=int, timeout=None, blocking=True, concurrency=1, batch_size_max=1)
+    def stuck(ctx: Context, n: int) -> None:
+        # The first message never ends, and nothing runs beside it: what follows stays queued.
+        threading.Event().wait()
 
     return app
 
@@ -176,12 +177,11 @@ class Probe:
 
 @asynccontextmanager
 async def worker_of(
-    store: str, *, trace: bool, partition_count: int = PARTITION_COUNT, stuck: bool = False
+    store: str, *, trace: bool, partition_count: int = PARTITION_COUNT
 ) -> AsyncIterator[Probe]:
     with machine.data_directory() as directory:
         environment = {
             **UNBOUNDED,
-            **(STUCK if stuck else {}),
             "SUBLET_STORE": store,
             "SUBLET_DATA_DIR": directory,
             "SUBLET_LOG_LEVEL": "warning",
@@ -218,7 +218,7 @@ async def queued_messages(chunk_size: int, trace: bool) -> tuple[Sample, Sample]
     keys = [each for each in names if partition_index_of(each, PARTITION_COUNT) == target]
     keys = keys[:QUEUED_COUNT]
     async with (
-        worker_of("memory", trace=trace, stuck=True) as probe,
+        worker_of("memory", trace=trace) as probe,
         AsyncExitStack() as stack,
     ):
         client = await stack.enter_async_context(Client(probe.first.address))
@@ -231,10 +231,15 @@ async def queued_messages(chunk_size: int, trace: bool) -> tuple[Sample, Sample]
                 sending = client.send("memory/stuck", chunk[0], 1)
             else:
                 sending = client.send_many("memory/stuck", chunk, [1] * len(chunk))
+            frames_sent = client.stats.frames_sent
             waiting.append(asyncio.ensure_future(sending))
-            # What is sent in one turn of the loop leaves in one chunk.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            # What is not sent yet when the next one comes would leave in one chunk with it.
+            for _ in range(TURNS_MAX):
+                await asyncio.sleep(0)
+                if client.stats.frames_sent > frames_sent:
+                    break
+            else:
+                raise RuntimeError(f"a chunk has not left after {TURNS_MAX} turns of the loop")
         for _ in range(SAMPLES_MAX):
             after = await probe.sample()
             if after.queued - before.queued == QUEUED_COUNT:
