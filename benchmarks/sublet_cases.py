@@ -9,13 +9,13 @@ import argparse
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
 
+from benchmarks import machine
 from benchmarks.processes import Child
 from benchmarks.report import Reporter
 from benchmarks.workload import (
@@ -39,8 +39,8 @@ STORES = {
     "sqlite": {"SUBLET_STORE": "sqlite"},
     "sqlite-full": {"SUBLET_STORE": "sqlite", "SUBLET_FULL_SYNC": "1"},
 }
-BATCH_SIZE = 2_000
-BATCHES_IN_FLIGHT = 6
+BATCH_SIZE = 4_000
+BATCHES_IN_FLIGHT = 4
 READY_WAIT_S = 20.0
 ANSWER_WAIT_S = 20.0
 
@@ -50,7 +50,7 @@ class Cluster:
 
     def __init__(self, store: str, worker_count: int) -> None:
         self._stack = ExitStack()
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-"))
+        directory = self._stack.enter_context(machine.data_directory())
         self.data_dir = Path(directory)
         environment = {
             **STORES[store],

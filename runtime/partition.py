@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -31,7 +30,7 @@ from sublet.functions.errors import EncodeError
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.limits import Limits
-from sublet.runtime.pending import OutgoingCall, Pending, Sealer, reply_too_large
+from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer, reply_too_large
 from sublet.runtime.steps import (
     Acknowledge,
     Cells,
@@ -147,13 +146,14 @@ class Partition:
         self._inbox = Inbox(recovered.inbox)
         self._refused: set[str] = set()
         self._outbox = Outbox(recovered.sent, recovered.outbox)
-        self._egress_kept = {name: kept for name, (kept, _) in recovered.egress.items()}
-        self._egress_next = {name: next_ for name, (_, next_) in recovered.egress.items()}
-        self._sealer = Sealer(name, self._outbox, self._egress_next, limits.message_bytes_max)
+        self._egress = EgressPositions(recovered.egress, limits.egress_max)
+        self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
         self._queue: deque[Chunk] = deque()
+        self._peer_chunks = 0
+        """Chunks in the queue that are not from clients."""
         self._ready: deque[Waiting] = deque()
         self._keys: dict[str, KeyQueue] = {}
         self._retries: list[tuple[float, int, Waiting]] = []
@@ -173,8 +173,6 @@ class Partition:
         self._message_bytes = 0.0
         """What one message adds to a commit, about: its replies, messages and state."""
         self._work_number = self._order = 0
-        # Handlers in threads take numbers too: one step that no other thread can split.
-        self._timer_numbers = count(1)
         self._timers = Timers(name, timers_loaded_max)
         self._wake_ms: float | None = None
         self._clients_seen_ms: dict[str, float] = {
@@ -246,6 +244,8 @@ class Partition:
             self.queued_bytes += len(memoryview(batch.payloads))
             if from_client:
                 self.open_from_clients += fresh
+            else:
+                self._peer_chunks += 1
             self._queue.append(Chunk(batch, skip, now_ms, self.function.slo_ms))
         self._advance(now_ms)
 
@@ -729,6 +729,8 @@ class Partition:
 
     def _peer_first(self) -> bool:
         """Bring messages of other partitions to the front: handlers may be waiting for them."""
+        if not self._peer_chunks:
+            return False
         for chunk in self._queue:
             if not is_client(chunk.batch.source):
                 self._queue.remove(chunk)
@@ -795,6 +797,8 @@ class Partition:
         if stop == chunk.stop:
             self._queue.popleft()
             self.queued_bytes -= len(memoryview(chunk.batch.payloads))
+            if not is_client(chunk.batch.source):
+                self._peer_chunks -= 1
         self.queued -= stop - start
         return Span(chunk, start, stop)
 
@@ -1084,7 +1088,7 @@ class Partition:
 
     def next_timer(self) -> str:
         """Return an id for a delayed message; unique for all owners of the partition."""
-        return f"{self.epoch}.{next(self._timer_numbers)}"
+        return f"{self.epoch}.{next(self._timers.numbers)}"
 
     def timers_loaded(self, records: Sequence[Record], until_ms: int, now_ms: float) -> None:
         """Timers of the near future are here; later ones stay in the store."""
@@ -1164,7 +1168,7 @@ class Partition:
             )
             if not recorded.done:
                 self._calls[recorded.destination, recorded.number] = (waiting, call)
-        self._trim_egress(commit)
+        self.counters.egress_dropped = self._egress.dropped
         self._committing = commit
         self.effects.append(Store(commit))
 
@@ -1179,15 +1183,6 @@ class Partition:
         each = size_bytes / message_count
         known = self._message_bytes
         self._message_bytes = each if each > known else 0.8 * known + 0.2 * each
-
-    def _trim_egress(self, commit: Commit) -> None:
-        for entry in commit.egress:
-            excess = self._egress_next[entry.egress] - self._limits.egress_max
-            kept = self._egress_kept.setdefault(entry.egress, 0)
-            if excess > kept:
-                self.counters.egress_dropped += excess - kept
-                self._egress_kept[entry.egress] = excess
-                commit.egress_trimmed = {**commit.egress_trimmed, entry.egress: excess}
 
     def committed(self, outcome: Outcome, now_ms: float) -> None:
         """The store has answered: tell everybody, or stop."""

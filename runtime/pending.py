@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -103,6 +103,37 @@ class Pending:
         self.must_flush = True
 
 
+NO_POSITIONS: Mapping[str, tuple[int, int]] = {}
+
+
+class EgressPositions:
+    """Where each egress of a partition begins and ends; the oldest values go at the bound."""
+
+    def __init__(
+        self, recovered: Mapping[str, tuple[int, int]] = NO_POSITIONS, kept_max: int = 1_000_000
+    ) -> None:
+        self._kept = {name: kept for name, (kept, _) in recovered.items()}
+        self._next = {name: next_ for name, (_, next_) in recovered.items()}
+        self._kept_max = kept_max
+        self.dropped = 0
+
+    def number(self, egress: str, count: int) -> int:
+        """Reserve positions and return the first of them."""
+        first = self._next.get(egress, 0)
+        self._next[egress] = first + count
+        return first
+
+    def trim(self, egress: str) -> int | None:
+        """Return from which position on the egress is kept now; None if nothing has to go."""
+        excess = self._next[egress] - self._kept_max
+        kept = self._kept.setdefault(egress, 0)
+        if excess <= kept:
+            return None
+        self.dropped += excess - kept
+        self._kept[egress] = excess
+        return excess
+
+
 class Sealer:
     """Turns pending changes into a commit with its numbers."""
 
@@ -110,12 +141,12 @@ class Sealer:
         self,
         partition: str,
         outbox: Outbox,
-        egress_next: dict[str, int],
+        egress: EgressPositions,
         reply_bytes_max: int,
     ) -> None:
         self._partition = partition
         self._outbox = outbox
-        self._egress_next = egress_next
+        self._egress = egress
         self._reply_bytes_max = reply_bytes_max
 
     def seal(
@@ -142,6 +173,11 @@ class Sealer:
             outbox_acknowledged=pending.acknowledged,
             outbox_forgotten=pending.forgotten,
             egress=egress,
+            egress_trimmed={
+                name: kept
+                for name in dict.fromkeys(entry.egress for entry in egress)
+                if (kept := self._egress.trim(name)) is not None
+            },
             records=pending.records,
         )
 
@@ -199,8 +235,7 @@ class Sealer:
         for name, all_values in emits.items():
             for start, stop in _pieces([len(each.payload) + len(each.key) for each in all_values]):
                 values = all_values[start:stop]
-                first = self._egress_next.get(name, 0)
-                self._egress_next[name] = first + len(values)
+                first = self._egress.number(name, len(values))
                 columns = EgressColumns(
                     clock_ms,
                     [each.key for each in values],

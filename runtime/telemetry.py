@@ -54,7 +54,9 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
+        bounds = self.bounds
+        # Most values of most histograms are in the first bucket.
+        self.counts[0 if value <= bounds[0] else bisect_left(bounds, value)] += times
         self.count += times
         self.total += value * times
 
@@ -157,6 +159,12 @@ class SlowLog:
 
     PERIOD_MS = 300_000
 
+    def wants(self, total_ms: float, late: bool, now_ms: float) -> bool:
+        """Say whether a span would be kept: most are not, and need not even be described."""
+        if late or len(self._slowest) < self._slowest_max or now_ms > self._period_ends_ms:
+            return True
+        return total_ms > self._slowest[0][0]
+
     def note(self, times: SpanTimes, now_ms: float) -> None:
         if now_ms > self._period_ends_ms:
             # The slowest of an hour ago must not hide those of now.
@@ -255,9 +263,11 @@ class PartitionTimes:
     __slots__ = (
         "_committing",
         "_committing_index",
+        "_committing_spans",
         "_function",
         "_partition",
         "_ran",
+        "_ran_spans",
         "_suspended",
         "_telemetry",
     )
@@ -268,6 +278,9 @@ class PartitionTimes:
         self._function = function
         self._ran: list[tuple[SpanTimes, float | None, float, Traced | None]] = []
         self._committing: list[tuple[SpanTimes, float | None, float, Traced | None]] = []
+        self._ran_spans: list[tuple[Work, float, float, int]] = []
+        """Work of whole columns, with how long it ran, when it ended, and the wall clock then."""
+        self._committing_spans: list[tuple[Work, float, float, int]] = []
         self._committing_index = 0
         self._suspended: dict[str, tuple[Waiting, float]] = {}
 
@@ -276,22 +289,7 @@ class PartitionTimes:
         self._telemetry.of(self._function).batch_size.observe(work.count)
         started_ms = now_ms - result.elapsed_ms
         if work.spans and result.is_plain:
-            for chunk, start, stop in work.spans:
-                batch = chunk.batch
-                times = SpanTimes(
-                    self._function,
-                    self._partition,
-                    batch.source,
-                    batch.first + start,
-                    stop - start,
-                    wall_ms - int(now_ms - chunk.arrived_ms),
-                    batch.age_ms,
-                    max(0.0, started_ms - chunk.arrived_ms - work.loading_ms),
-                    work.loading_ms,
-                    result.elapsed_ms,
-                    0.0,
-                )
-                self._ran.append((times, chunk.deadline_ms(start), now_ms, None))
+            self._ran_spans.append((work, result.elapsed_ms, now_ms, wall_ms))
             return
         for index, waiting in enumerate(work.waiting):
             if index in result.suspended:
@@ -340,6 +338,7 @@ class PartitionTimes:
         if index != self._committing_index:
             self._committing_index = index
             self._committing, self._ran = self._ran, []
+            self._committing_spans, self._ran_spans = self._ran_spans, []
 
     def committed(self, now_ms: float) -> None:
         """Their replies leave now."""
@@ -353,6 +352,52 @@ class PartitionTimes:
             if traced is not None:
                 traced.committed(times)
         self._committing = []
+        for work, running_ms, ran_ms, wall_ms in self._committing_spans:
+            self._spans_committed(work, running_ms, ran_ms, wall_ms, now_ms)
+        self._committing_spans = []
+
+    def _spans_committed(
+        self, work: Work, running_ms: float, ran_ms: float, wall_ms: int, now_ms: float
+    ) -> None:
+        """The way of most messages: what a run's spans have in common is counted once."""
+        telemetry = self._telemetry
+        function = telemetry.of(self._function)
+        stages, slow = function.stages, telemetry.slow
+        count, loading_ms, committing_ms = work.count, work.loading_ms, now_ms - ran_ms
+        function.messages += count
+        stages["state"].observe(loading_ms, count)
+        stages["running"].observe(running_ms, count)
+        stages["committing"].observe(committing_ms, count)
+        common_ms = loading_ms + running_ms + committing_ms
+        for chunk, start, stop in work.spans:
+            batch, length = chunk.batch, stop - start
+            queue_ms = max(0.0, ran_ms - running_ms - chunk.arrived_ms - loading_ms)
+            total_ms = batch.age_ms + queue_ms + common_ms
+            stages["admission"].observe(batch.age_ms, length)
+            stages["queue"].observe(queue_ms, length)
+            function.latency.observe(total_ms, length)
+            deadline_ms, late = chunk.deadline_ms(start), 0
+            if deadline_ms is not None:
+                function.laxity.observe(deadline_ms - now_ms, length)
+                if deadline_ms < now_ms:
+                    late = length
+                    function.late += length
+            if slow.wants(total_ms, late > 0, now_ms):
+                times = SpanTimes(
+                    self._function,
+                    self._partition,
+                    batch.source,
+                    batch.first + start,
+                    length,
+                    wall_ms - int(ran_ms - chunk.arrived_ms),
+                    batch.age_ms,
+                    queue_ms,
+                    loading_ms,
+                    running_ms,
+                    committing_ms,
+                    late=late,
+                )
+                slow.note(times, now_ms)
 
 
 def request_id(partition: str, source: str, number: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import count
 
 import msgspec
 
@@ -35,6 +36,8 @@ class Timers:
     """Each timer is given out once by `fire`, unless it was cancelled before."""
 
     def __init__(self, partition: str, loaded_max: int = LOADED_MAX) -> None:
+        # Handlers in threads take numbers too: one step that no other thread can split.
+        self.numbers = count(1)
         self.loaded_max = loaded_max
         """How many timers one load brings at most."""
         self._partition = partition
