@@ -1,5 +1,6 @@
 """Sublet on the common workloads: a client and two workers, each a process of its own.
 
+Functions have 4 partitions, two for each worker; cases named `p=16` have the default of 16.
 Prints the records that `benchmarks.compare` reads; run by itself it prints them for people:
 
     .venv/bin/python -m benchmarks.sublet_cases [--quick] [--only "A mem"] [--workers 2]
@@ -163,8 +164,8 @@ async def measure(
 
     addresses = await cluster.addresses()
     async with Client(addresses) as client:
-        for function in ("each", "batch"):
-            case = f"A {store} {function}"
+        for function in ("each", "batch", "each_16", "batch_16"):
+            case = f"A {store} {function.replace('_16', ' p=16')}"
             if wanted(case):
                 await saturate(client, f"bench/{function}", durations.saturate_s / 4)
                 rate = await saturate(client, f"bench/{function}", durations.saturate_s)
@@ -174,6 +175,9 @@ async def measure(
             case = f"B {store} c={callers}"
             if wanted(case):
                 reporter.case(case, await call(client, "bench/each", callers, durations.calls_s))
+        case = f"B {store} c=64 p=16"
+        if wanted(case):
+            reporter.case(case, await call(client, "bench/each_16", 64, durations.calls_s))
         for rate_per_s in PACED_RATES_PER_S:
             case = f"L {store} rate={rate_per_s}"
             if wanted(case):
