@@ -103,17 +103,6 @@ class DeadLetter(msgspec.Struct, array_like=True):
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
-class KeyQueue:
-    """Messages of one key that wait behind each other."""
-
-    __slots__ = ("busy", "queue")
-
-    def __init__(self) -> None:
-        self.busy = True
-        """Somebody runs, awaits, or waits for a retry on this key."""
-        self.queue: deque[Waiting] = deque()
-
-
 class Partition:
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
@@ -155,7 +144,8 @@ class Partition:
         self._peer_chunks = 0
         """Chunks in the queue that are not from clients."""
         self._ready: deque[Waiting] = deque()
-        self._keys: dict[str, KeyQueue] = {}
+        # Keys on which somebody runs, awaits or waits for a retry, with who waits behind.
+        self._keys: dict[str, deque[Waiting]] = {}
         self._retries: list[tuple[float, int, Waiting]] = []
         self._running: dict[int, Work] = {}
         self._suspect: set[str] = set()
@@ -619,45 +609,37 @@ class Partition:
         return "" if kind == "stateful" else f"\x00{message.id}"
 
     def _hold_key(self, waiting: Waiting) -> None:
-        lock = self._lock_of(waiting.message)
-        held = self._keys.get(lock)
-        if held is None:
-            held = self._keys[lock] = KeyQueue()
-        held.busy = True
+        self._keys.setdefault(self._lock_of(waiting.message), deque())
 
     def _wait_behind(self, waiting: Waiting, lock: str) -> None:
         """Queue a message behind its busy key."""
-        self._keys[lock].queue.append(waiting)
+        self._keys[lock].append(waiting)
         self._pending.message_count += 1
         self._park(waiting)
 
     def _put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
         """Put messages that came back from a run before those that were taken after them."""
-        held = self._keys.get(lock)
-        if held is None:
-            held = self._keys[lock] = KeyQueue()
-        held.queue.extendleft(reversed(messages))
+        self._keys.setdefault(lock, deque()).extendleft(reversed(messages))
         for waiting in messages:
             self._park(waiting, anew=waiting.message.attempt > 1)
 
     def _release_key(self, lock: str) -> None:
-        held = self._keys.get(lock)
-        if held is None:
+        behind = self._keys.get(lock)
+        if behind is None:
             return
-        if held.queue:
-            self._ready.append(held.queue.popleft())
-            held.busy = True
+        if behind:
+            self._ready.append(behind.popleft())
         else:
             del self._keys[lock]
 
     def _make_ready_or_wait(self, waiting: Waiting) -> None:
         lock = self._lock_of(waiting.message)
-        held = self._keys.get(lock)
-        if held is None:
-            self._keys[lock] = KeyQueue()
+        behind = self._keys.get(lock)
+        if behind is None:
+            self._keys[lock] = deque()
             self._ready.append(waiting)
         else:
-            held.queue.append(waiting)
+            behind.append(waiting)
 
     # Taking work
 
@@ -965,7 +947,7 @@ class Partition:
         keyed = self.function.kind == "keyed"
         if any(not keyed or key in work.keys for work in self._running.values()):
             return False
-        self._keys[key] = KeyQueue()
+        self._keys[key] = deque()
         return True
 
     def release_key(self, key: str, now_ms: float) -> None:

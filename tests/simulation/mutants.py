@@ -177,9 +177,9 @@ class FiresWhatIsLoadedAgain(Mutant):
 class PutsWhatCameBackLast(Mutant):
     class partition(Partition):  # noqa: N801
         def _put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
-            later = list(self._keys[lock].queue) if lock in self._keys else []
+            later = list(self._keys[lock]) if lock in self._keys else []
             super()._put_first(lock, messages)
-            queue = self._keys[lock].queue
+            queue = self._keys[lock]
             for waiting in later:
                 queue.remove(waiting)
             queue.extendleft(reversed(later))
