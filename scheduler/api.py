@@ -11,21 +11,26 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class WorkView:
-    """What a policy may know of a batch that is ready to run."""
+    """What a policy may know of messages that have arrived together for one partition."""
 
     function: str
     partition: str
+    tenant: str
     count: int
     arrived_ms: float
-    deadline_ms: float | None
-    """The earliest of its messages."""
+    deadline_ms: float
+    """The earliest of its messages; for those without one, when patience ends."""
+    cost_ms: float = 0.0
+    """What running them is expected to take."""
+    path_ms: float = 0.0
+    """What the longest way downstream is expected to take after that."""
 
 
 class QueueOrder(Protocol):
     def rank(self, work: WorkView) -> float:
-        """Return a number; the work with the smallest one runs first.
+        """Return a number; what has the smallest one runs first, among equals what came first.
 
-        Asked once, when the work becomes ready.
+        Asked once, when the messages arrive.
         """
         ...
 

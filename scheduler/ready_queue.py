@@ -1,0 +1,102 @@
+"""Which of a worker's partitions has its turn: the upper level of the two-level queue.
+
+Holds one place for each partition that could run something, ranked by its most urgent message.
+The messages themselves stay in their partitions until their turn.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+STARVATION_MS = 10_000.0
+STALE_MAX = 64
+
+T = TypeVar("T")
+
+
+class _Place(Generic[T]):
+    __slots__ = ("arrived_ms", "item", "number", "rank")
+
+    def __init__(self, item: T, rank: float, arrived_ms: float, number: int) -> None:
+        self.item = item
+        self.rank = rank
+        self.arrived_ms = arrived_ms
+        self.number = number
+
+
+class ReadyQueue(Generic[T]):
+    """Smallest rank first, among equals who has waited for the longest.
+
+    Whatever the ranks say, who has waited for `starvation_ms` goes first: no order can leave
+    anybody behind for ever.
+    """
+
+    def __init__(self, starvation_ms: float = STARVATION_MS) -> None:
+        self._starvation_ms = starvation_ms
+        self._places: dict[str, _Place[T]] = {}
+        self._number = 0
+        # Heaps keep places that were taken or ranked anew meanwhile; they are skipped when met.
+        self._by_rank: list[tuple[float, int, str]] = []
+        self._by_arrival: list[tuple[float, int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, name: str, item: T, rank: float, arrived_ms: float) -> None:
+        """Enter, or rank anew who is in the queue already."""
+        known = self._places.get(name)
+        if known is not None:
+            if known.rank == rank and known.arrived_ms <= arrived_ms:
+                return
+            arrived_ms = min(arrived_ms, known.arrived_ms)
+        self._number += 1
+        self._places[name] = _Place(item, rank, arrived_ms, self._number)
+        heappush(self._by_rank, (rank, self._number, name))
+        heappush(self._by_arrival, (arrived_ms, self._number, name))
+        if len(self._by_rank) > 2 * len(self._places) + STALE_MAX:
+            self._forget_stale()
+
+    def pop(self, now_ms: float) -> T | None:
+        """Remove and return whose turn it is; None if nobody waits."""
+        oldest = self._first(self._by_arrival)
+        if oldest is None:
+            return None
+        if now_ms - oldest.arrived_ms < self._starvation_ms:
+            first = self._first(self._by_rank)
+            assert first is not None
+            oldest = first
+        return self._take(oldest)
+
+    def discard(self, name: str) -> None:
+        """Leave the queue, if in it."""
+        self._places.pop(name, None)
+
+    def rank(self) -> float | None:
+        """Return the smallest rank that waits."""
+        first = self._first(self._by_rank)
+        return None if first is None else first.rank
+
+    def _first(self, heap: list[tuple[float, int, str]]) -> _Place[T] | None:
+        while heap:
+            _, number, name = heap[0]
+            place = self._places.get(name)
+            if place is not None and place.number == number:
+                return place
+            heappop(heap)
+        return None
+
+    def _take(self, place: _Place[T]) -> T:
+        for name in (self._by_rank[0][2], self._by_arrival[0][2]):
+            if self._places.get(name) is place:
+                del self._places[name]
+                return place.item
+        raise AssertionError(place)
+
+    def _forget_stale(self) -> None:
+        places = self._places
+        for heap in (self._by_rank, self._by_arrival):
+            heap[:] = [
+                each for each in heap if each[2] in places and places[each[2]].number == each[1]
+            ]
+            heapify(heap)
