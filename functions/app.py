@@ -42,6 +42,7 @@ class FunctionOptions:
     order: Literal["key", "none"]
     batch_size_max: int | None
     concurrency: int | None
+    tenant: str
 
 
 class Function:
@@ -65,6 +66,7 @@ class Function:
         self.order: Literal["key", "none"] = options.order
         self.batch_size_max = options.batch_size_max
         self.concurrency = options.concurrency
+        self.tenant = options.tenant
         self.state_kind: StateKind | None = (
             None if self.kind == "stateless" else state_kind_of(options.state)
         )
@@ -139,6 +141,7 @@ class App:
         order: Literal["key", "none"] = "key",
         batch_size_max: int | None = None,
         concurrency: int | None = None,
+        tenant: str | None = None,
     ) -> Callable[[Handler], Function]: ...
 
     def function(  # noqa: PLR0913  # Each option is a word of the declaration.
@@ -158,6 +161,7 @@ class App:
         order: Literal["key", "none"] = "key",
         batch_size_max: int | None = None,
         concurrency: int | None = None,
+        tenant: str | None = None,
     ) -> Function | Callable[[Handler], Function]:
         """Register a handler; use as `@app.function` or `@app.function(slo="50ms", …)`.
 
@@ -172,6 +176,7 @@ class App:
         - `order`: "key" keeps a sender's messages to one key in order also while one of them
           waits for a retry; "none" lets the others go on.
         - `batch_size_max`, `concurrency`: bounds for one run, and for runs at once in a partition.
+        - `tenant`: to whom its work counts where shares are configured; the app, if not said.
         """
 
         def register(handler: Handler) -> Function:
@@ -195,6 +200,7 @@ class App:
                 order=order,
                 batch_size_max=batch_size_max,
                 concurrency=concurrency,
+                tenant=self.name if tenant is None else tenant,
             )
             function = self.functions[full_name] = Function(full_name, handler, options)
             return function

@@ -112,16 +112,42 @@ class Recorded(msgspec.Struct, array_like=True):
 
 
 class Chunk:
-    """A received batch in the queue; `start` moves as messages are taken from it."""
+    """A received batch in the backlog; `start` moves as messages are taken from it."""
 
-    __slots__ = ("arrived_ms", "batch", "deadlines_ms", "decoded", "raws", "start", "stop")
+    __slots__ = (
+        "arrived_ms",
+        "batch",
+        "deadlines_ms",
+        "decoded",
+        "earliest_ms",
+        "holes",
+        "patience_end_ms",
+        "priority",
+        "rank",
+        "raws",
+        "start",
+        "stop",
+        "urgent",
+    )
 
-    def __init__(self, batch: Batch, start: int, now_ms: float, slo_ms: float | None) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        start: int,
+        now_ms: float,
+        slo_ms: float | None,
+        patience_ms: float = 0.0,
+        holes: set[int] | None = None,
+    ) -> None:
         self.batch = batch
         self.start = start
         self.stop = batch.count
+        self.holes = holes
+        """Messages between `start` and `stop` that are not waiting here (any more)."""
         self.arrived_ms = now_ms
         left = batch.time_left_ms
+        self.urgent: int | None = None
+        """The first of the most urgent messages, where some are more urgent than others."""
         self.deadlines_ms: float | list[float | None] | None
         if left is None:
             self.deadlines_ms = None if slo_ms is None else now_ms + slo_ms
@@ -129,8 +155,45 @@ class Chunk:
             self.deadlines_ms = None if left < 0 else now_ms + left
         else:
             self.deadlines_ms = [None if each < 0 else now_ms + each for each in left]
+        self.patience_end_ms = self.earliest_ms = now_ms + patience_ms
+        """When the most urgent message is due; those without deadline, when patience ends."""
+        if isinstance(self.deadlines_ms, list):
+            self.find_urgent()
+        elif self.deadlines_ms is not None:
+            self.earliest_ms = self.deadlines_ms
+        self.priority = 0.0
+        """Place among the chunks of the partition; the smallest comes first."""
+        self.rank = 0.0
+        """Place among all that waits in the worker."""
         self.decoded: list[Any] | None = None
         self.raws: list[msgspec.Raw] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start - (len(self.holes) if self.holes else 0)
+
+    def find_urgent(self) -> None:
+        """Look for the most urgent message among those that are left."""
+        best, place = self.patience_end_ms, self.start
+        for index in range(self.start, self.stop):
+            due_ms = self.deadline_ms(index)
+            if due_ms is not None and due_ms < best and not (self.holes and index in self.holes):
+                best, place = due_ms, index
+        self.earliest_ms = best
+        self.urgent = place
+
+    def most_urgent(self, within_ms: float) -> list[int]:
+        """Return the messages that are due about as soon as the first of them."""
+        places = range(self.start, self.stop)
+        if self.holes:
+            left = [index for index in places if index not in self.holes]
+        else:
+            left = list(places)
+        if self.urgent is None:
+            return left
+        until_ms = self.earliest_ms + within_ms
+        due = [(index, self.deadline_ms(index)) for index in left]
+        return [index for index, at_ms in due if at_ms is not None and at_ms <= until_ms] or left
 
     def deadline_ms(self, index: int) -> float | None:
         deadlines = self.deadlines_ms
@@ -176,8 +239,10 @@ class Work:
         "exclusive",
         "id",
         "keys",
+        "arrived_ms",
         "loading_ms",
         "off_loop",
+        "rank",
         "recorded",
         "spans",
         "waiting",
@@ -191,6 +256,8 @@ class Work:
         self.waiting = waiting
         self.off_loop = False
         self.exclusive = True
+        self.rank = self.arrived_ms = 0.0
+        """Of its most urgent messages, should it have to wait for its turn once more."""
         self.loading_ms = 0.0
         """How long it waited for state; for telemetry alone."""
         self.recorded = True

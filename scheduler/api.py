@@ -27,8 +27,11 @@ class WorkView:
 
 
 class QueueOrder(Protocol):
+    by_deadline: bool
+    """Inside a partition, what is due first runs first; otherwise what came first."""
+
     def rank(self, work: WorkView) -> float:
-        """Return a number; what has the smallest one runs first, among equals what came first.
+        """Return a number; who has the smallest one runs first, among equals who came first.
 
         Asked once, when the messages arrive.
         """
@@ -37,6 +40,8 @@ class QueueOrder(Protocol):
 
 class ArrivalOrder:
     """Runs first what came first: the baseline."""
+
+    by_deadline = False
 
     def rank(self, work: WorkView) -> float:
         return work.arrived_ms

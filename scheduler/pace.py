@@ -77,6 +77,11 @@ class LearnedPace:
             model = self._models[function.name] = CostModel()
         return model
 
+    def expected_ms(self, function: Function, count: int) -> float:
+        """Return what a run of so many messages is expected to take; 0 if nothing is known."""
+        model = self._models.get(function.name)
+        return 0.0 if model is None else model.expected_ms(count)
+
     def off_loop(self, function: Function) -> bool:
         if function.blocking:
             return True

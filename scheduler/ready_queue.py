@@ -10,6 +10,9 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 STARVATION_MS = 10_000.0
+GUARD_EVERY = 10
+"""At most one turn in so many goes to who has waited too long: under lasting overload everybody
+has, and the order must still count."""
 STALE_MAX = 64
 
 T = TypeVar("T")
@@ -28,14 +31,15 @@ class _Place(Generic[T]):
 class ReadyQueue(Generic[T]):
     """Smallest rank first, among equals who has waited for the longest.
 
-    Whatever the ranks say, who has waited for `starvation_ms` goes first: no order can leave
-    anybody behind for ever.
+    Whatever the ranks say, now and then a turn goes to who has waited for `starvation_ms`: no
+    order can leave anybody behind for ever.
     """
 
     def __init__(self, starvation_ms: float = STARVATION_MS) -> None:
         self._starvation_ms = starvation_ms
         self._places: dict[str, _Place[T]] = {}
         self._number = 0
+        self._turns_by_rank = GUARD_EVERY
         # Heaps keep places that were taken or ranked anew meanwhile; they are skipped when met.
         self._by_rank: list[tuple[float, int, str]] = []
         self._by_arrival: list[tuple[float, int, str]] = []
@@ -59,14 +63,14 @@ class ReadyQueue(Generic[T]):
 
     def pop(self, now_ms: float) -> T | None:
         """Remove and return whose turn it is; None if nobody waits."""
-        oldest = self._first(self._by_arrival)
-        if oldest is None:
-            return None
-        if now_ms - oldest.arrived_ms < self._starvation_ms:
-            first = self._first(self._by_rank)
-            assert first is not None
-            oldest = first
-        return self._take(oldest)
+        if self._turns_by_rank >= GUARD_EVERY - 1:
+            oldest = self._first(self._by_arrival)
+            if oldest is not None and now_ms - oldest.arrived_ms >= self._starvation_ms:
+                self._turns_by_rank = 0
+                return self._take(oldest)
+        self._turns_by_rank += 1
+        first = self._first(self._by_rank)
+        return None if first is None else self._take(first)
 
     def discard(self, name: str) -> None:
         """Leave the queue, if in it."""

@@ -1,0 +1,201 @@
+"""What waits in a partition: the lower level of the two-level queue.
+
+Each channel's chunks stand in a line, in the order of their numbers; across lines the most urgent
+chunk comes first. An urgent chunk in the middle of its line does not wait for all that stand
+before it: it is pulled out, and with it only the earlier messages of its own keys, so that the
+order of each sender and key stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from sublet.functions.address import is_client
+from sublet.runtime.frames import Kind
+from sublet.runtime.work import Chunk, Span
+
+PULL_MS = 2.0
+"""Less of a difference is not worth leaving the order of a line."""
+PULLED_MAX = 10_000
+"""Messages of a channel that may be done ahead of others; each is a number in its commits."""
+
+Place = tuple[Chunk, int]
+"""One message in a chunk."""
+
+
+class Backlog:
+    def __init__(self) -> None:
+        self.count = self.size_bytes = 0
+        self.peer_chunks = 0
+        """Those that are not from clients."""
+        self._lines: dict[str, deque[Chunk]] = {}
+        # May hold chunks that are over, or that were given another place since: skipped when met.
+        self._by_urgency: list[tuple[float, int, Chunk]] = []
+        self._number = 0
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """All chunks with something left in them."""
+        for line in self._lines.values():
+            yield from (chunk for chunk in line if chunk.start < chunk.stop)
+
+    def add(self, chunk: Chunk, priority: float) -> None:
+        """Put a chunk, which is not empty, at the end of its line."""
+        source = chunk.batch.source
+        line = self._lines.get(source)
+        if line is None:
+            line = self._lines[source] = deque()
+        line.append(chunk)
+        self.count += chunk.count
+        self.size_bytes += len(memoryview(chunk.batch.payloads))
+        if not is_client(source):
+            self.peer_chunks += 1
+        self._enter(chunk, priority)
+
+    def clear(self) -> None:
+        self.count = self.size_bytes = self.peer_chunks = 0
+        self._lines.clear()
+        self._by_urgency.clear()
+
+    def first(self) -> Chunk | None:
+        """Return the most urgent chunk."""
+        heap = self._by_urgency
+        while heap:
+            priority, _, chunk = heap[0]
+            if chunk.start < chunk.stop and chunk.priority == priority:
+                return chunk
+            heappop(heap)
+        return None
+
+    def next(self, room: int, *, pulled_already: int = 0) -> tuple[Chunk | None, bool]:
+        """Return from which chunk to go on, and whether it has to be pulled out of its line.
+
+        With room for so many messages, what stands in the way of the most urgent ones is taken
+        along; only if there is more of it are they pulled.
+        """
+        chunk = self.first()
+        if chunk is None:
+            return None, False
+        head = self._head(chunk.batch.source)
+        urgent = chunk.start if chunk.urgent is None else chunk.urgent
+        if head is chunk and urgent == chunk.start:
+            return head, False
+        in_the_way = chunk.batch.first + urgent - head.batch.first - head.start
+        near = head.priority <= chunk.priority + PULL_MS and head is not chunk
+        if in_the_way < room or near or pulled_already >= PULLED_MAX:
+            return head, False
+        return chunk, True
+
+    def next_of_peers(self) -> Chunk | None:
+        """Return the head of some line that is not a client's."""
+        if self.peer_chunks:
+            for source in self._lines:
+                if not is_client(source):
+                    return self._head(source)
+        return None
+
+    def take(self, chunk: Chunk, room: int) -> Span:
+        """Take up to `room` messages from the head of a line."""
+        start = chunk.start
+        stop = min(chunk.stop, start + room)
+        if chunk.holes:
+            stop = next((index for index in range(start, stop) if index in chunk.holes), stop)
+        chunk.start = stop
+        self.count -= stop - start
+        self._pass_holes(chunk)
+        if chunk.urgent is not None and chunk.start < chunk.stop and chunk.urgent < chunk.start:
+            self._rank_anew(chunk)
+        return Span(chunk, start, stop)
+
+    def pull(self, chunk: Chunk, room: int) -> list[Place]:
+        """Take the most urgent messages of a chunk, each behind the earlier ones of its key.
+
+        At most `room` in all: then the urgent ones themselves may have to wait for the next time.
+        """
+        wanted = chunk.most_urgent(PULL_MS)[:room]
+        keys = chunk.batch.keys
+        mine = {keys[index] for index in wanted}
+        places: list[Place] = []
+        for earlier in self._lines[chunk.batch.source]:
+            if len(places) >= room:
+                break
+            stop = wanted[-1] + 1 if earlier is chunk else earlier.stop
+            if earlier.batch.kind is not Kind.CANCEL:
+                places += [
+                    (earlier, index)
+                    for index, key in enumerate(
+                        earlier.batch.keys[earlier.start : stop], earlier.start
+                    )
+                    if key in mine and not (earlier.holes and index in earlier.holes)
+                ]
+            if earlier is chunk:
+                break
+        del places[room:]
+        for each, index in places:
+            self._remove(each, index)
+        for each in {id(each): each for each, _ in places}.values():
+            if each.start < each.stop and each.urgent is not None:
+                self._rank_anew(each)
+        return places
+
+    def remove(self, source: str, number: int) -> Place | None:
+        """Take one message out of the middle; None if it is not here."""
+        for chunk in self._lines.get(source, ()):
+            index = number - chunk.batch.first
+            if index < chunk.stop:
+                if index < chunk.start or (chunk.holes and index in chunk.holes):
+                    return None
+                self._remove(chunk, index)
+                return chunk, index
+        return None
+
+    def _head(self, source: str) -> Chunk:
+        line = self._lines[source]
+        while line[0].start == line[0].stop:
+            line.popleft()
+        return line[0]
+
+    def _enter(self, chunk: Chunk, priority: float) -> None:
+        chunk.priority = priority
+        self._number += 1
+        heappush(self._by_urgency, (priority, self._number, chunk))
+
+    def _rank_anew(self, chunk: Chunk) -> None:
+        """The most urgent messages of a chunk are gone: what is left may be in less of a hurry."""
+        before = chunk.earliest_ms
+        chunk.find_urgent()
+        later_ms = chunk.earliest_ms - before
+        if later_ms:
+            chunk.rank += later_ms
+            self._enter(chunk, chunk.priority + later_ms)
+
+    def _remove(self, chunk: Chunk, index: int) -> None:
+        if chunk.holes is None:
+            chunk.holes = set()
+        chunk.holes.add(index)
+        self.count -= 1
+        self._pass_holes(chunk)
+
+    def _pass_holes(self, chunk: Chunk) -> None:
+        holes = chunk.holes
+        if holes:
+            while chunk.start in holes:
+                holes.remove(chunk.start)
+                chunk.start += 1
+        if chunk.start == chunk.stop:
+            self._leave(chunk)
+
+    def _leave(self, chunk: Chunk) -> None:
+        source = chunk.batch.source
+        self.size_bytes -= len(memoryview(chunk.batch.payloads))
+        if not is_client(source):
+            self.peer_chunks -= 1
+        line = self._lines[source]
+        while line and line[0].start == line[0].stop:
+            line.popleft()
+        if not line:
+            del self._lines[source]

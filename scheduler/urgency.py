@@ -1,0 +1,63 @@
+"""How urgent messages are that have arrived: deadlines, learned costs and the order together."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sublet.functions.app import Function
+from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
+from sublet.scheduler.paths import Path, Paths, ReplyContexts
+
+PATIENCE_MS = 10_000.0
+"""When a message without deadline is due, as if it had one."""
+
+
+class Costs(Protocol):
+    def expected_ms(self, function: Function, count: int) -> float: ...
+
+
+class NoCosts:
+    def expected_ms(self, function: Function, count: int) -> float:
+        return 0.0
+
+
+class Urgency:
+    """Ranks what arrives at the partitions of one worker."""
+
+    def __init__(
+        self,
+        order: QueueOrder | None = None,
+        costs: Costs | None = None,
+        *,
+        patience_ms: float = PATIENCE_MS,
+    ) -> None:
+        self.order = order or ArrivalOrder()
+        self.paths = Paths()
+        self.patience_ms = patience_ms
+        self._costs = costs or NoCosts()
+        self._contexts = ReplyContexts(self.paths)
+
+    def rank(
+        self, function: Function, partition: str, count: int, arrived_ms: float, deadline_ms: float
+    ) -> float:
+        """Return the place of messages among all that waits in the worker."""
+        name = function.name
+        view = WorkView(
+            name,
+            partition,
+            function.tenant,
+            count,
+            arrived_ms,
+            deadline_ms,
+            self._costs.expected_ms(function, 1),
+            self.paths.path_ms(name),
+        )
+        return self.order.rank(view)
+
+    def context_version(self, function: Function, now_ms: float) -> int:
+        """Return a number that changes when senders should be told the context again."""
+        return self._contexts.version(function.name, self._costs.expected_ms(function, 1), now_ms)
+
+    def context(self, function: Function) -> Path:
+        """Return what a function tells those who send to it: its cost, and its path's."""
+        return self._contexts.context(function.name)
