@@ -71,7 +71,7 @@ class Backlog:
             heappop(heap)
         return None
 
-    def next(self, room: int, *, pulled_already: int = 0) -> tuple[Chunk | None, bool]:
+    def next(self, room: int, *, pulls: bool = True) -> tuple[Chunk | None, bool]:
         """Return from which chunk to go on, and whether it has to be pulled out of its line.
 
         With room for so many messages, what stands in the way of the most urgent ones is taken
@@ -86,7 +86,7 @@ class Backlog:
             return head, False
         in_the_way = chunk.batch.first + urgent - head.batch.first - head.start
         near = head.priority <= chunk.priority + PULL_MS and head is not chunk
-        if in_the_way < room or near or pulled_already >= PULLED_MAX:
+        if in_the_way < room or near or not pulls:
             return head, False
         return chunk, True
 

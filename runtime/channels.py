@@ -25,11 +25,19 @@ def endpoint_of(name: str) -> str:
 class Inbox:
     """How far each source's messages were received (in memory) and taken (durably)."""
 
-    __slots__ = ("received", "taken")
+    __slots__ = ("ahead", "reached", "received", "taken")
 
-    def __init__(self, taken: Mapping[str, int]) -> None:
+    def __init__(
+        self, taken: Mapping[str, int], ahead: Mapping[str, Iterable[int]] | None = None
+    ) -> None:
         self.taken = dict(taken)
         self.received = dict(taken)
+        self.reached = dict(taken)
+        """Up to where all are done or on record, at the latest with the next commit."""
+        self.ahead: dict[str, set[int]] = {
+            source: set(numbers) for source, numbers in (ahead or {}).items()
+        }
+        """Messages that were done before earlier ones of the same source."""
 
     def accept(self, source: str, first: int, count: int) -> int:
         """Return how many messages at the front of the batch are known already.
@@ -50,9 +58,35 @@ class Inbox:
         """Return the number of the next message that is new."""
         return self.received.get(source, 0) + 1
 
+    def done_ahead(self, source: str, first: int, count: int) -> set[int] | None:
+        """Return the places of messages in a received batch that an earlier owner has done."""
+        ahead = self.ahead.get(source)
+        if not ahead:
+            return None
+        return {number - first for number in ahead if first <= number < first + count} or None
+
+    def reach(self, source: str, upto: int) -> int:
+        """All up to a number are done: return up to where, with those that were done ahead."""
+        ahead = self.ahead.get(source)
+        if ahead:
+            while upto + 1 in ahead:
+                upto += 1
+                ahead.remove(upto)
+        self.reached[source] = upto
+        return upto
+
+    def reach_ahead(self, source: str, number: int) -> bool:
+        """One message is done; return whether others before it are not."""
+        if number == self.reached.get(source, 0) + 1:
+            return False
+        self.ahead.setdefault(source, set()).add(number)
+        return True
+
     def forget(self, source: str) -> None:
         self.received.pop(source, None)
         self.taken.pop(source, None)
+        self.reached.pop(source, None)
+        self.ahead.pop(source, None)
 
 
 class Outbox:

@@ -149,7 +149,7 @@ class Exchange:
     def acknowledge(self, ack: Ack) -> None:
         source = endpoint_of(ack.source)
         if source in self.host.partitions:
-            self.host.acknowledged(source, ack.target, ack.upto)
+            self.host.acknowledged(ack)
             return
         port = self._sources.get(ack.source)
         if port is not None:
@@ -263,7 +263,7 @@ class Exchange:
                 continue  # A client speaks for itself alone.
             source = endpoint_of(ack.source)
             port.acknowledged(source, ack.target, ack.upto)
-            self.host.acknowledged(source, ack.target, ack.upto)
+            self.host.acknowledged(ack)
         if data.credit:
             port.credit = data.credit
         if not data.batches:

@@ -22,6 +22,8 @@ class Kind(IntEnum):
     REPLY = 2
     CANCEL = 3
     """Take back a delayed message; the key column holds the timers' ids."""
+    WITHDRAW = 4
+    """The caller does not wait any more; the key column holds the numbers of its calls."""
 
 
 class Extra(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -31,6 +33,8 @@ class Extra(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     chain: list[str] = []
     """Addresses that wait for this call, the outermost first."""
     trace: str = ""
+    expires: bool = False
+    """Nobody waits for the reply after the deadline. Always so for a client's call with one."""
 
 
 class ErrorInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -70,6 +74,9 @@ class Ack(msgspec.Struct, array_like=True):
     target: str
     source: str
     upto: int
+    context: list[tuple[str, float]] | None = None
+    """What the target and the longest way behind it cost: functions with milliseconds for one
+    message. Only now and then, and only to partitions."""
 
 
 class Data(msgspec.Struct, array_like=True):

@@ -7,11 +7,11 @@ millisecond between which the loop is free; the rest runs beside it.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
-from heapq import heappop, heappush
 from typing import Protocol
 
 import structlog
@@ -21,6 +21,7 @@ from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import RetryLaterError, UnavailableError, UnknownOutcomeError
 from sublet.functions.state import StateClock
+from sublet.runtime.channels import endpoint_of
 from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.group_commit import GroupCommitter
@@ -32,10 +33,12 @@ from sublet.runtime.state_cache import StateCache
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    Interrupt,
     Load,
     LoadTimers,
     NoCells,
     Pace,
+    Ready,
     Refuse,
     Resume,
     Run,
@@ -54,8 +57,9 @@ from sublet.runtime.threads import (
 )
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.work import Failure, RunResult, Work
-from sublet.scheduler.api import BindingPolicy, QueueOrder, WorkView
 from sublet.scheduler.pace import LearnedPace
+from sublet.scheduler.ready_queue import ReadyQueue
+from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
     TIMER,
@@ -69,6 +73,9 @@ from sublet.statestore.contract import (
 _log = structlog.get_logger(__name__)
 
 TURN_MS = 1.0
+THREADS_BUSY_MAX = max(2, os.cpu_count() or 1)
+"""Plain `def` handlers that are too slow for the loop: so many runs go on at once. More would only
+share the cores with them, and make what is urgent wait for what is not."""
 ABANDON_GRACE_S = 1.0
 
 
@@ -103,7 +110,7 @@ class SystemClock:
 class Hosted:
     """A partition with its surroundings."""
 
-    __slots__ = ("cache", "clock", "partition", "place", "tickets", "times", "wake")
+    __slots__ = ("cache", "clock", "loaded", "partition", "place", "tickets", "times", "wake")
 
     def __init__(
         self,
@@ -119,6 +126,8 @@ class Hosted:
         self.cache = cache
         self.clock = clock
         self.wake: asyncio.TimerHandle | None = None
+        self.loaded: Work | None = None
+        """Work that had to wait for its state, and waits for its turn once more."""
         self.tickets: set[asyncio.Future[None]] = set()
         """Changes by hand that are not committed yet."""
 
@@ -132,14 +141,14 @@ class Host:
         routes: Routes,
         outside: Outside,
         limits: Limits,
-        order: QueueOrder,
-        binding: BindingPolicy,
         clock: Clock,
+        urgency: Urgency | None = None,
         pace: Pace | None = None,
         watchdog: Watchdog | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Without others, the pace is learned from what runs cost and a thread watches the loop."""
+        """Without others, what came first runs first, the pace is learned from what runs cost,
+        and a thread watches the loop."""
         self.partitions: dict[str, Hosted] = {}
         self.telemetry = Telemetry()
         self._functions = functions
@@ -147,12 +156,11 @@ class Host:
         self._routes = routes
         self._outside = outside
         self._limits = limits
-        self._order = order
-        self._binding = binding
         self._clock = clock
         self._tracing = tracing or Tracing()
         self._notices = Notices(clock.monotonic_ms)
         self.pace: Pace = pace or LearnedPace()
+        self.urgency = urgency or Urgency()
         self.committer = GroupCommitter(store, self._commit_ended, self._group_committed)
         self._watchdog: Watchdog = watchdog or LoopWatchdog()
         self._sync = SyncRunner(self._watchdog)
@@ -162,8 +170,11 @@ class Host:
         self._loop: asyncio.AbstractEventLoop
         self._threads: RunnerThreads
         self._tasks: asyncio.TaskGroup
-        self._ready: list[tuple[float, int, str, Work]] = []
-        self._ready_number = 0
+        self._ready: ReadyQueue[Hosted] = ReadyQueue()
+        self._aside: ReadyQueue[Hosted] = ReadyQueue()
+        """Partitions whose runs need a thread, while all that may be busy are."""
+        self._threads_busy = 0
+        self._is_taking = False
         self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
         """Partition and message to the timeouts of the calls that its handler awaits."""
         self._pump_planned = False
@@ -210,6 +221,7 @@ class Host:
             limits=self._limits,
             now_ms=now_ms,
             wall_ms=self._clock.wall_ms(),
+            urgency=self.urgency,
         )
         place = Place(
             name,
@@ -239,6 +251,8 @@ class Host:
         hosted = self.partitions.pop(name, None)
         if hosted is None:
             return
+        self._ready.discard(name)
+        self._aside.discard(name)
         self.telemetry.partition_left(hosted.place.function.name, hosted.partition)
         hosted.partition.stopped = True
         if hosted.wake is not None:
@@ -265,10 +279,15 @@ class Host:
         hosted.partition.refuse(batch, error)
         self._carry_out(hosted)
 
-    def acknowledged(self, partition: str, destination: str, upto: int) -> None:
-        hosted = self.partitions.get(partition)
-        if hosted is not None:
-            hosted.partition.acknowledged(destination, upto)
+    def acknowledged(self, ack: Ack) -> None:
+        hosted = self.partitions.get(endpoint_of(ack.source))
+        if hosted is None:
+            return
+        hosted.partition.acknowledged(ack.target, ack.upto)
+        if ack.context:
+            target = split_partition_name(ack.target)[0]
+            function = hosted.place.function.name
+            self.urgency.paths.learn(function, target, ack.context, self._clock.monotonic_ms())
 
     def deliver_again(self, reaches: Callable[[str], bool]) -> None:
         """Offer everything that these endpoints have not acknowledged to `Outside` again."""
@@ -322,7 +341,9 @@ class Host:
             for effect in effects:
                 kind = type(effect)
                 if kind is Run:
-                    self._queue_run(hosted, effect.work)  # type: ignore[union-attr]
+                    self._run(hosted, effect.work)  # type: ignore[union-attr]
+                elif kind is Ready:
+                    self._line_up(hosted, effect.rank, effect.arrived_ms)  # type: ignore[union-attr]
                 elif kind is Deliver:
                     self._outside.deliver(partition.name, effect.entry)  # type: ignore[union-attr]
                 elif kind is Acknowledge:
@@ -349,6 +370,8 @@ class Host:
                 self._async.resume(
                     partition.name, effect.message_id, effect.call, effect.result, effect.error
                 )
+            case Interrupt():
+                self._async.interrupt(partition.name, effect.message_id)
             case Refuse():
                 self._notices.refused(hosted.place.function.name, effect.refused)
                 self._outside.refuse(effect.refused)
@@ -423,24 +446,27 @@ class Host:
 
     # Running user code
 
-    def _queue_run(self, hosted: Hosted, work: Work) -> None:
-        """Put work in line with that of all other partitions of the worker."""
-        if work.off_loop:
-            self._run_aside(hosted, work)
-            return
-        view = _view_of(hosted, work)
-        # The baseline always runs here; leases come with policies that choose otherwise.
-        self._binding.bind(view)
-        self._ready_number += 1
-        entry = (self._order.rank(view), self._ready_number, hosted.partition.name, work)
-        heappush(self._ready, entry)
+    def _line_up(self, hosted: Hosted, rank: float, arrived_ms: float) -> None:
+        """Put a partition in line with all others of the worker."""
+        name = hosted.partition.name
+        if self._needs_thread(hosted.place.function):
+            self._aside.put(name, hosted, rank, arrived_ms)
+        else:
+            self._ready.put(name, hosted, rank, arrived_ms)
+        self._plan_pump()
+
+    def _needs_thread(self, function: Function) -> bool:
+        """Tell whether runs of a function keep a core busy beside the loop."""
+        return not function.is_async and not function.blocking and self.pace.off_loop(function)
+
+    def _plan_pump(self) -> None:
         if not self._pump_planned:
             self._pump_planned = True
             self._loop.call_soon(self._pump)
 
     def pump(self) -> None:
         """Run what is ready at once, without waiting for the loop's next turn."""
-        if self._ready:
+        if self._ready or self._aside:
             self._run_turn()
 
     def _pump(self) -> None:
@@ -452,14 +478,43 @@ class Host:
 
     def _run_turn(self) -> None:
         """Run the most urgent work for one turn, then let the loop breathe."""
-        until_ms = self._clock.monotonic_ms() + TURN_MS
-        while self._ready:
-            _, _, name, work = heappop(self._ready)
-            hosted = self.partitions.get(name)
-            if hosted is not None and not hosted.partition.stopped:
-                self._run_here(hosted, work)
-            if self._clock.monotonic_ms() > until_ms:
-                break
+        now_ms = self._clock.monotonic_ms()
+        while self._aside and self._threads_busy < THREADS_BUSY_MAX:
+            hosted = self._aside.pop(now_ms)
+            assert hosted is not None
+            self._take(hosted, now_ms)
+        until_ms = now_ms + TURN_MS
+        while self._ready and now_ms <= until_ms:
+            hosted = self._ready.pop(now_ms)
+            assert hosted is not None
+            self._take(hosted, now_ms)
+            now_ms = self._clock.monotonic_ms()
+
+    def _take(self, hosted: Hosted, now_ms: float) -> None:
+        """It is the partition's turn."""
+        if hosted.partition.stopped:
+            return
+        work, hosted.loaded = hosted.loaded, None
+        if work is not None:
+            self._run_here(hosted, work)
+            return
+        self._is_taking = True
+        try:
+            hosted.partition.take(now_ms)
+            self._carry_out(hosted)
+        finally:
+            self._is_taking = False
+
+    def _run(self, hosted: Hosted, work: Work) -> None:
+        if work.off_loop:
+            self._run_aside(hosted, work)
+        elif self._is_taking:
+            self._is_taking = False
+            self._run_here(hosted, work)
+        else:
+            hosted.loaded = work
+            self._ready.put(hosted.partition.name, hosted, work.rank, work.arrived_ms)
+            self._plan_pump()
 
     def _run_here(self, hosted: Hosted, work: Work) -> None:
         partition, place = hosted.partition, hosted.place
@@ -585,9 +640,13 @@ class Host:
             result, waiting = self._async.run_aside(work, place)
             self._finish(hosted, work, result, waiting)
         else:
+            self._threads_busy += not place.function.blocking
             AsideRun(hosted, work, self._sync, self._threads, self._aside_ended).start()
 
     def _aside_ended(self, hosted: Hosted, work: Work, result: RunResult, suspect: bool) -> None:
+        self._threads_busy -= not hosted.place.function.blocking
+        if self._aside:
+            self._plan_pump()
         if hosted.partition.stopped:
             return
         if suspect:
@@ -681,15 +740,3 @@ class AsideRun:
         if self._thread is not None:
             self._threads.ended(self._thread)
         self._on_end(self._hosted, self._work, result, suspect)
-
-
-def _view_of(hosted: Hosted, work: Work) -> WorkView:
-    arrived_ms, deadline_ms = 0.0, None
-    if work.spans:
-        chunk = work.spans[0].chunk
-        arrived_ms = chunk.arrived_ms
-        deadline_ms = chunk.deadline_ms(work.spans[0].start)
-    elif work.waiting:
-        deadline_ms = work.waiting[0].deadline_ms
-    partition = hosted.partition
-    return WorkView(partition.function.name, partition.name, work.count, arrived_ms, deadline_ms)

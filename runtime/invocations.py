@@ -67,6 +67,7 @@ class Invocation:
         "_futures",
         "_open",
         "calls",
+        "cancel",
         "cell",
         "context",
         "coroutine",
@@ -106,6 +107,8 @@ class Invocation:
         self.coroutine: Coroutine[Any, Any, Any] | None = None
         self.first_await: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.cancel: Callable[[], object] | None = None
+        """Ends it from any thread, once it waits."""
         self.calls: list[CallOpened] = []
         """Opened before the first wait; they leave when the message is on record."""
         self.traced: Traced | None = scope.work.waiting[index].traced if scope.traced else None
@@ -334,6 +337,9 @@ class Lane:
         assert spare is not None
         self._spare = self._adoption = None
         adoption.set_result(invocation)
+        invocation.cancel = partial(
+            self._loop.call_soon_threadsafe, self._expire, invocation, spare
+        )
         timeout_ms = invocation.place.function.timeout_ms
         if timeout_ms is not None:
             handle = self._loop.call_later(timeout_ms / 1000, self._expire, invocation, spare)
@@ -582,6 +588,12 @@ class AsyncRunner:
         invocation = self._open.get((partition, message_id))
         if invocation is not None:
             invocation.resume(call, result, error)
+
+    def interrupt(self, partition: str, message_id: str) -> None:
+        """Let a handler end that waits; it may still clean up."""
+        invocation = self._open.get((partition, message_id))
+        if invocation is not None and invocation.cancel is not None:
+            invocation.cancel()
 
     def forget(self, partition: str) -> None:
         """The partition is gone: its handlers may end, nobody listens."""

@@ -10,6 +10,8 @@ then carries out what has gathered in `effects`. What it promises:
   next commit. Nothing is told to anybody before the commit that holds it is done.
 - Messages of one sender to one key run in the order sent. A key whose message waits (for a retry,
   for a call, for a thread) holds back its later messages; other keys go on.
+- It says how urgent its most urgent message is, and runs nothing before it is told that it has
+  its turn. Until then whatever arrives may become more urgent.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from sublet.functions.app import Function
 from sublet.functions.codec import codec_for
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.functions.errors import EncodeError
+from sublet.runtime.backlog import PULLED_MAX, Backlog, Place
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.limits import Limits
@@ -36,9 +39,11 @@ from sublet.runtime.steps import (
     Cells,
     Counters,
     Deliver,
+    Interrupt,
     Load,
     LoadTimers,
     Pace,
+    Ready,
     Refuse,
     Resume,
     Run,
@@ -50,7 +55,9 @@ from sublet.runtime.steps import (
 )
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
+from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
+    AHEAD,
     DEAD,
     IDEMPOTENCY,
     JOURNAL,
@@ -82,6 +89,7 @@ _any = codec_for(Any)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_recorded = msgspec.msgpack.Decoder(Recorded).decode
+_decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -104,7 +112,7 @@ _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class Partition:
-    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
+    def __init__(  # noqa: PLR0913, PLR0915  # Its surroundings are all named, and given once.
         self,
         name: str,
         function: Function,
@@ -115,8 +123,10 @@ class Partition:
         limits: Limits,
         now_ms: float,
         wall_ms: int,
+        urgency: Urgency | None = None,
         timers_loaded_max: int = LOADED_MAX,
     ) -> None:
+        """Without urgency, what came first is the most urgent."""
         self.name = name
         self.function = function
         self.epoch = recovered.epoch
@@ -126,13 +136,20 @@ class Partition:
         """Messages refused, by reason; counted as `Counters` are."""
         self.open_from_clients = 0
         """Messages of clients taken and not finished: what the worker's bound counts."""
-        self.queued = self.queued_bytes = 0
         self.stopped = False
         self._cells = cells
         self._pace = pace
         self._limits = limits
         self._index = recovered.index
-        self._inbox = Inbox(recovered.inbox)
+        self._urgency = urgency or Urgency()
+        ahead = {
+            each.id: _decode_numbers(each.value)
+            for each in recovered.ahead
+            if each.value is not None
+        }
+        self._inbox = Inbox(recovered.inbox, ahead)
+        self._contexts_told: dict[str, int] = {}
+        """Source to the version of the reply context that it was told."""
         self._refused: set[str] = set()
         self._outbox = Outbox(recovered.sent, recovered.outbox)
         self._egress = EgressPositions(recovered.egress, limits.egress_max)
@@ -140,9 +157,9 @@ class Partition:
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
-        self._queue: deque[Chunk] = deque()
-        self._peer_chunks = 0
-        """Chunks in the queue that are not from clients."""
+        self._backlog = Backlog()
+        self._announced: float | None = None
+        """The rank that was told by `Ready`, until `take` answers it."""
         self._ready: deque[Waiting] = deque()
         # Keys on which somebody runs, awaits or waits for a retry, with who waits behind.
         self._keys: dict[str, deque[Waiting]] = {}
@@ -150,6 +167,8 @@ class Partition:
         self._running: dict[int, Work] = {}
         self._suspect: set[str] = set()
         self._awaiting: dict[str, Waiting] = {}
+        self._expiries: list[tuple[float, int, Waiting]] = []
+        """When nobody waits any more for handlers that await something."""
         self._calls: dict[tuple[str, int], tuple[Waiting, int]] = {}
         self._unsent_calls: list[tuple[OutgoingCall, Waiting, int]] = []
         self._idempotent_open: dict[str, list[Waiting]] = {}
@@ -205,6 +224,15 @@ class Partition:
 
     # Events: messages
 
+    @property
+    def queued(self) -> int:
+        """How many messages wait for their first run."""
+        return self._backlog.count
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._backlog.size_bytes
+
     def batch_arrived(self, batch: Batch, now_ms: float) -> None:
         """Take a batch from a peer or a client into the queue."""
         if self.stopped:
@@ -228,16 +256,27 @@ class Partition:
             self._refused.discard(source)
         if batch.kind is Kind.REPLY:
             self._take_replies(batch, skip)
+        elif batch.kind is Kind.WITHDRAW:
+            self._take_withdrawals(batch, skip, now_ms)
         else:
-            fresh = batch.count - skip
-            self.queued += fresh
-            self.queued_bytes += len(memoryview(batch.payloads))
-            if from_client:
-                self.open_from_clients += fresh
-            else:
-                self._peer_chunks += 1
-            self._queue.append(Chunk(batch, skip, now_ms, self.function.slo_ms))
+            self._line_up(batch, skip, now_ms)
         self._advance(now_ms)
+
+    def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
+        function, urgency = self.function, self._urgency
+        holes = self._inbox.done_ahead(batch.source, batch.first, batch.count)
+        chunk = Chunk(batch, skip, now_ms, function.slo_ms, urgency.patience_ms, holes)
+        fresh = chunk.count
+        if not fresh:
+            return
+        if is_client(batch.source):
+            self.open_from_clients += fresh
+        chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
+        if urgency.order.by_deadline:
+            self._backlog.add(chunk, chunk.earliest_ms)
+        else:
+            chunk.urgent = None
+            self._backlog.add(chunk, now_ms)
 
     def refuse(self, batch: Batch, error: ErrorInfo) -> None:
         """Take nothing new from this batch, because the worker has no room."""
@@ -267,7 +306,8 @@ class Partition:
 
     def _refuse_if_full(self, batch: Batch) -> bool:
         limits = self._limits
-        if self.queued + batch.count > limits.queue_max and self.queued:
+        queued = self._backlog.count
+        if queued + batch.count > limits.queue_max and queued:
             reason = "queue"
             error = ErrorInfo("overloaded", f"the queue of {self.name} is full", 50)
         elif self.queued_bytes > limits.queue_bytes_max:
@@ -344,6 +384,8 @@ class Partition:
         if self.stopped:
             return
         if client in self._inbox.received or client in self._outbox.sent:
+            if client in self._inbox.ahead:
+                self._pending.record(Record(AHEAD, client, None))
             self._inbox.forget(client)
             self._outbox.forget(client)
             self._pending.forgotten.append(client)
@@ -359,6 +401,7 @@ class Partition:
         gone = self._gone
         for source in [each for each in pending.inbox if each in gone]:
             del pending.inbox[source]
+        pending.ahead.difference_update(gone)
         for destination in [each for each in pending.replies if each in gone]:
             del pending.replies[destination]
         if not self.open_from_clients:
@@ -425,7 +468,7 @@ class Partition:
                     values if count == len(values) else values[place : place + count]
                 )
             place += count
-            pending.inbox[batch.source] = batch.first + stop - 1
+            self._took(batch.source, batch.first + stop - 1)
             if chunk.deadlines_ms is not None:
                 self._count_late(chunk, start, stop, now_ms)
             if is_client(batch.source):
@@ -473,16 +516,31 @@ class Partition:
                 holds = self._fail(waiting, failure, now_ms, blamed=blamed) or holds
             held[lock] = holds
         for chunk, _, stop in work.spans:
-            self._pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
+            self._took(chunk.batch.source, chunk.batch.first + stop - 1)
         for lock, messages in behind.items():
             self._put_first(lock, messages)
         for lock, is_held in held.items():
             if not is_held:
                 self._release_key(lock)
 
+    def _took(self, source: str, upto: int) -> None:
+        """All of a source's messages up to here are done, or on record."""
+        if source in self._inbox.ahead:
+            self._pending.ahead.add(source)
+        self._pending.inbox[source] = self._inbox.reach(source, upto)
+
+    def _took_ahead(self, source: str, number: int) -> None:
+        """One message is done, or on record, while earlier ones of its source may wait."""
+        if self._inbox.reach_ahead(source, number):
+            self._pending.ahead.add(source)
+        else:
+            self._took(source, number)
+
     def _await(self, waiting: Waiting) -> None:
         """The handler goes on later; meanwhile its key waits and its message is on record."""
         self._awaiting[waiting.message.id] = waiting
+        if waiting.expires and waiting.deadline_ms is not None:
+            heappush(self._expiries, (waiting.deadline_ms, waiting.message.order, waiting))
         self._hold_key(waiting)
         self._park(waiting)
 
@@ -508,6 +566,8 @@ class Partition:
         self._pace.learn(self.function, 1, step_ms)
         pending = self._pending
         pending.must_flush = True
+        if failure is not None and waiting.interrupted is not None:
+            failure = Failure(waiting.interrupted, False)
         if failure is not None:
             holds = self._fail(waiting, failure, now_ms)
         else:
@@ -543,7 +603,8 @@ class Partition:
             pending.records.append(Record(PARKED, message.id, None))
         waiting.ended = True
         for call, recorded in waiting.journal.items():
-            self._calls.pop((recorded.destination, recorded.number), None)
+            if self._calls.pop((recorded.destination, recorded.number), None) is not None:
+                pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
             pending.records.append(Record(JOURNAL, f"{message.id}/{call}", None))
         self._reply(message, value, error)
         if message.extra.idempotency_key:
@@ -643,21 +704,51 @@ class Partition:
 
     # Taking work
 
-    def _advance(self, now_ms: float) -> None:
-        """Start what can be started, and the next commit if none is under way."""
+    def take(self, now_ms: float) -> None:
+        """It is this partition's turn: start one run, if one can start."""
+        self._announced = None
         if self.stopped:
             return
-        # First what is done: what starts now may keep the next commit open for a while.
+        while (self._backlog or self._ready) and self._can_start():
+            if self._start_work(now_ms):
+                break
+        self._advance(now_ms)
+
+    def _advance(self, now_ms: float) -> None:
+        """Begin the next commit if none is under way, and say what could run."""
+        if self.stopped:
+            return
         if self._committing is None:
             self._seal_if_wanted(now_ms)
-        if not self._runs_alone():
-            if self._retries:
-                self._take_retries(now_ms)
-            while (self._queue or self._ready) and self._start_work(now_ms):
-                pass
-            if self._committing is None:
-                self._seal_if_wanted(now_ms)
+        if self._retries and not self._runs_alone():
+            self._take_retries(now_ms)
+        if self._expiries:
+            self._interrupt_expired(now_ms)
+        if (self._backlog or self._ready) and self._can_start():
+            self._announce(now_ms)
         self._plan_wake(now_ms)
+
+    def _announce(self, now_ms: float) -> None:
+        chunk = self._backlog.first()
+        if self._ready:
+            # They have been waiting since before the backlog.
+            first = self._ready[0]
+            if first.rank is None:
+                due_ms = first.deadline_ms
+                if due_ms is None:
+                    due_ms = now_ms + self._urgency.patience_ms
+                first.rank = self._urgency.rank(self.function, self.name, 1, now_ms, due_ms)
+            rank, arrived_ms = first.rank, first.arrived_ms
+            if arrived_ms is None:
+                arrived_ms = now_ms
+            if chunk is not None and chunk.rank < rank:
+                rank = chunk.rank
+        else:
+            assert chunk is not None
+            rank, arrived_ms = chunk.rank, chunk.arrived_ms
+        if rank != self._announced:
+            self._announced = rank
+            self.effects.append(Ready(rank, arrived_ms))
 
     def _runs_alone(self) -> bool:
         """Tell whether a run goes on that holds no keys: until its end nothing else starts."""
@@ -674,30 +765,33 @@ class Partition:
             else:
                 self._make_ready_or_wait(waiting)
 
-    def _start_work(self, now_ms: float) -> bool:
-        """Start one run, or take what does not run now; False if nothing more can start."""
-        if self._runs_alone() or not self._may_start():
-            return False
-        off_loop = self._pace.off_loop(self.function)
+    def _can_start(self) -> bool:
+        """Tell whether one more run may start now."""
         if self._running:
-            room = self.function.concurrency or RUNS_AT_ONCE
-            if not off_loop or len(self._running) >= room:
+            if self._runs_alone() or not self._pace.off_loop(self.function):
                 return False
+            if len(self._running) >= (self.function.concurrency or RUNS_AT_ONCE):
+                return False
+        if not self._may_start():
+            return False
+        if self._ready or len(self._awaiting) < self._limits.open_calls_max:
+            return True
+        return self._backlog.peer_chunks > 0
+
+    def _start_work(self, now_ms: float) -> bool:
+        """Start one run, or take what does not run; return whether a run has started."""
+        off_loop = self._pace.off_loop(self.function)
         size = self._batch_size()
         if self._ready:
-            work = self._take_ready(size)
+            work = self._take_ready(size, now_ms)
         else:
-            if len(self._awaiting) >= self._limits.open_calls_max and not self._peer_first():
-                return False
-            taken = self._take_from_queue(size, off_loop)
-            if taken is None:
-                return True
-            work = taken
+            work = self._take_from_backlog(size, off_loop, now_ms)
+        if work is None:
+            return False
         work.off_loop = off_loop
         work.exclusive = not off_loop
         self._running[work.id] = work
-        self._load_or_run(work, now_ms)
-        return True
+        return self._load_or_run(work, now_ms)
 
     def _may_start(self) -> bool:
         ahead = self._pending.message_count
@@ -709,27 +803,22 @@ class Partition:
                 return False
         return not self._suspect or self._drop_suspect()
 
-    def _peer_first(self) -> bool:
-        """Bring messages of other partitions to the front: handlers may be waiting for them."""
-        if not self._peer_chunks:
-            return False
-        for chunk in self._queue:
-            if not is_client(chunk.batch.source):
-                self._queue.remove(chunk)
-                self._queue.appendleft(chunk)
-                return True
-        return False
-
-    def _take_ready(self, size: int) -> Work:
+    def _take_ready(self, size: int, now_ms: float) -> Work | None:
         ready = self._ready
-        if self.function.batch is False:
-            return self._work([ready.popleft() for _ in range(min(size, len(ready)))])
-        taken = [ready.popleft()]
-        if taken[0].message.attempt == 1:
-            # A batch with one that failed before could fail again, and blame the others.
-            while ready and len(taken) < size and ready[0].message.attempt == 1:
-                taken.append(ready.popleft())
-        return self._work(taken)
+        taken: list[Waiting] = []
+        while ready and len(taken) < size:
+            first = ready[0]
+            together = self.function.batch is not False and bool(taken)
+            if together and max(first.message.attempt, taken[0].message.attempt) > 1:
+                # A batch with one that failed before could fail again, and blame the others.
+                break
+            ready.popleft()
+            if self._is_over(first, now_ms):
+                self._consume_unrun(first, _expired(first), now_ms)
+                self._release_key(self._lock_of(first.message))
+            else:
+                taken.append(first)
+        return self._work(taken) if taken else None
 
     def _drop_suspect(self) -> bool:
         if self._committing is not None or self._pending.rows:
@@ -751,47 +840,70 @@ class Partition:
         self._work_number += 1
         return Work(self._work_number, spans=spans, waiting=waiting)
 
-    def _take_from_queue(self, size: int, off_loop: bool) -> Work | None:
+    def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
         """Take up to `size` messages; None if what was taken does not run (now)."""
-        if not self._queue:
+        chunk, is_pulled = self._next_chunk(size)
+        if chunk is None:
             return None
-        chunk = self._queue[0]
+        if is_pulled:
+            places = self._backlog.pull(chunk, size)
+            return self._take_single(places, chunk, now_ms, many_runs=off_loop, ahead=True)
         if chunk.batch.kind is Kind.CANCEL:
-            self._take_cancels(self._take_span(chunk, chunk.stop - chunk.start))
+            self._take_cancels(self._backlog.take(chunk, chunk.stop - chunk.start))
             return None
-        if off_loop or self._keys or chunk.batch.extras:
-            return self._take_single(chunk, size, many_runs=off_loop)
+        if off_loop or self._keys or self._is_single(chunk, now_ms):
+            chunk, start, stop = self._backlog.take(chunk, size)
+            places = [(chunk, index) for index in range(start, stop)]
+            return self._take_single(places, chunk, now_ms, many_runs=off_loop, ahead=False)
         spans: list[Span] = []
         room = size
-        while room and self._queue:
-            chunk = self._queue[0]
-            if chunk.batch.extras or chunk.batch.kind is Kind.CANCEL:
+        rank, arrived_ms = chunk.rank, chunk.arrived_ms
+        while room and chunk is not None and not is_pulled:
+            if chunk.batch.kind is Kind.CANCEL or self._is_single(chunk, now_ms):
                 break
-            span = self._take_span(chunk, room)
+            span = self._backlog.take(chunk, room)
             spans.append(span)
             room -= span.stop - span.start
-        return self._work(spans=spans)
+            chunk, is_pulled = self._next_chunk(room)
+        work = self._work(spans=spans)
+        work.rank, work.arrived_ms = rank, arrived_ms
+        return work
 
-    def _take_span(self, chunk: Chunk, room: int) -> Span:
-        start = chunk.start
-        stop = min(chunk.stop, start + room)
-        chunk.start = stop
-        if stop == chunk.stop:
-            self._queue.popleft()
-            self.queued_bytes -= len(memoryview(chunk.batch.payloads))
-            if not is_client(chunk.batch.source):
-                self._peer_chunks -= 1
-        self.queued -= stop - start
-        return Span(chunk, start, stop)
+    def _next_chunk(self, room: int) -> tuple[Chunk | None, bool]:
+        if len(self._awaiting) >= self._limits.open_calls_max:
+            # Handlers may be waiting for messages of other partitions: clients come later.
+            return self._backlog.next_of_peers(), False
+        chunk, is_pulled = self._backlog.next(room)
+        if is_pulled and chunk is not None:
+            done = len(self._inbox.ahead.get(chunk.batch.source, ()))
+            if done >= PULLED_MAX:
+                return self._backlog.next(room, pulls=False)
+        return chunk, is_pulled
 
-    def _take_single(self, chunk: Chunk, size: int, *, many_runs: bool) -> Work | None:
+    def _is_single(self, chunk: Chunk, now_ms: float) -> bool:
+        """Tell whether messages of the chunk have to be looked at one by one."""
+        return bool(chunk.batch.extras) or (chunk.earliest_ms < now_ms and chunk.expires)
+
+    def _take_single(
+        self,
+        places: Sequence[Place],
+        last: Chunk,
+        now_ms: float,
+        *,
+        many_runs: bool,
+        ahead: bool,
+    ) -> Work | None:
         """Take messages as objects: keys may be busy, or several runs go on at once."""
-        chunk, start, stop = self._take_span(chunk, size)
         runnable: list[Waiting] = []
         mine: set[str] = set()
-        for index in range(start, stop):
+        for chunk, index in places:
             self._order += 1
             waiting = chunk.message(index, self._order)
+            if ahead:
+                self._took_ahead(waiting.message.source, waiting.message.number)
+            if self._is_over(waiting, now_ms):
+                self._consume_unrun(waiting, _expired(waiting), now_ms)
+                continue
             lock = self._lock_of(waiting.message)
             if lock in self._keys and lock not in mine:
                 self._wait_behind(waiting, lock)
@@ -802,16 +914,64 @@ class Partition:
                 self._hold_key(waiting)
                 self._park(waiting)
             runnable.append(waiting)
-        self._pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
+        if not ahead:
+            self._took(last.batch.source, last.batch.first + places[-1][1])
         self._pending.must_flush = True
         if not runnable:
             return None
         work = self._work(runnable)
+        work.rank, work.arrived_ms = last.rank, last.arrived_ms
         if not many_runs:
-            # Until it ends, the position above includes messages that are nowhere else.
+            # Until it ends, the positions above include messages that are nowhere else.
             work.recorded = False
             self._unrecorded = work
         return work
+
+    # Requests that nobody waits for any more
+
+    def _is_over(self, waiting: Waiting, now_ms: float) -> bool:
+        return waiting.expires and waiting.deadline_ms is not None and waiting.deadline_ms < now_ms
+
+    def _interrupt_expired(self, now_ms: float) -> None:
+        while self._expiries and self._expiries[0][0] < now_ms:
+            waiting = heappop(self._expiries)[2]
+            self._interrupt(waiting, _expired(waiting))
+
+    def _interrupt(self, waiting: Waiting, error: ErrorInfo) -> None:
+        """Let a handler that awaits something end now; its caller gets the error."""
+        message_id = waiting.message.id
+        if self._awaiting.get(message_id) is waiting and waiting.interrupted is None:
+            waiting.interrupted = error
+            self.effects.append(Interrupt(message_id, error))
+
+    def _take_withdrawals(self, batch: Batch, skip: int, now_ms: float) -> None:
+        """The source does not wait any more for these calls of its own."""
+        source = batch.source
+        for index in range(skip, batch.count):
+            number = int(batch.keys[index])
+            self._withdraw(source, number, now_ms)
+            self._took_ahead(source, batch.first + index)
+        self._pending.must_flush = True
+
+    def _withdraw(self, source: str, number: int, now_ms: float) -> None:
+        error = ErrorInfo("cancelled", "its caller has taken the request back")
+        place = self._backlog.remove(source, number)
+        if place is not None:
+            chunk, index = place
+            self._order += 1
+            waiting = chunk.message(index, self._order)
+            self._took_ahead(source, number)
+            self._consume_unrun(waiting, error, now_ms)
+            return
+        waiting_here = self._awaiting.get(f"{source}:{number}")
+        if waiting_here is not None and waiting_here.message.kind is Kind.CALL:
+            self._interrupt(waiting_here, error)
+
+    def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+        """End a message that never ran; asked again by its idempotency key, it does run."""
+        if waiting.message.extra.idempotency_key:
+            waiting.message = msgspec.structs.replace(waiting.message, extra=Extra())
+        self._consume(waiting, None, error, now_ms)
 
     def _take_cancels(self, span: Span) -> None:
         batch, taken = span.chunk.batch, span.stop - span.start
@@ -819,20 +979,20 @@ class Partition:
         self._timers.note(effects)
         pending = self._pending
         pending.effects.extend(effects)
-        pending.inbox[batch.source] = batch.first + span.stop - 1
+        self._took(batch.source, batch.first + span.stop - 1)
         pending.message_count += taken
         pending.must_flush = True
         self.counters.consumed += taken
         if is_client(batch.source):
             self.open_from_clients -= taken
 
-    def _load_or_run(self, work: Work, now_ms: float) -> None:
+    def _load_or_run(self, work: Work, now_ms: float) -> bool:
         asked: list[str] = []
         if work.waiting:
             work = self._set_repeated_aside(work, asked, now_ms)
             if not work.count:
                 self._work_ended(work)
-                return
+                return False
         missing: Sequence[str] = ()
         if self.function.kind == "keyed":
             missing = self._cells.missing(work.keys)
@@ -842,6 +1002,7 @@ class Partition:
             self.effects.append(Load(work, missing, asked))
         else:
             self.effects.append(Run(work))
+        return True
 
     # Idempotency keys
 
@@ -1024,7 +1185,7 @@ class Partition:
         message = waiting.message
         chain = [*message.extra.chain, str(Address(self.function.name, message.key))]
         trace = message.extra.trace if waiting.traced is None else waiting.traced.traceparent
-        extra = Extra(chain=chain, trace=trace)
+        extra = Extra(chain=chain, trace=trace, expires=waiting.expires)
         outgoing = OutgoingCall(destination, key, payload, waiting.deadline_ms, extra)
         waiting.journal[call] = Recorded(message_id, call, destination, 0, digest)
         self._pending.calls.append(outgoing)
@@ -1054,7 +1215,7 @@ class Partition:
             waiting, call = found
             error = batch.errors.get(index) if batch.errors else None
             self._record_result(waiting, waiting.journal[call], results[index].copy(), error)
-        self._pending.inbox[batch.source] = batch.first + batch.count - 1
+        self._took(batch.source, batch.first + batch.count - 1)
         self._pending.must_flush = True
 
     def _record_result(
@@ -1113,6 +1274,8 @@ class Partition:
             wake_ms = min(wake_ms, timer_ms - self._clock_base_ms)
         if self._retries and self._retries[0][0] > now_ms:
             wake_ms = min(wake_ms, self._retries[0][0])
+        if self._expiries:
+            wake_ms = min(wake_ms, self._expiries[0][0] + 1)
         if self._pending.acknowledged and self._committing is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
@@ -1132,6 +1295,12 @@ class Partition:
             return
         if self._gone:
             self._leave_out_gone(pending)
+        for source in pending.ahead:
+            numbers = sorted(self._inbox.ahead.get(source, ()))
+            value = _encode(numbers) if numbers else None
+            pending.records.append(Record(AHEAD, source, value))
+            if not numbers:
+                self._inbox.ahead.pop(source, None)
         self._pending = Pending()
         self._sealed = pending
         self._timers.sealed()
@@ -1190,11 +1359,23 @@ class Partition:
                 continue
             self._inbox.taken[source] = upto
             target = self.name + (REPLY_MARK if source.endswith(REPLY_MARK) else "")
-            effects.append(Acknowledge(Ack(target, source, upto)))
+            effects.append(
+                Acknowledge(Ack(target, source, upto, self._context_for(source, now_ms)))
+            )
         if self._cells.over_bound():
             self._cells.shrink(self._keys_in_use())
         self._load_timers(now_ms)
         self._advance(now_ms)
+
+    def _context_for(self, source: str, now_ms: float) -> list[tuple[str, float]] | None:
+        """Return what a sending partition should know of costs here, if it does not."""
+        if is_client(source) or source.endswith(REPLY_MARK):
+            return None
+        version = self._urgency.context_version(self.function, now_ms)
+        if self._contexts_told.get(source) == version:
+            return None
+        self._contexts_told[source] = version
+        return self._urgency.context(self.function)
 
     def _committed_whole(self) -> None:
         """What the store knows now need not be remembered for it."""
@@ -1217,8 +1398,8 @@ class Partition:
         if self.stopped:
             return
         self.stopped = True
-        self.queued = self.queued_bytes = self.open_from_clients = 0
-        self._queue.clear()
+        self.open_from_clients = 0
+        self._backlog.clear()
         self._ready.clear()
         self._keys.clear()
         self.effects.append(Stop(outcome))
@@ -1228,7 +1409,7 @@ class Partition:
         """Nothing runs, waits to run, or is being committed."""
         return not (
             self._running
-            or self._queue
+            or self._backlog
             or self._ready
             or self._committing is not None
             or self._pending.must_flush
@@ -1237,6 +1418,12 @@ class Partition:
 
 def _idempotency_id(message: Message) -> str:
     return f"{message.key}\x00{message.extra.idempotency_key}"
+
+
+def _expired(waiting: Waiting) -> ErrorInfo:
+    return ErrorInfo(
+        "deadline_exceeded", f"{waiting.message.key!r} was not handled before its deadline"
+    )
 
 
 def _digest(message: Message) -> int:

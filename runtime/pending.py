@@ -77,9 +77,13 @@ class Pending:
         self.message_count = 0
         self.rows: list[StateRow] = []
         self.inbox: dict[str, int] = {}
+        self.ahead: set[str] = set()
+        """Sources of which other messages than before are done ahead of their position."""
         self.forgotten: list[str] = []
         self.effects: list[Effect] = []
         self.calls: list[OutgoingCall] = []
+        self.withdrawn: dict[str, list[int]] = {}
+        """Destination to the numbers of calls for whose replies nobody waits any more."""
         self.replies: dict[str, Replies] = {}
         self.records: list[Record] = []
         self.acknowledged: dict[str, int] = {}
@@ -158,6 +162,8 @@ class Sealer:
         if pending.effects:
             self._pack_effects(pending, outbox, egress, clock_ms, now_ms)
         outbox.extend([self._pack_call(call, now_ms) for call in pending.calls])
+        for destination, numbers in pending.withdrawn.items():
+            outbox.append(self._pack_withdrawal(destination, numbers))
         for destination, replies in pending.replies.items():
             outbox.extend(self._pack_replies(destination, replies))
         return Commit(
@@ -272,6 +278,11 @@ class Sealer:
         left = _time_left([call.deadline_ms], now_ms)
         payloads = join_column([call.payload])
         return self._entry(call.partition, Kind.CALL, [call.key], payloads, left, {0: call.extra})
+
+    def _pack_withdrawal(self, destination: str, numbers: list[int]) -> OutboxEntry:
+        payloads = join_column([b"\xc0"] * len(numbers))
+        keys = [str(number) for number in numbers]
+        return self._entry(destination, Kind.WITHDRAW, keys, payloads, None)
 
     def _pack_replies(self, destination: str, replies: Replies) -> Iterator[OutboxEntry]:
         column = _encode_results(replies)

@@ -26,6 +26,17 @@ class Load(NamedTuple):
     idempotency_ids: Sequence[str]
 
 
+class Ready(NamedTuple):
+    """Something could run: call `take` when nobody with a smaller rank waits.
+
+    Said again when the rank changes; `take` answers for all that was said before.
+    """
+
+    rank: float
+    arrived_ms: float
+    """Since when the oldest of it has been waiting, about."""
+
+
 class Run(NamedTuple):
     """Run user code on the work, then `finished`."""
 
@@ -74,6 +85,13 @@ class Resume(NamedTuple):
     error: ErrorInfo | None
 
 
+class Interrupt(NamedTuple):
+    """Let a waiting handler end now, as if it had been cancelled; then `invocation_ended`."""
+
+    message_id: str
+    error: ErrorInfo
+
+
 class Settled(NamedTuple):
     """The change that came with this ticket is committed."""
 
@@ -87,7 +105,8 @@ class Stop(NamedTuple):
 
 
 StepEffect = (
-    Load
+    Ready
+    | Load
     | Run
     | Store
     | Deliver
@@ -96,6 +115,7 @@ StepEffect = (
     | WakeAt
     | LoadTimers
     | Resume
+    | Interrupt
     | Settled
     | Stop
 )

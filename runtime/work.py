@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from sublet.functions.address import is_client
 from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
@@ -66,10 +67,13 @@ class Waiting:
         "arrived_ms",
         "deadline_ms",
         "ended",
+        "expires",
         "holds_key",
+        "interrupted",
         "journal",
         "message",
         "parked",
+        "rank",
         "traced",
     )
 
@@ -91,6 +95,12 @@ class Waiting:
         self.parked = parked
         """True once a commit holds it: then the end of it must delete the record."""
         self.ended = False
+        self.expires = False
+        """After its deadline nobody waits for the reply."""
+        self.interrupted: ErrorInfo | None = None
+        """Why its handler was told to end."""
+        self.rank: float | None = None
+        """Its place among all that waits in the worker, once it was asked for."""
         self.traced: Traced | None = None
         """Its run, if the message is sampled."""
         self.holds_key = False
@@ -172,6 +182,14 @@ class Chunk:
     def count(self) -> int:
         return self.stop - self.start - (len(self.holes) if self.holes else 0)
 
+    @property
+    def expires(self) -> bool:
+        """Tell whether nobody waits for the replies after the deadlines."""
+        batch = self.batch
+        return (
+            batch.kind is Kind.CALL and batch.time_left_ms is not None and is_client(batch.source)
+        )
+
     def find_urgent(self) -> None:
         """Look for the most urgent message among those that are left."""
         best, place = self.patience_end_ms, self.start
@@ -218,9 +236,11 @@ class Chunk:
             1,
             extra,
         )
-        return Waiting(
+        waiting = Waiting(
             message, self.deadline_ms(index), arrived_ms=self.arrived_ms, age_ms=batch.age_ms
         )
+        waiting.expires = batch.kind is Kind.CALL and (extra.expires or self.expires)
+        return waiting
 
 
 class Span(NamedTuple):
@@ -235,11 +255,11 @@ class Work:
     """Messages that run together: either whole spans of chunks, or single waiting messages."""
 
     __slots__ = (
+        "arrived_ms",
         "count",
         "exclusive",
         "id",
         "keys",
-        "arrived_ms",
         "loading_ms",
         "off_loop",
         "rank",

@@ -26,7 +26,9 @@ from sublet.runtime.membership import Membership, Ownership, new_worker_id
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.service import WorkerService
 from sublet.runtime.tracing import Tracing, open_tracing
-from sublet.scheduler.api import ArrivalOrder, StaticBinding
+from sublet.scheduler.orders import order_named
+from sublet.scheduler.pace import LearnedPace
+from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Directory, Member, Recovered, Store
 
 _log = structlog.get_logger(__name__)
@@ -121,15 +123,16 @@ class Worker:
             {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
         )
         self.exchange = exchange = Exchange(self.id, limits, open_link)
+        pace = LearnedPace()
         self.host = host = exchange.host = Host(
             self.functions,
             store,
             routes=routes,
             outside=exchange,
             limits=limits,
-            order=ArrivalOrder(),
-            binding=StaticBinding(),
             clock=self._clock,
+            urgency=Urgency(order_named("least-laxity"), pace),
+            pace=pace,
             tracing=self.tracing,
         )
         exchange.start(tasks)

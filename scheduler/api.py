@@ -45,33 +45,3 @@ class ArrivalOrder:
 
     def rank(self, work: WorkView) -> float:
         return work.arrived_ms
-
-
-@dataclass(slots=True, frozen=True)
-class RunHere:
-    """The owner runs the work itself."""
-
-
-@dataclass(slots=True, frozen=True)
-class Lend:
-    """Another worker runs the work under a lease."""
-
-    worker: str
-
-
-Binding = RunHere | Lend
-
-RUN_HERE = RunHere()
-
-
-class BindingPolicy(Protocol):
-    def bind(self, work: WorkView) -> Binding:
-        """Say where ready work runs."""
-        ...
-
-
-class StaticBinding:
-    """Work runs where its state is: the baseline."""
-
-    def bind(self, work: WorkView) -> Binding:
-        return RUN_HERE

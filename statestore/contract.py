@@ -73,6 +73,10 @@ class Record(NamedTuple):
 
 PARKED = "parked"
 """Messages that were taken from their channel and wait for something else."""
+AHEAD = "ahead"
+"""Messages beyond a source's position that are done already; the id is the source."""
+WATERMARK = "watermark"
+"""How far sources have come in the time of their events."""
 JOURNAL = "journal"
 """Calls that a parked message has made, and their results."""
 TIMER = "timer"
@@ -127,6 +131,8 @@ class Recovered(msgspec.Struct, kw_only=True):
     """Egress to (first kept position, next position)."""
     parked: list[Record]
     journal: list[Record]
+    ahead: list[Record] = []
+    watermarks: list[Record] = []
     dead_count: int
     empty: bool
     """True if the partition has no state at all: a key that is not in memory has none."""

@@ -15,10 +15,12 @@ from sortedcontainers import SortedList
 
 from sublet.functions.address import split_partition_name
 from sublet.statestore.contract import (
+    AHEAD,
     DEAD,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
+    WATERMARK,
     Commit,
     EgressEntry,
     Member,
@@ -170,6 +172,8 @@ class _Partition:
             egress=dict(self.egress_bounds),
             parked=self._in_order(PARKED),
             journal=self._in_order(JOURNAL),
+            ahead=self._in_order(AHEAD),
+            watermarks=self._in_order(WATERMARK),
             dead_count=len(self.records.get(DEAD, {})),
             empty=not self.state,
         )

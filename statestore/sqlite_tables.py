@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from sublet.statestore.contract import (
+    AHEAD,
     DEAD,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
+    WATERMARK,
     EgressEntry,
     OutboxEntry,
     Record,
@@ -261,6 +263,8 @@ def read_recovered(connection: sqlite3.Connection, partition: int, epoch: int) -
         egress={name: (first, after) for name, first, after in positions},
         parked=records(PARKED),
         journal=records(JOURNAL),
+        ahead=records(AHEAD),
+        watermarks=records(WATERMARK),
         dead_count=dead_count,
         empty=not query("SELECT 1 FROM state WHERE partition = ? LIMIT 1"),
     )

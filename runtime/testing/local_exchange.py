@@ -114,7 +114,7 @@ class LocalExchange:
         if is_client(source):
             self._taken(ack)
         else:
-            self._worker.acknowledged(source, ack.target, ack.upto)
+            self._worker.acknowledged(ack)
 
     def refuse(self, refused: Refused) -> None:
         source = endpoint_of(refused.source)
@@ -213,7 +213,7 @@ class LocalExchange:
                 if error is None:
                     asked.value = asked.reply_codec.decode(result)
                 self._finish(asked, error)
-        self._worker.acknowledged(partition, channel.name, batch.first + batch.count - 1)
+        self._worker.acknowledged(Ack(channel.name, partition, batch.first + batch.count - 1))
 
     def _finish(self, asked: Asked, error: ErrorInfo | None) -> None:
         asked.error = error

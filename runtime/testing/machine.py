@@ -21,7 +21,8 @@ from sublet.runtime.testing.local_exchange import Asked, LocalExchange
 from sublet.runtime.testing.observed_handlers import ObservedHandlers
 from sublet.runtime.testing.virtual_loop import LooseTasks, StuckError, VirtualLoop, immediately
 from sublet.runtime.work import Message
-from sublet.scheduler.api import ArrivalOrder, QueueOrder, StaticBinding, WorkView
+from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
+from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import PARKED, TIMER, Commit, Record, StateRow
 
 RECORDS_MAX = 1_000_000
@@ -57,6 +58,8 @@ class NoWatchdog:
 
 class ShuffledOrder:
     """Runs ready work in any order. What must stay in order never is ready at the same time."""
+
+    by_deadline = False
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -117,9 +120,8 @@ class Machine:
             routes=self.routes,
             outside=self.exchange,
             limits=self.limits,
-            order=self._order,
-            binding=StaticBinding(),
             clock=self.clock,
+            urgency=Urgency(self._order),
             pace=InlinePace(),
             watchdog=NoWatchdog(),
         )

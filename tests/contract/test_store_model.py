@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from sublet.statestore.contract import (
+    AHEAD,
     DEAD,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
     TIMER,
+    WATERMARK,
     Commit,
     EgressEntry,
     OutboxEntry,
@@ -34,7 +36,7 @@ ENDS = ("x/y/0", "~client")
 KEYS = ("", "a", "b")
 EGRESSES = ("e1", "e2")
 IDS = ("1", "2", "3")
-KINDS = (PARKED, JOURNAL, TIMER, IDEMPOTENCY, DEAD)
+KINDS = (PARKED, JOURNAL, AHEAD, WATERMARK, TIMER, IDEMPOTENCY, DEAD)
 # Far in the future of every clock here: what expires is the business of other tests.
 LATER_MS = st.none() | st.integers(10_000, 10_005)
 
@@ -152,6 +154,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert recovered.outbox == sorted(model.outbox)
         assert recovered.egress == model.bounds
         assert recovered.parked == model.of_kind(PARKED)
+        assert recovered.ahead == model.of_kind(AHEAD)
+        assert recovered.watermarks == model.of_kind(WATERMARK)
         assert recovered.journal == model.of_kind(JOURNAL)
         assert recovered.dead_count == len(model.of_kind(DEAD))
         assert recovered.empty == (not model.state)

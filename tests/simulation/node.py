@@ -16,6 +16,7 @@ from sublet.runtime.steps import (
     Deliver,
     Load,
     LoadTimers,
+    Ready,
     Refuse,
     Resume,
     Run,
@@ -115,7 +116,7 @@ class Node:
 
     # Effects
 
-    def carry_out(self) -> None:  # noqa: C901  # One case an effect.
+    def carry_out(self) -> None:  # noqa: C901, PLR0912  # One case an effect.
         partition, world = self.partition, self.world
         while partition.effects:
             effects, partition.effects = partition.effects, []
@@ -125,6 +126,8 @@ class Node:
                         world.soon(self._read, effect)
                     case LoadTimers():
                         world.soon(self._read_timers, effect)
+                    case Ready():
+                        world.soon(self._take)
                     case Run():
                         world.soon(self._run, effect.work)
                     case StoreCommit():
@@ -153,6 +156,11 @@ class Node:
 
     def _deliver(self, entry: OutboxEntry) -> None:
         self.world.send(self, endpoint_of(entry.destination), _decode_batch(entry.data))
+
+    def _take(self) -> None:
+        if self.alive:
+            self.partition.take(self.world.now_ms)
+            self.carry_out()
 
     def _woken(self, wake: int) -> None:
         if self.alive and wake == self._wake:

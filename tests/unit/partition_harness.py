@@ -21,18 +21,22 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    Interrupt,
     Load,
     LoadTimers,
     NoCells,
+    Ready,
     Refuse,
     Resume,
     Run,
+    StepEffect,
     Stop,
     Store,
     WakeAt,
 )
 from sublet.runtime.timers import LOADED_MAX
 from sublet.runtime.work import Failure, RunResult, Work
+from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import IDEMPOTENCY, TIMER, Commit, Outcome, Record, StateRow
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 
@@ -155,7 +159,9 @@ class Owner:
         cells: KnownCells | None = None,
         now_ms: float = 0.0,
         timers_loaded_max: int = LOADED_MAX,
+        urgency: Urgency | None = None,
     ) -> None:
+        self.urgency = urgency
         self.now_ms = now_ms
         self.function = function or make_function()
         self.limits = limits or Limits()
@@ -172,6 +178,10 @@ class Owner:
         self.resumed: list[Resume] = []
         self.timer_loads: list[LoadTimers] = []
         self.stops: list[Outcome] = []
+        self.interrupted: list[str] = []
+        self.ready: Ready | None = None
+        self.held = False
+        """The worker has something more urgent to do."""
         self.wake_ms: float | None = None
         self.partition = Partition(
             NAME,
@@ -182,6 +192,7 @@ class Owner:
             limits=self.limits,
             now_ms=now_ms,
             wall_ms=1_000_000 + int(now_ms),
+            urgency=urgency,
             timers_loaded_max=timers_loaded_max,
         )
         self.partition.start(now_ms)
@@ -196,32 +207,50 @@ class Owner:
             backend=self.backend,
             now_ms=self.now_ms,
             timers_loaded_max=self.timers_loaded_max,
+            urgency=self.urgency,
         )
 
     def collect(self) -> None:
-        effects, self.partition.effects = self.partition.effects, []
-        for effect in effects:
-            match effect:
-                case Load():
-                    self.loads.append(effect)
-                case Run():
-                    self.runs.append(effect.work)
-                case Store():
-                    self.commits.append(effect.commit)
-                case Deliver():
-                    self.delivered.append(msgspec.msgpack.decode(effect.entry.data, type=Batch))
-                case Acknowledge():
-                    self.acks.append(effect.ack)
-                case Refuse():
-                    self.refusals.append(effect.refused)
-                case Resume():
-                    self.resumed.append(effect)
-                case LoadTimers():
-                    self.timer_loads.append(effect)
-                case WakeAt():
-                    self.wake_ms = effect.at_ms
-                case Stop():
-                    self.stops.append(effect.outcome)
+        """Note what the partition asks for. Unless it is held, it has its turn at once."""
+        while self.partition.effects:
+            effects, self.partition.effects = self.partition.effects, []
+            for effect in effects:
+                self._collect(effect)
+            if self.ready is not None and not self.held:
+                self.take()
+
+    def take(self) -> None:
+        """Give the partition its turn."""
+        self.ready = None
+        self.partition.take(self.now_ms)
+        self.collect()
+
+    def _collect(self, effect: StepEffect) -> None:  # noqa: C901, PLR0912  # One case an effect.
+        match effect:
+            case Ready():
+                self.ready = effect
+            case Interrupt():
+                self.interrupted.append(effect.message_id)
+            case Load():
+                self.loads.append(effect)
+            case Run():
+                self.runs.append(effect.work)
+            case Store():
+                self.commits.append(effect.commit)
+            case Deliver():
+                self.delivered.append(msgspec.msgpack.decode(effect.entry.data, type=Batch))
+            case Acknowledge():
+                self.acks.append(effect.ack)
+            case Refuse():
+                self.refusals.append(effect.refused)
+            case Resume():
+                self.resumed.append(effect)
+            case LoadTimers():
+                self.timer_loads.append(effect)
+            case WakeAt():
+                self.wake_ms = effect.at_ms
+            case Stop():
+                self.stops.append(effect.outcome)
 
     # Events
 

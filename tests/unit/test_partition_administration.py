@@ -15,7 +15,7 @@ from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import DeadLetter, Partition
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.steps import Load, Run, Settled, Store
+from sublet.runtime.steps import Load, Ready, Run, Settled, Store
 from sublet.runtime.work import Failure, Message, RunResult, Work
 from sublet.statestore.contract import DEAD, PARKED, Commit, Outcome, Record, Recovered, StateRow
 
@@ -75,7 +75,13 @@ class Desk:
         self.take()
 
     def take(self) -> list[Any]:
-        effects, self.machine.effects = self.machine.effects, []
+        """Return what the partition asks for, which has its turn whenever it wants it."""
+        effects: list[Any] = []
+        while self.machine.effects:
+            asked, self.machine.effects = self.machine.effects, []
+            effects += asked
+            if any(isinstance(each, Ready) for each in asked):
+                self.machine.take(0)
         return effects
 
     def send(self, key: str, amount: int, extra: Extra | None = None) -> None:

@@ -310,7 +310,7 @@ def test_suspect_cells_are_read_again_once_all_that_is_known_of_them_is_committe
 def test_late_messages_are_counted_by_their_deadlines() -> None:
     owner = Owner(make_function(slo="10ms"))
     owner.arrive(1, ["a", "b"])
-    owner.arrive(3, ["c", "d", "e"], time_left_ms=[100, -1, 5])
+    owner.arrive(3, ["c", "d", "e"], time_left_ms=[100, -1, 5], kind=Kind.SEND)
     owner.now_ms = 20.0
     owner.finish()
 
