@@ -9,16 +9,19 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, overload
 
-from sublet.functions.address import PARTITION_COUNT_DEFAULT, SLOT_COUNT
+from sublet.functions.address import PARTITION_COUNT_DEFAULT, SLOT_COUNT, is_client
 from sublet.functions.codec import Codec, codec_for
 from sublet.functions.duration import milliseconds
 from sublet.functions.retry import Retry
-from sublet.functions.state import StateKind, state_kind_of
+from sublet.functions.state import StateKind, mergeable_kind_of, state_kind_of
+from sublet.functions.state.windowed import NoWindowState, Windowed
+from sublet.functions.window_runs import WindowRuns
+from sublet.functions.windows import WindowSpec, whole_ms
 
 FunctionKind = Literal["keyed", "stateful", "stateless"]
 BatchMode = Literal[False, True, "key"]
@@ -43,6 +46,9 @@ class FunctionOptions:
     batch_size_max: int | None
     concurrency: int | None
     tenant: str
+    window: WindowSpec | None
+    upstream: Sequence[Function | str]
+    idle_after: str | timedelta | None
 
 
 class Function:
@@ -70,6 +76,11 @@ class Function:
         self.state_kind: StateKind | None = (
             None if self.kind == "stateless" else state_kind_of(options.state)
         )
+        self.window = options.window
+        self.upstream_functions, self.upstream_sources = _upstream(name, options.upstream)
+        self.idle_after_ms = (
+            None if options.idle_after is None else whole_ms("idle_after", options.idle_after)
+        )
         message_type, reply_type, self.takes_message = _types_of(name, handler, options.batch)
         self.message_codec: Codec[Any] = _codec(name, "message", message_type)
         self.reply_codec: Codec[Any] = _codec(name, "reply", reply_type)
@@ -77,6 +88,9 @@ class Function:
         self.__name__ = getattr(handler, "__name__", name)
         self.__wrapped__ = handler
         self._check()
+        self._runs: WindowRuns | None = None
+        if options.window is not None:
+            self._run_in_windows(options.window, options.state)
 
     def _check(self) -> None:
         if self.kind not in typing.get_args(FunctionKind):
@@ -100,8 +114,70 @@ class Function:
             if value is not None and value < 1:
                 raise ValueError(f"{self.name}: {option} is {value}; allowed: 1 or more")
 
+        if self.window is not None:
+            if not isinstance(self.window, WindowSpec):
+                raise TypeError(
+                    f"{self.name}: window is {self.window!r:.80}; allowed: TumblingWindow(…), "
+                    "SlidingWindow(…), SessionWindow(…)"
+                )
+            if self.idle_after_ms is not None:
+                self._check_event_time("idle_after")
+            if self.upstream_functions or self.upstream_sources:
+                self._check_event_time("upstream")
+
+    def _check_event_time(self, option: str) -> None:
+        assert self.window is not None
+        if self.window.time != "event":
+            raise ValueError(
+                f"{self.name}: {option} is about watermarks, which {self.window.time} time does "
+                "not need; allowed: with windows of event time, or without windows"
+            )
+
+    def _run_in_windows(self, window: WindowSpec, declared_state: object) -> None:
+        """Let the handler run once for each window, with the state of that window."""
+        if self.kind != "keyed":
+            raise ValueError(f"{self.name}: windows are of keys; allowed: kind='keyed'")
+        if self.batch is not False:
+            raise ValueError(f"{self.name}: a windowed function takes single messages: batch=False")
+        kind: StateKind
+        if window.merges and declared_state is None:
+            kind = NoWindowState()
+        else:
+            kind = state_kind_of(declared_state)
+        merging = mergeable_kind_of(kind) if window.merges else None
+        if window.merges and merging is None:
+            raise TypeError(
+                f"{self.name}: sessions merge, and a state of kind {kind!r} cannot; allowed: no "
+                "state, Sum, Count, Mean, Min, Max, SetUnion, TopK, Quantiles, Merged, or fields "
+                "of those"
+            )
+        self.state_kind = Windowed(kind, window.open_max)
+        self._runs = WindowRuns(
+            window, self.handler, takes_message=self.takes_message, merging=merging
+        )
+        self.handler = self._runs.handler
+        self.takes_message = True
+
+    def on_close(self, handler: Handler) -> Handler:
+        """Register what runs when a window ends: `@clicks.on_close`, with the context alone.
+
+        It runs once for each key and window, with `ctx.window` and the window's `ctx.state`, and
+        once more for each late message that the window still takes.
+        """
+        runs = self._runs
+        if runs is None:
+            raise ValueError(f"{self.name} has no windows; declare it with window=…")
+        if runs.closer is not None:
+            raise ValueError(f"{self.name}: on_close is declared twice")
+        if len(_required(handler)) != 1:
+            raise TypeError(f"{self.name}: on_close takes one argument, the context")
+        if inspect.iscoroutinefunction(handler) and not runs.is_async:
+            raise TypeError(f"{self.name} is a plain `def`, so its on_close has to be one, too")
+        runs.closer = handler
+        return handler
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.handler(*args, **kwargs)
+        return self.__wrapped__(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<function {self.name} ({self.kind})>"
@@ -142,6 +218,9 @@ class App:
         batch_size_max: int | None = None,
         concurrency: int | None = None,
         tenant: str | None = None,
+        window: WindowSpec | None = None,
+        upstream: Sequence[Function | str] = (),
+        idle_after: str | timedelta | None = None,
     ) -> Callable[[Handler], Function]: ...
 
     def function(  # noqa: PLR0913  # Each option is a word of the declaration.
@@ -162,6 +241,9 @@ class App:
         batch_size_max: int | None = None,
         concurrency: int | None = None,
         tenant: str | None = None,
+        window: WindowSpec | None = None,
+        upstream: Sequence[Function | str] = (),
+        idle_after: str | timedelta | None = None,
     ) -> Function | Callable[[Handler], Function]:
         """Register a handler; use as `@app.function` or `@app.function(slo="50ms", …)`.
 
@@ -176,6 +258,11 @@ class App:
         - `order`: "key" keeps a sender's messages to one key in order also while one of them
           waits for a retry; "none" lets the others go on.
         - `batch_size_max`, `concurrency`: bounds for one run, and for runs at once in a partition.
+        - `window`: `TumblingWindow`, `SlidingWindow` or `SessionWindow`: the handler runs once for
+          each window that a message is in, with the state of its key in that window.
+        - `upstream`: whose watermarks are waited for: functions that send to this one, and names
+          of clients' sources (`client.watermark(…, source=…)`).
+        - `idle_after`: a source that says nothing for so long is not waited for.
         - `tenant`: to whom its work counts where shares are configured; the app, if not said.
         """
 
@@ -201,6 +288,9 @@ class App:
                 batch_size_max=batch_size_max,
                 concurrency=concurrency,
                 tenant=self.name if tenant is None else tenant,
+                window=window,
+                upstream=upstream,
+                idle_after=idle_after,
             )
             function = self.functions[full_name] = Function(full_name, handler, options)
             return function
@@ -223,12 +313,7 @@ def functions_of(apps: Iterable[App]) -> dict[str, Function]:
 
 def _types_of(name: str, handler: Handler, batch: BatchMode) -> tuple[Any, Any, bool]:
     """Return message type, reply type, and whether the handler takes a message at all."""
-    parameters = [
-        each
-        for each in inspect.signature(handler).parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        and each.default is each.empty
-    ]
+    parameters = _required(handler)
     hints = _hints(handler)
     reply_type = hints.get("return", Any)
     if batch is True:
@@ -248,6 +333,38 @@ def _types_of(name: str, handler: Handler, batch: BatchMode) -> tuple[Any, Any, 
         item = typing.get_args(reply_type)
         return (arguments[0] if arguments else Any), (item[0] if item else Any), True
     return message_type, reply_type, True
+
+
+def _required(handler: Handler) -> list[inspect.Parameter]:
+    return [
+        each
+        for each in inspect.signature(handler).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        and each.default is each.empty
+    ]
+
+
+def _upstream(name: str, upstream: Sequence[Function | str]) -> tuple[list[str], list[str]]:
+    """Return the functions and the clients' sources whose watermarks are waited for."""
+    if not isinstance(upstream, list | tuple):
+        raise TypeError(f"{name}: upstream is {upstream!r}; allowed: a list")
+    functions: list[str] = []
+    sources: list[str] = []
+    for each in upstream:
+        if isinstance(each, Function):
+            if each.window is not None and each.window.time != "event":
+                raise ValueError(
+                    f"{name}: {each.name} has windows of {each.window.time} time and tells no "
+                    "watermarks; allowed upstream: functions with event time or without windows"
+                )
+            functions.append(each.name)
+        elif not isinstance(each, str) or not each or is_client(each):
+            raise TypeError(f"{name}: upstream names {each!r}; allowed: functions and sources")
+        elif "/" in each:
+            functions.append(each)
+        else:
+            sources.append(each)
+    return functions, sources
 
 
 def _hints(handler: Handler) -> dict[str, Any]:

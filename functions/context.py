@@ -21,10 +21,12 @@ from sublet.functions.errors import (
     TooLargeError,
 )
 from sublet.functions.state import Cell, StateClock
+from sublet.functions.windows import Window
 
 T = TypeVar("T")
 
 CALL_DEPTH_MAX = 32
+NO_WINDOW = Window(0, 0)
 
 _any = codec_for(Any)
 
@@ -47,6 +49,15 @@ class CallRequest(NamedTuple):
     reply_codec: Codec[Any]
 
 
+class Progress(Protocol):
+    """How far the time of a partition's windows has come."""
+
+    watermark_ms: int
+    """No message of an earlier time is expected any more."""
+    seen_ms: int
+    """The latest event time of a message so far."""
+
+
 class Scope(Protocol):
     """What a context needs from whoever runs it."""
 
@@ -56,6 +67,7 @@ class Scope(Protocol):
     clock: StateClock
     message_bytes_max: int
     key_bytes_max: int
+    progress: Progress
     traced: bool
     """Some message of the run is sampled."""
 
@@ -64,6 +76,10 @@ class Scope(Protocol):
     def message_view(self, index: int) -> MessageView: ...
 
     def deadline_ms(self, index: int) -> float | None: ...
+
+    def arrived_ms(self, index: int) -> int:
+        """When the message reached the partition, by its clock."""
+        ...
 
     def next_timer(self) -> str: ...
 
@@ -75,7 +91,7 @@ class Scope(Protocol):
 class Context:
     """Given to a handler with each message. Do not keep it after the handler has returned."""
 
-    __slots__ = ("_effects", "_index", "_scope", "key", "state")
+    __slots__ = ("_effects", "_index", "_scope", "key", "state", "window")
 
     def __init__(self, scope: Scope, effects: Effects) -> None:
         self._scope = scope
@@ -84,7 +100,10 @@ class Context:
         self.key = ""
         """The key of this instance."""
         self.state: Any = None
-        """The state of this instance, as declared: a value, map, list, sum, …"""
+        """The state of this instance, as declared: a value, map, list, sum, …; of a windowed
+        function, that of this instance in this window."""
+        self.window: Window = NO_WINDOW
+        """The window that the handler runs for, if the function is windowed."""
 
     @property
     def function(self) -> str:
@@ -107,6 +126,11 @@ class Context:
         """Milliseconds until the result is due; None without a deadline, negative when late."""
         deadline = self._scope.deadline_ms(self._index)
         return None if deadline is None else deadline - self._scope.monotonic_ms()
+
+    @property
+    def watermark_ms(self) -> int:
+        """No message of an earlier event time is expected any more, in milliseconds since 1970."""
+        return self._scope.progress.watermark_ms
 
     @property
     def now_ms(self) -> int:

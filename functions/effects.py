@@ -42,7 +42,15 @@ class Cancelled(NamedTuple):
     timer: str
 
 
-Effect = Outgoing | Emitted | Delayed | Cancelled
+class WindowDue(NamedTuple):
+    """A window of a key ends when the watermark has reached `due_ms`."""
+
+    timer: str
+    due_ms: int
+    key: str
+
+
+Effect = Outgoing | Emitted | Delayed | Cancelled | WindowDue
 
 
 class Effects:

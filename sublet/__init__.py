@@ -46,6 +46,7 @@ from sublet.functions.state import (
     TopK,
     Value,
 )
+from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, Window
 
 if TYPE_CHECKING:
     from sublet.runtime.blocking_client import BlockingClient
@@ -102,15 +103,19 @@ __all__ = [
     "RejectedError",
     "Retry",
     "RetryLaterError",
+    "SessionWindow",
     "SetUnion",
+    "SlidingWindow",
     "StateTooLargeError",
     "StateTypeError",
     "SubletError",
     "Sum",
     "TooLargeError",
     "TopK",
+    "TumblingWindow",
     "UnavailableError",
     "UnknownFunctionError",
     "UnknownOutcomeError",
     "Value",
+    "Window",
 ]
