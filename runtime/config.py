@@ -20,8 +20,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sublet.runtime.limits import Limits
+from sublet.scheduler.api import QueueOrder
+from sublet.scheduler.orders import TokenShares, order_named
 
 StoreName = Literal["sqlite", "memory"]
+OrderName = Literal[
+    "least-laxity",
+    "least-laxity-late-last",
+    "earliest-deadline",
+    "shortest-job",
+    "arrival",
+    "round-robin",
+    "token-fair",
+]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
@@ -31,6 +42,8 @@ FILE_VARIABLE = "SUBLET_CONFIG"
 NO_FILE = "-"
 """As the name of the file: read none."""
 FILE_BYTES_MAX = 1024 * 1024
+OTHERS = "*"
+"""In shares: all tenants that are not named."""
 DATABASE_NAME = "sublet.db"
 PORT_MAX = 65_535
 WORKERS_MAX = 128
@@ -78,6 +91,20 @@ class WorkerConfig:
     member_term_ms: int = 2_000
     """A worker whose heartbeat stands still for so long is taken for dead; at least five
     heartbeats."""
+    order: OrderName = "least-laxity"
+    """What runs first of all that waits. `token-fair` needs `shares` and `tokens_per_s`."""
+    shares: str = ""
+    """For the order `token-fair`: tenants with their shares, such as `gold=40, silver=40, rest=20`.
+    Tenants that are not named share what `*` gets, or run when nothing else waits."""
+    tokens_per_s: float = 0.0
+    """For the order `token-fair`: messages a second of which tenants have shares; about what one
+    worker can do."""
+    patience_ms: int = 10_000
+    """A message without deadline counts as due after so long."""
+    starvation_ms: int = 10_000
+    """Whatever the order says: for who has waited so long, one turn in ten is kept."""
+    quantum_ms: float = 1.0
+    """How long a run may keep the loop; then what is more urgent has its turn."""
     log_level: LogLevel = "info"
     """Less urgent entries are not written."""
     log_format: LogFormat = "console"
@@ -105,6 +132,12 @@ class WorkerConfig:
         _check_range("heartbeat_ms", self.heartbeat_ms, 10, 60_000)
         # Fewer than five heartbeats in a term: one slow turn of a loop would look like a death.
         _check_range("member_term_ms", self.member_term_ms, 5 * self.heartbeat_ms, 600_000)
+        _check_choice("order", self.order, OrderName)
+        _check_range("tokens_per_s", self.tokens_per_s, 0, 1e9)
+        _check_range("patience_ms", self.patience_ms, 1, 86_400_000)
+        _check_range("starvation_ms", self.starvation_ms, 1, 86_400_000)
+        _check_range("quantum_ms", self.quantum_ms, 0.1, 1_000)
+        self.queue_order()
         _check_range("trace_sample_ratio", self.trace_sample_ratio, 0, 1)
         if not self.host:
             raise ConfigError("host is empty; allowed: an address or name of this machine")
@@ -114,6 +147,18 @@ class WorkerConfig:
                 "encrypted nor authenticated yet; allowed: 127.0.0.1, ::1, localhost, or any host "
                 "with --allow-remote (SUBLET_ALLOW_REMOTE=1) in a network that you trust"
             )
+
+    def queue_order(self) -> QueueOrder:
+        """Return a new order of the kind that is set; it may keep a state of its own."""
+        tokens = TokenShares(
+            shares=(shares := _shares(self.shares)),
+            tokens_per_s=self.tokens_per_s or None,
+            default_share=shares.pop(OTHERS, 0.0),
+        )
+        try:
+            return order_named(self.order, tokens)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def database_path(self) -> Path:
@@ -126,6 +171,19 @@ def is_loopback_host(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _shares(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        tenant, mark, share = part.partition("=")
+        try:
+            found[tenant.strip()] = float(share)
+        except ValueError:
+            mark = ""
+        if not mark or not tenant.strip():
+            raise ConfigError(f"shares has {part!r}; allowed: TENANT=NUMBER, separated by commas")
+    return found
 
 
 class Setting(NamedTuple):

@@ -58,7 +58,7 @@ from sublet.runtime.threads import (
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.pace import LearnedPace
-from sublet.scheduler.ready_queue import ReadyQueue
+from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
@@ -144,6 +144,7 @@ class Host:
         clock: Clock,
         urgency: Urgency | None = None,
         pace: Pace | None = None,
+        starvation_ms: float = STARVATION_MS,
         watchdog: Watchdog | None = None,
         tracing: Tracing | None = None,
     ) -> None:
@@ -170,8 +171,8 @@ class Host:
         self._loop: asyncio.AbstractEventLoop
         self._threads: RunnerThreads
         self._tasks: asyncio.TaskGroup
-        self._ready: ReadyQueue[Hosted] = ReadyQueue()
-        self._aside: ReadyQueue[Hosted] = ReadyQueue()
+        self._ready: ReadyQueue[Hosted] = ReadyQueue(starvation_ms)
+        self._aside: ReadyQueue[Hosted] = ReadyQueue(starvation_ms)
         """Partitions whose runs need a thread, while all that may be busy are."""
         self._threads_busy = 0
         self._is_taking = False

@@ -26,7 +26,6 @@ from sublet.runtime.membership import Membership, Ownership, new_worker_id
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.service import WorkerService
 from sublet.runtime.tracing import Tracing, open_tracing
-from sublet.scheduler.orders import order_named
 from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Directory, Member, Recovered, Store
@@ -123,7 +122,7 @@ class Worker:
             {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
         )
         self.exchange = exchange = Exchange(self.id, limits, open_link)
-        pace = LearnedPace()
+        pace = LearnedPace(config.quantum_ms)
         self.host = host = exchange.host = Host(
             self.functions,
             store,
@@ -131,8 +130,9 @@ class Worker:
             outside=exchange,
             limits=limits,
             clock=self._clock,
-            urgency=Urgency(order_named("least-laxity"), pace),
+            urgency=Urgency(config.queue_order(), pace, patience_ms=config.patience_ms),
             pace=pace,
+            starvation_ms=config.starvation_ms,
             tracing=self.tracing,
         )
         exchange.start(tasks)

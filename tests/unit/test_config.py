@@ -295,3 +295,35 @@ def test_a_file_above_the_bound_is_refused(write: Callable[[str], Path]) -> None
 def test_every_setting_says_what_it_is() -> None:
     assert documentation().keys() == settings().keys()
     assert all(text.endswith(".") for text in documentation().values())
+
+
+def test_an_order_is_chosen_by_name() -> None:
+    config = WorkerConfig(order="shortest-job")
+    assert type(config.queue_order()).__name__ == "ShortestJob"
+
+
+def test_an_order_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"order is 'fifo'; allowed: least-laxity, .*arrival"):
+        WorkerConfig(order="fifo")  # type: ignore[arg-type]
+
+
+def test_shares_are_told_as_tenants_with_numbers() -> None:
+    config = WorkerConfig(order="token-fair", shares="a=20, b = 40,*=40", tokens_per_s=100)
+    config.queue_order()
+
+
+@pytest.mark.parametrize("shares", ["a", "a=", "=3", "a=b", "a=1,b"])
+def test_shares_that_are_none_are_refused(shares: str) -> None:
+    with pytest.raises(ConfigError, match="allowed: TENANT=NUMBER"):
+        WorkerConfig(order="token-fair", shares=shares, tokens_per_s=100)
+
+
+def test_token_fair_needs_to_know_how_many_tokens_there_are() -> None:
+    with pytest.raises(ConfigError, match="needs tokens_per_s"):
+        WorkerConfig(order="token-fair", shares="a=1")
+
+
+@pytest.mark.parametrize("setting", ["patience_ms", "starvation_ms", "quantum_ms"])
+def test_times_of_the_scheduler_are_more_than_nothing(setting: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting} is 0"):
+        WorkerConfig(**{setting: 0})
