@@ -6,6 +6,7 @@ The messages themselves stay in their partitions until their turn.
 
 from __future__ import annotations
 
+import math
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -19,9 +20,10 @@ T = TypeVar("T")
 
 
 class _Place(Generic[T]):
-    __slots__ = ("arrived_ms", "item", "number", "rank")
+    __slots__ = ("arrived_ms", "item", "name", "number", "rank")
 
-    def __init__(self, item: T, rank: float, arrived_ms: float, number: int) -> None:
+    def __init__(self, name: str, item: T, rank: float, arrived_ms: float, number: int) -> None:
+        self.name = name
         self.item = item
         self.rank = rank
         self.arrived_ms = arrived_ms
@@ -40,9 +42,10 @@ class ReadyQueue(Generic[T]):
         self._places: dict[str, _Place[T]] = {}
         self._number = 0
         self._turns_by_rank = GUARD_EVERY
-        # Heaps keep places that were taken or ranked anew meanwhile; they are skipped when met.
+        # Keeps places that were taken or ranked anew meanwhile; they are skipped when met.
         self._by_rank: list[tuple[float, int, str]] = []
-        self._by_arrival: list[tuple[float, int, str]] = []
+        self._oldest_ms = math.inf
+        """Nobody has waited since before; looked up only when somebody may have for too long."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -55,22 +58,29 @@ class ReadyQueue(Generic[T]):
                 return
             arrived_ms = min(arrived_ms, known.arrived_ms)
         self._number += 1
-        self._places[name] = _Place(item, rank, arrived_ms, self._number)
+        self._places[name] = _Place(name, item, rank, arrived_ms, self._number)
         heappush(self._by_rank, (rank, self._number, name))
-        heappush(self._by_arrival, (arrived_ms, self._number, name))
+        if arrived_ms < self._oldest_ms:
+            self._oldest_ms = arrived_ms
         if len(self._by_rank) > 2 * len(self._places) + STALE_MAX:
             self._forget_stale()
 
     def pop(self, now_ms: float) -> T | None:
         """Remove and return whose turn it is; None if nobody waits."""
-        if self._turns_by_rank >= GUARD_EVERY - 1:
-            oldest = self._first(self._by_arrival)
+        turns = self._turns_by_rank
+        if turns >= GUARD_EVERY - 1 and now_ms - self._oldest_ms >= self._starvation_ms:
+            oldest = self._oldest()
             if oldest is not None and now_ms - oldest.arrived_ms >= self._starvation_ms:
                 self._turns_by_rank = 0
-                return self._take(oldest)
-        self._turns_by_rank += 1
-        first = self._first(self._by_rank)
-        return None if first is None else self._take(first)
+                del self._places[oldest.name]
+                return oldest.item
+        first = self._first()
+        if first is None:
+            return None
+        self._turns_by_rank = turns + 1
+        heappop(self._by_rank)
+        del self._places[first.name]
+        return first.item
 
     def discard(self, name: str) -> None:
         """Leave the queue, if in it."""
@@ -78,29 +88,27 @@ class ReadyQueue(Generic[T]):
 
     def rank(self) -> float | None:
         """Return the smallest rank that waits."""
-        first = self._first(self._by_rank)
+        first = self._first()
         return None if first is None else first.rank
 
-    def _first(self, heap: list[tuple[float, int, str]]) -> _Place[T] | None:
+    def _first(self) -> _Place[T] | None:
+        heap, places = self._by_rank, self._places
         while heap:
             _, number, name = heap[0]
-            place = self._places.get(name)
+            place = places.get(name)
             if place is not None and place.number == number:
                 return place
             heappop(heap)
         return None
 
-    def _take(self, place: _Place[T]) -> T:
-        for name in (self._by_rank[0][2], self._by_arrival[0][2]):
-            if self._places.get(name) is place:
-                del self._places[name]
-                return place.item
-        raise AssertionError(place)
+    def _oldest(self) -> _Place[T] | None:
+        oldest = min(
+            self._places.values(), key=lambda each: (each.arrived_ms, each.number), default=None
+        )
+        self._oldest_ms = math.inf if oldest is None else oldest.arrived_ms
+        return oldest
 
     def _forget_stale(self) -> None:
-        places = self._places
-        for heap in (self._by_rank, self._by_arrival):
-            heap[:] = [
-                each for each in heap if each[2] in places and places[each[2]].number == each[1]
-            ]
-            heapify(heap)
+        places, heap = self._places, self._by_rank
+        heap[:] = [each for each in heap if each[2] in places and places[each[2]].number == each[1]]
+        heapify(heap)
