@@ -1,0 +1,127 @@
+"""A partition of a simulated worker with what is known of it beside its own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sublet.functions.app import Function
+from sublet.runtime.partition import Partition
+from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
+from sublet.runtime.steps import Cells
+from sublet.runtime.work import RunResult, Work
+from sublet.statestore.contract import Commit, Recovered, StateRow
+
+Executed = tuple[str, int, Sequence[Root]]
+"""Messages of one batch that were handled: source, first number, causes."""
+
+
+class Handlers(Protocol):
+    """What stands for the user code of one function, at all workers."""
+
+    function: Function
+    tally: FunctionTally
+    message_bytes: int
+
+    def cells(self, recovered: Recovered, cache: CacheShare) -> Cells: ...
+
+    def added(self, hosted: Hosted) -> None:
+        """A worker has taken a partition of the function."""
+        ...
+
+    def load(self, hosted: Hosted, keys: Sequence[str]) -> Sequence[StateRow]: ...
+
+    def begin(self, hosted: Hosted, work: Work, now_ms: float) -> tuple[float, Any]:
+        """Start a run; return how long it takes, and what `end` needs."""
+        ...
+
+    def end(self, hosted: Hosted, work: Work, begun: Any, now_ms: float) -> RunResult:
+        """Return what a run has come to, and note in `hosted` what it has handled and sent."""
+        ...
+
+    def sealed(self, hosted: Hosted, commit: Commit, ledger: Ledger) -> None:
+        """Tell the ledger of the messages in a commit that is about to leave."""
+        ...
+
+    def finished(self, hosted: Hosted, begun: Any, now_ms: float) -> None:
+        """The partition has been told of the end of a run."""
+        ...
+
+    def has_timers(self, hosted: Hosted) -> bool:
+        """Tell whether something happens by itself that is worth waiting for."""
+        ...
+
+    def other(self, hosted: Hosted, effect: object, now_ms: float) -> None:
+        """Carry out an effect that concerns handlers which wait."""
+        ...
+
+
+class CacheShare(Protocol):
+    """How much state one partition may keep in its worker's memory."""
+
+    def keys(self, state_bytes: int) -> float: ...
+
+    def size_bytes(self) -> int: ...
+
+
+class Shell(Protocol):
+    def changed(self, hosted: Hosted) -> None:
+        """Carry out what a partition wants after an event that did not come from the worker."""
+        ...
+
+
+class Hosted:
+    """One owner's partition."""
+
+    __slots__ = (
+        "cells",
+        "committing",
+        "committing_count",
+        "executed",
+        "handlers",
+        "loaded",
+        "memory",
+        "name",
+        "partition",
+        "sealed_index",
+        "sent_roots",
+        "wake",
+        "worker",
+    )
+
+    def __init__(self, name: str, worker: Shell, handlers: Handlers, cells: Cells) -> None:
+        self.name = name
+        self.worker = worker
+        self.partition: Partition
+        self.handlers = handlers
+        self.cells = cells
+        self.loaded: Work | None = None
+        """Waits for its turn once more, since its state had to be read."""
+        self.executed: list[Executed] = []
+        """Handled, and not in a commit yet."""
+        self.committing: list[Executed] = []
+        self.committing_count = 0
+        self.sealed_index = 0
+        self.sent_roots: dict[str, list[Root]] = {}
+        """Destination to the causes of what goes there with the next commit, in order."""
+        self.memory: Any = None
+        """For its handlers."""
+        self.wake = 0
+
+
+def roots_of(ledger: Ledger, hosted: Hosted, work: Work) -> tuple[list[Executed], list[Root]]:
+    """Return the messages of a work as they were sent, and what caused each of them."""
+    name = hosted.name
+    executed: list[Executed] = []
+    roots: list[Root] = []
+    for chunk, start, stop in work.spans:
+        batch = chunk.batch
+        causes = ledger.roots(batch.source, name, batch.first + start, stop - start)
+        executed.append((batch.source, batch.first + start, causes))
+        roots.extend(causes)
+    for waiting in work.waiting:
+        message = waiting.message
+        causes = ledger.roots(message.source, name, message.number, 1)
+        executed.append((message.source, message.number, causes))
+        roots.extend(causes)
+    return executed, roots

@@ -1,0 +1,299 @@
+"""What came out of a simulation, as numbers; `report_text` and `report_plot` show them."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sublet.functions.duration import milliseconds
+from sublet.runtime.simulation.ledger import FunctionTally, Series
+
+if TYPE_CHECKING:
+    from sublet.runtime.simulation.cluster import Cluster
+    from sublet.runtime.simulation.simulation import Simulation
+    from sublet.runtime.simulation.worker import Surroundings
+
+TIMERS = "timers"
+"""The name for what delayed messages cause, in place of a load's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds from the intended arrival of a cause until its message's effects are durable."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+    late: int
+
+    @property
+    def late_share(self) -> float:
+        return self.late / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One second of virtual time."""
+
+    second: int
+    count: int
+    mean: float
+    p50: float
+    p99: float
+    late: int
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the nearest rank of sorted values; 0 if there are none."""
+    if not values:
+        return 0.0
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def latency_of(latencies_ms: array[float], late: int) -> Latency:
+    values = sorted(latencies_ms)
+    shares = [percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)]
+    mean = sum(values) / len(values) if values else 0.0
+    return Latency(len(values), mean, *shares, values[-1] if values else 0.0, late)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    frames: int
+    batches: int
+    messages: int
+    bytes: int
+    lost: int
+    doubled: int
+    reordered: int
+    stopped: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionReport:
+    """One function (or stage), all loads together."""
+
+    name: str
+    messages: int
+    runs: int
+    commits: int
+    busy_ms: float
+    loads: int
+    fetched: int
+    hits: int
+    misses: int
+    evicted: int
+    failures: int
+    refused: int
+    duplicates: int
+
+    @property
+    def batch_mean(self) -> float:
+        return self.messages / self.runs if self.runs else 0.0
+
+
+class Report:
+    """Latencies and counts of one run. Nothing in it depends on the machine, except `wall_s`."""
+
+    def __init__(
+        self,
+        *,
+        simulation: Simulation,
+        around: Surroundings,
+        cluster: Cluster,
+        until_ms: float,
+        wall_s: float,
+    ) -> None:
+        self.simulation = simulation
+        self.loads = [load.label for load in simulation.loads]
+        self.duration_ms = around.events.now_ms
+        self.until_ms = until_ms
+        self.wall_s = wall_s
+        self.events = around.events.handled
+        self.sent = around.ledger.sent
+        self.executed = around.ledger.executed
+        self.trace_hash = around.trace.hexdigest()
+        self.takeovers = cluster.takeovers
+        self.refusals = sum(source.refused for source in cluster.sources)
+        self.busy = [worker.busy_ms / max(1.0, self.duration_ms) for worker in cluster.workers]
+        store, network = around.store, around.network
+        self.commits, self.commit_groups, self.rows = store.commits, store.groups, store.rows
+        self.traffic = Traffic(
+            network.frames,
+            network.batches,
+            network.messages,
+            network.bytes,
+            network.lost,
+            network.doubled,
+            network.reordered,
+            network.stopped,
+        )
+        for worker in cluster.workers:
+            for hosted in worker.partitions.values():
+                counters, tally = hosted.partition.counters, hosted.handlers.tally
+                tally.duplicates += counters.duplicates
+                tally.refused += counters.refused
+                tally.failures += counters.failures
+        self._tallies: dict[str, FunctionTally] = {
+            each.tally.name: each.tally for each in around.handlers.values()
+        }
+        self.functions = {name: _function(tally) for name, tally in self._tallies.items()}
+        self._warmup_s = int(milliseconds(simulation.warmup) // 1000)
+
+    # What users ask for
+
+    @property
+    def hops(self) -> int:
+        """Messages executed at partitions."""
+        return self.executed
+
+    @property
+    def hops_per_wall_s(self) -> float:
+        return self.executed / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def open(self) -> int:
+        """Messages that were sent and had not taken effect when the simulation ended."""
+        return self.sent - self.executed
+
+    @property
+    def fetched(self) -> int:
+        """States read from the store."""
+        return sum(each.fetched for each in self.functions.values())
+
+    @property
+    def cache_misses(self) -> int:
+        return sum(each.misses for each in self.functions.values())
+
+    def latency(self, function: str, load: str | None = None) -> Latency:
+        """Return the latencies of a function's messages, of one load or of all."""
+        latencies_ms, late = array("d"), 0
+        for series in self._series(function, load):
+            some, some_late = series.since(self._warmup_s)
+            latencies_ms.extend(some)
+            late += some_late
+        return latency_of(latencies_ms, late)
+
+    def latencies_ms(self, function: str, load: str | None = None) -> list[float]:
+        """Return all latencies, sorted: the distribution itself."""
+        values: list[float] = []
+        for series in self._series(function, load):
+            values.extend(series.since(self._warmup_s)[0])
+        return sorted(values)
+
+    def timeline(self, function: str, load: str | None = None) -> list[Second]:
+        """Return what was measured in each second."""
+        seconds: list[tuple[array[float], int]] = []
+        for series in self._series(function, load):
+            for second, (latencies_ms, late) in enumerate(series.seconds()):
+                if second == len(seconds):
+                    seconds.append((array("d"), 0))
+                so_far, so_far_late = seconds[second]
+                so_far.extend(latencies_ms)
+                seconds[second] = (so_far, so_far_late + late)
+        timeline = []
+        for second, (latencies_ms, late) in enumerate(seconds):
+            each = latency_of(latencies_ms, late)
+            timeline.append(Second(second, each.count, each.mean, each.p50, each.p99, late))
+        return timeline
+
+    def throughput(self, function: str, load: str | None = None) -> float:
+        """Return messages a second, until the last arrival; the warm-up does not count."""
+        counted = self.timeline(function, load)[self._warmup_s : int(self.until_ms // 1000)]
+        return sum(each.count for each in counted) / len(counted) if counted else 0.0
+
+    def ends(self) -> list[tuple[str, str]]:
+        """Return (function, load) of what was measured, in the order of the scenario."""
+        return [
+            (name, self._label(load))
+            for name, tally in self._tallies.items()
+            for load in sorted(tally.series)
+        ]
+
+    def _label(self, load: int) -> str:
+        return self.loads[load] if load >= 0 else TIMERS
+
+    def _series(self, function: str, load: str | None) -> list[Series]:
+        tally = self._tallies.get(function)
+        if tally is None:
+            short = [
+                each for name, each in self._tallies.items() if name.rpartition("/")[2] == function
+            ]
+            if len(short) != 1:
+                known = ", ".join(self._tallies)
+                raise ValueError(f"there is no function {function!r}; known: {known}")
+            tally = short[0]
+        if load is not None and load not in (*self.loads, TIMERS):
+            raise ValueError(f"there is no load {load!r}; known: {', '.join(self.loads)}")
+        return [
+            series
+            for number, series in sorted(tally.series.items())
+            if load is None or self._label(number) == load
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the distributions, for JSON."""
+        return {
+            "trace_hash": self.trace_hash,
+            "seed": self.simulation.seed,
+            "order": str(self.simulation.order),
+            "workers": self.simulation.workers,
+            "duration_ms": self.duration_ms,
+            "sent": self.sent,
+            "executed": self.executed,
+            "open": self.open,
+            "refusals": self.refusals,
+            "takeovers": self.takeovers,
+            "commits": self.commits,
+            "commit_groups": self.commit_groups,
+            "busy": {"mean": sum(self.busy) / len(self.busy), "max": max(self.busy)},
+            "traffic": _fields(self.traffic),
+            "functions": {
+                name: {**_fields(each), "batch_mean": each.batch_mean}
+                for name, each in self.functions.items()
+            },
+            "latency": [
+                {"function": name, "load": load, **_fields(self.latency(name, load))}
+                for name, load in self.ends()
+            ],
+            "wall_s": self.wall_s,
+            "hops_per_wall_s": self.hops_per_wall_s,
+        }
+
+    def print(self) -> None:
+        """Show tables in the terminal."""
+        from sublet.runtime.simulation.report_text import print_report
+
+        print_report(self)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw distributions and timelines into an .svg or .png file; needs matplotlib."""
+        from sublet.runtime.simulation.report_plot import plot_report
+
+        return plot_report(self, Path(path))
+
+    def save(self, path: str | Path) -> Path:
+        """Write `to_dict` as JSON."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        return path
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _function(tally: FunctionTally) -> FunctionReport:
+    return FunctionReport(
+        **{name: getattr(tally, name) for name in FunctionReport.__dataclass_fields__}
+    )

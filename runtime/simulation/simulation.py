@@ -1,0 +1,279 @@
+"""`Simulation`: how would this app, or these stages, behave under this load with this policy?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sublet.functions.app import App, Function, functions_of
+from sublet.functions.duration import Duration, milliseconds
+from sublet.runtime.limits import Limits
+from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.simulation.chance import Cost, stream
+from sublet.runtime.simulation.clients import Source, synthetic_arrivals
+from sublet.runtime.simulation.cluster import QUIET_CHECK_MS, Cluster
+from sublet.runtime.simulation.events import Events
+from sublet.runtime.simulation.hosted import Handlers
+from sublet.runtime.simulation.ledger import Ledger
+from sublet.runtime.simulation.network import SimulatedNetwork
+from sublet.runtime.simulation.pace import CorePace
+from sublet.runtime.simulation.recorded import read_recorded
+from sublet.runtime.simulation.report import Report
+from sublet.runtime.simulation.scenario import (
+    WORKERS_MAX,
+    Fault,
+    Load,
+    Network,
+    Progress,
+    Stage,
+    StoreModel,
+    check_fault,
+    check_stages,
+)
+from sublet.runtime.simulation.stages import APP, StageHandlers, functions_of_stages
+from sublet.runtime.simulation.store import SimulatedStore
+from sublet.runtime.simulation.trace import Trace
+from sublet.runtime.simulation.worker import SimulatedWorker, Surroundings
+from sublet.scheduler.api import QueueOrder
+from sublet.scheduler.orders import DEFAULT_ORDER, TokenShares, order_named
+from sublet.scheduler.pace import QUANTUM_MS
+from sublet.scheduler.urgency import PATIENCE_MS, Urgency
+
+STEP_MS = 250.0
+"""Progress is told so often, in virtual time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A cluster, what it runs, and what happens to it. `run` says how it goes.
+
+    Give either `stages` (functions without code) or `app` (real ones, which are really run; what
+    a run costs then comes from `costs`, by function, or is measured where they say nothing).
+    """
+
+    loads: Sequence[Load]
+    stages: Sequence[Stage] = ()
+    app: App | Sequence[App] | None = None
+    costs: Mapping[str, Cost | Duration] = field(default_factory=dict)
+    workers: int = 4
+    cores: int = 1
+    """Of each worker; they share its queue. A real worker has one."""
+    order: str | Callable[[], QueueOrder] = DEFAULT_ORDER
+    """A name as in the settings, or what makes an order for each worker."""
+    tokens: TokenShares | None = None
+    """For the order `token-fair`."""
+    seed: int = 0
+    network: Network = field(default_factory=Network)
+    store: StoreModel = field(default_factory=StoreModel)
+    faults: Sequence[Fault] = ()
+    overhead: Cost | Duration = 0
+    """What the runtime itself takes of a core for a run."""
+    quantum: Duration = QUANTUM_MS
+    """How long a run may take if it can be cut at a message's end."""
+    patience: Duration = PATIENCE_MS
+    """When a message without deadline is due."""
+    estimation_noise: Duration = 0
+    """Deviation of a normal error in every expected cost."""
+    member_term: Duration = "2s"
+    """How long a worker must be silent until others take over."""
+    warmup: Duration = 0
+    """What ends before is not in the latencies of the report."""
+    drain: Duration = "60s"
+    """How long to wait, after the last arrival, for what is still on its way."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if bool(self.stages) == (self.app is not None):
+            raise ValueError("give either stages or app")
+        if not self.loads:
+            raise ValueError("there are no loads; give at least one")
+        if not 1 <= self.workers <= WORKERS_MAX:
+            raise ValueError(f"workers is {self.workers}; allowed: 1..{WORKERS_MAX}")
+        if not 1 <= self.cores <= 1_024:
+            raise ValueError(f"cores is {self.cores}; allowed: 1..1024")
+        check_stages(self.stages)
+        for fault in self.faults:
+            check_fault(fault, self.workers)
+        self.make_order()
+        functions = self.functions()
+        for load in self.loads:
+            if load.recorded is None:
+                full_name(load.target, functions)
+        for name in self.costs:
+            full_name(name, functions)
+
+    def make_order(self) -> QueueOrder:
+        return order_named(self.order, self.tokens) if isinstance(self.order, str) else self.order()
+
+    def functions(self) -> dict[str, Function]:
+        if self.app is not None:
+            return functions_of([self.app] if isinstance(self.app, App) else self.app)
+        return functions_of_stages(self.stages, self.workers)
+
+    def but(self, **changes: Any) -> Simulation:
+        """Return the same simulation with something changed, to compare the two."""
+        return replace(self, **changes)
+
+    def run(self, progress: Progress | None = None) -> Report:
+        """Run to the end; `progress` hears the virtual time in ms now and then."""
+        return _Run(self).run(progress)
+
+
+def full_name(name: str, functions: Mapping[str, Function]) -> str:
+    """Return the one function that is called so, with or without its app's name."""
+    found = [each for each in functions if each == name or each.rpartition("/")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(sorted(functions))
+    if found:
+        raise ValueError(f"{name!r} is more than one function; known: {known}")
+    raise ValueError(f"there is no function {name!r}; known: {known}")
+
+
+class _Run:
+    """One run of a simulation, with its parts."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        seed = simulation.seed
+        events = self._events = Events()
+        self._functions = simulation.functions()
+        self._routes = PartitionRoutes(
+            {name: (each.partition_count, each.kind) for name, each in self._functions.items()}
+        )
+        self._ledger = Ledger()
+        self._network = SimulatedNetwork(events, simulation.network, seed)
+        self._store = SimulatedStore(events, simulation.store, seed)
+        self._trace = Trace(seed)
+        self._handlers = self._make_handlers()
+        self._around = Surroundings(
+            events=events,
+            network=self._network,
+            store=self._store,
+            ledger=self._ledger,
+            handlers=self._handlers,
+            trace=self._trace,
+            limits=simulation.limits,
+            overhead_ms=Cost.of(simulation.overhead).sampler(stream(seed, "overhead")),
+        )
+        self._until_ms = max(milliseconds(load.until) for load in simulation.loads)
+        self._sources = [
+            source
+            for number, load in enumerate(simulation.loads)
+            for source in self._make_sources(number, load)
+        ]
+        self._cluster = Cluster(
+            self._around,
+            self._functions,
+            self._make_worker,
+            self._sources,
+            workers=simulation.workers,
+            term_ms=milliseconds(simulation.member_term),
+            seed=seed,
+        )
+        for fault in simulation.faults:
+            self._cluster.plan(fault)
+
+    def _make_handlers(self) -> dict[str, Handlers]:
+        simulation = self._simulation
+        if simulation.app is not None:
+            from sublet.runtime.simulation.app_functions import app_handlers
+
+            costs = {
+                full_name(name, self._functions): Cost.of(cost)
+                for name, cost in simulation.costs.items()
+            }
+            return app_handlers(
+                self._functions, costs, self._routes, self._ledger, self._events, simulation
+            )
+        by_name = {stage.name: stage for stage in simulation.stages}
+        return {
+            f"{APP}/{name}": StageHandlers(
+                stage,
+                by_name,
+                self._functions[f"{APP}/{name}"],
+                self._routes,
+                self._ledger,
+                simulation.seed,
+            )
+            for name, stage in by_name.items()
+        }
+
+    def _make_worker(self, number: int) -> SimulatedWorker:
+        simulation = self._simulation
+        noise_ms = None
+        sigma_ms = milliseconds(simulation.estimation_noise)
+        if sigma_ms:
+            gauss = stream(simulation.seed, "noise", number).gauss
+
+            def noise() -> float:
+                return gauss(0.0, sigma_ms)
+
+            noise_ms = noise
+        pace = CorePace(milliseconds(simulation.quantum), noise_ms)
+        urgency = Urgency(
+            simulation.make_order(), pace, patience_ms=milliseconds(simulation.patience)
+        )
+        return SimulatedWorker(
+            f"w{number:04}", number, self._around, urgency, pace, simulation.cores
+        )
+
+    def _make_sources(self, number: int, load: Load) -> list[Source]:
+        windows_ms = {
+            f"{APP}/{stage.name}": milliseconds(stage.window)
+            for stage in self._simulation.stages
+            if stage.window is not None and stage.frontier
+        }
+
+        def source(name: str, arrivals: Any) -> Source:
+            return Source(name, number, arrivals, self._around, self._routes, windows_ms)
+
+        if load.recorded is not None:
+            arrivals = read_recorded(load, self._functions, self._left_ms)
+            self._until_ms = max(self._until_ms, arrivals[-1].at_ms if arrivals else 0.0)
+            return [source(f"~{number}", iter(arrivals))]
+        function = full_name(load.target, self._functions)
+        codec = self._functions[function].message_codec
+        encode = codec.encode if self._simulation.app is not None else None
+        return [
+            source(
+                f"~{number}.{each}",
+                synthetic_arrivals(
+                    load,
+                    each,
+                    function,
+                    self._left_ms(load, function),
+                    encode,
+                    self._simulation.seed,
+                ),
+            )
+            for each in range(load.sources)
+        ]
+
+    def _left_ms(self, load: Load, function: str) -> float:
+        if load.deadline is not None:
+            return milliseconds(load.deadline)
+        slo_ms = self._functions[function].slo_ms
+        return math.inf if slo_ms is None else slo_ms
+
+    def run(self, progress: Progress | None) -> Report:
+        began = time.perf_counter()
+        events, cluster = self._events, self._cluster
+        cluster.start()
+        while events.now_ms < self._until_ms:
+            events.run_until(min(events.now_ms + STEP_MS, self._until_ms))
+            if progress is not None:
+                progress(events.now_ms)
+        last_ms = self._until_ms + milliseconds(self._simulation.drain)
+        while events.now_ms < last_ms and not cluster.is_quiet:
+            events.run_until(min(events.now_ms + QUIET_CHECK_MS, last_ms))
+        return Report(
+            simulation=self._simulation,
+            around=self._around,
+            cluster=cluster,
+            until_ms=self._until_ms,
+            wall_s=time.perf_counter() - began,
+        )

@@ -1,0 +1,515 @@
+"""A simulated worker: the shell around real partitions, on a core of its own.
+
+It does what `runtime.host` and `runtime.exchange` do, in the same order, at virtual moments. A run
+occupies a core for as long as its handlers say; everything else takes no time here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sublet.functions.address import is_client, split_partition_name
+from sublet.runtime.channels import endpoint_of
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.limits import Limits
+from sublet.runtime.partition import Partition
+from sublet.runtime.simulation.events import Events
+from sublet.runtime.simulation.hosted import Handlers, Hosted
+from sublet.runtime.simulation.ledger import Ledger
+from sublet.runtime.simulation.network import Frame, Node, SimulatedNetwork
+from sublet.runtime.simulation.pace import CorePace
+from sublet.runtime.simulation.store import SimulatedCommitter, SimulatedStore, at_once
+from sublet.runtime.simulation.trace import Trace
+from sublet.runtime.steps import (
+    Acknowledge,
+    Deliver,
+    Load,
+    LoadTimers,
+    Ready,
+    Refuse,
+    Run,
+    Stop,
+    WakeAt,
+)
+from sublet.runtime.steps import Store as StoreCommit
+from sublet.runtime.work import Work
+from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
+from sublet.scheduler.urgency import Urgency
+from sublet.statestore.contract import TIMER, Commit, OutboxEntry, Outcome
+
+WALL_MS = 1_700_000_000_000
+RETRY_MS = 50.0
+"""How long a sender waits that was told to come back, as in `runtime.exchange`."""
+
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+
+
+class Surroundings:
+    """What all workers of a cluster have in common."""
+
+    def __init__(  # noqa: PLR0913  # Its parts are all named, and given once.
+        self,
+        *,
+        events: Events,
+        network: SimulatedNetwork,
+        store: SimulatedStore,
+        ledger: Ledger,
+        handlers: Mapping[str, Handlers],
+        trace: Trace,
+        limits: Limits,
+        overhead_ms: Callable[[int], float],
+    ) -> None:
+        self.events = events
+        self.network = network
+        self.store = store
+        self.ledger = ledger
+        self.handlers = handlers
+        self.trace = trace
+        self.limits = limits
+        self.overhead_ms = overhead_ms
+        self.clients: dict[str, Node] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
+
+
+class SimulatedWorker:
+    """One process with `cores` cores that share one queue."""
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        around: Surroundings,
+        urgency: Urgency,
+        pace: CorePace,
+        cores: int,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.partitions: dict[str, Hosted] = {}
+        self.placement: Mapping[str, tuple[str, int]] = {}
+        """Partition to its owner, as this worker believes, with the owner's term."""
+        self.alive = True
+        self.is_suspected = False
+        """Others believe that it is gone."""
+        self.slowness = 1.0
+        self.busy_ms = 0.0
+        self.urgency = urgency
+        self.pace = pace
+        self._around = around
+        self._events = around.events
+        self._cores = cores
+        self._life = 0
+        """Grows with every crash: what was begun before must not end after it."""
+        self._paused_ms: float | None = None
+        self._deferred: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
+        self._committer = SimulatedCommitter(around.store, self._applied, self._committed)
+        self._free = cores
+        self._ready: ReadyQueue[Hosted] = ReadyQueue(STARVATION_MS)
+        self._taking: Hosted | None = None
+        self._local: deque[Batch] = deque()
+        self._frames: dict[str, Frame] = {}
+        self._receivers: dict[str, Node] = {}
+        self._sources: dict[str, Node] = {}
+        """By which neighbour or client each source's batches come: answers go the same way."""
+        self._open_at_most = 0
+
+    # Life
+
+    def add(self, name: str) -> None:
+        """Own a partition from now on."""
+        around = self._around
+        handlers = around.handlers[split_partition_name(name)[0]]
+        recovered = around.store.acquire(name, self.name)
+        hosted = Hosted(name, self, handlers, handlers.cells(recovered, self))
+        now_ms = self._events.now_ms
+        hosted.partition = Partition(
+            name,
+            handlers.function,
+            recovered,
+            cells=hosted.cells,
+            pace=self.pace,
+            limits=around.limits,
+            now_ms=now_ms,
+            wall_ms=int(WALL_MS + now_ms),
+            urgency=self.urgency,
+        )
+        self.partitions[name] = hosted
+        handlers.added(hosted)
+        self._open_at_most = around.limits.in_flight_max
+        hosted.partition.start(now_ms)
+        self._carry_out(hosted)
+        self._settle()
+
+    def remove(self, name: str) -> None:
+        """Stop owning a partition. What it has not committed is forgotten."""
+        hosted = self.partitions.pop(name, None)
+        if hosted is not None:
+            hosted.partition.stopped = True
+            self._ready.discard(name)
+
+    def crash(self) -> None:
+        for name in tuple(self.partitions):
+            self.remove(name)
+        self.alive = False
+        self._life += 1
+        self._free = self._cores
+        self._committer.forget()
+        self._paused_ms = None
+        self._deferred.clear()
+        self._local.clear()
+        self._frames.clear()
+        self._sources.clear()
+
+    @property
+    def stands_still(self) -> bool:
+        return self._paused_ms is not None
+
+    def pause(self) -> None:
+        self._paused_ms = self._events.now_ms
+
+    def resume(self) -> None:
+        """Go on where it stood still: what had been running needs the rest of its time."""
+        if self._paused_ms is None:
+            return
+        lost_ms = self._events.now_ms - self._paused_ms
+        self._paused_ms = None
+        deferred, self._deferred = self._deferred, []
+        for at_ms, call, arguments in deferred:
+            # Frames have been waiting all the time; runs have not been running.
+            wait_ms = at_ms + lost_ms if call == self._finish else self._events.now_ms
+            self._events.at(wait_ms, call, *arguments)
+
+    def _is_deferred(self, call: Callable[..., None], *arguments: Any) -> bool:
+        if self._paused_ms is None:
+            return False
+        self._deferred.append((self._events.now_ms, call, arguments))
+        return True
+
+    # How much state stays in memory
+
+    def keys(self, state_bytes: int) -> float:
+        model = self._around.store.model
+        bounds = [math.inf]
+        if model.cache_keys is not None:
+            bounds.append(model.cache_keys)
+        if model.cache_bytes is not None:
+            bounds.append(model.cache_bytes / state_bytes)
+        return min(bounds) / max(1, len(self.partitions))
+
+    def size_bytes(self) -> int:
+        size = self._around.store.model.cache_bytes
+        return (1 << 60 if size is None else size) // max(1, len(self.partitions))
+
+    # Events: the network
+
+    def receive(self, frame: Frame) -> None:
+        if not self.alive or self._is_deferred(self.receive, frame):
+            return
+        now_ms = self._events.now_ms
+        for ack in frame.acks.values():
+            self._acknowledged(ack, now_ms)
+        for refused in frame.refusals:
+            self._refused(refused)
+        sender = frame.sender
+        for batch in frame.batches:
+            self._sources[batch.source] = sender
+            hosted = self.partitions.get(endpoint_of(batch.target))
+            if hosted is None:
+                self._not_here(batch)
+            elif sender.number < 0 and not self._has_room(batch.count):
+                error = ErrorInfo("overloaded", "the worker has too much in flight", 50)
+                hosted.partition.refuse(batch, error)
+                self._carry_out(hosted)
+            else:
+                hosted.partition.batch_arrived(batch, now_ms)
+                self._carry_out(hosted)
+        self._settle()
+
+    def _has_room(self, count: int) -> bool:
+        """As `runtime.exchange` counts: what comes is added up, and only at the bound counted."""
+        room = self._around.limits.in_flight_max
+        if self._open_at_most + count > room:
+            self._open_at_most = sum(
+                hosted.partition.open_from_clients for hosted in self.partitions.values()
+            )
+            if self._open_at_most and self._open_at_most + count > room:
+                return False
+        self._open_at_most += count
+        return True
+
+    def _acknowledged(self, ack: Ack, now_ms: float) -> None:
+        hosted = self.partitions.get(endpoint_of(ack.source))
+        if hosted is None:
+            return
+        hosted.partition.acknowledged(ack.target, ack.upto)
+        if ack.context:
+            target = split_partition_name(ack.target)[0]
+            self.urgency.paths.learn(hosted.handlers.function.name, target, ack.context, now_ms)
+
+    def _refused(self, refused: Refused) -> None:
+        if refused.error.code == "gap":
+            self._resend(refused)
+        else:
+            self._events.after(RETRY_MS, self._resend, refused)
+
+    def _resend(self, refused: Refused) -> None:
+        hosted = self.partitions.get(endpoint_of(refused.source))
+        if hosted is None or self._is_deferred(self._resend, refused):
+            return
+        hosted.partition.resend_from(refused.target, refused.first)
+        self._carry_out(hosted)
+        self._settle()
+
+    def _not_here(self, batch: Batch) -> None:
+        owner = self.placement.get(endpoint_of(batch.target))
+        code = "unavailable" if owner is not None and owner[0] == self.name else "not_owner"
+        error = ErrorInfo(code, "", 50 if code == "unavailable" else 0)
+        self._answer(Refused(batch.target, batch.source, batch.first, error))
+
+    def reachable(self, endpoints: Collection[str]) -> None:
+        if not self.alive or self._is_deferred(self.reachable, endpoints):
+            return
+        for hosted in tuple(self.partitions.values()):
+            hosted.partition.deliver_again(endpoints.__contains__)
+            self._carry_out(hosted)
+        self._settle()
+
+    def told(self, placement: Mapping[str, tuple[str, int]], moved: Collection[str]) -> None:
+        """Learn who owns what."""
+        if not self.alive or self._is_deferred(self.told, placement, moved):
+            return
+        self.placement = placement
+        for name in moved:
+            if name in self.partitions and placement[name][0] != self.name:
+                self.remove(name)
+        self.reachable(moved)
+
+    # Effects
+
+    def _carry_out(self, hosted: Hosted) -> None:
+        partition = hosted.partition
+        while partition.effects:
+            effects, partition.effects = partition.effects, []
+            for effect in effects:
+                kind = type(effect)
+                if kind is Deliver:
+                    self._deliver(effect.entry, hosted)  # type: ignore[union-attr]
+                elif kind is Acknowledge:
+                    self._acknowledge(effect.ack)  # type: ignore[union-attr]
+                elif kind is Ready:
+                    self._ready.put(hosted.name, hosted, *effect)  # type: ignore[arg-type]
+                elif kind is Run:
+                    self._run(hosted, effect.work)  # type: ignore[union-attr]
+                elif kind is StoreCommit:
+                    self._store(hosted, effect.commit)  # type: ignore[union-attr]
+                else:
+                    self._carry_out_rare(hosted, effect)
+
+    def _carry_out_rare(self, hosted: Hosted, effect: object) -> None:
+        match effect:
+            case Load():
+                self._load(hosted, effect)
+            case WakeAt():
+                hosted.wake += 1
+                self._events.at(effect.at_ms, self._woken, hosted, hosted.wake)
+            case LoadTimers():
+                self._load_timers(hosted, effect)
+            case Refuse():
+                self._answer(effect.refused)
+            case Stop():
+                self.remove(hosted.name)
+            case _:
+                hosted.handlers.other(hosted, effect, self._events.now_ms)
+
+    def _deliver(self, entry: OutboxEntry, hosted: Hosted) -> None:
+        endpoint = endpoint_of(entry.destination)
+        if endpoint in self.partitions:
+            self._local.append(_decode_batch(entry.data))
+            return
+        around = self._around
+        receiver: Node | None
+        if is_client(endpoint):
+            receiver = around.clients.get(endpoint)
+        else:
+            owner = self.placement.get(endpoint)
+            receiver = None if owner is None else around.workers[owner[0]]
+        if receiver is None or receiver is self:
+            return  # It stays in the outbox, until something changes.
+        frame = self._frame_to(receiver)
+        frame.batches.append(_decode_batch(entry.data))
+        frame.bytes += len(entry.data)
+        if not is_client(endpoint):
+            message_bytes = around.handlers[endpoint.rpartition("/")[0]].message_bytes
+            frame.bytes += message_bytes * entry.length
+
+    def _acknowledge(self, ack: Ack) -> None:
+        if endpoint_of(ack.source) in self.partitions:
+            self._acknowledged(ack, self._events.now_ms)
+            return
+        receiver = self._sources.get(ack.source)
+        if receiver is not None:
+            self._frame_to(receiver).acks[ack.target, ack.source] = ack
+
+    def _answer(self, refused: Refused) -> None:
+        if endpoint_of(refused.source) in self.partitions:
+            self._resend(refused)
+            return
+        receiver = self._sources.get(refused.source)
+        if receiver is not None:
+            self._frame_to(receiver).refusals.append(refused)
+
+    def _frame_to(self, receiver: Node) -> Frame:
+        frame = self._frames.get(receiver.name)
+        if frame is None:
+            frame = self._frames[receiver.name] = Frame(self)
+            self._receivers[receiver.name] = receiver
+        return frame
+
+    def changed(self, hosted: Hosted) -> None:
+        self._carry_out(hosted)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Bring what has gathered on its way, and give free cores to who is first in line."""
+        local, ready = self._local, self._ready
+        while True:
+            while local:
+                batch = local.popleft()
+                hosted = self.partitions.get(endpoint_of(batch.target))
+                if hosted is not None:
+                    hosted.partition.batch_arrived(batch, self._events.now_ms)
+                    self._carry_out(hosted)
+            if not self._free or not ready:
+                break
+            self._take(ready.pop(self._events.now_ms))
+        if self._frames:
+            frames, self._frames = self._frames, {}
+            send = self._around.network.send
+            for name, frame in frames.items():
+                send(frame, self._receivers[name])
+
+    # State
+
+    def _load(self, hosted: Hosted, load: Load) -> None:
+        count = len(load.keys)
+        tally = hosted.handlers.tally
+        tally.loads += 1
+        tally.fetched += count
+        delay_ms = self._around.store.load_ms(count)
+        self._events.after(delay_ms, self._loaded, hosted, load)
+
+    def _loaded(self, hosted: Hosted, load: Load) -> None:
+        if hosted.partition.stopped or self._is_deferred(self._loaded, hosted, load):
+            return
+        rows = hosted.handlers.load(hosted, load.keys)
+        hosted.partition.loaded(load.work, load.keys, rows, [], self._events.now_ms)
+        self._carry_out(hosted)
+        self._settle()
+
+    def _load_timers(self, hosted: Hosted, load: LoadTimers) -> None:
+        delay_ms = self._around.store.load_ms(0)
+        self._events.after(delay_ms, self._timers_loaded, hosted, load)
+
+    def _timers_loaded(self, hosted: Hosted, load: LoadTimers) -> None:
+        if hosted.partition.stopped or self._is_deferred(self._timers_loaded, hosted, load):
+            return
+        memory = self._around.store.memory
+        records = at_once(memory.records_due(hosted.name, TIMER, load.until_ms, load.limit))
+        hosted.partition.timers_loaded(records, load.until_ms, self._events.now_ms)
+        self._carry_out(hosted)
+        self._settle()
+
+    def _woken(self, hosted: Hosted, wake: int) -> None:
+        if hosted.partition.stopped or wake != hosted.wake:
+            return
+        if not self._is_deferred(self._woken, hosted, wake):
+            hosted.partition.woken(self._events.now_ms)
+            self._carry_out(hosted)
+            self._settle()
+
+    # Runs
+
+    def _take(self, hosted: Hosted | None) -> None:
+        if hosted is None or hosted.partition.stopped:
+            return
+        work, hosted.loaded = hosted.loaded, None
+        if work is not None:
+            self._start(hosted, work)
+            return
+        self._taking = hosted
+        hosted.partition.take(self._events.now_ms)
+        self._carry_out(hosted)
+        self._taking = None
+
+    def _run(self, hosted: Hosted, work: Work) -> None:
+        if self._taking is hosted:
+            self._taking = None
+            self._start(hosted, work)
+        else:
+            hosted.loaded = work
+            self._ready.put(hosted.name, hosted, work.rank, work.arrived_ms)
+
+    def _start(self, hosted: Hosted, work: Work) -> None:
+        now_ms = self._events.now_ms
+        elapsed_ms, begun = hosted.handlers.begin(hosted, work, now_ms)
+        elapsed_ms *= self.slowness
+        core_ms = elapsed_ms + self._around.overhead_ms(work.count) * self.slowness
+        self._free -= 1
+        self.busy_ms += core_ms
+        tally = hosted.handlers.tally
+        tally.runs += 1
+        tally.busy_ms += core_ms
+        self._around.trace.ran(now_ms, hosted.name, work.count, core_ms)
+        self._events.after(core_ms, self._finish, self._life, hosted, work, begun, elapsed_ms)
+
+    def _finish(self, life: int, hosted: Hosted, work: Work, begun: Any, elapsed_ms: float) -> None:
+        if life != self._life or self._is_deferred(
+            self._finish, life, hosted, work, begun, elapsed_ms
+        ):
+            return
+        self._free += 1
+        if not hosted.partition.stopped:
+            now_ms = self._events.now_ms
+            result = hosted.handlers.end(hosted, work, begun, now_ms)
+            result.elapsed_ms = elapsed_ms
+            hosted.partition.finished(work, result, now_ms)
+            hosted.handlers.finished(hosted, begun, now_ms)
+            self._carry_out(hosted)
+        self._settle()
+
+    # Commits
+
+    def _store(self, hosted: Hosted, commit: Commit) -> None:
+        if commit.index != hosted.sealed_index:  # Else it is sent once more.
+            hosted.sealed_index = commit.index
+            executed = hosted.committing = hosted.executed
+            hosted.executed = []
+            hosted.committing_count = sum([len(roots) for _, _, roots in executed])
+            hosted.handlers.sealed(hosted, commit, self._around.ledger)
+        self._committer.add(commit, hosted)
+
+    def _applied(self, commit: Commit, hosted: Hosted) -> None:
+        """From now on nothing of the commit can be lost, whatever happens to this worker."""
+        around, now_ms = self._around, self._events.now_ms
+        name, tally, execute = hosted.name, hosted.handlers.tally, around.ledger.execute
+        tally.commits += 1
+        for source, first, roots in hosted.committing:
+            execute(source, name, first, len(roots))
+            tally.committed(roots, now_ms)
+        around.trace.committed(now_ms, name, commit.index, hosted.committing_count)
+
+    def _committed(self, commits: Sequence[Commit], outcomes: Sequence[Outcome]) -> None:
+        if self._is_deferred(self._committed, commits, outcomes):
+            return
+        now_ms = self._events.now_ms
+        for commit, outcome in zip(commits, outcomes, strict=True):
+            hosted = self.partitions.get(commit.partition)
+            if hosted is not None and hosted.partition.epoch == commit.epoch:
+                hosted.partition.committed(outcome, now_ms)
+                self._carry_out(hosted)
+        self._settle()
