@@ -18,7 +18,7 @@ from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.cli_table import print_table
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import FunctionDescription, StatusReport
+from sublet.runtime.unary import FunctionCost, FunctionDescription, StatusReport
 
 INTERVAL_S_MAX = 60
 RATES = ("consumed", "late", "failures", "retries", "refused")
@@ -108,9 +108,14 @@ def describe(
     placed = Counter(each.rpartition("/")[0] for each in topology.placement)
     totals: Counter[str] = Counter()
     queued: Counter[str] = Counter()
+    costs: dict[str, FunctionCost] = {}
     for each in workers.values():
         if each is not None:
             totals.update(each.counters)
+            for function, cost in each.costs.items():
+                known = costs.get(function)
+                if known is None or cost.message_ms + cost.fixed_ms > _one_ms(known):
+                    costs[function] = cost
             for partition, count in each.queued.items():
                 queued[partition.rpartition("/")[0]] += count
     shown: list[dict[str, Any]] = [
@@ -122,6 +127,7 @@ def describe(
             "queued": dict(sorted(told.queued.items())) if told else {},
             "rates": _rates(told, before.get(worker), elapsed_s),
             "counters": dict(sorted(told.counters.items())) if told else {},
+            "order": told.order if told else "",
         }
         for worker, told in workers.items()
     ]
@@ -135,6 +141,7 @@ def describe(
                 "partition_count": each.partition_count,
                 "partitions_placed": placed[each.name],
                 "queued": queued[each.name],
+                "cost": _cost(costs.get(each.name)),
             }
             for each in topology.functions
         ],
@@ -160,6 +167,22 @@ def _rates(
     }
 
 
+def _one_ms(cost: FunctionCost) -> float:
+    return cost.fixed_ms + cost.message_ms
+
+
+def _cost(cost: FunctionCost | None) -> dict[str, Any] | None:
+    """What the worker to which a function costs most has learned of it; None: it never ran."""
+    if cost is None:
+        return None
+    return {
+        "fixed_ms": round(cost.fixed_ms, 6),
+        "message_ms": round(cost.message_ms, 6),
+        "path_ms": round(sum(ms for _, ms in cost.path), 6),
+        "path": [function for function, _ in cost.path],
+    }
+
+
 def _in_order(partition: str) -> tuple[str, int]:
     function, _, index = partition.rpartition("/")
     return function, int(index)
@@ -173,7 +196,7 @@ def _show(described: dict[str, Any]) -> None:
     )
     typer.echo("\nfunctions")
     print_table(
-        ("  function", "kind", "partitions", "placed", "queued"),
+        ("  function", "kind", "partitions", "placed", "queued", "cost of a run", "then"),
         [
             (
                 f"  {each['name']}",
@@ -181,6 +204,7 @@ def _show(described: dict[str, Any]) -> None:
                 str(each["partition_count"]),
                 str(each["partitions_placed"]),
                 str(each["queued"]),
+                *_cost_cells(each["cost"]),
             )
             for each in described["functions"]
         ],
@@ -194,6 +218,16 @@ def _show(described: dict[str, Any]) -> None:
             if value
         ],
     )
+
+
+def _cost_cells(cost: dict[str, Any] | None) -> tuple[str, str]:
+    if cost is None:
+        return "-", "-"
+    own = f"{cost['fixed_ms']:.3g} + {cost['message_ms']:.2g}n ms"
+    if not cost["path"]:
+        return own, "-"
+    way = " → ".join(name.partition("/")[2] for name in cost["path"])
+    return own, f"{cost['path_ms']:.3g} ms: {way}"
 
 
 def _worker_row(worker: dict[str, Any]) -> tuple[str, ...]:

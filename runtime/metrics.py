@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from sublet.runtime.service import ServedWorker
+from sublet.runtime.service import ServedWorker, costs_of
 from sublet.runtime.telemetry import Histogram
 
 
@@ -53,6 +53,13 @@ METRICS = (
     ),
     Described("sublet_stage_seconds", "histogram", ("function", "stage"), "Time in each stage."),
     Described("sublet_batch_size", "histogram", ("function",), "Messages in one run."),
+    Described(
+        "sublet_cost_seconds",
+        "gauge",
+        ("function", "part"),
+        "Learned cost of a run of n messages, fixed + n * message; path: the longest way "
+        "downstream of one message.",
+    ),
     Described("sublet_queued", "gauge", ("function",), "Messages that wait in queues now."),
     Described("sublet_partitions", "gauge", ("function",), "Partitions that this worker owns."),
     Described("sublet_in_flight", "gauge", (), "Messages of clients taken and not finished."),
@@ -93,6 +100,7 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._by_function()
         yield from self._refusals()
+        yield self._costs()
         yield from self._histograms()
         yield from self._of_worker()
 
@@ -137,6 +145,15 @@ class WorkerCollector(Collector):
         for labels, count in sorted(totals.items()):
             family.add_metric(labels, count)
         yield family
+
+    def _costs(self) -> Metric:
+        family = _family("sublet_cost_seconds")
+        for function, cost in sorted(costs_of(self._worker).items()):
+            path_ms = sum(ms for _, ms in cost.path)
+            parts = {"fixed": cost.fixed_ms, "message": cost.message_ms, "path": path_ms}
+            for part, ms in parts.items():
+                family.add_metric([function, part], ms / 1000)
+        return family
 
     def _histograms(self) -> Iterator[Metric]:
         latency, laxity = _histogram("sublet_latency_seconds"), _histogram("sublet_laxity_seconds")

@@ -34,6 +34,7 @@ from sublet.runtime.unary import (
     EgressRequest,
     EgressValues,
     ExplainRequest,
+    FunctionCost,
     FunctionDescription,
     RecordPage,
     RecordsRequest,
@@ -62,6 +63,8 @@ class ServedWorker(Protocol):
     exchange: Exchange
     functions: Mapping[str, Function]
     tracing: Tracing
+    order: str
+    """In which it runs what waits, by name."""
 
 
 class WorkerService:
@@ -139,6 +142,8 @@ class WorkerService:
                 for name, hosted in worker.host.partitions.items()
                 if hosted.partition.queued
             },
+            costs=costs_of(worker),
+            order=worker.order,
         )
 
     def metrics(self) -> bytes:
@@ -256,6 +261,17 @@ class WorkerService:
             raise UnavailableError(f"{partition} is just moving to another worker", 500)
         async with UnaryClient(address) as owner:
             await owner.administer(msgspec.structs.replace(request, passed_on=True))
+
+
+def costs_of(worker: ServedWorker) -> dict[str, FunctionCost]:
+    """Return what a worker has learned of its functions' costs, of those that have run."""
+    urgency = worker.host.urgency
+    known = {name: urgency.learned(each) for name, each in worker.functions.items()}
+    return {
+        name: FunctionCost(fixed_ms=each.fixed_ms, message_ms=each.message_ms, path=each.path)
+        for name, each in known.items()
+        if each.fixed_ms or each.message_ms
+    }
 
 
 def counters_of(worker: ServedWorker) -> dict[str, float]:

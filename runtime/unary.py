@@ -51,6 +51,15 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """W3C traceparent, from the call's metadata."""
 
 
+class FunctionCost(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of n messages is expected to take `fixed_ms + n * message_ms`."""
+
+    fixed_ms: float
+    message_ms: float
+    path: list[tuple[str, float]] = []
+    """The most expensive way downstream: functions with milliseconds for one message."""
+
+
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     topology: Topology
@@ -59,6 +68,10 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, float]
     queued: dict[str, int] = {}
     """Partitions of the worker in which messages wait, with how many."""
+    costs: dict[str, FunctionCost] = {}
+    """Functions that it has run, with what it has learned of their costs."""
+    order: str = ""
+    """In which it runs what waits."""
 
 
 class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ from sublet.runtime.unary import (
     EgressRequest,
     EgressValues,
     ExplainRequest,
+    FunctionCost,
     FunctionDescription,
     PutState,
     RecordEntry,
@@ -392,6 +393,15 @@ def encode_status(report: StatusReport) -> bytes:
         partitions=report.partitions,
         counters=report.counters,
         queued=report.queued,
+        costs={
+            name: pb.FunctionCost(
+                fixed_ms=each.fixed_ms,
+                message_ms=each.message_ms,
+                path=[pb.PathStep(function=step, ms=ms) for step, ms in each.path],
+            )
+            for name, each in report.costs.items()
+        },
+        order=report.order,
     ).SerializeToString()
 
 
@@ -621,6 +631,15 @@ def decode_status(encoded: bytes) -> StatusReport:
         partitions=list(message.partitions),
         counters=dict(message.counters),
         queued=dict(message.queued),
+        costs={
+            name: FunctionCost(
+                fixed_ms=each.fixed_ms,
+                message_ms=each.message_ms,
+                path=[(step.function, step.ms) for step in each.path],
+            )
+            for name, each in message.costs.items()
+        },
+        order=message.order,
     )
 
 

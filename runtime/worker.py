@@ -56,6 +56,7 @@ class Worker:
         clock is the system's."""
         self.id = new_worker_id()
         self.functions = functions
+        self.order: str = config.order
         self.ready = asyncio.Event()
         self.address = ""
         self.http_address = ""

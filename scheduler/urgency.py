@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sublet.functions.app import Function
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
@@ -13,12 +13,26 @@ PATIENCE_MS = 10_000.0
 
 
 class Costs(Protocol):
+    def coefficients(self, function: Function) -> tuple[float, float]: ...
+
     def expected_ms(self, function: Function, count: int) -> float: ...
 
 
 class NoCosts:
+    def coefficients(self, function: Function) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def expected_ms(self, function: Function, count: int) -> float:
         return 0.0
+
+
+class Learned(NamedTuple):
+    """What is known of a function's costs now, for people."""
+
+    fixed_ms: float
+    message_ms: float
+    path: Path
+    """The most expensive way downstream."""
 
 
 class Urgency:
@@ -53,6 +67,9 @@ class Urgency:
             self.paths.path_ms(name),
         )
         return self.order.rank(view)
+
+    def learned(self, function: Function) -> Learned:
+        return Learned(*self._costs.coefficients(function), self.paths.path(function.name))
 
     def context_version(self, function: Function, now_ms: float) -> int:
         """Return a number that changes when senders should be told the context again."""

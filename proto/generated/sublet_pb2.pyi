@@ -56,7 +56,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker", "topology", "partitions", "counters", "queued")
+    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,17 +71,46 @@ class StatusReply(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class CostsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: FunctionCost
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FunctionCost, _Mapping]] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     worker: str
     topology: Topology
     partitions: _containers.RepeatedScalarFieldContainer[str]
     counters: _containers.ScalarMap[str, float]
     queued: _containers.ScalarMap[str, int]
-    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    costs: _containers.MessageMap[str, FunctionCost]
+    order: str
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ...) -> None: ...
+
+class FunctionCost(_message.Message):
+    __slots__ = ("fixed_ms", "message_ms", "path")
+    FIXED_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    fixed_ms: float
+    message_ms: float
+    path: _containers.RepeatedCompositeFieldContainer[PathStep]
+    def __init__(self, fixed_ms: _Optional[float] = ..., message_ms: _Optional[float] = ..., path: _Optional[_Iterable[_Union[PathStep, _Mapping]]] = ...) -> None: ...
+
+class PathStep(_message.Message):
+    __slots__ = ("function", "ms")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    ms: float
+    def __init__(self, function: _Optional[str] = ..., ms: _Optional[float] = ...) -> None: ...
 
 class ReadEgressRequest(_message.Message):
     __slots__ = ("egress", "positions", "limit", "wait_ms", "json", "at_end")

@@ -97,6 +97,18 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
+        "Learned costs",
+        "s",
+        "What a run and a message are expected to cost, and the way downstream: what urgency is "
+        "computed from.",
+        (
+            (
+                f"max by (function, part) (sublet_cost_seconds{{{_CHOSEN}}})",
+                f"{of_function} {{{{part}}}}",
+            ),
+        ),
+    )
+    yield Panel(
         "Refusals",
         "ops",
         "Messages not taken, by reason. `not_owner` and `unavailable` are partitions that move.",

@@ -34,6 +34,7 @@ from sublet.runtime.unary import (
     EgressPage,
     EgressRequest,
     EgressValues,
+    FunctionCost,
     StateCell,
     StateReport,
     StateRequest,
@@ -42,7 +43,15 @@ from sublet.runtime.unary import (
 from tests.contract.link_setting import PATIENCE_S, TOPOLOGY, Keeper
 
 STATUS = StatusReport(
-    worker="w1", topology=TOPOLOGY, partitions=["shop/cart/0"], counters={"messages": 12.0}
+    worker="w1",
+    topology=TOPOLOGY,
+    partitions=["shop/cart/0"],
+    counters={"messages": 12.0},
+    costs={
+        "shop/cart": FunctionCost(fixed_ms=0.5, message_ms=0.25, path=[("shop/stock", 1.5)]),
+        "shop/stock": FunctionCost(fixed_ms=0.0, message_ms=1.5),
+    },
+    order="least-laxity",
 )
 PAGE = EgressPage(
     entries=[

@@ -11,6 +11,7 @@ from sublet.runtime.metrics import METRICS, exposition
 from sublet.runtime.service import ServedWorker
 from sublet.runtime.steps import Counters
 from sublet.runtime.telemetry import SpanTimes, Telemetry
+from sublet.scheduler.urgency import Learned
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -35,11 +36,14 @@ def worker() -> tuple[ServedWorker, Any]:
         committer=SimpleNamespace(commits=6, groups=2, unknown=0, busy_s=0.5),
         open_from_clients=lambda: 9,
         threads_abandoned=0,
+        urgency=SimpleNamespace(learned=lambda function: Learned(1.0, 0.5, [("shop/stock", 2.0)])),
     )
     exchange = SimpleNamespace(
         frames_in=1, client_count=2, refusals={("shop/cart", "not_owner"): 8}
     )
-    return cast(ServedWorker, SimpleNamespace(host=host, exchange=exchange)), host
+    functions = {"shop/cart": None}
+    served = SimpleNamespace(host=host, exchange=exchange, functions=functions)
+    return cast(ServedWorker, served), host
 
 
 def samples(of: ServedWorker) -> Samples:
@@ -136,3 +140,14 @@ def test_groups_of_commits_are_told_by_time_and_size() -> None:
     assert told["sublet_commit_seconds_bucket", (("le", "0.025"),)] == 0
     assert told["sublet_commit_seconds_bucket", (("le", "0.05"),)] == 1
     assert told["sublet_commit_size_sum", ()] == 4
+
+
+def test_learned_costs_are_told_by_part() -> None:
+    told = samples(worker()[0])
+
+    costs = {
+        dict(labels)["part"]: value
+        for (name, labels), value in told.items()
+        if name == "sublet_cost_seconds"
+    }
+    assert costs == {"fixed": 0.001, "message": 0.0005, "path": 0.002}
