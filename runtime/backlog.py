@@ -111,6 +111,30 @@ class Backlog:
             self._rank_anew(chunk)
         return Span(chunk, start, stop)
 
+    def give_back(self, span: Span) -> None:
+        """Put messages at the head of their line again; nothing behind them was taken since."""
+        chunk, start, stop = span
+        source = chunk.batch.source
+        line = self._lines.setdefault(source, deque())
+        if chunk.start == chunk.stop:
+            # It had left. Whatever is in the line now has come after it.
+            line.appendleft(chunk)
+            self.size_bytes += len(memoryview(chunk.batch.payloads))
+            if not is_client(source):
+                self.peer_chunks += 1
+        if chunk.start > stop:
+            # Those that were taken out meanwhile must not come back.
+            chunk.holes = (chunk.holes or set()) | set(range(stop, chunk.start))
+        chunk.start = start
+        self.count += stop - start
+        later_ms = 0.0
+        if chunk.urgent is not None:
+            before_ms = chunk.earliest_ms
+            chunk.find_urgent()
+            later_ms = chunk.earliest_ms - before_ms
+            chunk.rank += later_ms
+        self._enter(chunk, chunk.priority + later_ms)
+
     def pull(self, chunk: Chunk, room: int) -> list[Place]:
         """Take the most urgent messages of a chunk, each behind the earlier ones of its key.
 

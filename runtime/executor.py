@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, repeat
+from math import inf
 from typing import Any
 
 from sublet.functions.app import Function
@@ -32,6 +33,8 @@ from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import StateRow
 
 ERROR_TEXT_MAX = 2_000
+LOOK_EVERY_MAX = 16
+"""Messages between two looks at the clock; fewer where they are slow."""
 
 _new_tuple = tuple.__new__
 
@@ -57,13 +60,16 @@ class RunScope:
     __slots__ = (
         "_next_timer",
         "clock",
+        "cut_wanted",
         "function",
         "key_bytes_max",
+        "limit_s",
         "message_bytes_max",
         "message_index",
         "message_started_s",
         "monotonic_ms",
         "partition",
+        "quantum_s",
         "routes",
         "traced",
         "work",
@@ -81,9 +87,27 @@ class RunScope:
         self.monotonic_ms = place.monotonic_ms
         self.message_index = 0
         self.message_started_s = 0.0
+        self.quantum_s = self.limit_s = inf
+        """After a quantum the run ends at the next message if others want it, after the limit
+        in any case."""
+        self.cut_wanted = False
+        """Set by the loop, perhaps while the run goes on in a thread."""
         # Sampled messages are always single ones: whole columns have nothing of their own.
         waiting = work.waiting
         self.traced = bool(waiting) and any(each.traced is not None for each in waiting)
+
+    def is_cut(self, elapsed_s: float) -> bool:
+        """Tell whether a run should end between two messages."""
+        return elapsed_s > self.limit_s or (self.cut_wanted and elapsed_s > self.quantum_s)
+
+    def look_again_after(self, count: int, elapsed_s: float) -> int:
+        """Return how many more messages may run before somebody looks at the clock."""
+        left_s = min(self.quantum_s, self.limit_s) - elapsed_s
+        if self.work.off_loop or left_s <= 0:
+            return 1
+        if LOOK_EVERY_MAX * elapsed_s <= left_s * count:
+            return LOOK_EVERY_MAX
+        return max(1, int(left_s * count / elapsed_s))
 
     def trace(self, index: int) -> str:
         traced = self.work.waiting[index].traced
@@ -248,13 +272,13 @@ class SyncRunner:
         self._watchdog = watchdog
 
     def run(self, work: Work, place: Place, scope: RunScope | None = None) -> RunResult:
-        """Run the handler; `scope` is given when somebody watches from another thread."""
+        """Run the handler; the scope says where and for how long."""
         started = time.perf_counter()
         result = RunResult()
         function = place.function
-        on_loop = scope is None
         if scope is None:
             scope = RunScope(work, place)
+        on_loop = not work.off_loop
         messages = decode_messages(work, function, result.failed)
         if on_loop:
             self._watchdog.enter(function.timeout_ms)
@@ -289,11 +313,19 @@ class SyncRunner:
         failed = result.failed
         blocked: set[str] = set()
         keyed = function.kind == "keyed"
-        timed = scope.work.off_loop
+        monotonic, look_at = time.monotonic, 0
+        started_s = monotonic()
         # This loop runs for every message: what can be done once for all of them stands outside.
         careful = bool(failed)
         cells = place.cells_of_each(keys)
         for index, key, cell, message in zip(count(), keys, cells, messages, strict=False):
+            if index == look_at:
+                now_s = monotonic()
+                if index and scope.is_cut(now_s - started_s):
+                    cut_at(result, index)
+                    break
+                scope.message_index, scope.message_started_s = index, now_s
+                look_at += scope.look_again_after(index, now_s - started_s) if index else 1
             if careful:
                 if index in failed:
                     append(None)
@@ -305,8 +337,6 @@ class SyncRunner:
             context.key = key
             context.state = cell
             context._index = index
-            if timed:
-                scope.message_index, scope.message_started_s = index, time.monotonic()
             try:
                 append(handler(context, message))
             except KeyboardInterrupt:
@@ -354,16 +384,20 @@ class SyncRunner:
         context = Context(scope, effects)
         values = result.values = [None] * len(keys)
         dirty: dict[str, Cell] = {}
-        interrupted = False
+        interrupted = is_cut = False
+        started_s, last_run = time.monotonic(), 0
         for key, indexes in by_key.items():
-            if interrupted:
-                # The watchdog has fired once; what follows runs in another turn.
+            now_s = time.monotonic()
+            is_cut = is_cut or (bool(last_run) and scope.is_cut(now_s - started_s))
+            if interrupted or is_cut:
+                # The watchdog has fired once, or others want to run: the rest has another turn.
                 result.unfinished.update(indexes)
                 continue
+            last_run = max(last_run, indexes[-1] + 1)
             cell = place.cell(key)
             mark = len(effects.items)
             context.key, context.state, context._index = key, cell, indexes[0]
-            scope.message_index, scope.message_started_s = indexes[0], time.monotonic()
+            scope.message_index, scope.message_started_s = indexes[0], now_s
             try:
                 with scope.entered(indexes[0]) if scope.traced else nullcontext():
                     replies = function.handler(context, [messages[index] for index in indexes])
@@ -380,6 +414,9 @@ class SyncRunner:
                 if cell.undo:
                     cell.undo.clear()
                     dirty[key if function.kind == "keyed" else ""] = cell
+        if is_cut and not interrupted and last_run < len(keys):
+            # Messages before the last that ran have to wait by themselves.
+            cut_at(result, last_run)
         place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
     def _run_batch(
@@ -444,6 +481,15 @@ class SyncRunner:
             failure = failure._replace(retryable=True)
         for index in indexes:
             result.failed[index] = failure
+
+
+def cut_at(result: RunResult, index: int) -> None:
+    """From this message on nothing was run."""
+    result.cut_at = index
+    del result.values[index:]
+    for later in [each for each in result.failed if each >= index]:
+        del result.failed[later]
+    result.unfinished = {each for each in result.unfinished if each < index}
 
 
 def _handler_of(function: Function, scope: RunScope) -> Callable[[Context, Any], Any]:

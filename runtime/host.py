@@ -57,7 +57,7 @@ from sublet.runtime.threads import (
 )
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.work import Failure, RunResult, Work
-from sublet.scheduler.pace import LearnedPace
+from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, QUANTUM_MS, LearnedPace
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
@@ -162,6 +162,8 @@ class Host:
         self._notices = Notices(clock.monotonic_ms)
         self.pace: Pace = pace or LearnedPace()
         self.urgency = urgency or Urgency()
+        quantum_ms = self.pace.quantum_ms if isinstance(self.pace, LearnedPace) else QUANTUM_MS
+        self._quantum_s = quantum_ms / 1000
         self.committer = GroupCommitter(store, self._commit_ended, self._group_committed)
         self._watchdog: Watchdog = watchdog or LoopWatchdog()
         self._sync = SyncRunner(self._watchdog)
@@ -175,6 +177,7 @@ class Host:
         self._aside: ReadyQueue[Hosted] = ReadyQueue(starvation_ms)
         """Partitions whose runs need a thread, while all that may be busy are."""
         self._threads_busy = 0
+        self._aside_runs: set[AsideRun] = set()
         self._is_taking = False
         self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
         """Partition and message to the timeouts of the calls that its handler awaits."""
@@ -452,9 +455,17 @@ class Host:
         name = hosted.partition.name
         if self._needs_thread(hosted.place.function):
             self._aside.put(name, hosted, rank, arrived_ms)
+            if self._threads_busy >= THREADS_BUSY_MAX:
+                self._make_room_for(rank)
         else:
             self._ready.put(name, hosted, rank, arrived_ms)
         self._plan_pump()
+
+    def _make_room_for(self, rank: float) -> None:
+        """Let the least urgent run in a thread end after its quantum, if it is less urgent."""
+        last = max(self._aside_runs, key=AsideRun.rank, default=None)
+        if last is not None and rank < last.rank():
+            last.scope.cut_wanted = True
 
     def _needs_thread(self, function: Function) -> bool:
         """Tell whether runs of a function keep a core busy beside the loop."""
@@ -524,10 +535,15 @@ class Host:
         if work.waiting:
             self._trace(hosted, work)
         waiting: list[Invocation] = []
+        limit_s = self._quantum_s
+        if not self._ready or (self._ready.rank() or 0.0) >= work.rank_last:
+            limit_s *= QUANTA_MAX
         if place.function.is_async:
-            result, waiting = self._async.run(work, place)
+            result, waiting = self._async.run(work, place, limit_s)
         else:
-            result = self._sync.run(work, place)
+            scope = RunScope(work, place)
+            scope.limit_s = limit_s
+            result = self._sync.run(work, place, scope)
         self._finish(hosted, work, result, waiting)
 
     def _trace(self, hosted: Hosted, work: Work) -> None:
@@ -548,6 +564,8 @@ class Host:
     ) -> None:
         partition = hosted.partition
         now_ms = self._clock.monotonic_ms()
+        if result.cut_at is not None:
+            work = partition.cut(work, result)
         hosted.times.ran(work, result, now_ms, self._clock.wall_ms())
         dead_before = partition.counters.dead
         partition.finished(work, result, now_ms)
@@ -641,11 +659,17 @@ class Host:
             result, waiting = self._async.run_aside(work, place)
             self._finish(hosted, work, result, waiting)
         else:
-            self._threads_busy += not place.function.blocking
-            AsideRun(hosted, work, self._sync, self._threads, self._aside_ended).start()
+            run = AsideRun(hosted, work, self._sync, self._threads, self._aside_ended)
+            if not place.function.blocking:
+                self._threads_busy += 1
+                self._aside_runs.add(run)
+            run.start()
 
-    def _aside_ended(self, hosted: Hosted, work: Work, result: RunResult, suspect: bool) -> None:
-        self._threads_busy -= not hosted.place.function.blocking
+    def _aside_ended(self, run: AsideRun, result: RunResult, suspect: bool) -> None:
+        hosted, work = run.hosted, run.work
+        if run in self._aside_runs:
+            self._threads_busy -= 1
+            self._aside_runs.remove(run)
         if self._aside:
             self._plan_pump()
         if hosted.partition.stopped:
@@ -667,18 +691,23 @@ class AsideRun:
         work: Work,
         runner: SyncRunner,
         threads: RunnerThreads,
-        on_end: Callable[[Hosted, Work, RunResult, bool], None],
+        on_end: Callable[[AsideRun, RunResult, bool], None],
     ) -> None:
-        self._hosted = hosted
-        self._work = work
+        self.hosted = hosted
+        self.work = work
         self._runner = runner
         self._threads = threads
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._scope = RunScope(work, hosted.place)
+        self.scope = RunScope(work, hosted.place)
+        self.scope.quantum_s = OFF_LOOP_QUANTUM_MS / 1000
+        self.scope.limit_s = QUANTA_MAX * self.scope.quantum_s
         self._thread: RunnerThread | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._over = False
+
+    def rank(self) -> float:
+        return self.work.rank_last
 
     def start(self) -> None:
         # Its log lines carry what ours carry.
@@ -686,12 +715,12 @@ class AsideRun:
 
     def _started(self, thread: RunnerThread) -> None:
         self._thread = thread
-        self._scope.message_started_s = time.monotonic()
+        self.scope.message_started_s = time.monotonic()
         self._look_again()
 
     def _run_in_thread(self) -> None:
         try:
-            result = self._runner.run(self._work, self._hosted.place, self._scope)
+            result = self._runner.run(self.work, self.hosted.place, self.scope)
             suspect = False
         except HandlerInterrupt:
             # It came outside the handler: what the run has changed in memory is not in its result.
@@ -702,10 +731,10 @@ class AsideRun:
             return  # The loop is closed: the worker has stopped.
 
     def _look_again(self) -> None:
-        timeout_ms = self._hosted.place.function.timeout_ms
+        timeout_ms = self.hosted.place.function.timeout_ms
         if timeout_ms is None or self._over:
             return
-        left_s = self._scope.message_started_s + timeout_ms / 1000 - time.monotonic()
+        left_s = self.scope.message_started_s + timeout_ms / 1000 - time.monotonic()
         if left_s > 0:
             self._watch = self._loop.call_later(left_s + 0.01, self._look_again)
             return
@@ -717,18 +746,18 @@ class AsideRun:
         """The handler does not even notice the interruption: go on without it."""
         if self._over or self._thread is None:
             return
-        name = self._hosted.place.function.name
+        name = self.hosted.place.function.name
         _log.error("a handler never ended; its thread is abandoned", function=name)
         self._end(self._timed_out(), True)
 
     def _timed_out(self) -> RunResult:
         """The message that took so long has failed; nothing of the others is known."""
         result = RunResult()
-        count, late = self._work.count, self._scope.message_index
+        count, late = self.work.count, self.scope.message_index
         result.values = [None] * count
-        result.failed[late] = failure_of(HandlerInterrupt(), self._hosted.place.function)
+        result.failed[late] = failure_of(HandlerInterrupt(), self.hosted.place.function)
         result.unfinished = set(range(count)) - {late}
-        function = self._hosted.place.function
+        function = self.hosted.place.function
         result.elapsed_ms = function.timeout_ms or 0.0
         return result
 
@@ -740,4 +769,4 @@ class AsideRun:
             self._watch.cancel()
         if self._thread is not None:
             self._threads.ended(self._thread)
-        self._on_end(self._hosted, self._work, result, suspect)
+        self._on_end(self, result, suspect)

@@ -15,6 +15,7 @@ from asyncio import tasks as asyncio_tasks
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import copy_context
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects
 from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell
-from sublet.runtime.executor import Place, RunScope, decode_messages, failure_of
+from sublet.runtime.executor import Place, RunScope, cut_at, decode_messages, failure_of
 from sublet.runtime.frames import ErrorInfo
 from sublet.runtime.threads import HandlerInterrupt, Watchdog, interrupt_thread
 from sublet.runtime.work import Failure, RunResult, Traced, Work
@@ -398,8 +399,13 @@ class AsyncRunner:
         if self._side is not None:
             self._side.stop()
 
-    def run(self, work: Work, place: Place) -> tuple[RunResult, list[Invocation]]:
-        """Step every handler once on this loop; return those that wait beside the result."""
+    def run(
+        self, work: Work, place: Place, limit_s: float = inf
+    ) -> tuple[RunResult, list[Invocation]]:
+        """Step handlers once on this loop; return those that wait beside the result.
+
+        After so long the rest of them is left for another turn.
+        """
         assert self._lane is not None
         started = time.perf_counter()
         result = RunResult()
@@ -410,6 +416,9 @@ class AsyncRunner:
         dirty: dict[str, Cell] = {}
         blocked: set[str | int] = set()
         for index, key in enumerate(work.keys):
+            if index and time.perf_counter() - started > limit_s:
+                cut_at(result, index)
+                break
             lock = invocation_lock(function, index, key)
             if index in result.failed or lock in blocked:
                 if index not in result.failed:

@@ -429,6 +429,25 @@ class Partition:
                 return
         self.effects.append(Run(work))
 
+    def cut(self, work: Work, result: RunResult) -> Work:
+        """User code has run only on the first messages of the work: the others go back.
+
+        Returns the work that has run, which is to be `finished`.
+        """
+        assert result.cut_at is not None
+        if not work.spans:
+            # They were taken one by one, and each waits for itself.
+            unrun = range(result.cut_at, work.count)
+            result.unfinished.update(unrun)
+            result.values.extend([None] * len(unrun))
+            return work
+        part, rest = work.first_part(result.cut_at)
+        if not self.stopped:
+            for span in reversed(rest):
+                self._backlog.give_back(span)
+            self._running[work.id] = part
+        return part
+
     def finished(self, work: Work, result: RunResult, now_ms: float) -> None:
         """User code has run on the work."""
         if self.stopped:
@@ -436,7 +455,7 @@ class Partition:
         self._work_ended(work)
         self.counters.runs += 1
         if len(result.suspended) < work.count:
-            self._pace.learn(self.function, work.count, result.elapsed_ms)
+            self._pace.learn(self.function, result.cut_at or work.count, result.elapsed_ms)
         pending = self._pending
         pending.rows.extend(result.rows)
         if result.effects:
@@ -818,7 +837,11 @@ class Partition:
                 self._release_key(self._lock_of(first.message))
             else:
                 taken.append(first)
-        return self._work(taken) if taken else None
+        if not taken:
+            return None
+        work = self._work(taken)
+        work.rank_last = max([each.rank or 0.0 for each in taken])
+        return work
 
     def _drop_suspect(self) -> bool:
         if self._committing is not None or self._pending.rows:
@@ -857,16 +880,19 @@ class Partition:
             return self._take_single(places, chunk, now_ms, many_runs=off_loop, ahead=False)
         spans: list[Span] = []
         room = size
-        rank, arrived_ms = chunk.rank, chunk.arrived_ms
+        rank = rank_last = chunk.rank
+        arrived_ms = chunk.arrived_ms
         while room and chunk is not None and not is_pulled:
             if chunk.batch.kind is Kind.CANCEL or self._is_single(chunk, now_ms):
                 break
+            if chunk.rank > rank_last:
+                rank_last = chunk.rank
             span = self._backlog.take(chunk, room)
             spans.append(span)
             room -= span.stop - span.start
             chunk, is_pulled = self._next_chunk(room)
         work = self._work(spans=spans)
-        work.rank, work.arrived_ms = rank, arrived_ms
+        work.rank, work.rank_last, work.arrived_ms = rank, rank_last, arrived_ms
         return work
 
     def _next_chunk(self, room: int) -> tuple[Chunk | None, bool]:
@@ -920,7 +946,8 @@ class Partition:
         if not runnable:
             return None
         work = self._work(runnable)
-        work.rank, work.arrived_ms = last.rank, last.arrived_ms
+        work.rank = work.rank_last = last.rank
+        work.arrived_ms = last.arrived_ms
         if not many_runs:
             # Until it ends, the positions above include messages that are nowhere else.
             work.recorded = False

@@ -263,6 +263,7 @@ class Work:
         "loading_ms",
         "off_loop",
         "rank",
+        "rank_last",
         "recorded",
         "spans",
         "waiting",
@@ -278,6 +279,8 @@ class Work:
         self.exclusive = True
         self.rank = self.arrived_ms = 0.0
         """Of its most urgent messages, should it have to wait for its turn once more."""
+        self.rank_last = 0.0
+        """Of its least urgent messages: whoever is more urgent need not wait for them."""
         self.loading_ms = 0.0
         """How long it waited for state; for telemetry alone."""
         self.recorded = True
@@ -302,6 +305,23 @@ class Work:
             return [(None, 0, len(self.waiting), joined)]
         return [(chunk, start, stop, chunk.batch.payloads) for chunk, start, stop in self.spans]
 
+    def first_part(self, count: int) -> tuple[Work, list[Span]]:
+        """Return its first messages as a work, and the spans of the others."""
+        done: list[Span] = []
+        rest: list[Span] = []
+        for chunk, start, stop in self.spans:
+            middle = min(stop, start + count)
+            count -= middle - start
+            if start < middle:
+                done.append(Span(chunk, start, middle))
+            if middle < stop:
+                rest.append(Span(chunk, middle, stop))
+        part = Work(self.id, spans=done)
+        part.off_loop, part.exclusive, part.recorded = self.off_loop, self.exclusive, self.recorded
+        part.rank, part.rank_last, part.arrived_ms = self.rank, self.rank_last, self.arrived_ms
+        part.loading_ms = self.loading_ms
+        return part, rest
+
     def locate(self, index: int) -> tuple[Chunk, int]:
         """Return the chunk of a message and its place in it (only for work made of spans)."""
         for chunk, start, stop in self.spans:
@@ -323,7 +343,16 @@ class Failure(NamedTuple):
 class RunResult:
     """What one run of user code produced. Indexes are places in the work."""
 
-    __slots__ = ("effects", "elapsed_ms", "failed", "rows", "suspended", "unfinished", "values")
+    __slots__ = (
+        "cut_at",
+        "effects",
+        "elapsed_ms",
+        "failed",
+        "rows",
+        "suspended",
+        "unfinished",
+        "values",
+    )
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -336,6 +365,8 @@ class RunResult:
         self.rows: list[StateRow] = []
         self.effects: list[Effect] = []
         self.elapsed_ms = 0.0
+        self.cut_at: int | None = None
+        """From here on nothing was run, and nothing stands above; see `Partition.cut`."""
 
     @property
     def is_plain(self) -> bool:

@@ -11,6 +11,9 @@ from sublet.functions.app import Function
 QUANTUM_MS = 1.0
 """A run on the loop should not take longer than this."""
 OFF_LOOP_QUANTUM_MS = 5.0
+QUANTA_MAX = 4
+"""A run that turns out longer than so many quanta is cut, also if nobody is known to wait: while
+it goes on, the loop does not hear of anybody. Beside the loop, because its replies are late."""
 RUNS_BEFORE_TRUST = 3
 BATCH_SIZE_UNKNOWN = 16
 OUTLIER_FACTOR = 4.0
@@ -66,7 +69,7 @@ class LearnedPace:
     """Decides from measured costs. One for a worker: functions cost the same in all partitions."""
 
     def __init__(self, quantum_ms: float = QUANTUM_MS) -> None:
-        self._quantum_ms = quantum_ms
+        self.quantum_ms = self._quantum_ms = quantum_ms
         self._models: dict[str, CostModel] = {}
         self._off_loop: dict[str, bool] = {}
         self._outliers: dict[str, int] = {}

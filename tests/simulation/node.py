@@ -232,6 +232,8 @@ class Node:
             self._run_together(handlings, result)
         else:
             self._run_each(handlings, result)
+        if result.cut_at is not None:
+            work = self.partition.cut(work, result)
         self.partition.finished(work, result, self.world.now_ms)
         for index in sorted(result.suspended):
             self._go_on(handlings[index])
@@ -273,6 +275,9 @@ class Node:
     def _run_each(self, handlings: list[Handling], result: RunResult) -> None:
         blocked: set[str] = set()
         for index, handling in enumerate(handlings):
+            if index and self.world.cut_chance.random() < self.world.cuts:
+                result.cut_at = index
+                return
             value, lock = None, self.cell_key(handling.key)
             if lock in blocked:
                 result.unfinished.add(index)

@@ -55,6 +55,10 @@ class Mutant:
 class World:
     def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
         chance = self.chance = random.Random(seed)
+        # By itself, so that the other choices of a seed stay what they were.
+        self.cut_chance = random.Random(seed)
+        self.cuts = self.cut_chance.choice([0.0, 0.0, 0.3])
+        """How often a run ends between two messages."""
         self.mutant = mutant
         self.now_ms = 1_000.0
         self.events = 0
