@@ -46,6 +46,7 @@ class FunctionOptions:
     batch_size_max: int | None
     concurrency: int | None
     tenant: str
+    infeasible: Literal["run", "refuse"]
     window: WindowSpec | None
     upstream: Sequence[Function | str]
     idle_after: str | timedelta | None
@@ -73,6 +74,7 @@ class Function:
         self.batch_size_max = options.batch_size_max
         self.concurrency = options.concurrency
         self.tenant = options.tenant
+        self.infeasible: Literal["run", "refuse"] = options.infeasible
         self.state_kind: StateKind | None = (
             None if self.kind == "stateless" else state_kind_of(options.state)
         )
@@ -108,6 +110,10 @@ class Function:
         if not 1 <= self.partition_count <= SLOT_COUNT:
             raise ValueError(
                 f"{self.name}: partitions is {self.partition_count}; allowed: 1..{SLOT_COUNT}"
+            )
+        if self.infeasible not in ("run", "refuse"):
+            raise ValueError(
+                f"{self.name}: infeasible is {self.infeasible!r}; allowed: 'run', 'refuse'"
             )
         for option in ("batch_size_max", "concurrency"):
             value = getattr(self, option)
@@ -218,6 +224,7 @@ class App:
         batch_size_max: int | None = None,
         concurrency: int | None = None,
         tenant: str | None = None,
+        infeasible: Literal["run", "refuse"] = "run",
         window: WindowSpec | None = None,
         upstream: Sequence[Function | str] = (),
         idle_after: str | timedelta | None = None,
@@ -241,6 +248,7 @@ class App:
         batch_size_max: int | None = None,
         concurrency: int | None = None,
         tenant: str | None = None,
+        infeasible: Literal["run", "refuse"] = "run",
         window: WindowSpec | None = None,
         upstream: Sequence[Function | str] = (),
         idle_after: str | timedelta | None = None,
@@ -264,6 +272,8 @@ class App:
           of clients' sources (`client.watermark(…, source=…)`).
         - `idle_after`: a source that says nothing for so long is not waited for.
         - `tenant`: to whom its work counts where shares are configured; the app, if not said.
+        - `infeasible`: "refuse" answers a call at once with `InfeasibleError` if, by what waits
+          already, its reply cannot come in time; "run" tries all the same.
         """
 
         def register(handler: Handler) -> Function:
@@ -288,6 +298,7 @@ class App:
                 batch_size_max=batch_size_max,
                 concurrency=concurrency,
                 tenant=self.name if tenant is None else tenant,
+                infeasible=infeasible,
                 window=window,
                 upstream=upstream,
                 idle_after=idle_after,

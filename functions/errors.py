@@ -89,6 +89,15 @@ class OverloadedError(RetryLaterError):
     code = "overloaded"
 
 
+class InfeasibleError(RetryLaterError):
+    """By what waits already, the reply cannot come before its deadline; nothing was run.
+
+    Only from functions that are declared with `infeasible="refuse"`.
+    """
+
+    code = "infeasible"
+
+
 class UnavailableError(RetryLaterError):
     """No worker owns the partition just now (starting, failing over) or none is reachable."""
 

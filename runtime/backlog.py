@@ -8,8 +8,9 @@ order of each sender and key stays as it was.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
 from sublet.functions.address import is_client
@@ -26,7 +27,9 @@ Place = tuple[Chunk, int]
 
 
 class Backlog:
-    def __init__(self) -> None:
+    def __init__(self, weigh: Callable[[Chunk], None] | None = None) -> None:
+        """`weigh` is told of every chunk from which something was taken, or to which it came."""
+        self._weigh = weigh
         self.count = self.size_bytes = 0
         self.peer_chunks = 0
         """Those that are not from clients."""
@@ -45,18 +48,24 @@ class Backlog:
 
     def add(self, chunk: Chunk, priority: float) -> None:
         """Put a chunk, which is not empty, at the end of its line."""
+        if chunk.holes:
+            self._pass_holes(chunk)
         source = chunk.batch.source
         line = self._lines.get(source)
         if line is None:
-            line = self._lines[source] = deque()
-        line.append(chunk)
+            self._lines[source] = deque((chunk,))
+        else:
+            line.append(chunk)
         self.count += chunk.count
         self.size_bytes += len(memoryview(chunk.batch.payloads))
-        if not is_client(source):
+        if not chunk.from_client:
             self.peer_chunks += 1
         self._enter(chunk, priority)
 
     def clear(self) -> None:
+        if self._weigh is not None:
+            for chunk in self:
+                self._weigh(chunk)
         self.count = self.size_bytes = self.peer_chunks = 0
         self._lines.clear()
         self._by_urgency.clear()
@@ -86,6 +95,7 @@ class Backlog:
             return head, False
         in_the_way = chunk.batch.first + urgent - head.batch.first - head.start
         near = head.priority <= chunk.priority + PULL_MS and head is not chunk
+        pulls = pulls and chunk.batch.kind is not Kind.CANCEL  # Which has no keys, only timers.
         if in_the_way < room or near or not pulls:
             return head, False
         return chunk, True
@@ -107,6 +117,8 @@ class Backlog:
         chunk.start = stop
         self.count -= stop - start
         self._pass_holes(chunk)
+        if self._weigh is not None:
+            self._weigh(chunk)
         if chunk.urgent is not None and chunk.start < chunk.stop and chunk.urgent < chunk.start:
             self._rank_anew(chunk)
         return Span(chunk, start, stop)
@@ -120,7 +132,7 @@ class Backlog:
             # It had left. Whatever is in the line now has come after it.
             line.appendleft(chunk)
             self.size_bytes += len(memoryview(chunk.batch.payloads))
-            if not is_client(source):
+            if not chunk.from_client:
                 self.peer_chunks += 1
         if chunk.start > stop:
             # Those that were taken out meanwhile must not come back.
@@ -166,16 +178,24 @@ class Backlog:
                 self._rank_anew(each)
         return places
 
-    def remove(self, source: str, number: int) -> Place | None:
-        """Take one message out of the middle; None if it is not here."""
-        for chunk in self._lines.get(source, ()):
-            index = number - chunk.batch.first
-            if index < chunk.stop:
-                if index < chunk.start or (chunk.holes and index in chunk.holes):
-                    return None
-                self._remove(chunk, index)
-                return chunk, index
-        return None
+    def remove_call(self, source: str, number: int) -> Place | None:
+        """Take one call out of the middle; None if it is not here, or no call."""
+        line = self._lines.get(source)
+        if line is None:
+            return None
+        at = bisect_right(line, number, key=lambda each: each.batch.first) - 1
+        if at < 0:
+            return None
+        chunk = line[at]
+        index = number - chunk.batch.first
+        if not chunk.start <= index < chunk.stop or chunk.batch.kind is not Kind.CALL:
+            return None
+        if chunk.holes and index in chunk.holes:
+            return None
+        self._remove(chunk, index)
+        if chunk.start < chunk.stop and chunk.urgent is not None:
+            self._rank_anew(chunk)
+        return chunk, index
 
     def _head(self, source: str) -> Chunk:
         line = self._lines[source]
@@ -184,6 +204,8 @@ class Backlog:
         return line[0]
 
     def _enter(self, chunk: Chunk, priority: float) -> None:
+        if self._weigh is not None:
+            self._weigh(chunk)
         chunk.priority = priority
         self._number += 1
         heappush(self._by_urgency, (priority, self._number, chunk))
@@ -203,6 +225,8 @@ class Backlog:
         chunk.holes.add(index)
         self.count -= 1
         self._pass_holes(chunk)
+        if self._weigh is not None:
+            self._weigh(chunk)
 
     def _pass_holes(self, chunk: Chunk) -> None:
         holes = chunk.holes
@@ -216,7 +240,7 @@ class Backlog:
     def _leave(self, chunk: Chunk) -> None:
         source = chunk.batch.source
         self.size_bytes -= len(memoryview(chunk.batch.payloads))
-        if not is_client(source):
+        if not chunk.from_client:
             self.peer_chunks -= 1
         line = self._lines[source]
         while line and line[0].start == line[0].stop:

@@ -57,6 +57,7 @@ from sublet.runtime.threads import (
 )
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.work import Failure, RunResult, Work
+from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, QUANTUM_MS, LearnedPace
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
@@ -162,6 +163,8 @@ class Host:
         self._notices = Notices(clock.monotonic_ms)
         self.pace: Pace = pace or LearnedPace()
         self.urgency = urgency or Urgency()
+        if any(each.infeasible == "refuse" for each in functions.values()):
+            self.urgency.waiting = LaxityQueue()
         quantum_ms = self.pace.quantum_ms if isinstance(self.pace, LearnedPace) else QUANTUM_MS
         self._quantum_s = quantum_ms / 1000
         self.committer = GroupCommitter(store, self._commit_ended, self._group_committed)
@@ -258,7 +261,7 @@ class Host:
         self._ready.discard(name)
         self._aside.discard(name)
         self.telemetry.partition_left(hosted.place.function.name, hosted.partition)
-        hosted.partition.stopped = True
+        hosted.partition.stop(Outcome.FENCED)
         if hosted.wake is not None:
             hosted.wake.cancel()
         self._async.forget(name)

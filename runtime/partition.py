@@ -16,9 +16,10 @@ then carries out what has gathered in `effects`. What it promises:
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
@@ -80,6 +81,8 @@ OWED_BYTES_MAX = 128 * 1024 * 1024
 """Replies of a partition that clients have not taken."""
 HOUSEKEEPING_MS = 1_000
 GONE_CLIENTS_MAX = 10_000
+EXPIRIES_SPARE = 64
+WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
 RUNS_AT_ONCE = 10
 """Runs beside the loop in one partition, unless the function says otherwise."""
 
@@ -157,7 +160,7 @@ class Partition:
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
-        self._backlog = Backlog()
+        self._backlog = Backlog(None if self._urgency.waiting is None else self._weigh_chunk)
         self._announced: float | None = None
         """The rank that was told by `Ready`, until `take` answers it."""
         self._ready: deque[Waiting] = deque()
@@ -171,6 +174,8 @@ class Partition:
         """When nobody waits any more for handlers that await something."""
         self._calls: dict[tuple[str, int], tuple[Waiting, int]] = {}
         self._unsent_calls: list[tuple[OutgoingCall, Waiting, int]] = []
+        self._parked: dict[str, Waiting] = {}
+        """All messages that are on record by themselves, by id."""
         self._idempotent_open: dict[str, list[Waiting]] = {}
         """The message that runs for a key of a request, then those that want the same answer."""
         self._answers: dict[str, Answer] = {}
@@ -198,7 +203,7 @@ class Partition:
         messages = [_decode_message(each.value) for each in parked if each.value is not None]
         for message in sorted(messages, key=lambda each: each.order):
             waiting = Waiting(message, parked=True)
-            by_id[message.id] = waiting
+            by_id[message.id] = self._parked[message.id] = waiting
             self._order = max(self._order, message.order)
             if is_client(message.source):
                 self.open_from_clients += 1
@@ -264,19 +269,63 @@ class Partition:
 
     def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
         function, urgency = self.function, self._urgency
-        holes = self._inbox.done_ahead(batch.source, batch.first, batch.count)
+        holes = self._inbox.done_ahead(batch.source, batch.first, skip, batch.count)
         chunk = Chunk(batch, skip, now_ms, function.slo_ms, urgency.patience_ms, holes)
         fresh = chunk.count
         if not fresh:
             return
-        if is_client(batch.source):
+        if chunk.from_client:
             self.open_from_clients += fresh
+            if function.infeasible == "refuse":
+                self._answer_infeasible(chunk, now_ms)
+                fresh = chunk.count
+                if not fresh:
+                    return
         chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
         if urgency.order.by_deadline:
             self._backlog.add(chunk, chunk.earliest_ms)
         else:
             chunk.urgent = None
             self._backlog.add(chunk, now_ms)
+
+    def _answer_infeasible(self, chunk: Chunk, now_ms: float) -> None:
+        """Answer calls at once that cannot be in time by what waits already."""
+        batch, urgency = chunk.batch, self._urgency
+        if batch.kind is not Kind.CALL or chunk.deadlines_ms is None:
+            return
+        holes = chunk.holes or set()
+        ahead = 0
+        for index in range(chunk.start, chunk.stop):
+            due_ms = chunk.deadline_ms(index)
+            if index in holes:
+                continue
+            wait_ms = urgency.estimate_ms(self.function, ahead, due_ms or math.inf)
+            if due_ms is None or now_ms + wait_ms <= due_ms:
+                ahead += 1
+                continue
+            holes.add(index)
+            left_ms = max(0, int(due_ms - now_ms))
+            text = f"a reply would take about {wait_ms:.0f} ms, and is due in {left_ms} ms"
+            error = ErrorInfo("infeasible", text, max(1, int(wait_ms) - left_ms))
+            self._order += 1
+            self._took_ahead(batch.source, batch.first + index)
+            self._consume_unrun(chunk.message(index, self._order), error, now_ms)
+            self.refusals["infeasible"] = self.refusals.get("infeasible", 0) + 1
+        while chunk.start in holes:
+            holes.remove(chunk.start)
+            chunk.start += 1
+        chunk.holes = holes or None
+
+    def _weigh_chunk(self, chunk: Chunk) -> None:
+        """Say what is left of a chunk to those who ask how long a request would take."""
+        waiting = self._urgency.waiting
+        assert waiting is not None
+        if chunk.entry is not None:
+            waiting.remove(chunk.entry)
+            chunk.entry = None
+        if chunk.count and not self.stopped:
+            cost_ms = self._urgency.occupies_ms(self.function, chunk.count)
+            chunk.entry = waiting.put(chunk.earliest_ms, cost_ms, None)
 
     def refuse(self, batch: Batch, error: ErrorInfo) -> None:
         """Take nothing new from this batch, because the worker has no room."""
@@ -307,7 +356,14 @@ class Partition:
     def _refuse_if_full(self, batch: Batch) -> bool:
         limits = self._limits
         queued = self._backlog.count
-        if queued + batch.count > limits.queue_max and queued:
+        if batch.kind is Kind.WITHDRAW:
+            # It makes room; but each is a number in the commits until all before it are done.
+            if len(self._inbox.ahead.get(batch.source, ())) < PULLED_MAX:
+                return False
+            reason = "ahead"
+            text = f"{self.name} has done {PULLED_MAX} messages ahead of others of this client"
+            error = ErrorInfo("overloaded", text, 50)
+        elif queued + batch.count > limits.queue_max and queued:
             reason = "queue"
             error = ErrorInfo("overloaded", f"the queue of {self.name} is full", 50)
         elif self.queued_bytes > limits.queue_bytes_max:
@@ -490,7 +546,7 @@ class Partition:
             self._took(batch.source, batch.first + stop - 1)
             if chunk.deadlines_ms is not None:
                 self._count_late(chunk, start, stop, now_ms)
-            if is_client(batch.source):
+            if chunk.from_client:
                 self.open_from_clients -= count
         pending.message_count += place
         self.counters.consumed += place
@@ -544,12 +600,16 @@ class Partition:
 
     def _took(self, source: str, upto: int) -> None:
         """All of a source's messages up to here are done, or on record."""
+        if self._gone and source in self._gone:
+            return  # Of its numbers nothing is kept.
         if source in self._inbox.ahead:
             self._pending.ahead.add(source)
         self._pending.inbox[source] = self._inbox.reach(source, upto)
 
     def _took_ahead(self, source: str, number: int) -> None:
         """One message is done, or on record, while earlier ones of its source may wait."""
+        if self._gone and source in self._gone:
+            return
         if self._inbox.reach_ahead(source, number):
             self._pending.ahead.add(source)
         else:
@@ -557,9 +617,17 @@ class Partition:
 
     def _await(self, waiting: Waiting) -> None:
         """The handler goes on later; meanwhile its key waits and its message is on record."""
-        self._awaiting[waiting.message.id] = waiting
-        if waiting.expires and waiting.deadline_ms is not None:
-            heappush(self._expiries, (waiting.deadline_ms, waiting.message.order, waiting))
+        message = waiting.message
+        self._awaiting[message.id] = waiting
+        if waiting.interrupted is not None:
+            # Taken back during its first step.
+            self.effects.append(Interrupt(message.id, waiting.interrupted))
+        elif waiting.expires and waiting.deadline_ms is not None:
+            heappush(self._expiries, (waiting.deadline_ms, message.order, waiting))
+            if len(self._expiries) > 2 * len(self._awaiting) + EXPIRIES_SPARE:
+                # Most end long before: forget those now and then.
+                self._expiries = [each for each in self._expiries if not each[2].ended]
+                heapify(self._expiries)
         self._hold_key(waiting)
         self._park(waiting)
 
@@ -585,8 +653,6 @@ class Partition:
         self._pace.learn(self.function, 1, step_ms)
         pending = self._pending
         pending.must_flush = True
-        if failure is not None and waiting.interrupted is not None:
-            failure = Failure(waiting.interrupted, False)
         if failure is not None:
             holds = self._fail(waiting, failure, now_ms)
         else:
@@ -620,7 +686,10 @@ class Partition:
             self.open_from_clients -= 1
         if waiting.parked:
             pending.records.append(Record(PARKED, message.id, None))
+            self._parked.pop(message.id, None)
         waiting.ended = True
+        if waiting.journal and self._unsent_calls:
+            self._drop_unsent(waiting)
         for call, recorded in waiting.journal.items():
             if self._calls.pop((recorded.destination, recorded.number), None) is not None:
                 pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
@@ -646,6 +715,9 @@ class Partition:
         Returns whether the message goes on holding its key.
         """
         message, retry = waiting.message, self.function.retry
+        if waiting.interrupted is not None:
+            self._consume_unrun(waiting, waiting.interrupted, now_ms)
+            return False
         self.counters.failures += 1
         gives_up = not failure.retryable or (blamed and message.attempt >= retry.attempts)
         wants_grave = message.kind is not Kind.CALL
@@ -678,6 +750,7 @@ class Partition:
         if not waiting.parked:
             self.counters.parked += 1
         waiting.parked = True
+        self._parked[message.id] = waiting
         self._pending.record(Record(PARKED, message.id, _encode(message)))
 
     # Keys that wait
@@ -728,10 +801,13 @@ class Partition:
         self._announced = None
         if self.stopped:
             return
-        while (self._backlog or self._ready) and self._can_start():
-            if self._start_work(now_ms):
+        # Asked once: a run on the loop must not begin beside one that goes on elsewhere.
+        off_loop = self._pace.off_loop(self.function)
+        while (self._backlog or self._ready) and self._can_start(off_loop):
+            if self._start_work(off_loop, now_ms):
                 break
-        self._advance(now_ms)
+        if not self._runs_alone():
+            self._advance(now_ms)  # Otherwise there is nothing to begin until the end of the run.
 
     def _advance(self, now_ms: float) -> None:
         """Begin the next commit if none is under way, and say what could run."""
@@ -743,7 +819,7 @@ class Partition:
             self._take_retries(now_ms)
         if self._expiries:
             self._interrupt_expired(now_ms)
-        if (self._backlog or self._ready) and self._can_start():
+        if (self._backlog or self._ready) and self._can_start(self._pace.off_loop(self.function)):
             self._announce(now_ms)
         self._plan_wake(now_ms)
 
@@ -784,10 +860,10 @@ class Partition:
             else:
                 self._make_ready_or_wait(waiting)
 
-    def _can_start(self) -> bool:
+    def _can_start(self, off_loop: bool) -> bool:
         """Tell whether one more run may start now."""
         if self._running:
-            if self._runs_alone() or not self._pace.off_loop(self.function):
+            if self._runs_alone() or not off_loop:
                 return False
             if len(self._running) >= (self.function.concurrency or RUNS_AT_ONCE):
                 return False
@@ -797,9 +873,8 @@ class Partition:
             return True
         return self._backlog.peer_chunks > 0
 
-    def _start_work(self, now_ms: float) -> bool:
+    def _start_work(self, off_loop: bool, now_ms: float) -> bool:
         """Start one run, or take what does not run; return whether a run has started."""
-        off_loop = self._pace.off_loop(self.function)
         size = self._batch_size()
         if self._ready:
             work = self._take_ready(size, now_ms)
@@ -832,8 +907,8 @@ class Partition:
                 # A batch with one that failed before could fail again, and blame the others.
                 break
             ready.popleft()
-            if self._is_over(first, now_ms):
-                self._consume_unrun(first, _expired(first), now_ms)
+            if (over := self._is_over(first, now_ms)) is not None:
+                self._consume_unrun(first, over, now_ms)
                 self._release_key(self._lock_of(first.message))
             else:
                 taken.append(first)
@@ -927,8 +1002,8 @@ class Partition:
             waiting = chunk.message(index, self._order)
             if ahead:
                 self._took_ahead(waiting.message.source, waiting.message.number)
-            if self._is_over(waiting, now_ms):
-                self._consume_unrun(waiting, _expired(waiting), now_ms)
+            if (over := self._is_over(waiting, now_ms)) is not None:
+                self._consume_unrun(waiting, over, now_ms)
                 continue
             lock = self._lock_of(waiting.message)
             if lock in self._keys and lock not in mine:
@@ -956,8 +1031,12 @@ class Partition:
 
     # Requests that nobody waits for any more
 
-    def _is_over(self, waiting: Waiting, now_ms: float) -> bool:
-        return waiting.expires and waiting.deadline_ms is not None and waiting.deadline_ms < now_ms
+    def _is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
+        """Return why a message that waits for a run need not run."""
+        due_ms = waiting.deadline_ms
+        if waiting.expires and due_ms is not None and due_ms < now_ms:
+            return _expired(waiting)
+        return waiting.interrupted
 
     def _interrupt_expired(self, now_ms: float) -> None:
         while self._expiries and self._expiries[0][0] < now_ms:
@@ -967,37 +1046,83 @@ class Partition:
     def _interrupt(self, waiting: Waiting, error: ErrorInfo) -> None:
         """Let a handler that awaits something end now; its caller gets the error."""
         message_id = waiting.message.id
-        if self._awaiting.get(message_id) is waiting and waiting.interrupted is None:
+        if self._awaiting.get(message_id) is not waiting or waiting.interrupted is not None:
+            return
+        if not self._is_wanted_by_others(waiting):
             waiting.interrupted = error
             self.effects.append(Interrupt(message_id, error))
+
+    def _is_wanted_by_others(self, waiting: Waiting) -> bool:
+        """Tell whether others have asked for the same by its idempotency key."""
+        if not waiting.message.extra.idempotency_key:
+            return False
+        claimed = self._idempotent_open.get(_idempotency_id(waiting.message), ())
+        return len(claimed) > 1 and claimed[0] is waiting
 
     def _take_withdrawals(self, batch: Batch, skip: int, now_ms: float) -> None:
         """The source does not wait any more for these calls of its own."""
         source = batch.source
+        done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
         for index in range(skip, batch.count):
-            number = int(batch.keys[index])
-            self._withdraw(source, number, now_ms)
-            self._took_ahead(source, batch.first + index)
+            if index not in done:
+                self._withdraw(source, int(batch.keys[index]), now_ms)
+                self._took_ahead(source, batch.first + index)
         self._pending.must_flush = True
 
     def _withdraw(self, source: str, number: int, now_ms: float) -> None:
-        error = ErrorInfo("cancelled", "its caller has taken the request back")
-        place = self._backlog.remove(source, number)
+        place = self._backlog.remove_call(source, number)
         if place is not None:
             chunk, index = place
             self._order += 1
             waiting = chunk.message(index, self._order)
             self._took_ahead(source, number)
-            self._consume_unrun(waiting, error, now_ms)
+            self._consume_unrun(waiting, WITHDRAWN, now_ms)
             return
-        waiting_here = self._awaiting.get(f"{source}:{number}")
-        if waiting_here is not None and waiting_here.message.kind is Kind.CALL:
-            self._interrupt(waiting_here, error)
+        message_id = f"{source}:{number}"
+        parked = self._parked.get(message_id)
+        if parked is None or parked.message.kind is not Kind.CALL or parked.interrupted is not None:
+            return
+        if message_id in self._awaiting:
+            self._interrupt(parked, WITHDRAWN)
+        elif not self._is_wanted_by_others(parked):
+            parked.interrupted = WITHDRAWN
+            self._end_waiting(parked, now_ms)
+
+    def _end_waiting(self, waiting: Waiting, now_ms: float) -> None:
+        """End a message that stands somewhere; one that runs, or is about to, ends in its turn."""
+        lock, message = self._lock_of(waiting.message), waiting.message
+        behind = self._keys.get(lock, ())
+        claimed: Sequence[Waiting] = ()
+        if message.extra.idempotency_key:
+            claimed = self._idempotent_open.get(_idempotency_id(message), ())
+        if waiting in behind:
+            self._keys[lock].remove(waiting)
+            self._consume_unrun(waiting, WITHDRAWN, now_ms)
+        elif waiting in claimed and waiting is not claimed[0]:
+            self._consume_unrun(waiting, WITHDRAWN, now_ms)
+        else:
+            # Who waits for a retry need not wait any longer.
+            self._retries = [
+                (now_ms, order, each) if each is waiting else (at_ms, order, each)
+                for at_ms, order, each in self._retries
+            ]
+            heapify(self._retries)
 
     def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
-        """End a message that never ran; asked again by its idempotency key, it does run."""
-        if waiting.message.extra.idempotency_key:
-            waiting.message = msgspec.structs.replace(waiting.message, extra=Extra())
+        """End a message without effect; asked again by its idempotency key, it does run."""
+        message = waiting.message
+        if message.extra.idempotency_key:
+            id_ = _idempotency_id(message)
+            claimed = self._idempotent_open.get(id_, [])
+            if claimed and claimed[0] is waiting:
+                del self._idempotent_open[id_]
+                for follower in claimed[1:]:
+                    # As a retry that is due; see `dead_letter_taken`.
+                    heappush(self._retries, (now_ms, follower.message.order, follower))
+            elif waiting in claimed:
+                claimed.remove(waiting)
+            extra = msgspec.structs.replace(message.extra, idempotency_key="")
+            waiting.message = msgspec.structs.replace(message, extra=extra)
         self._consume(waiting, None, error, now_ms)
 
     def _take_cancels(self, span: Span) -> None:
@@ -1191,6 +1316,8 @@ class Partition:
         key: str,
         payload: bytes,
         now_ms: float,
+        *,
+        timeout_ms: float | None = None,
     ) -> None:
         """A waiting handler calls somebody: send it once, or give it the recorded result."""
         waiting = self._awaiting.get(message_id)
@@ -1212,8 +1339,12 @@ class Partition:
         message = waiting.message
         chain = [*message.extra.chain, str(Address(self.function.name, message.key))]
         trace = message.extra.trace if waiting.traced is None else waiting.traced.traceparent
-        extra = Extra(chain=chain, trace=trace, expires=waiting.expires)
-        outgoing = OutgoingCall(destination, key, payload, waiting.deadline_ms, extra)
+        deadline_ms, expires = waiting.deadline_ms, waiting.expires
+        if timeout_ms is not None and deadline_ms is not None and now_ms + timeout_ms < deadline_ms:
+            # What has no deadline gets none: it would only seem less urgent than before.
+            deadline_ms, expires = now_ms + timeout_ms, True
+        extra = Extra(chain=chain, trace=trace, expires=expires)
+        outgoing = OutgoingCall(destination, key, payload, deadline_ms, extra)
         waiting.journal[call] = Recorded(message_id, call, destination, 0, digest)
         self._pending.calls.append(outgoing)
         self._unsent_calls.append((outgoing, waiting, call))
@@ -1227,9 +1358,24 @@ class Partition:
         if self.stopped or waiting is None or recorded is None or recorded.done:
             return
         # A reply that still comes must not change what the handler was told.
-        self._calls.pop((recorded.destination, recorded.number), None)
+        if self._calls.pop((recorded.destination, recorded.number), None) is not None:
+            self._pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
+        else:
+            self._drop_unsent(waiting, call)
         self._record_result(waiting, recorded, NIL, error)
         self._advance(now_ms)
+
+    def _drop_unsent(self, waiting: Waiting, call: int | None = None) -> None:
+        """Let calls (all, or the one) not leave that nobody waits for any more."""
+        dropped = {
+            id(outgoing)
+            for outgoing, caller, number in self._unsent_calls
+            if caller is waiting and call in (None, number)
+        }
+        if dropped:
+            pending = self._pending
+            pending.calls = [each for each in pending.calls if id(each) not in dropped]
+            self._unsent_calls = [each for each in self._unsent_calls if id(each[0]) not in dropped]
 
     def _take_replies(self, batch: Batch, skip: int) -> None:
         results = msgspec.msgpack.decode(batch.payloads, type=list[msgspec.Raw])
@@ -1337,15 +1483,12 @@ class Partition:
             self._weigh(commit, pending.message_count)
         unsent, self._unsent_calls = self._unsent_calls, []
         for outgoing, waiting, call in unsent:
-            if waiting.ended:
-                continue  # The handler did not wait for it after all.
             recorded = waiting.journal[call]
             recorded.number = outgoing.number
             commit.records.append(
                 Record(JOURNAL, f"{recorded.message_id}/{call}", _encode(recorded))
             )
-            if not recorded.done:
-                self._calls[recorded.destination, recorded.number] = (waiting, call)
+            self._calls[recorded.destination, recorded.number] = (waiting, call)
         self.counters.egress_dropped = self._egress.dropped
         self._committing = commit
         self.effects.append(Store(commit))

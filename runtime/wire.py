@@ -838,6 +838,7 @@ STATUS_BY_CODE: Mapping[str, grpc.StatusCode] = {
     "call_cycle": grpc.StatusCode.FAILED_PRECONDITION,
     "retry_later": grpc.StatusCode.UNAVAILABLE,
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "infeasible": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "failed": grpc.StatusCode.ABORTED,
     "handler_failed": grpc.StatusCode.ABORTED,

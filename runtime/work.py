@@ -16,6 +16,7 @@ from sublet.functions.address import is_client
 from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.scheduler.laxity_queue import Entry
 from sublet.statestore.contract import StateRow
 
 NO_EXTRA = Extra()
@@ -130,6 +131,8 @@ class Chunk:
         "deadlines_ms",
         "decoded",
         "earliest_ms",
+        "entry",
+        "from_client",
         "holes",
         "patience_end_ms",
         "priority",
@@ -150,6 +153,7 @@ class Chunk:
         holes: set[int] | None = None,
     ) -> None:
         self.batch = batch
+        self.from_client = is_client(batch.source)
         self.start = start
         self.stop = batch.count
         self.holes = holes
@@ -175,6 +179,8 @@ class Chunk:
         """Place among the chunks of the partition; the smallest comes first."""
         self.rank = 0.0
         """Place among all that waits in the worker."""
+        self.entry: Entry[object] | None = None
+        """Its place among all that waits in the worker, where somebody wants to know."""
         self.decoded: list[Any] | None = None
         self.raws: list[msgspec.Raw] | None = None
 
@@ -186,9 +192,7 @@ class Chunk:
     def expires(self) -> bool:
         """Tell whether nobody waits for the replies after the deadlines."""
         batch = self.batch
-        return (
-            batch.kind is Kind.CALL and batch.time_left_ms is not None and is_client(batch.source)
-        )
+        return self.from_client and batch.kind is Kind.CALL and batch.time_left_ms is not None
 
     def find_urgent(self) -> None:
         """Look for the most urgent message among those that are left."""

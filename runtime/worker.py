@@ -18,7 +18,7 @@ from sublet.functions.app import Function
 from sublet.runtime.config import WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello
-from sublet.runtime.host import Clock, Host, SystemClock
+from sublet.runtime.host import THREADS_BUSY_MAX, Clock, Host, SystemClock
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
@@ -123,7 +123,7 @@ class Worker:
             {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
         )
         self.exchange = exchange = Exchange(self.id, limits, open_link)
-        pace = LearnedPace(config.quantum_ms)
+        pace = LearnedPace(config.quantum_ms, THREADS_BUSY_MAX)
         self.host = host = exchange.host = Host(
             self.functions,
             store,

@@ -15,6 +15,7 @@ QUANTA_MAX = 4
 """A run that turns out longer than so many quanta is cut, also if nobody is known to wait: while
 it goes on, the loop does not hear of anybody. Beside the loop, because its replies are late."""
 RUNS_BEFORE_TRUST = 3
+BLOCKING_AT_ONCE = 10
 BATCH_SIZE_UNKNOWN = 16
 OUTLIER_FACTOR = 4.0
 OUTLIERS_BEFORE_TRUST = 3
@@ -68,7 +69,9 @@ class CostModel:
 class LearnedPace:
     """Decides from measured costs. One for a worker: functions cost the same in all partitions."""
 
-    def __init__(self, quantum_ms: float = QUANTUM_MS) -> None:
+    def __init__(self, quantum_ms: float = QUANTUM_MS, threads: int = 2) -> None:
+        """`threads`: how many runs that are too slow for the loop may go on at once."""
+        self._threads = threads
         self.quantum_ms = self._quantum_ms = quantum_ms
         self._models: dict[str, CostModel] = {}
         self._off_loop: dict[str, bool] = {}
@@ -80,10 +83,21 @@ class LearnedPace:
             model = self._models[function.name] = CostModel()
         return model
 
+    def coefficients(self, function: Function) -> tuple[float, float]:
+        """Return (a, b) of `a + b·n` in ms as learned so far; zeros if nothing is known."""
+        model = self._models.get(function.name)
+        return (0.0, 0.0) if model is None else model.coefficients()
+
     def expected_ms(self, function: Function, count: int) -> float:
         """Return what a run of so many messages is expected to take; 0 if nothing is known."""
         model = self._models.get(function.name)
         return 0.0 if model is None else model.expected_ms(count)
+
+    def at_once(self, function: Function) -> int:
+        """Return how many runs of a function may go on at once in a worker."""
+        if function.blocking:
+            return function.concurrency or BLOCKING_AT_ONCE
+        return self._threads if self.off_loop(function) and not function.is_async else 1
 
     def off_loop(self, function: Function) -> bool:
         if function.blocking:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from sublet.functions.app import Function
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
+from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.paths import Path, Paths, ReplyContexts
 
 PATIENCE_MS = 10_000.0
@@ -13,12 +14,19 @@ PATIENCE_MS = 10_000.0
 
 
 class Costs(Protocol):
+    def at_once(self, function: Function) -> int:
+        """Return how many runs of a function may go on at once in a worker."""
+        ...
+
     def coefficients(self, function: Function) -> tuple[float, float]: ...
 
     def expected_ms(self, function: Function, count: int) -> float: ...
 
 
 class NoCosts:
+    def at_once(self, function: Function) -> int:
+        return 1
+
     def coefficients(self, function: Function) -> tuple[float, float]:
         return 0.0, 0.0
 
@@ -50,6 +58,9 @@ class Urgency:
         self.patience_ms = patience_ms
         self._costs = costs or NoCosts()
         self._contexts = ReplyContexts(self.paths)
+        self.waiting: LaxityQueue[object] | None = None
+        """All that waits in the worker, by deadline; kept only once somebody has to be told
+        whether a request can be in time."""
 
     def rank(
         self, function: Function, partition: str, count: int, arrived_ms: float, deadline_ms: float
@@ -67,6 +78,17 @@ class Urgency:
             self.paths.path_ms(name),
         )
         return self.order.rank(view)
+
+    def estimate_ms(self, function: Function, count: int, deadline_ms: float) -> float:
+        """Return after how long a request would be answered that is behind `count` others of its
+        own batch and behind everything that is due before it."""
+        ahead_ms = self.waiting.cost_ahead_ms(deadline_ms) if self.waiting is not None else 0.0
+        own_ms = self._costs.expected_ms(function, count + 1)
+        return ahead_ms + own_ms + self.paths.path_ms(function.name)
+
+    def occupies_ms(self, function: Function, count: int) -> float:
+        """Return for how long messages of a function keep others of the worker waiting."""
+        return self._costs.expected_ms(function, count) / self._costs.at_once(function)
 
     def learned(self, function: Function) -> Learned:
         return Learned(*self._costs.coefficients(function), self.paths.path(function.name))

@@ -27,6 +27,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "call_cycle": 409,
     "retry_later": 503,
     "overloaded": 429,
+    "infeasible": 503,
     "unavailable": 503,
     "failed": 500,
     "handler_failed": 500,

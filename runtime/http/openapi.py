@@ -47,6 +47,7 @@ _INVOKE_CODES = (
     "handler_failed",
     "state_too_large",
     "unavailable",
+    "infeasible",
     "deadline_exceeded",
     "handler_timeout",
 )
@@ -69,6 +70,7 @@ _MEANINGS = {
     "overloaded": "too much is under way; nothing happened",
     "handler_failed": "the function raised, after all its retries",
     "state_too_large": "the state would grow above its bound",
+    "infeasible": "by what waits already, no reply can come in time; nothing happened",
     "unavailable": "nobody can serve this now; nothing happened",
     "deadline_exceeded": "no reply in time; the effect may still happen",
     "handler_timeout": "the function ran longer than it may",
