@@ -80,6 +80,13 @@ class Function:
         )
         self.window = options.window
         self.upstream_functions, self.upstream_sources = _upstream(name, options.upstream)
+        self.upstream_slides_ms: dict[str, int] = {
+            each.name: each.window.slide_ms
+            for each in options.upstream
+            if isinstance(each, Function)
+            and each.window is not None
+            and each.window.slide_ms is not None
+        }
         self.idle_after_ms = (
             None if options.idle_after is None else whole_ms("idle_after", options.idle_after)
         )

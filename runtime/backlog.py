@@ -22,6 +22,9 @@ PULL_MS = 2.0
 PULLED_MAX = 10_000
 """Messages of a channel that may be done ahead of others; each is a number in its commits."""
 
+IN_LINE = (Kind.CANCEL, Kind.MARKER)
+"""What is about everything before it: never pulled ahead."""
+
 Place = tuple[Chunk, int]
 """One message in a chunk."""
 
@@ -90,6 +93,8 @@ class Backlog:
         if chunk is None:
             return None, False
         head = self._head(chunk.batch.source)
+        if chunk.batch.kind in IN_LINE:
+            return head, False
         urgent = chunk.start if chunk.urgent is None else chunk.urgent
         if head is chunk and urgent == chunk.start:
             return head, False
@@ -160,7 +165,7 @@ class Backlog:
             if len(places) >= room:
                 break
             stop = wanted[-1] + 1 if earlier is chunk else earlier.stop
-            if earlier.batch.kind is not Kind.CANCEL:
+            if earlier.batch.kind not in IN_LINE:
                 places += [
                     (earlier, index)
                     for index, key in enumerate(

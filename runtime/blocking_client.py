@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextvars import Context
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -171,6 +172,13 @@ class BlockingClient:
         """See `Client.send_many`."""
         client = self._client
         self._wait(lambda: client.send_many(function, keys, messages, deadline=deadline))
+
+    def watermark(
+        self, function: Function | str, time: int | float | datetime | None, *, source: str = ""
+    ) -> None:
+        """See `Client.watermark`."""
+        client = self._client
+        self._wait(lambda: client.watermark(function, time, source=source))
 
     # In the callers' threads
 

@@ -12,6 +12,7 @@ import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
 from math import ceil
 from types import TracebackType
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from sublet.functions.errors import (
     TooLargeError,
     UnknownFunctionError,
 )
+from sublet.functions.windows import watermark_ms_of
 from sublet.runtime.client_channel import (
     ANY,
     SEGMENT_BYTES_MAX,
@@ -45,6 +47,7 @@ from sublet.runtime.link import LinkLimits
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
 from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX, CallInfo
+from sublet.runtime.windows import refusal_of_source
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
 
@@ -367,6 +370,40 @@ class Client:
         If some were not, the error of the first of them is raised, after all others are taken.
         """
         gather = await self._ask_many(Kind.SEND, function, keys, messages, deadline)
+        if gather.errors:
+            raise gather.errors[min(gather.errors)]
+
+    async def watermark(
+        self, function: Function | str, time: int | float | datetime | None, *, source: str = ""
+    ) -> None:
+        """Say that nothing of an earlier event time is to come; windows that end before close.
+
+        `time` is milliseconds since 1970 or a datetime with a time zone. It counts behind
+        everything that this client has sent to the function before. With several sources, the
+        one that is furthest behind decides, so each has a name that stays the same when another
+        process goes on for it; without a name, the client itself is the source, until it
+        says goodbye. None: the source has nothing to say (for now), and is not waited for.
+
+        Returns when all partitions of the function have durably taken it.
+        """
+        value_ms = None if time is None else watermark_ms_of(time)
+        refusal = refusal_of_source(source)
+        if refusal is not None:
+            raise RejectedError(refusal)
+        check_message(source, b"", self._key_bytes_max, self._message_bytes_max)
+        name, codec = _name_of(function)
+        count = len(self._route(name).channels)
+        if self._room_queue or self._stats.in_flight + count > self._in_flight_max:
+            await self._wait_for_room(count, None)
+        waiter = self._loop.create_future()
+        gather = Gather(count, waiter, replies=False)
+        column = ANY.encode_column([value_ms])
+        asked_ms = self._loop.time() * 1000.0
+        for place, channel in enumerate(self._route(name).channels):
+            segment = Segment(Kind.MARKER, None, codec, asked_ms)
+            self._session.add_many(channel, segment, [source], column, gather, [place])
+        self._links.plan_flush()
+        await waiter
         if gather.errors:
             raise gather.errors[min(gather.errors)]
 

@@ -230,7 +230,7 @@ class Segment:
             self.waiters = [None] * len(self.keys)
             return failed
         self.gather = None
-        if self.kind is Kind.SEND:
+        if self.kind is not Kind.CALL:
             open_places = self.places[self.acked :]
         else:
             results = gather.results
@@ -243,7 +243,7 @@ class Segment:
     def taken_upto(self, acked: int) -> int:
         """The first `acked` messages were durably taken; return how many callers that settled."""
         before, self.acked = self.acked, acked
-        if self.kind is not Kind.SEND or not self.unsettled:
+        if self.kind is Kind.CALL or not self.unsettled:
             return 0
         settled = acked - before
         self.unsettled -= settled

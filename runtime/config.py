@@ -103,6 +103,8 @@ class WorkerConfig:
     """A message without deadline counts as due after so long."""
     starvation_ms: int = 10_000
     """Whatever the order says: for who has waited so long, one turn in ten is kept."""
+    frontier: bool = True
+    """Messages for windows are due only after their window can close; off: after they came."""
     quantum_ms: float = 1.0
     """How long a run may keep the loop; then what is more urgent has its turn."""
     log_level: LogLevel = "info"

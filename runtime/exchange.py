@@ -32,6 +32,7 @@ from sublet.runtime.host import Host
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
+from sublet.runtime.windows import refusal_of_markers
 from sublet.statestore.contract import OutboxEntry, Outcome
 
 _log = structlog.get_logger(__name__)
@@ -307,8 +308,12 @@ class Exchange:
 
     def _bad_batch(self, batch: Batch) -> ErrorInfo | None:
         """Our own clients never send one; others may."""
-        if batch.kind not in (Kind.SEND, Kind.CALL):
-            return ErrorInfo("rejected", "a client sends and calls, nothing else")
+        if batch.kind is Kind.MARKER:
+            refusal = refusal_of_markers(batch)
+            if refusal is not None:
+                return ErrorInfo("rejected", refusal)
+        elif batch.kind not in (Kind.SEND, Kind.CALL):
+            return ErrorInfo("rejected", "a client sends, calls and tells watermarks, nothing else")
         longest = max(map(len, batch.keys), default=0)
         limit = self._limits.key_bytes_max
         if longest * 4 > limit and any(len(key.encode()) > limit for key in batch.keys):

@@ -16,7 +16,7 @@ from typing import Any
 
 from sublet.functions.app import Function
 from sublet.functions.codec import split_column
-from sublet.functions.context import Batch, BatchState, CallRequest, Context, MessageView
+from sublet.functions.context import Batch, BatchState, CallRequest, Context, MessageView, Progress
 from sublet.functions.effects import Effects, Routes
 from sublet.functions.errors import (
     FailedError,
@@ -25,10 +25,11 @@ from sublet.functions.errors import (
     SubletError,
 )
 from sublet.functions.state import Cell, StateClock
-from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.threads import HandlerInterrupt, Watchdog
+from sublet.runtime.windows import closing_of
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import StateRow
 
@@ -58,6 +59,7 @@ class RunScope:
     """What the contexts of one run share."""
 
     __slots__ = (
+        "_clock_ms",
         "_next_timer",
         "clock",
         "cut_wanted",
@@ -69,6 +71,7 @@ class RunScope:
         "message_started_s",
         "monotonic_ms",
         "partition",
+        "progress",
         "quantum_s",
         "routes",
         "traced",
@@ -84,6 +87,8 @@ class RunScope:
         self.message_bytes_max = place.limits.message_bytes_max
         self.key_bytes_max = place.limits.key_bytes_max
         self._next_timer = place.next_timer
+        self._clock_ms = place.clock_ms
+        self.progress = place.progress
         self.monotonic_ms = place.monotonic_ms
         self.message_index = 0
         self.message_started_s = 0.0
@@ -135,6 +140,16 @@ class RunScope:
         chunk, at = work.locate(index)
         return chunk.deadline_ms(at)
 
+    def arrived_ms(self, index: int) -> int:
+        work = self.work
+        if not work.waiting:
+            return self._clock_ms(work.locate(index)[0].arrived_ms)
+        waiting = work.waiting[index]
+        if waiting.message.at_ms is not None:
+            return waiting.message.at_ms
+        arrived_ms = waiting.arrived_ms
+        return self.clock.now_ms if arrived_ms is None else self._clock_ms(arrived_ms)
+
     def next_timer(self) -> str:
         return self._next_timer()
 
@@ -151,11 +166,13 @@ class Place:
     __slots__ = (
         "cache",
         "clock",
+        "clock_ms",
         "function",
         "limits",
         "monotonic_ms",
         "next_timer",
         "partition",
+        "progress",
         "routes",
     )
 
@@ -170,6 +187,8 @@ class Place:
         limits: Limits,
         next_timer: Callable[[], str],
         monotonic_ms: Callable[[], float],
+        clock_ms: Callable[[float], int],
+        progress: Progress,
     ) -> None:
         self.partition = partition
         self.function = function
@@ -179,6 +198,9 @@ class Place:
         self.limits = limits
         self.next_timer = next_timer
         self.monotonic_ms = monotonic_ms
+        self.clock_ms = clock_ms
+        """Turns a monotonic time into that of the partition's clock."""
+        self.progress = progress
 
     def cell(self, key: str) -> Cell:
         """Return the state of a key that has been loaded."""
@@ -212,6 +234,8 @@ class Place:
 
 def decode_messages(work: Work, function: Function, failed: dict[int, Failure]) -> list[Any]:
     """Return the payloads as the handler's type; those that do not fit are failed at once."""
+    if work.waiting and any(each.message.kind is Kind.MARKER for each in work.waiting):
+        return _decode_with_closings(work, function, failed)
     messages: list[Any] = []
     for chunk, start, stop, column in work.payload_columns():
         decoded = None if chunk is None else chunk.decoded
@@ -228,6 +252,24 @@ def decode_messages(work: Work, function: Function, failed: dict[int, Failure]) 
             messages = decoded
         else:
             messages = [*messages, *decoded[start:stop]]
+    return messages
+
+
+def _decode_with_closings(work: Work, function: Function, failed: dict[int, Failure]) -> list[Any]:
+    """Return messages, among which are ends of windows."""
+    messages: list[Any] = []
+    for index, waiting in enumerate(work.waiting):
+        message = waiting.message
+        try:
+            if message.kind is not Kind.MARKER:
+                messages.append(function.message_codec.decode(message.payload))
+                continue
+            if function.window is None:
+                raise PayloadError("this is the end of a window, and it has no windows any more")
+            messages.append(closing_of(message))
+        except PayloadError as error:
+            messages.append(None)
+            failed[index] = Failure(ErrorInfo(error.code, f"{function.name}: {error}"), False)
     return messages
 
 

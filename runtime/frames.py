@@ -24,6 +24,9 @@ class Kind(IntEnum):
     """Take back a delayed message; the key column holds the timers' ids."""
     WITHDRAW = 4
     """The caller does not wait any more; the key column holds the numbers of its calls."""
+    MARKER = 5
+    """Watermarks: all earlier messages of a source have been sent. The key column holds the names
+    of sources, the payloads are times, or nil for a source that is not to be waited for."""
 
 
 class Extra(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):

@@ -36,6 +36,7 @@ from sublet.runtime.steps import (
     Interrupt,
     Load,
     LoadTimers,
+    LoadWindows,
     NoCells,
     Pace,
     Ready,
@@ -56,6 +57,7 @@ from sublet.runtime.threads import (
     Watchdog,
 )
 from sublet.runtime.tracing import Tracing
+from sublet.runtime.windows import downstream_partitions, expected_sources
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, QUANTUM_MS, LearnedPace
@@ -64,6 +66,7 @@ from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
     TIMER,
+    WINDOW,
     Commit,
     OutboxEntry,
     Outcome,
@@ -154,6 +157,7 @@ class Host:
         self.partitions: dict[str, Hosted] = {}
         self.telemetry = Telemetry()
         self._functions = functions
+        self._partition_counts = {each.name: each.partition_count for each in functions.values()}
         self._store = store
         self._routes = routes
         self._outside = outside
@@ -229,6 +233,8 @@ class Host:
             now_ms=now_ms,
             wall_ms=self._clock.wall_ms(),
             urgency=self.urgency,
+            expected=expected_sources(function, self._partition_counts),
+            downstream=downstream_partitions(function.name, self._functions.values()),
         )
         place = Place(
             name,
@@ -239,6 +245,8 @@ class Host:
             limits=self._limits,
             next_timer=partition.next_timer,
             monotonic_ms=self._clock.monotonic_ms,
+            clock_ms=partition.clock_ms,
+            progress=partition.progress,
         )
         hosted = self.partitions[name] = Hosted(
             partition,
@@ -368,7 +376,7 @@ class Host:
         match effect:
             case Load():
                 self._tasks.create_task(self._load(hosted, effect))
-            case LoadTimers():
+            case LoadTimers() | LoadWindows():
                 self._tasks.create_task(self._load_timers(hosted, effect))
             case Resume():
                 timers = self._call_timers.get((partition.name, effect.message_id))
@@ -423,18 +431,23 @@ class Host:
         hosted.partition.loaded(load.work, load.keys, rows, answers, now_ms)
         self._carry_out(hosted)
 
-    async def _load_timers(self, hosted: Hosted, load: LoadTimers) -> None:
+    async def _load_timers(self, hosted: Hosted, load: LoadTimers | LoadWindows) -> None:
+        kind = TIMER if isinstance(load, LoadTimers) else WINDOW
         while True:
             try:
                 records = await self._store.records_due(
-                    hosted.partition.name, TIMER, load.until_ms, load.limit
+                    hosted.partition.name, kind, load.until_ms, load.limit
                 )
                 break
             except RetryLaterError as error:
                 if hosted.partition.stopped:
                     return
                 await asyncio.sleep(error.retry_after_ms / 1000)
-        hosted.partition.timers_loaded(records, load.until_ms, self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        if isinstance(load, LoadTimers):
+            hosted.partition.timers_loaded(records, load.until_ms, now_ms)
+        else:
+            hosted.partition.windows_loaded(records, now_ms)
         self._carry_out(hosted)
 
     def _group_committed(self, elapsed_ms: float, size: int) -> None:

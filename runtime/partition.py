@@ -30,7 +30,7 @@ from sublet.functions.app import Function
 from sublet.functions.codec import codec_for
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.functions.errors import EncodeError
-from sublet.runtime.backlog import PULLED_MAX, Backlog, Place
+from sublet.runtime.backlog import IN_LINE, PULLED_MAX, Backlog, Place
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.limits import Limits
@@ -43,6 +43,7 @@ from sublet.runtime.steps import (
     Interrupt,
     Load,
     LoadTimers,
+    LoadWindows,
     Pace,
     Ready,
     Refuse,
@@ -55,6 +56,7 @@ from sublet.runtime.steps import (
     WakeAt,
 )
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
+from sublet.runtime.windows import SOURCES_MAX, StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
@@ -127,9 +129,15 @@ class Partition:
         now_ms: float,
         wall_ms: int,
         urgency: Urgency | None = None,
+        expected: Sequence[str] = (),
+        downstream: Sequence[str] = (),
         timers_loaded_max: int = LOADED_MAX,
     ) -> None:
-        """Without urgency, what came first is the most urgent."""
+        """Without urgency, what came first is the most urgent.
+
+        `expected` are the sources whose watermarks are waited for, `downstream` the partitions
+        that wait for those of this one.
+        """
         self.name = name
         self.function = function
         self.epoch = recovered.epoch
@@ -188,6 +196,14 @@ class Partition:
         """What one message adds to a commit, about: its replies, messages and state."""
         self._work_number = self._order = 0
         self._timers = Timers(name, timers_loaded_max)
+        self.progress = StreamProgress(
+            function,
+            recovered.watermarks,
+            expected=expected,
+            downstream=downstream,
+            now_ms=now_ms,
+            loaded_max=timers_loaded_max,
+        )
         self._wake_ms: float | None = None
         self._clients_seen_ms: dict[str, float] = {
             source: now_ms for source in recovered.inbox if is_client(source)
@@ -205,6 +221,7 @@ class Partition:
             waiting = Waiting(message, parked=True)
             by_id[message.id] = self._parked[message.id] = waiting
             self._order = max(self._order, message.order)
+            self.progress.opened(message)
             if is_client(message.source):
                 self.open_from_clients += 1
             self._make_ready_or_wait(waiting)
@@ -281,6 +298,8 @@ class Partition:
                 fresh = chunk.count
                 if not fresh:
                     return
+        if function.window is not None:
+            self._count_from_frontier(chunk, now_ms)
         chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
         if urgency.order.by_deadline:
             self._backlog.add(chunk, chunk.earliest_ms)
@@ -326,6 +345,15 @@ class Partition:
         if chunk.count and not self.stopped:
             cost_ms = self._urgency.occupies_ms(self.function, chunk.count)
             chunk.entry = waiting.put(chunk.earliest_ms, cost_ms, None)
+
+    def _count_from_frontier(self, chunk: Chunk, now_ms: float) -> None:
+        """Let messages be due as long after their window can close as they would be after now."""
+        progress, clock_ms = self.progress, self.clock_ms(now_ms)
+        progress.arrived(chunk, clock_ms)
+        # Somebody waits for the reply to a call, whenever the window closes.
+        if self._urgency.frontier and chunk.batch.kind is Kind.SEND:
+            frontier_ms = progress.frontier_ms(chunk.batch.source, clock_ms, now_ms)
+            chunk.postpone(frontier_ms - now_ms)
 
     def refuse(self, batch: Batch, error: ErrorInfo) -> None:
         """Take nothing new from this batch, because the worker has no room."""
@@ -381,6 +409,9 @@ class Partition:
             reason = "replies"
             text = f"{self.name} keeps too many replies that clients have not taken"
             error = ErrorInfo("overloaded", text, 100)
+        elif batch.kind is Kind.MARKER and not self.progress.has_room_for(batch.keys):
+            reason = "sources"
+            error = ErrorInfo("rejected", f"{self.name} knows {SOURCES_MAX} sources: the most")
         else:
             return False
         self._refuse_new(batch, error, reason)
@@ -439,6 +470,7 @@ class Partition:
         self._refused.discard(client)
         if self.stopped:
             return
+        self.progress.source_gone(client)
         if client in self._inbox.received or client in self._outbox.sent:
             if client in self._inbox.ahead:
                 self._pending.record(Record(AHEAD, client, None))
@@ -516,6 +548,7 @@ class Partition:
         pending.rows.extend(result.rows)
         if result.effects:
             self._timers.note(result.effects)
+            pending.records.extend(self.progress.note(result.effects))
             pending.effects.extend(result.effects)
             if work.waiting and any(each.traced is not None for each in work.waiting):
                 pending.traced = True
@@ -632,9 +665,15 @@ class Partition:
         self._park(waiting)
 
     def _own_message(self, work: Work, index: int) -> Waiting:
-        chunk, place = work.locate(index)
+        return self._message(*work.locate(index))
+
+    def _message(self, chunk: Chunk, index: int) -> Waiting:
+        """Take one message out of its columns."""
         self._order += 1
-        return chunk.message(place, self._order)
+        waiting = chunk.message(index, self._order)
+        if self.progress.by_arrival:
+            waiting.message.at_ms = self.clock_ms(chunk.arrived_ms)
+        return waiting
 
     def invocation_ended(
         self,
@@ -659,6 +698,7 @@ class Partition:
             holds = False
             pending.rows.extend(rows)
             self._timers.note(effects)
+            pending.records.extend(self.progress.note(effects))
             pending.effects.extend(effects)
             pending.traced = pending.traced or waiting.traced is not None
             self._consume(waiting, value, None, now_ms)
@@ -687,6 +727,9 @@ class Partition:
         if waiting.parked:
             pending.records.append(Record(PARKED, message.id, None))
             self._parked.pop(message.id, None)
+        elif message.kind is Kind.MARKER:
+            pending.records.append(self.progress.closed(message))
+        self.progress.ended(message)
         waiting.ended = True
         if waiting.journal and self._unsent_calls:
             self._drop_unsent(waiting)
@@ -749,6 +792,9 @@ class Partition:
         message = waiting.message
         if not waiting.parked:
             self.counters.parked += 1
+            self.progress.opened(message)
+            if message.kind is Kind.MARKER:
+                self._pending.records.append(self.progress.closed(message))
         waiting.parked = True
         self._parked[message.id] = waiting
         self._pending.record(Record(PARKED, message.id, _encode(message)))
@@ -813,6 +859,8 @@ class Partition:
         """Begin the next commit if none is under way, and say what could run."""
         if self.stopped:
             return
+        if self.progress.is_used and not self._runs_alone():
+            self._let_time_pass(now_ms)
         if self._committing is None:
             self._seal_if_wanted(now_ms)
         if self._retries and not self._runs_alone():
@@ -946,8 +994,12 @@ class Partition:
         if is_pulled:
             places = self._backlog.pull(chunk, size)
             return self._take_single(places, chunk, now_ms, many_runs=off_loop, ahead=True)
-        if chunk.batch.kind is Kind.CANCEL:
-            self._take_cancels(self._backlog.take(chunk, chunk.stop - chunk.start))
+        if chunk.batch.kind in IN_LINE:
+            span = self._backlog.take(chunk, chunk.stop - chunk.start)
+            if chunk.batch.kind is Kind.CANCEL:
+                self._take_cancels(span)
+            else:
+                self._take_markers(span, now_ms)
             return None
         if off_loop or self._keys or self._is_single(chunk, now_ms):
             chunk, start, stop = self._backlog.take(chunk, size)
@@ -958,7 +1010,7 @@ class Partition:
         rank = rank_last = chunk.rank
         arrived_ms = chunk.arrived_ms
         while room and chunk is not None and not is_pulled:
-            if chunk.batch.kind is Kind.CANCEL or self._is_single(chunk, now_ms):
+            if chunk.batch.kind in IN_LINE or self._is_single(chunk, now_ms):
                 break
             if chunk.rank > rank_last:
                 rank_last = chunk.rank
@@ -998,8 +1050,7 @@ class Partition:
         runnable: list[Waiting] = []
         mine: set[str] = set()
         for chunk, index in places:
-            self._order += 1
-            waiting = chunk.message(index, self._order)
+            waiting = self._message(chunk, index)
             if ahead:
                 self._took_ahead(waiting.message.source, waiting.message.number)
             if (over := self._is_over(waiting, now_ms)) is not None:
@@ -1072,9 +1123,7 @@ class Partition:
     def _withdraw(self, source: str, number: int, now_ms: float) -> None:
         place = self._backlog.remove_call(source, number)
         if place is not None:
-            chunk, index = place
-            self._order += 1
-            waiting = chunk.message(index, self._order)
+            waiting = self._message(*place)
             self._took_ahead(source, number)
             self._consume_unrun(waiting, WITHDRAWN, now_ms)
             return
@@ -1126,11 +1175,26 @@ class Partition:
         self._consume(waiting, None, error, now_ms)
 
     def _take_cancels(self, span: Span) -> None:
-        batch, taken = span.chunk.batch, span.stop - span.start
-        effects = [Cancelled(self.name, each) for each in batch.keys[span.start : span.stop]]
+        keys = span.chunk.batch.keys[span.start : span.stop]
+        effects = [Cancelled(self.name, each) for each in keys]
         self._timers.note(effects)
-        pending = self._pending
-        pending.effects.extend(effects)
+        self._pending.effects.extend(effects)
+        self._took_whole(span)
+
+    def _take_markers(self, span: Span, now_ms: float) -> None:
+        batch = span.chunk.batch
+        for index in range(span.start, span.stop):
+            self._order += 1
+            value_ms = decode_marker(span.chunk.raw(index))
+            source = batch.keys[index] or batch.source
+            self.progress.marker(source, value_ms, self._order, now_ms)
+        self._took_whole(span)
+        # Before anything that stands behind it runs.
+        self._let_time_pass(now_ms)
+
+    def _took_whole(self, span: Span) -> None:
+        """Messages are done that nobody has to run."""
+        batch, taken, pending = span.chunk.batch, span.stop - span.start, self._pending
         self._took(batch.source, batch.first + span.stop - 1)
         pending.message_count += taken
         pending.must_flush = True
@@ -1400,6 +1464,36 @@ class Partition:
         if message_id in self._awaiting:
             self.effects.append(Resume(message_id, recorded.call, result, error))
 
+    # Windows
+
+    def _let_time_pass(self, now_ms: float) -> None:
+        """Count markers whose time has come, close windows, and tell it downstream."""
+        progress, pending = self.progress, self._pending
+        records = progress.advance(self.clock_ms(now_ms), now_ms)
+        slo_ms = self.function.slo_ms
+        deadline_ms = None if slo_ms is None else now_ms + slo_ms
+        for timer, key in progress.closings():
+            self._order += 1
+            message = closing_message(timer, key, self._order)
+            progress.opened(message)
+            self._make_ready_or_wait(Waiting(message, deadline_ms, arrived_ms=now_ms))
+        told = progress.tell()
+        if told is not None:
+            pending.markers.update(dict.fromkeys(progress.downstream, told[0]))
+            records += progress.changed_records()
+        if records:
+            pending.records.extend(records)
+            pending.must_flush = True
+        load = progress.load()
+        if load is not None:
+            self.effects.append(LoadWindows(*load))
+
+    def windows_loaded(self, records: Sequence[Record], now_ms: float) -> None:
+        """Windows that end soon are here; later ones stay in the store."""
+        if not self.stopped:
+            self.progress.loaded(records)
+            self._advance(now_ms)
+
     # Timers
 
     def next_timer(self) -> str:
@@ -1449,6 +1543,9 @@ class Partition:
             wake_ms = min(wake_ms, self._retries[0][0])
         if self._expiries:
             wake_ms = min(wake_ms, self._expiries[0][0] + 1)
+        if self.progress.is_used:
+            due_ms = self.progress.wake_ms(now_ms, self._clock_base_ms)
+            wake_ms = wake_ms if due_ms is None else min(wake_ms, due_ms)
         if self._pending.acknowledged and self._committing is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
@@ -1477,6 +1574,7 @@ class Partition:
         self._pending = Pending()
         self._sealed = pending
         self._timers.sealed()
+        self.progress.sealed()
         self._index += 1
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
         if pending.message_count:
@@ -1555,6 +1653,7 @@ class Partition:
             self.effects.extend(Settled(ticket) for ticket in self._sealed.tickets)
             self._sealed = None
         self._timers.committed()
+        self.progress.committed()
 
     def _keys_in_use(self) -> set[str]:
         in_use = {row.key for row in self._pending.rows}  # So far they exist only in their cells.

@@ -87,6 +87,8 @@ class Pending:
         self.replies: dict[str, Replies] = {}
         self.records: list[Record] = []
         self.acknowledged: dict[str, int] = {}
+        self.markers: dict[str, int | None] = {}
+        """Partition to the watermark that it is told, behind everything else that is sent."""
         self.answers: list[str] = []
         """Idempotency records in it, which a load finds only when it is committed."""
         self.tickets: list[object] = []
@@ -162,6 +164,9 @@ class Sealer:
         if pending.effects:
             self._pack_effects(pending, outbox, egress, clock_ms, now_ms)
         outbox.extend([self._pack_call(call, now_ms) for call in pending.calls])
+        for destination, value_ms in pending.markers.items():
+            payloads = join_column([_encode(value_ms)])
+            outbox.append(self._entry(destination, Kind.MARKER, [self._partition], payloads, None))
         for destination, numbers in pending.withdrawn.items():
             outbox.append(self._pack_withdrawal(destination, numbers))
         for destination, replies in pending.replies.items():

@@ -23,6 +23,7 @@ from sublet.functions.state import (
     SumState,
     TopKState,
 )
+from sublet.functions.state.windowed import NothingState, WindowedState
 from sublet.statestore.contract import StateRow
 
 QUANTILES_SHOWN = (0.5, 0.9, 0.99)
@@ -51,6 +52,13 @@ def state_json(kind: StateKind | None, rows: Sequence[StateRow], now_ms: int) ->
 def shown(cell: Any) -> Any:
     """Return what a cell holds, as values that can be encoded."""
     match cell:
+        case WindowedState():
+            return [
+                {"start_ms": each.start_ms, "end_ms": each.end_ms, "state": shown(each.cell)}
+                for each in cell
+            ]
+        case NothingState():
+            return None
         case FieldsState():
             return {name: shown(getattr(cell, name)) for name in _field_names(cell)}
         case MapState():

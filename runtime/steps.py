@@ -76,6 +76,13 @@ class LoadTimers(NamedTuple):
     limit: int
 
 
+class LoadWindows(NamedTuple):
+    """Read windows' ends due before this time, then `windows_loaded`."""
+
+    until_ms: int
+    limit: int
+
+
 class Resume(NamedTuple):
     """Give a waiting handler the result of its call."""
 
@@ -114,6 +121,7 @@ StepEffect = (
     | Refuse
     | WakeAt
     | LoadTimers
+    | LoadWindows
     | Resume
     | Interrupt
     | Settled

@@ -35,6 +35,8 @@ class Message(msgspec.Struct, array_like=True):
     attempt: int = 1
     extra: Extra = NO_EXTRA
     last_error: ErrorInfo | None = None
+    at_ms: int | None = None
+    """When it arrived, by the partition's clock, where that matters."""
 
     @property
     def id(self) -> str:
@@ -193,6 +195,16 @@ class Chunk:
         """Tell whether nobody waits for the replies after the deadlines."""
         batch = self.batch
         return self.from_client and batch.kind is Kind.CALL and batch.time_left_ms is not None
+
+    def postpone(self, by_ms: float) -> None:
+        """Let all messages be due later."""
+        deadlines = self.deadlines_ms
+        if isinstance(deadlines, list):
+            self.deadlines_ms = [None if each is None else each + by_ms for each in deadlines]
+        elif deadlines is not None:
+            self.deadlines_ms = deadlines + by_ms
+        self.earliest_ms += by_ms
+        self.patience_end_ms += by_ms
 
     def find_urgent(self) -> None:
         """Look for the most urgent message among those that are left."""

@@ -131,7 +131,9 @@ class Worker:
             outside=exchange,
             limits=limits,
             clock=self._clock,
-            urgency=Urgency(config.queue_order(), pace, patience_ms=config.patience_ms),
+            urgency=Urgency(
+                config.queue_order(), pace, patience_ms=config.patience_ms, frontier=config.frontier
+            ),
             pace=pace,
             starvation_ms=config.starvation_ms,
             tracing=self.tracing,

@@ -52,10 +52,13 @@ class Urgency:
         costs: Costs | None = None,
         *,
         patience_ms: float = PATIENCE_MS,
+        frontier: bool = True,
     ) -> None:
+        """With `frontier`, messages for windows are due only after their window can close."""
         self.order = order or ArrivalOrder()
         self.paths = Paths()
         self.patience_ms = patience_ms
+        self.frontier = frontier
         self._costs = costs or NoCosts()
         self._contexts = ReplyContexts(self.paths)
         self.waiting: LaxityQueue[object] | None = None

@@ -15,11 +15,18 @@ from typing import Any
 
 import msgspec
 
+from sublet.functions.address import partition_name
 from sublet.functions.app import App, Function, functions_of
 from sublet.functions.codec import Codec, codec_for
 from sublet.functions.duration import Duration, milliseconds
-from sublet.functions.errors import DeadlineExceededError, SubletError, UnknownFunctionError
+from sublet.functions.errors import (
+    DeadlineExceededError,
+    RejectedError,
+    SubletError,
+    UnknownFunctionError,
+)
 from sublet.functions.state import StateClock, StateKind
+from sublet.functions.windows import watermark_ms_of
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import DeadLetter as StoredLetter
@@ -31,6 +38,7 @@ from sublet.runtime.testing.observed_handlers import HandlerFault
 from sublet.runtime.testing.plain_state import arrange, plain_value
 from sublet.runtime.testing.virtual_loop import StuckError, immediately
 from sublet.runtime.timers import Timer as StoredTimer
+from sublet.runtime.windows import refusal_of_source
 from sublet.runtime.work import Message
 from sublet.statestore.contract import DEAD, StateRow
 
@@ -187,6 +195,25 @@ class Harness:
         keys = [""] * len(messages) if keys is None else keys
         self._ask(Kind.SEND, self._named(function)[0], keys, messages, _any, None)
 
+    def watermark(
+        self,
+        function: Function | str,
+        time: int | float | datetime | None,
+        *,
+        source: str = "test",
+    ) -> None:
+        """Say that nothing of an earlier event time is to come, as `Client.watermark` does."""
+        declared = self._declared(function)
+        value_ms = None if time is None else watermark_ms_of(time)
+        refusal = refusal_of_source(source)
+        if refusal is not None:
+            raise RejectedError(refusal)
+        self._machine.check_open()
+        partitions = [
+            partition_name(declared.name, index) for index in range(declared.partition_count)
+        ]
+        self._machine.exchange.tell(partitions, source, value_ms)
+
     def settle(self) -> None:
         """Run until nothing is left to do now. No time passes: timers and retries wait."""
         self._machine.settle()
@@ -281,7 +308,8 @@ class Harness:
 
         A value is itself (its default where there is none), a `Map` a dict, a `List` a list, a
         `SetUnion` a set; `Sum`, `Count`, `Mean`, `Min` and `Max` their value, `TopK` its list,
-        `Quantiles` a dict of count, p50, p90 and p99; a state with fields a dict of those.
+        `Quantiles` a dict of count, p50, p90 and p99; a state with fields a dict of those, and
+        one in windows a dict by `Window`.
         """
         self.settle()
         kind, partition, stored_key = self._state_place(function, key)

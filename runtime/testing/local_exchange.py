@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sublet.functions.address import CLIENT_MARK, is_client
+from sublet.functions.address import CLIENT_MARK, is_client, split_partition_name
 from sublet.functions.codec import Codec, codec_for, join_column
 from sublet.functions.context import check_message
 from sublet.functions.effects import Routes
@@ -168,6 +168,16 @@ class LocalExchange:
             self._send_held(channel)
         return asked
 
+    def tell(self, targets: Sequence[str], source: str, value_ms: int | None) -> None:
+        """Queue a watermark at partitions, behind what was sent to them before."""
+        column = _any.encode_column([value_ms])
+        for target in targets:
+            channel = self._by_target.get(target) or self._open(target)
+            batch = Batch(target, channel.name, 0, Kind.MARKER, [source], msgspec.Raw(column), 1)
+            function = split_partition_name(target)[0]
+            channel.put(batch, [Asked(Kind.MARKER, function, source, _any)])
+            self._send_held(channel)
+
     def repeat(self) -> None:
         """The worker is another one: tell it all that the one before has not taken."""
         for channel in tuple(self._channels.values()):
@@ -227,7 +237,7 @@ class LocalExchange:
             batch for batch in channel.unacknowledged if batch.first + batch.count - 1 > ack.upto
         ]
         for number in [number for number in channel.asked if number <= ack.upto]:
-            if channel.asked[number].kind is Kind.SEND:
+            if channel.asked[number].kind is not Kind.CALL:
                 channel.asked.pop(number).done = True
         if channel.held:
             self._loop.call_soon(self._send_held, channel)

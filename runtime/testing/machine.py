@@ -23,7 +23,7 @@ from sublet.runtime.testing.virtual_loop import LooseTasks, StuckError, VirtualL
 from sublet.runtime.work import Message
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import PARKED, TIMER, Commit, Record, StateRow
+from sublet.statestore.contract import PARKED, TIMER, WINDOW, Commit, Record, StateRow
 
 RECORDS_MAX = 1_000_000
 FAR_MS = 1 << 60
@@ -230,15 +230,24 @@ class Machine:
         due_ms: list[int] = []
         retrying = {name for name, message in self.parked() if message.last_error is not None}
         for name, hosted in self.host.partitions.items():
-            if hosted.wake is not None and name not in retrying:
+            function = hosted.place.function
+            if hosted.wake is not None and name not in retrying and function.idle_after_ms is None:
                 housekeeping.add(id(hosted.wake))
-            for record in self.timers(name, 1):
+            for record in (*self.timers(name, 1), *self._ends(name, function)):
                 assert record.due_ms is not None
                 due_ms.append(record.due_ms - self._start_ms)
         on_loop_ms = self.loop.next_due_ms(housekeeping)
         if on_loop_ms is not None:
             due_ms.append(on_loop_ms)
         return min(due_ms, default=None)
+
+    def _ends(self, partition: str, function: Function) -> list[Record]:
+        """Return the next end of a window that the clock brings."""
+        if function.window is None or function.window.time == "event":
+            return []
+        found = immediately(self.store.records_due(partition, WINDOW, FAR_MS, 1))
+        # What is due already waits for a message, not for the clock.
+        return [each for each in found if (each.due_ms or 0) > self.clock.wall_ms()]
 
     # What is stored
 

@@ -21,6 +21,8 @@ from sublet.functions.state import (
     TopK,
     Value,
 )
+from sublet.functions.state.windowed import Windowed
+from sublet.functions.windows import Window
 
 
 def plain_value(kind: StateKind, cell: Any) -> Any:
@@ -29,6 +31,11 @@ def plain_value(kind: StateKind, cell: Any) -> Any:
         case Fields():
             return {
                 name: plain_value(each, getattr(cell, name)) for name, each in kind.kinds.items()
+            }
+        case Windowed():
+            return {
+                Window(each.start_ms, each.end_ms): plain_value(kind.kind, each.cell)
+                for each in cell
             }
         case Value() | Merged():
             return cell.get()

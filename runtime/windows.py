@@ -1,0 +1,477 @@
+"""How far time has come in a partition, and which windows end by that.
+
+Pure bookkeeping, as everything that a partition decides. Time is the watermark: no message of an
+earlier time is expected any more. For windows of event time it is the smallest of what the sources
+have told by markers, each of which counts when everything that was taken before it is done; for
+the other kinds it is the partition's clock. Windows whose end it has passed are given out as
+closings; when those have run, the watermark may be told to functions downstream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from math import inf
+
+import msgspec
+
+from sublet.functions.address import is_client, partition_name
+from sublet.functions.app import Function
+from sublet.functions.codec import split_column
+from sublet.functions.effects import Effect, WindowDue
+from sublet.functions.errors import PayloadError, RejectedError
+from sublet.functions.window_runs import Closing
+from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
+from sublet.runtime.due_records import LOADED_MAX, DueRecords
+from sublet.runtime.frames import Batch, Kind
+from sublet.runtime.work import Chunk, Message
+from sublet.scheduler.frontier import ClockFrontier, EventTimeFrontier
+from sublet.statestore.contract import WATERMARK, WINDOW, Record
+
+CLOSINGS_MAX = 1_000
+"""Windows that are being closed at once."""
+SOURCES_MAX = 10_000
+"""Sources of watermarks that clients may name for one partition."""
+MARKERS_WAITING_MAX = 100
+"""Markers of one source that wait for earlier messages; more become one."""
+STALE_MAX = 64
+OWN = ""
+"""The record about the partition's own watermark; sources have names."""
+CLOSING_SOURCE = "window:"
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_key = msgspec.msgpack.Decoder(str).decode
+decode_marker = msgspec.msgpack.Decoder(int | None).decode
+
+
+class Told(msgspec.Struct, array_like=True):
+    """What a source has told, as stored."""
+
+    value_ms: int | None
+    """None: it has nothing (more) to say, and is not waited for."""
+    waiting: list[tuple[int, int | None]] = []
+    """Markers that do not count yet: place in the order of arrival, and value."""
+
+
+class Own(msgspec.Struct, array_like=True):
+    """The partition's own watermark, as stored."""
+
+    watermark_ms: int
+    told_ms: int | None
+    """What functions downstream were told last."""
+    is_told: bool
+    """They were told anything."""
+    is_heard: bool
+    """Some source has told something."""
+
+
+_decode_told = msgspec.msgpack.Decoder(Told).decode
+_decode_own = msgspec.msgpack.Decoder(Own).decode
+
+
+class Watermarks:
+    """The watermarks of all sources, and the smallest of them, which never goes back."""
+
+    def __init__(
+        self,
+        expected: Iterable[str] = (),
+        idle_after_ms: int | None = None,
+        now_ms: float = 0.0,
+        stored: Sequence[tuple[str, Told]] = (),
+        watermark_ms: int = BEGINNING_MS,
+    ) -> None:
+        """`expected` sources are waited for before they have told anything."""
+        self.watermark_ms = watermark_ms
+        self.changed: dict[str, None] = {}
+        """Sources whose record differs from what is stored."""
+        self._expected = frozenset(expected)
+        self._idle_after_ms = idle_after_ms
+        self._sources = {name: Told(BEGINNING_MS) for name in expected}
+        self._sources.update(stored)
+        self._seen_ms = dict.fromkeys(self._sources, now_ms)
+        self._is_idle = False
+        # So that nothing is looked through in vain: it is asked after every step.
+        self._is_settled = False
+        self._first_waiting: int | None = None
+        self._find_first_waiting()
+        self._look_again_ms = now_ms
+
+    def has_room_for(self, source: str) -> bool:
+        return source in self._sources or len(self._sources) < SOURCES_MAX
+
+    def take(self, source: str, value_ms: int | None, order: int, now_ms: float) -> None:
+        """A marker was taken from its channel, at this place in the order of arrival."""
+        told = self._sources.get(source)
+        if told is None:
+            told = self._sources[source] = Told(BEGINNING_MS)
+        if len(told.waiting) >= MARKERS_WAITING_MAX:
+            told.waiting.pop()
+        told.waiting.append((order, value_ms))
+        if self._first_waiting is None:
+            self._first_waiting = order
+        self._seen_ms[source] = now_ms
+        self.changed[source] = None
+
+    def forget(self, source: str) -> None:
+        """A source is gone for good, without having said so."""
+        if source in self._sources and source not in self._expected:
+            del self._sources[source]
+            self._seen_ms.pop(source, None)
+            self.changed[source] = None
+            self._is_settled = False
+
+    def settle(self, open_order: int | None, now_ms: float) -> bool:
+        """Count the markers before the first message that is not done; all if there is none.
+
+        Returns whether the watermark has advanced, or whether there is one has changed.
+        """
+        first = self._first_waiting
+        if first is not None and (open_order is None or first < open_order):
+            for name, told in list(self._sources.items()):
+                if told.waiting:
+                    self._count(name, told, open_order)
+            self._find_first_waiting()
+            self._is_settled = False
+        looks = self._idle_after_ms is not None and now_ms >= self._look_again_ms
+        if self._is_settled and not looks:
+            return False
+        self._is_settled = True
+        before = self.watermark_ms, self._is_idle
+        active = [
+            told.value_ms
+            for name, told in self._sources.items()
+            if told.value_ms is not None and not self._is_silent(name, now_ms)
+        ]
+        self._is_idle = not active
+        if active:
+            self.watermark_ms = max(self.watermark_ms, min(active))
+        self._look_again_ms = self.next_idle_ms(now_ms) or inf
+        return before != (self.watermark_ms, self._is_idle)
+
+    def _find_first_waiting(self) -> None:
+        self._first_waiting = min(
+            [told.waiting[0][0] for told in self._sources.values() if told.waiting], default=None
+        )
+
+    def _count(self, name: str, told: Told, open_order: int | None) -> None:
+        waiting = told.waiting
+        while waiting and (open_order is None or waiting[0][0] < open_order):
+            _, value_ms = waiting.pop(0)
+            if value_ms is None or told.value_ms is None:
+                told.value_ms = value_ms
+            else:
+                told.value_ms = max(told.value_ms, value_ms)
+            self.changed[name] = None
+        if not waiting and told.value_ms is None and name not in self._expected:
+            self._sources.pop(name)
+            self._seen_ms.pop(name, None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is left who could advance the watermark."""
+        return self._is_idle
+
+    def _is_silent(self, source: str, now_ms: float) -> bool:
+        idle_after_ms = self._idle_after_ms
+        return idle_after_ms is not None and now_ms - self._seen_ms[source] >= idle_after_ms
+
+    def next_idle_ms(self, now_ms: float) -> float | None:
+        """Return when the next source will have been silent for too long."""
+        if self._idle_after_ms is None:
+            return None
+        times = [seen_ms + self._idle_after_ms for seen_ms in self._seen_ms.values()]
+        return min([each for each in times if each > now_ms], default=None)
+
+    def stored(self, source: str) -> Told | None:
+        """Return what is to be stored of a source; None if nothing."""
+        return self._sources.get(source)
+
+
+class OpenMessages:
+    """Which messages were taken and are not done; finds the first of them."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._open: set[tuple[int, int]] = set()
+
+    def add(self, place: tuple[int, int]) -> None:
+        if place not in self._open:
+            self._open.add(place)
+            heappush(self._heap, place)
+
+    def remove(self, place: tuple[int, int]) -> None:
+        self._open.discard(place)
+        if len(self._heap) > 2 * len(self._open) + STALE_MAX:
+            self._heap = list(self._open)
+            heapify(self._heap)
+
+    def first(self) -> int | None:
+        while self._heap and self._heap[0] not in self._open:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+class StreamProgress:
+    """All that one partition knows of time. What handlers see of it are the two times."""
+
+    def __init__(
+        self,
+        function: Function,
+        stored: Sequence[Record],
+        *,
+        expected: Sequence[str],
+        downstream: Sequence[str],
+        now_ms: float,
+        loaded_max: int = LOADED_MAX,
+    ) -> None:
+        """`expected` are the sources that are waited for, `downstream` the partitions that wait
+        for this one."""
+        window = function.window
+        self.seen_ms = BEGINNING_MS
+        self.downstream = downstream
+        self.by_clock = window is not None and window.time != "event"
+        self.by_arrival = window is not None and window.time == "ingestion"
+        self._own = Own(BEGINNING_MS, None, False, False)
+        sources: list[tuple[str, Told]] = []
+        for record in stored:
+            if record.value is None:
+                continue
+            if record.id == OWN:
+                self._own = _decode_own(record.value)
+            else:
+                sources.append((record.id, _decode_told(record.value)))
+        self.watermark_ms = self._own.watermark_ms
+        self._watermarks = Watermarks(
+            expected, function.idle_after_ms, now_ms, sources, self.watermark_ms
+        )
+        self.is_used = window is not None or bool(expected) or bool(stored)
+        """False while there is neither a window nor a watermark."""
+        self._open = OpenMessages()
+        self._due = None if window is None else DueRecords(_decode_key, loaded_max)
+        self._closings: set[str] = set()
+        self._arrivals: deque[tuple[Chunk, int]] = deque()
+        slide_ms = None if window is None else window.slide_ms
+        self._event_frontier = EventTimeFrontier(slide_ms)
+        self._clock_frontier = ClockFrontier(slide_ms)
+        self._sender_slides_ms = function.upstream_slides_ms
+
+    # Messages
+
+    def has_room_for(self, sources: Iterable[str]) -> bool:
+        """Tell whether markers of these sources can be taken."""
+        return all(self._watermarks.has_room_for(each) for each in sources)
+
+    def arrived(self, chunk: Chunk, clock_ms: int) -> None:
+        """Messages have arrived; until they are taken, their time is not over."""
+        if self.by_arrival:
+            self._arrivals.append((chunk, clock_ms))
+
+    def opened(self, message: Message) -> None:
+        """A message was taken and is on record; it will be done later."""
+        if message.kind is Kind.MARKER:
+            self._closings.add(message.id)
+        else:
+            self._open.add(self._place(message))
+
+    def ended(self, message: Message) -> None:
+        if message.kind is Kind.MARKER:
+            self._closings.discard(message.id)
+        else:
+            self._open.remove(self._place(message))
+
+    def _place(self, message: Message) -> tuple[int, int]:
+        if self.by_arrival and message.at_ms is not None:
+            return message.at_ms, message.order
+        return message.order, 0
+
+    def marker(self, source: str, value_ms: int | None, order: int, now_ms: float) -> None:
+        """A marker was taken; it counts when everything before it is done."""
+        self._watermarks.take(source, value_ms, order, now_ms)
+        self._own.is_heard = self.is_used = True
+
+    def source_gone(self, source: str) -> None:
+        self._watermarks.forget(source)
+
+    # Time
+
+    def advance(self, clock_ms: int, now_ms: float) -> list[Record]:
+        """See how far time has come; return what has to be stored of it."""
+        if self.by_clock:
+            self.watermark_ms = max(self.watermark_ms, self._clock_reached(clock_ms))
+            return []
+        if self._watermarks.settle(self._open.first(), now_ms):
+            if self._watermarks.watermark_ms > self.watermark_ms:
+                self._event_frontier.learn(self._watermarks.watermark_ms, now_ms)
+            self.watermark_ms = self._watermarks.watermark_ms
+            self._own.watermark_ms = self.watermark_ms
+            self._watermarks.changed[OWN] = None
+        return self.changed_records()
+
+    def _clock_reached(self, clock_ms: int) -> int:
+        if not self.by_arrival:
+            return clock_ms
+        arrivals = self._arrivals
+        while arrivals and arrivals[0][0].start == arrivals[0][0].stop:
+            arrivals.popleft()
+        if arrivals:
+            clock_ms = min(clock_ms, arrivals[0][1])
+        first_ms = self._open.first()
+        return clock_ms if first_ms is None else min(clock_ms, first_ms)
+
+    def changed_records(self) -> list[Record]:
+        """Return what has to be stored of watermarks since the last time."""
+        changed = self._watermarks.changed
+        if not changed:
+            return []
+        records = []
+        for source in changed:
+            told = self._own if source == OWN else self._watermarks.stored(source)
+            records.append(Record(WATERMARK, source, None if told is None else _encode(told)))
+        changed.clear()
+        return records
+
+    def wake_ms(self, now_ms: float, clock_base_ms: int) -> float | None:
+        """Return when something will be due although nothing happens."""
+        if not self.by_clock:
+            return self._watermarks.next_idle_ms(now_ms)
+        due_ms = None if self._due is None else self._due.next_due_ms
+        if due_ms is None or due_ms - clock_base_ms <= now_ms:
+            return None  # If it is due already, it waits for messages that arrived before.
+        return due_ms - clock_base_ms
+
+    # Windows
+
+    def note(self, effects: Sequence[Effect]) -> list[Record]:
+        """Learn of windows' ends from what handlers did; return their records."""
+        if self._due is None:
+            return []
+        records = []
+        for effect in effects:
+            if type(effect) is WindowDue:
+                timer, due_ms, key = effect
+                self._due.add(timer, due_ms, key)
+                records.append(Record(WINDOW, timer, _encode(key), due_ms))
+        return records
+
+    def closings(self) -> Iterator[tuple[str, str]]:
+        """Give out (timer, key) of windows whose time has come, not too many at once."""
+        if self._due is None or len(self._closings) >= CLOSINGS_MAX:
+            return
+        for timer, key in self._due.due(self.watermark_ms):
+            yield timer, key
+            if len(self._closings) >= CLOSINGS_MAX:
+                return
+
+    def closed(self, message: Message) -> Record:
+        """A closing has run, or is on record by itself: return what deletes the window's."""
+        timer = message.source.removeprefix(CLOSING_SOURCE)
+        if self._due is not None:
+            self._due.end(timer)
+        return Record(WINDOW, timer, None)
+
+    def sealed(self) -> None:
+        if self._due is not None:
+            self._due.sealed()
+
+    def committed(self) -> None:
+        if self._due is not None:
+            self._due.committed()
+
+    def load(self) -> tuple[int, int] | None:
+        """Return up to when windows' ends should be read from the store now, and how many."""
+        if self._due is None or self.watermark_ms == BEGINNING_MS:
+            return None
+        until_ms = self._due.load_until_ms(self.watermark_ms)
+        return None if until_ms is None else (until_ms, self._due.loaded_max)
+
+    def loaded(self, records: Sequence[Record]) -> None:
+        assert self._due is not None
+        self._due.loaded(records)
+
+    # Downstream
+
+    def tell(self) -> tuple[int | None] | None:
+        """Return the watermark to be told downstream now, if there is a new one.
+
+        It waits until the windows that it closes are closed: what those send goes before it.
+        """
+        own = self._own
+        if not self.downstream or self.by_clock:
+            return None
+        value_ms = None if self._watermarks.is_idle else self.watermark_ms
+        if value_ms == BEGINNING_MS or (own.is_told and value_ms == own.told_ms):
+            return None
+        if value_ms is None and not own.is_heard:
+            return None  # Nobody has told us anything yet; that is not the end of it.
+        if self._closings or (self._due is not None and not self._due.is_past(self.watermark_ms)):
+            return None
+        own.told_ms, own.is_told = value_ms, True
+        self._watermarks.changed[OWN] = None
+        return (value_ms,)
+
+    # Urgency
+
+    def frontier_ms(self, source: str, clock_ms: int, now_ms: float) -> float:
+        """Return from when on the time of messages counts that arrive now."""
+        if self.by_clock:
+            return self._clock_frontier.frontier_ms(clock_ms, now_ms)
+        progress_ms = None if self.seen_ms == BEGINNING_MS else self.seen_ms
+        sender_slide_ms = self._sender_slides_ms.get(source.rpartition("/")[0], 0)
+        return self._event_frontier.frontier_ms(progress_ms, now_ms, sender_slide_ms)
+
+
+def refusal_of_source(source: str) -> str | None:
+    """Say why a client may not call a source of its so; None if it may."""
+    if "/" in source or is_client(source):
+        return f"a source cannot be named {source!r:.80}; allowed: a text without '/' and '~'"
+    return None
+
+
+def refusal_of_markers(batch: Batch) -> str | None:
+    """Say what is wrong with markers of a client; None if nothing is."""
+    for source in batch.keys:
+        refusal = refusal_of_source(source)
+        if refusal is not None:
+            return refusal
+    try:
+        for raw in split_column(batch.payloads):
+            value_ms = decode_marker(raw)
+            if value_ms is not None:
+                watermark_ms_of(value_ms)
+    except (msgspec.DecodeError, PayloadError, RejectedError) as error:
+        return f"a watermark is milliseconds since 1970, or nil: {error}"
+    return None
+
+
+def closing_message(timer: str, key: str, order: int) -> Message:
+    """Return the message that closes a window."""
+    payload = msgspec.Raw(_encode(timer))
+    return Message(f"{CLOSING_SOURCE}{timer}", 0, Kind.MARKER, key, payload, order)
+
+
+def closing_of(message: Message) -> Closing:
+    """Return what a handler is given for the message that closes a window."""
+    return Closing(message.source.removeprefix(CLOSING_SOURCE))
+
+
+def expected_sources(function: Function, partition_counts: dict[str, int]) -> list[str]:
+    """Return whose watermarks a function waits for: sources, and partitions of functions."""
+    return [
+        *function.upstream_sources,
+        *[
+            partition_name(upstream, index)
+            for upstream in function.upstream_functions
+            for index in range(partition_counts.get(upstream, 0))
+        ],
+    ]
+
+
+def downstream_partitions(name: str, functions: Iterable[Function]) -> list[str]:
+    """Return the partitions that wait for watermarks of a function."""
+    return [
+        partition_name(each.name, index)
+        for each in functions
+        if name in each.upstream_functions
+        for index in range(each.partition_count)
+    ]
