@@ -25,6 +25,7 @@ from sublet.functions.errors import (
     SubletError,
 )
 from sublet.functions.state import Cell, StateClock
+from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.state_cache import StateCache
@@ -53,6 +54,15 @@ class NoState:
 
 
 NO_STATE: Any = NoState()
+
+
+class NoProgress:
+    """Of a partition without watermarks."""
+
+    watermark_ms = seen_ms = BEGINNING_MS
+
+
+NO_PROGRESS = NoProgress()
 
 
 class RunScope:
@@ -187,8 +197,8 @@ class Place:
         limits: Limits,
         next_timer: Callable[[], str],
         monotonic_ms: Callable[[], float],
-        clock_ms: Callable[[float], int],
-        progress: Progress,
+        clock_ms: Callable[[float], int] = int,
+        progress: Progress | None = None,
     ) -> None:
         self.partition = partition
         self.function = function
@@ -200,7 +210,7 @@ class Place:
         self.monotonic_ms = monotonic_ms
         self.clock_ms = clock_ms
         """Turns a monotonic time into that of the partition's clock."""
-        self.progress = progress
+        self.progress = progress or NO_PROGRESS
 
     def cell(self, key: str) -> Cell:
         """Return the state of a key that has been loaded."""
