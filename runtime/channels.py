@@ -58,12 +58,15 @@ class Inbox:
         """Return the number of the next message that is new."""
         return self.received.get(source, 0) + 1
 
-    def done_ahead(self, source: str, first: int, count: int) -> set[int] | None:
-        """Return the places of messages in a received batch that an earlier owner has done."""
+    def done_ahead(self, source: str, first: int, start: int, count: int) -> set[int] | None:
+        """Return the places, from `start` on, of messages in a received batch that an earlier
+        owner has done."""
         ahead = self.ahead.get(source)
         if not ahead:
             return None
-        return {number - first for number in ahead if first <= number < first + count} or None
+        return {
+            number - first for number in ahead if first + start <= number < first + count
+        } or None
 
     def reach(self, source: str, upto: int) -> int:
         """All up to a number are done: return up to where, with those that were done ahead."""
@@ -72,6 +75,9 @@ class Inbox:
             while upto + 1 in ahead:
                 upto += 1
                 ahead.remove(upto)
+            if upto > self.received.get(source, 0):
+                # Done by an earlier owner, and not sent again yet: need not be.
+                self.received[source] = upto
         self.reached[source] = upto
         return upto
 

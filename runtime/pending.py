@@ -168,7 +168,7 @@ class Sealer:
             payloads = join_column([_encode(value_ms)])
             outbox.append(self._entry(destination, Kind.MARKER, [self._partition], payloads, None))
         for destination, numbers in pending.withdrawn.items():
-            outbox.append(self._pack_withdrawal(destination, numbers))
+            outbox.extend(self._pack_withdrawals(destination, numbers))
         for destination, replies in pending.replies.items():
             outbox.extend(self._pack_replies(destination, replies))
         return Commit(
@@ -284,10 +284,11 @@ class Sealer:
         payloads = join_column([call.payload])
         return self._entry(call.partition, Kind.CALL, [call.key], payloads, left, {0: call.extra})
 
-    def _pack_withdrawal(self, destination: str, numbers: list[int]) -> OutboxEntry:
-        payloads = join_column([b"\xc0"] * len(numbers))
+    def _pack_withdrawals(self, destination: str, numbers: list[int]) -> Iterator[OutboxEntry]:
         keys = [str(number) for number in numbers]
-        return self._entry(destination, Kind.WITHDRAW, keys, payloads, None)
+        for start, stop in _pieces([len(key) for key in keys]):
+            payloads = join_column([b"\xc0"] * (stop - start))
+            yield self._entry(destination, Kind.WITHDRAW, keys[start:stop], payloads, None)
 
     def _pack_replies(self, destination: str, replies: Replies) -> Iterator[OutboxEntry]:
         column = _encode_results(replies)

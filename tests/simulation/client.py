@@ -22,12 +22,31 @@ _decode = msgspec.msgpack.decode
 class Said:
     """One message of a client, and the answers to it."""
 
-    def __init__(self, kind: Kind, key: str, payload: list[Any], idempotency_key: str) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        key: str,
+        payload: list[Any],
+        idempotency_key: str,
+        deadline_ms: float | None = None,
+    ) -> None:
         self.kind = kind
         self.key = key
         self.payload = payload
         self.idempotency_key = idempotency_key
+        self.deadline_ms = deadline_ms
+        self.withdrawn = False
         self.replies: list[tuple[Any, ErrorInfo | None]] = []
+
+    @property
+    def may_end_early(self) -> bool:
+        """Tell whether its caller may leave before it is answered."""
+        return self.kind is Kind.CALL and (self.withdrawn or self.deadline_ms is not None)
+
+    def ended_early(self) -> bool:
+        """Tell whether the answer says that it has not run."""
+        error = self.replies[0][1] if self.replies else None
+        return error is not None and error.code in ("deadline_exceeded", "cancelled")
 
     @property
     def uid(self) -> str:
@@ -50,6 +69,12 @@ class ClientChannel:
         self.said.append(said)
         # What is said in one moment leaves together.
         self.client.world.soon(self._pump_unless_held)
+
+    def withdraw(self, number: int) -> None:
+        """Take back whatever the message with this number is."""
+        target = self.said[number - 1]
+        target.withdrawn = True
+        self.say(Said(Kind.WITHDRAW, str(number), [None, f"-{target.uid}"], ""))
 
     def _pump_unless_held(self) -> None:
         if not self._held:
@@ -82,10 +107,20 @@ class ClientChannel:
             [each.key for each in said],
             msgspec.Raw(join_column([_encode(each.payload) for each in said])),
             len(said),
-            None,
+            self._time_left(said),
             extras or None,
         )
         self.client.world.send(self.client, self.partition, batch)
+
+    def _time_left(self, said: Sequence[Said]) -> int | list[int] | None:
+        now_ms = self.client.world.now_ms
+        left = [
+            -1 if each.deadline_ms is None else max(0, int(each.deadline_ms - now_ms))
+            for each in said
+        ]
+        if all(each == left[0] for each in left):
+            return None if left[0] < 0 else left[0]
+        return left
 
     def again(self) -> None:
         """Whatever was under way is lost, or not."""
@@ -116,7 +151,12 @@ class ClientChannel:
         refs = batch.refs or range(batch.refs_first, batch.refs_first + batch.count)
         for place in range(self.replies_taken + 1 - batch.first, batch.count):
             error_ = batch.errors.get(place) if batch.errors else None
-            self.said[refs[place] - 1].replies.append((_decode(bytes(results[place])), error_))
+            said = self.said[refs[place] - 1]
+            said.replies.append((_decode(bytes(results[place])), error_))
+            if error_ is not None and error_.code == "deadline_exceeded":
+                due_ms = said.deadline_ms
+                on_time = due_ms is not None and self.client.world.now_ms + 1 >= due_ms
+                check(on_time, "it was over before its deadline", said.uid)
         self.replies_taken = max(self.replies_taken, batch.first + batch.count - 1)
         ack = Ack(self.client.name, self.partition, self.replies_taken)
         self.client.world.send(self.client, self.partition, ack, to=sender)
@@ -136,6 +176,10 @@ class Client:
         if channel is None:
             channel = self.channels[partition] = ClientChannel(self, partition)
         channel.say(said)
+
+    def withdraw(self, function: str, said: Said) -> None:
+        channel = self.channels[self.world.partition_of(function, said.key)]
+        channel.withdraw(channel.said.index(said) + 1)
 
     def receive(self, frame: Batch | Ack | Refused, sender: Node | Client) -> None:
         if isinstance(frame, Batch):

@@ -189,8 +189,10 @@ class Handling:
         return self.node.world.partition_of("sim/ledger", key), key, payload, timeout_ms
 
     def _send(self, function: str, key: str, payload: list[Any]) -> None:
-        partition = self.node.world.partition_of(function, key)
-        self.effects.append(Outgoing(partition, key, _encode(payload), None))
+        world = self.node.world
+        partition = world.partition_of(function, key)
+        deadline_ms = world.random_deadline_ms()
+        self.effects.append(Outgoing(partition, key, _encode(payload), deadline_ms))
 
     def rows(self) -> list[StateRow]:
         """Make the new state the current one."""

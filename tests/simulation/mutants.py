@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 
+from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
-from sublet.runtime.frames import Ack, Batch
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
 from sublet.runtime.steps import Acknowledge, Deliver, Store
-from sublet.runtime.work import Chunk, Span, Waiting
+from sublet.runtime.work import Chunk, Waiting, Work
 from sublet.statestore.contract import (
+    AHEAD,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
@@ -107,11 +109,12 @@ class DoesNotStorePositions(Mutant):
 
 class StoresPositionsBeforeTheRun(Mutant):
     class partition(Partition):  # noqa: N801
-        def _take_span(self, chunk: Chunk, room: int) -> Span:
-            span = super()._take_span(chunk, room)
-            self._pending.inbox[chunk.batch.source] = chunk.batch.first + span.stop - 1
-            self._pending.must_flush = True
-            return span
+        def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
+            work = super()._take_from_backlog(size, off_loop, now_ms)
+            for chunk, _, stop in () if work is None else work.spans:
+                self._pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
+                self._pending.must_flush = True
+            return work
 
 
 class StoresPositionsWithoutWaiting(Mutant):
@@ -158,6 +161,99 @@ class DoesNotStoreTimers(_WithoutRecords):
 class DoesNotDeleteTimers(_WithoutRecords):
     kind = TIMER
     deletes = True
+
+
+class DoesNotStoreWhatWasDoneAhead(_WithoutRecords):
+    kind = AHEAD
+
+
+class DoesNotDeleteWhatWasDoneAhead(_WithoutRecords):
+    kind = AHEAD
+    deletes = True
+
+
+class _ShortInbox(Inbox):
+    __slots__ = ()
+
+    def reach_ahead(self, source: str, number: int) -> bool:
+        return False
+
+
+class TakesWhatWasDoneAheadForAllBefore(Mutant):
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._inbox = _ShortInbox(self._inbox.taken, self._inbox.ahead)
+            super().start(now_ms)
+
+
+class _PushyBacklog(Backlog):
+    def pull(self, chunk: Chunk, room: int) -> list[Place]:
+        places = [(chunk, index) for index in chunk.most_urgent(PULL_MS)[:room]]
+        for _, index in places:
+            self._remove(chunk, index)
+        return places
+
+
+class PullsWithoutTheEarlierOnesOfTheKey(Mutant):
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._backlog = _PushyBacklog()
+            super().start(now_ms)
+
+
+class _KeepingBacklog(Backlog):
+    def _remove(self, chunk: Chunk, index: int) -> None:
+        return
+
+
+class RunsWhatWasWithdrawnAndAnswered(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _withdraw(self, source: str, number: int, now_ms: float) -> None:
+            self._backlog.__class__ = _KeepingBacklog
+            super()._withdraw(source, number, now_ms)
+            self._backlog.__class__ = Backlog
+
+
+class TakesBackSends(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
+            super()._line_up(batch, skip, now_ms)
+            self.queued_kinds = getattr(self, "queued_kinds", {})
+            for number in range(batch.first, batch.first + batch.count):
+                self.queued_kinds[batch.source, number] = batch
+
+        def _withdraw(self, source: str, number: int, now_ms: float) -> None:
+            batch = self.queued_kinds.get((source, number))
+            if batch is None or batch.kind is not Kind.SEND:
+                super()._withdraw(source, number, now_ms)
+                return
+            batch.kind = Kind.CALL
+            super()._withdraw(source, number, now_ms)
+            batch.kind = Kind.SEND
+
+
+class LetsSendsExpire(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
+            waiting.expires = True
+            return super()._is_over(waiting, now_ms)
+
+        def _is_single(self, chunk: Chunk, now_ms: float) -> bool:
+            return True
+
+
+class RemembersThatItDidNotRun(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+            self._consume(waiting, None, error, now_ms)
+
+
+class LeavesThoseWhoAskedForTheSameWaiting(Mutant):
+    class partition(Partition):  # noqa: N801
+        def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+            message = waiting.message
+            waiting.message = msgspec.structs.replace(message, extra=Extra())
+            self._consume(waiting, None, error, now_ms)
 
 
 class ForgetsAnswersBeforeTheCommit(Mutant):

@@ -14,6 +14,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    Interrupt,
     Load,
     LoadTimers,
     Ready,
@@ -73,6 +74,7 @@ class Node:
             limits=world.limits,
             now_ms=world.now_ms,
             wall_ms=int(WALL_MS + world.now_ms),
+            urgency=world.urgency,
             timers_loaded_max=world.timers_loaded_max,
         )
 
@@ -144,6 +146,8 @@ class Node:
                         world.after(delay_ms, self._woken, self._wake)
                     case Resume():
                         world.soon(self._resume, effect)
+                    case Interrupt():
+                        world.soon(self._interrupt, effect)
                     case Stop():
                         check(effect.outcome is Outcome.FENCED, "stopped for", effect.outcome)
         check(partition.open_from_clients >= 0, "more messages ended than came")
@@ -320,7 +324,13 @@ class Node:
         number = len(handling.results) + 1
         destination, key, payload, timeout_ms = handling.call_request(number)
         self.partition.call_opened(
-            handling.message_id, number, destination, key, payload, self.world.now_ms
+            handling.message_id,
+            number,
+            destination,
+            key,
+            payload,
+            self.world.now_ms,
+            timeout_ms=timeout_ms or None,
         )
         if timeout_ms:
             self.world.after(timeout_ms, self._expire, handling, number)
@@ -341,6 +351,17 @@ class Node:
             check(resume.error.code == "deadline_exceeded", "a call failed", resume.error)
             handling.results.append("late")
         self._end(handling)
+        self.carry_out()
+
+    def _interrupt(self, interrupt: Interrupt) -> None:
+        handling = self.open.get(interrupt.message_id)
+        if handling is None or not self.alive or self.world.chance.random() < 0.1:
+            return  # Some handlers do not care.
+        del self.open[interrupt.message_id]
+        failure = Failure(ErrorInfo("handler_failed", handling.uid), True)
+        self.partition.invocation_ended(
+            interrupt.message_id, None, failure, [], [], 0.1, self.world.now_ms
+        )
         self.carry_out()
 
     def _end(self, handling: Handling) -> None:

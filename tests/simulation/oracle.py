@@ -12,7 +12,7 @@ from sublet.functions.codec import split_column
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.timers import Timer
-from sublet.statestore.contract import DEAD, JOURNAL, PARKED, TIMER, Commit
+from sublet.statestore.contract import AHEAD, DEAD, JOURNAL, PARKED, TIMER, Commit
 from tests.simulation.handlers import ATTEMPTS, DONE, EGRESS, PARTITIONS_PER_FUNCTION, KeyState
 from tests.simulation.verdict import check, now_done
 
@@ -65,6 +65,8 @@ class Oracle:
             check(not partition.stopped, "the last owner has stopped", name)
             for kind in (PARKED, JOURNAL, TIMER):
                 check(not tables.records.get(kind), f"{kind} records are left", name)
+            ahead = [each for each in tables.records.get(AHEAD, ()) if each != "~gone"]
+            check(not ahead, "what was done ahead is still on record", name, ahead)
             # An owner that came after the goodbye keeps replies for the deserter, for a day.
             unsent = [each for each in tables.outbox if each != "~gone"]
             check(not unsent, "the outbox is not empty", name, unsent)
@@ -75,35 +77,67 @@ class Oracle:
             for channel in client.channels.values():
                 check(channel.acked == len(channel.said), "not acknowledged", channel.partition)
 
-    def _expected(self) -> tuple[dict[tuple[str, str], Counter[str]], set[str], set[str]]:
-        """Return what each key's history must hold, what it may hold, and what must be dead."""
+    def _expected(self) -> tuple[dict[tuple[str, str], Counter[str]], Counter[str], set[str]]:
+        """Return what each key's history must hold, how often it may hold what else, and what
+        must be dead."""
         wanted: dict[tuple[str, str], Counter[str]] = {}
-        maybe: set[str] = set()
+        maybe = self._maybe_called()
         dead: set[str] = set()
+        unrun = self._unrun()
         keeps = {
             said.payload[2] for _, _, said in self._world.script if said.payload[0] == "cancel"
         }
+
+        def want(function: str, key: str, uid: str) -> None:
+            if uid not in maybe:
+                wanted.setdefault((function, key), Counter())[uid] += 1
+
         for function, said in {s.uid: (f, s) for _, f, s in reversed(self._world.script)}.values():
             op, uid, *args = said.payload
+            if uid in unrun:
+                continue
             if op == "reject" or (op == "fail" and args[1] >= ATTEMPTS):
                 if said.kind is Kind.SEND:
                     dead.add(uid)
                 continue
-            wanted.setdefault((function, said.key), Counter())[uid] += 1
+            want(function, said.key, uid)
             if op == "send":
-                wanted.setdefault((args[1], args[2]), Counter())[uid + ">"] += 1
+                want(args[1], args[2], uid + ">")
             elif op == "call":
                 for call in range(1, args[2] + 1):
-                    wanted.setdefault(("sim/ledger", args[1]), Counter())[f"{uid}?{call}"] += 1
+                    want("sim/ledger", args[1], f"{uid}?{call}")
             elif op == "timer":
                 _, _, where, key, then = args
                 if then == "hand over":
-                    wanted.setdefault(("sim/tally", key), Counter())[uid + "~"] += 1
+                    want("sim/tally", key, uid + "~")
                 if then == "hand over" or uid in keeps:
-                    maybe.add(uid + "@")
+                    maybe[uid + "@"] = 1
                 elif then != "cancel":
-                    wanted.setdefault((where, key), Counter())[uid + "@"] += 1
+                    want(where, key, uid + "@")
         return wanted, maybe, dead
+
+    def _maybe_called(self) -> Counter[str]:
+        """Return the calls that are taken back when nobody waits for them any more, with how
+        often each may have had its effect."""
+        script = self._world.script
+        asked = Counter(said.uid for _, _, said in script)
+        early = {said.uid for _, _, said in script if said.may_end_early}
+        maybe: Counter[str] = Counter()
+        for _, _, said in script:
+            op, uid, *args = said.payload
+            if op == "call" and (uid in early or args[4]):
+                # Asked again by its idempotency key, it makes its calls again.
+                for call in range(1, args[2] + 1):
+                    maybe[f"{uid}?{call}"] = asked[uid] if uid in early else 1
+        return maybe
+
+    def _unrun(self) -> set[str]:
+        """What must not have had any effect: everybody who asked was told so."""
+        ended: dict[str, bool] = {}
+        for _, _, said in self._world.script:
+            early = said.may_end_early and said.ended_early()
+            ended[said.uid] = ended.get(said.uid, True) and early
+        return {uid for uid, early in ended.items() if early}
 
     def _histories(self) -> dict[tuple[str, str], list[str]]:
         found: dict[tuple[str, str], list[str]] = {}
@@ -129,8 +163,9 @@ class Oracle:
                 continue
             self._check_deserter(history)
             found_counts = Counter(uid for uid in history if not uid.startswith("~gone"))
-            for uid in maybe & set(history):
-                check(found_counts.pop(uid) == 1, "a timer fired twice", uid)
+            for uid in maybe.keys() & set(history):
+                often = found_counts.pop(uid) > maybe[uid]
+                check(not often, "a timer or a call had its effect twice", uid)
             want = wanted.pop(place, Counter())
             missing, extra = want - found_counts, found_counts - want
             check(not missing, "effects are missing", place, missing)
@@ -207,6 +242,12 @@ class Oracle:
             check(len(said.replies) == 1, "replies", said.uid, len(said.replies))
             value, error = said.replies[0]
             op, uid, *args = said.payload
+            if error is not None and error.code == "cancelled":
+                check(said.withdrawn, "nobody has taken it back", said.uid)
+                continue
+            if error is not None and error.code == "deadline_exceeded":
+                check(said.deadline_ms is not None, "it has no deadline", said.uid)
+                continue
             fails = op == "reject" or (op == "fail" and args[1] >= ATTEMPTS)
             check((error is not None) == fails, "the reply", said.uid, error)
             check(answers.setdefault(uid, value) == value, "two answers to one request", uid)
@@ -227,7 +268,6 @@ class Oracle:
                 check(len(values) == entry.length, "egress length", name)
                 found.update(values)
                 position += entry.length
-        wanted = Counter(
-            {said.uid for _, _, said in self._world.script if said.payload[0] == "emit"}
-        )
+        emitted = {said.uid for _, _, said in self._world.script if said.payload[0] == "emit"}
+        wanted = Counter(emitted - self._unrun())
         check(found == wanted, "egress", found - wanted, wanted - found)

@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 
-from sublet.functions.address import partition_index_of, partition_name
+from sublet.functions.address import is_client, partition_index_of, partition_name
 from sublet.runtime.frames import Ack, Batch, Kind, Refused
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
-from sublet.statestore.contract import Commit, Outcome, Recovered
+from sublet.scheduler.orders import LeastLaxity
+from sublet.scheduler.urgency import Urgency
+from sublet.statestore.contract import AHEAD, Commit, Outcome, Recovered
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 from tests.simulation.client import Client, Said
 from tests.simulation.handlers import (
@@ -71,6 +73,11 @@ class World:
         self.keys = KEYS[: chance.choice([1, 2, 4])]
         self.pause_ms = chance.choice([0.0, 1.0, 8.0])
         self.pace = RandomPace(chance)
+        # Those whose messages have deadlines: what is urgent overtakes, what is late may expire.
+        self.hurry = chance.choice([0.0, 0.3, 0.8])
+        self.impatience = chance.choice([0.0, 0.0, 0.3])
+        """How many requests their callers take back."""
+        self.urgency = Urgency(LeastLaxity() if chance.random() < 0.7 else None)
         self.limits = Limits(
             queue_max=chance.choice([3, 10_000]),
             commit_messages_max=chance.choice([2, 5_000]),
@@ -231,6 +238,12 @@ class World:
         self.oracle.judge()
         self._say_goodbye()
 
+    def random_deadline_ms(self) -> float | None:
+        chance = self.chance
+        if chance.random() >= self.hurry:
+            return None
+        return self.now_ms + chance.choice([1, 10, 40, 200, 1_000, 5_000]) * (1 + chance.random())
+
     def _plan_message(self, number: int) -> None:
         chance = self.chance
         client = chance.choice(self.clients)
@@ -240,15 +253,21 @@ class World:
         payload = self._random_payload(uid, function, key)
         kind = chance.choice([Kind.CALL, Kind.SEND])
         repeated = payload[0] != "cancel" and chance.random() < 0.25
-        said = Said(kind, key, payload, uid if repeated else "")
-        self.script.append((client, function, said))
+        said = Said(kind, key, payload, uid if repeated else "", self.random_deadline_ms())
         at_ms = number * self.pause_ms
-        self.after(at_ms, client.say, function, said)
+        self._plan(client, function, said, at_ms)
         if repeated:
-            again = Said(kind, key, payload, uid)
+            again = Said(kind, key, payload, uid, self.random_deadline_ms())
             other = chance.choice(self.clients)
-            self.script.append((other, function, again))
-            self.after(at_ms + chance.random() * 100, other.say, function, again)
+            self._plan(other, function, again, at_ms + chance.random() * 100)
+
+    def _plan(self, client: Client, function: str, said: Said, at_ms: float) -> None:
+        self.script.append((client, function, said))
+        self.after(at_ms, client.say, function, said)
+        if self.chance.random() < self.impatience:
+            for _ in range(self.chance.choice([1, 1, 2])):
+                after_ms = at_ms + self.chance.random() * self.chance.choice([1, 10, 100])
+                self.after(after_ms, client.withdraw, function, said)
 
     def _plan_deserter(self, faults_ms: float) -> None:
         """Let a client say goodbye while its messages are on their way."""
@@ -259,7 +278,8 @@ class World:
                 self.chance.choice(sorted(self.functions)),
                 self.chance.choice(self.keys),
             )
-            said = Said(Kind.CALL, key, ["add", f"~gone.{number}", 1], "")
+            due_ms = self.random_deadline_ms()
+            said = Said(Kind.CALL, key, ["add", f"~gone.{number}", 1], "", due_ms)
             self.after(number * self.pause_ms, self._say_unless_gone, function, said)
         self.after(self.chance.random() * faults_ms, self._desert)
 
@@ -314,7 +334,8 @@ class World:
                 node.carry_out()
             self._run_until(self.now_ms + 1_000)
             tables = self.backend.partitions[name]
-            kept = {each for each in (*tables.inbox, *tables.sent) if each.startswith("~")}
+            ahead = tables.records.get(AHEAD, {})
+            kept = {each for each in (*tables.inbox, *tables.sent, *ahead) if is_client(each)}
             if self.told.get(name) is not node:
                 kept.discard("~gone")  # Who came later knows of it only by its silence.
             check(not kept, "a client that left is remembered", name, kept)

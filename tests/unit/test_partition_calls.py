@@ -144,21 +144,25 @@ def test_a_call_that_expired_stays_expired() -> None:
     assert resumed(heir) == [(FIRST, 1, "deadline_exceeded")]
 
 
-def test_a_call_that_expires_before_it_leaves_is_sent_and_its_reply_ignored() -> None:
+def test_a_call_that_expires_before_it_leaves_is_not_sent() -> None:
     owner = Owner(make_function(is_async=True))
     owner.arrive(1, ["a", "b"])
-    owner.finish(suspended={0})
+    owner.finish(suspended={0, 1})
     owner.call(FIRST)
+    owner.call(f"{CLIENT}:2")
     owner.expire(FIRST)
     owner.settle()
     assert owner.sent() == [None]
 
-    owner.receive(replies(1, [1], ["late"]))
+    owner.receive(replies(1, [1], ["for the other"]))
     owner.end(FIRST)
     owner.settle()
 
-    assert resumed(owner) == [(FIRST, 1, "deadline_exceeded")]
-    assert owner.records(JOURNAL) == {}
+    assert resumed(owner) == [
+        (FIRST, 1, "deadline_exceeded"),
+        (f"{CLIENT}:2", 1, "for the other"),
+    ]
+    assert list(owner.records(JOURNAL)) == [f"{CLIENT}:2/1"]
 
 
 def test_a_handler_that_ends_without_its_reply_leaves_no_journal() -> None:
