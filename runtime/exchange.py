@@ -28,7 +28,7 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.host import Host
+from sublet.runtime.host import Host, Hosted
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
@@ -281,7 +281,7 @@ class Exchange:
                 self._not_here(port, batch)
             elif from_client and (error := self._bad_batch(batch)) is not None:
                 self._refuse_unseen(port, batch, error, error.code)
-            elif from_client and not self._has_room(batch.count):
+            elif from_client and not self._has_room(batch.count, hosted):
                 open_count = self._open_at_most
                 error = ErrorInfo("overloaded", f"the worker has {open_count} in flight", 50)
                 self.host.refuse(batch, hosted, error)
@@ -292,17 +292,22 @@ class Exchange:
                 self.host.batch_arrived(batch, hosted)
         self.host.pump()
 
-    def _has_room(self, count: int) -> bool:
+    def _has_room(self, count: int, hosted: Hosted) -> bool:
         """Return whether the worker may take so many more from clients.
 
         Asking every partition costs more the more there are. So what comes is added up, what
-        ends is not, and only when that reaches the bound are they asked.
+        ends is not, and only when that reaches the bound are they asked. Then functions that hold
+        less than an equal share still have room: who floods the worker is refused, not those who
+        share it.
         """
         room = self._limits.in_flight_max
         if self._open_at_most + count > room:
-            self._open_at_most = self.host.open_from_clients()
-            if self._open_at_most and self._open_at_most + count > room:
-                return False
+            by_function = self.host.open_by_function()
+            self._open_at_most = total = sum(by_function.values())
+            if total and total + count > room:
+                own = by_function.setdefault(hosted.place.function.name, 0)
+                if own + count > room // len(by_function) or total + count > 2 * room:
+                    return False
         self._open_at_most += count
         return True
 

@@ -284,6 +284,16 @@ class Host:
     def open_from_clients(self) -> int:
         return sum(hosted.partition.open_from_clients for hosted in self.partitions.values())
 
+    def open_by_function(self) -> dict[str, int]:
+        """Return what clients have under way, of functions for which there is something."""
+        found: dict[str, int] = {}
+        for hosted in self.partitions.values():
+            count = hosted.partition.open_from_clients
+            if count:
+                name = hosted.place.function.name
+                found[name] = found.get(name, 0) + count
+        return found
+
     # Events from outside
 
     def batch_arrived(self, batch: Batch, hosted: Hosted) -> None:

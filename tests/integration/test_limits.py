@@ -50,14 +50,38 @@ async def test_more_in_flight_than_allowed_is_refused_and_comes_later(tmp_path: 
         )
         await until_counted(cluster, "in_flight", 10)
         with pytest.raises(OverloadedError, match=r"in flight.*retry after"):
-            await impatient.call("limit/count", "k", 1)
-        patient = asyncio.ensure_future(client.call("limit/count", "k", 1))
+            await impatient.call("limit/hold", "k", str(gate))
+        patient = asyncio.ensure_future(client.call("limit/hold", "k", str(gate)))
         await until_counted(cluster, "refused", 2)
         gate.touch()
 
         assert await holding == [1] * 10
         assert await patient == 1
         assert await counter(cluster, "in_flight") == 0
+
+
+async def test_who_floods_a_worker_takes_no_room_from_others(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with (
+        running_cluster(tmp_path, app=APP, in_flight_max=10) as cluster,
+        cluster.client() as client,
+        cluster.client(overload_retries=0) as impatient,
+    ):
+        holding = asyncio.ensure_future(
+            client.call_many("limit/hold", [f"k{n}" for n in range(10)], [str(gate)] * 10)
+        )
+        await until_counted(cluster, "in_flight", 10)
+
+        assert await impatient.call("limit/count", "k", 1) == 1
+        waiting = [
+            asyncio.ensure_future(impatient.call("limit/ask", f"a{n}", str(gate))) for n in range(5)
+        ]
+        await until_counted(cluster, "in_flight", 15)
+        with pytest.raises(OverloadedError, match="in flight"):
+            await impatient.call("limit/ask", "one more", str(gate))
+        gate.touch()
+        assert await holding == [1] * 10
+        assert await asyncio.gather(*waiting) == [1] * 5
 
 
 async def test_a_full_queue_refuses_clients_and_loses_nothing(tmp_path: Path) -> None:
