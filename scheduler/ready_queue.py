@@ -51,17 +51,21 @@ class ReadyQueue(Generic[T]):
         return len(self._places)
 
     def put(self, name: str, item: T, rank: float, arrived_ms: float) -> None:
-        """Enter, or rank anew who is in the queue already."""
-        known = self._places.get(name)
-        if known is not None:
-            if known.rank == rank and known.arrived_ms <= arrived_ms:
-                return
-            arrived_ms = min(arrived_ms, known.arrived_ms)
-        self._number += 1
-        self._places[name] = _Place(name, item, rank, arrived_ms, self._number)
-        heappush(self._by_rank, (rank, self._number, name))
+        """Enter, or rank anew who is in the queue already: that keeps its place among equals."""
         if arrived_ms < self._oldest_ms:
             self._oldest_ms = arrived_ms
+        place = self._places.get(name)
+        if place is None:
+            self._number += 1
+            place = self._places[name] = _Place(name, item, rank, arrived_ms, self._number)
+        else:
+            place.item = item
+            if arrived_ms < place.arrived_ms:
+                place.arrived_ms = arrived_ms
+            if place.rank == rank:
+                return
+            place.rank = rank
+        heappush(self._by_rank, (rank, place.number, name))
         if len(self._by_rank) > 2 * len(self._places) + STALE_MAX:
             self._forget_stale()
 
@@ -94,9 +98,9 @@ class ReadyQueue(Generic[T]):
     def _first(self) -> _Place[T] | None:
         heap, places = self._by_rank, self._places
         while heap:
-            _, number, name = heap[0]
+            rank, number, name = heap[0]
             place = places.get(name)
-            if place is not None and place.number == number:
+            if place is not None and place.number == number and place.rank == rank:
                 return place
             heappop(heap)
         return None
@@ -109,6 +113,5 @@ class ReadyQueue(Generic[T]):
         return oldest
 
     def _forget_stale(self) -> None:
-        places, heap = self._places, self._by_rank
-        heap[:] = [each for each in heap if each[2] in places and places[each[2]].number == each[1]]
-        heapify(heap)
+        self._by_rank = [(each.rank, each.number, each.name) for each in self._places.values()]
+        heapify(self._by_rank)
