@@ -281,7 +281,11 @@ class Exchange:
                 self._not_here(port, batch)
             elif from_client and (error := self._bad_batch(batch)) is not None:
                 self._refuse_unseen(port, batch, error, error.code)
-            elif from_client and not self._has_room(batch.count, hosted):
+            elif (
+                from_client
+                and batch.kind is not Kind.WITHDRAW  # It makes room.
+                and not self._has_room(batch.count, hosted)
+            ):
                 open_count = self._open_at_most
                 error = ErrorInfo("overloaded", f"the worker has {open_count} in flight", 50)
                 self.host.refuse(batch, hosted, error)
@@ -317,8 +321,9 @@ class Exchange:
             refusal = refusal_of_markers(batch)
             if refusal is not None:
                 return ErrorInfo("rejected", refusal)
-        elif batch.kind not in (Kind.SEND, Kind.CALL):
-            return ErrorInfo("rejected", "a client sends, calls and tells watermarks, nothing else")
+        elif batch.kind not in (Kind.SEND, Kind.CALL, Kind.WITHDRAW):
+            text = "a client sends, calls, takes calls back and tells watermarks, nothing else"
+            return ErrorInfo("rejected", text)
         longest = max(map(len, batch.keys), default=0)
         limit = self._limits.key_bytes_max
         if longest * 4 > limit and any(len(key.encode()) > limit for key in batch.keys):

@@ -190,6 +190,8 @@ def _check_batch(batch: Batch) -> None:
     _check_length("payloads", _array_length(batch.payloads), count)
     reply = batch.kind is Kind.REPLY
     _check_length("keys", len(batch.keys), 0 if reply else count)
+    if batch.kind is Kind.WITHDRAW:
+        _check_withdrawn(batch)
     if isinstance(batch.time_left_ms, list):
         _check_length("time_left_ms", len(batch.time_left_ms), count)
     _check_places("extras", batch.extras, count)
@@ -203,6 +205,18 @@ def _check_batch(batch: Batch) -> None:
             raise WireError(f"refs outside 1..{NUMBER_MAX}")
     else:
         _check_numbers("refs_first", batch.refs_first, count)
+
+
+def _check_withdrawn(batch: Batch) -> None:
+    """A withdrawal names an earlier message of its own channel, by its number."""
+    for number, key in enumerate(batch.keys, batch.first):
+        # The longest number has 19 digits, and `int` takes time for long ones.
+        digits = len(key) <= 19 and key.isascii() and key.isdigit()
+        if not digits or not 1 <= int(key) < number:
+            raise WireError(
+                f"a withdrawal (kind 4) of {key!r:.40}; allowed: the number of a message before "
+                f"it, 1..{number - 1}"
+            )
 
 
 def _check_numbers(column: str, first: int, count: int) -> None:

@@ -81,12 +81,9 @@ class Oracle:
         """Return what each key's history must hold, how often it may hold what else, and what
         must be dead."""
         wanted: dict[tuple[str, str], Counter[str]] = {}
-        maybe = self._maybe_called()
+        maybe = self._maybe_called() + self._maybe_fired()
         dead: set[str] = set()
         unrun = self._unrun()
-        keeps = {
-            said.payload[2] for _, _, said in self._world.script if said.payload[0] == "cancel"
-        }
 
         def want(function: str, key: str, uid: str) -> None:
             if uid not in maybe:
@@ -106,15 +103,20 @@ class Oracle:
             elif op == "call":
                 for call in range(1, args[2] + 1):
                     want("sim/ledger", args[1], f"{uid}?{call}")
-            elif op == "timer":
-                _, _, where, key, then = args
-                if then == "hand over":
-                    want("sim/tally", key, uid + "~")
-                if then == "hand over" or uid in keeps:
-                    maybe[uid + "@"] = 1
-                elif then != "cancel":
-                    want(where, key, uid + "@")
+            elif op == "timer" and args[4] != "cancel":
+                if args[4] == "hand over":
+                    want("sim/tally", args[3], uid + "~")
+                want(args[2], args[3], uid + "@")
         return wanted, maybe, dead
+
+    def _maybe_fired(self) -> Counter[str]:
+        """Return the timers that somebody may cancel in time."""
+        payloads = [said.payload for _, _, said in self._world.script]
+        cancelled = {payload[2] for payload in payloads if payload[0] == "cancel"}
+        timers = [payload for payload in payloads if payload[0] == "timer"]
+        return Counter(
+            {f"{each[1]}@" for each in timers if each[-1] == "hand over" or each[1] in cancelled}
+        )
 
     def _maybe_called(self) -> Counter[str]:
         """Return the calls that are taken back when nobody waits for them any more, with how
