@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -47,9 +48,16 @@ ANSWER_WAIT_S = 20.0
 
 
 class Cluster:
-    """Worker processes on a data directory of their own."""
+    """Worker processes on a data directory of their own, with settings beside those of a store."""
 
-    def __init__(self, store: str, worker_count: int) -> None:
+    def __init__(
+        self,
+        store: str,
+        worker_count: int,
+        *,
+        target: str = "benchmarks.count_app:app",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._stack = ExitStack()
         directory = self._stack.enter_context(machine.data_directory())
         self.data_dir = Path(directory)
@@ -58,8 +66,9 @@ class Cluster:
             "SUBLET_DATA_DIR": directory,
             "SUBLET_WORKERS_EXPECTED": str(worker_count),
             "SUBLET_LOG_LEVEL": "warning",
+            **(settings or {}),
         }
-        command = [sys.executable, "-m", "sublet", "worker", "benchmarks.count_app:app"]
+        command = [sys.executable, "-m", "sublet", "worker", target]
         self.workers = [
             self._stack.enter_context(Child(command, environment=environment, is_read=False))
             for _ in range(worker_count)

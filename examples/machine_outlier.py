@@ -97,7 +97,7 @@ def score(batch: Batch[Observation]) -> None:
             batch.context.emit("late", observation)
             continue
         if observation.at_s > at_s:
-            _send_scores(batch.context, at_s, [*state.observations, *gathered])
+            send_scores(batch.context, at_s, [*state.observations, *gathered])
             state.observations.clear()
             at_s, gathered = observation.at_s, []
         gathered.append(observation)
@@ -105,7 +105,7 @@ def score(batch: Batch[Observation]) -> None:
     state.observations.extend(gathered)
 
 
-def _send_scores(ctx: Context, at_s: int, observations: Sequence[Observation]) -> None:
+def send_scores(ctx: Context, at_s: int, observations: Sequence[Observation]) -> None:
     scores = distances([(each.cpu, each.memory) for each in observations])
     ctx.send_many(
         track,
