@@ -106,6 +106,10 @@ class TokenFair:
       work with tokens piles up in the order of their times: all tenants that are over their
       share of what is really done fall behind alike, but those within it no longer run at once.
       With fewer, the difference is given away by arrival.
+    - Of one tenant's messages, later ones may have tokens where earlier ones have none. A partition
+      that runs its messages in the order of arrival must therefore let the first of them use the
+      smallest rank that any has: with the first one's own, tokens would wait behind it, and
+      under lasting overload all tenants would be equal.
     - Tenants without a share of their own have `default_share` together, which may be 0: then
       they run when nothing else waits. So memory is bounded by `shares`, whoever calls.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
@@ -300,6 +300,31 @@ def test_with_more_tokens_than_capacity_all_fall_behind_alike() -> None:
     counts = messages_by_tenant(done)
     assert counts["left"] / counts["small"] == pytest.approx(2.0, rel=0.05)
     assert counts["left"] == pytest.approx(counts["right"], rel=0.05)
+
+
+def test_shares_are_held_where_each_tenant_runs_in_the_order_of_arrival() -> None:
+    order, now_ms, end_ms = TokenFair(SHARES, 1_000.0), 0.0, 10_000.0
+    arrivals = backlogged(dict.fromkeys(SHARES, 5), rate_per_s=1_000.0, from_ms=0.0, to_ms=end_ms)
+    coming = sorted(arrivals, key=lambda each: each.arrived_ms)[::-1]
+    lines: dict[str, deque[WorkView]] = {tenant: deque() for tenant in SHARES}
+    # Whoever is first in a line uses the smallest rank that the line has.
+    ranks: dict[str, list[float]] = {tenant: [] for tenant in SHARES}
+    done: list[tuple[float, WorkView]] = []
+    while now_ms < end_ms:
+        while coming and coming[-1].arrived_ms <= now_ms:
+            each = coming.pop()
+            lines[each.tenant].append(each)
+            heappush(ranks[each.tenant], order.rank(each))
+        tenant = min(
+            (tenant for tenant in SHARES if lines[tenant]), key=lambda name: ranks[name][0]
+        )
+        heappop(ranks[tenant])
+        each = lines[tenant].popleft()
+        now_ms += each.cost_ms
+        done.append((now_ms, each))
+    for from_ms in range(2_000, 10_000, 2_000):
+        counts = messages_by_tenant(each for each in done if from_ms <= each[0] < from_ms + 2_000.0)
+        assert {tenant: counts[tenant] / 20 for tenant in SHARES} == pytest.approx(SHARES, abs=1.0)
 
 
 @given(
