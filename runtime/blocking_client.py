@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -236,10 +237,18 @@ class BlockingClient:
         requests = self._requests
         while requests:
             ask, outcome = requests.popleft()
+            if outcome.cancelled():
+                continue
             if self._open:
-                self._tasks.create_task(_run_request(ask(), outcome))
+                task = self._tasks.create_task(_run_request(ask(), outcome))
+                outcome.add_done_callback(partial(self._give_up, task))
             elif not outcome.done():
                 outcome.set_exception(UnavailableError("the client is closed"))
+
+    def _give_up(self, task: asyncio.Task[None], outcome: Future[Any]) -> None:
+        """Let a request end whose thread does not wait any more."""
+        if outcome.cancelled() and self._open:
+            self._loop.call_soon_threadsafe(task.cancel)
 
 
 async def _run_request(asked: Coroutine[Any, Any, Any], outcome: Future[Any]) -> None:

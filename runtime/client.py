@@ -249,10 +249,12 @@ class Client:
         A `Function` returns its declared type, a name (`"app/name"`) plain values. With a
         deadline, `DeadlineExceededError` is raised when it has passed; the effect may still
         happen. Two calls with the same `idempotency_key` to one key have one effect and one
-        reply, for 24 hours, whoever makes them.
+        reply, for 24 hours, whoever makes them; one that was taken back does not count.
 
         What the handler raised comes as `HandlerError`; other errors are those of
-        `sublet.functions.errors`. A caller that is cancelled takes nothing back.
+        `sublet.functions.errors`. A caller that is cancelled takes its call back, as one whose
+        deadline has passed does: what has not begun then does not run, and a handler that awaits
+        something is interrupted; see the page on deadlines.
 
         `info` is filled in with the request's id and time, for `sublet why`. `trace` is a W3C
         traceparent; without one, the call belongs to the current span of OpenTelemetry, if
@@ -315,18 +317,28 @@ class Client:
             segment.born_ms = asked_ms or self._loop.time() * 1000.0
         if extra is not None:
             with_extra(segment, extra)
-        place = len(segment.keys) - 1
-        self._links.plan_flush()
+        place = len(segment.keys) + len(segment.removed) - 1
+        links = self._links
+        links.plan_flush()
         try:
             return await waiter
         except SubletError as error:
             error.request_id = _request_id(segment, place)
+            raise
+        except asyncio.CancelledError:
+            links.session.withdraw(segment, place)
+            self._withdrew(links)
             raise
         finally:
             if info is not None:
                 info.request_id = _request_id(segment, place)
                 info.elapsed_ms = self._loop.time() * 1000.0 - asked_ms
                 info.trace = trace
+
+    def _withdrew(self, links: SessionLinks) -> None:
+        links.plan_flush()
+        self._links.plan_flush()  # What had not left may have got another name meanwhile.
+        self._settled()
 
     def _trace(self) -> str:
         trace = current_traceparent()
@@ -350,7 +362,8 @@ class Client:
 
         `keys` and `messages` have the same length; without keys the messages are spread over
         the partitions. All are waited for. Then the first error is raised, or, with
-        `return_errors`, errors stand in the places of their replies.
+        `return_errors`, errors stand in the places of their replies. A caller that is cancelled
+        takes back what is not answered.
         """
         gather = await self._ask_many(Kind.CALL, function, keys, messages, deadline)
         if gather.errors and not return_errors:
@@ -427,18 +440,26 @@ class Client:
         deadline_ms = None if deadline is None else self._deadline_ms(deadline)
         asked_ms = self._loop.time() * 1000.0
         stats, slice_max = self._stats, min(SLICE_MESSAGES_MAX, self._in_flight_max)
-        for start in range(0, count, slice_max):
-            places = range(start, min(count, start + slice_max))
-            in_flight = stats.in_flight + self._room_reserved
-            if self._room_queue or in_flight + len(places) > self._in_flight_max:
-                await self._wait_for_room(len(places), deadline_ms)
-            for channel, group in self._groups(self._route(name), keys, places, gather):
-                for at in range(0, len(group), SEGMENT_MESSAGES_MAX):
-                    chosen = group[at : at + SEGMENT_MESSAGES_MAX]
-                    segment = Segment(kind, deadline_ms, codec, asked_ms)
-                    self._add_many(channel, segment, keys, messages, gather, chosen)
-            self._links.plan_flush()
-        await waiter
+        asked: list[tuple[SessionLinks, Segment]] = []
+        try:
+            for start in range(0, count, slice_max):
+                places = range(start, min(count, start + slice_max))
+                in_flight = stats.in_flight + self._room_reserved
+                if self._room_queue or in_flight + len(places) > self._in_flight_max:
+                    await self._wait_for_room(len(places), deadline_ms)
+                for channel, group in self._groups(self._route(name), keys, places, gather):
+                    for at in range(0, len(group), SEGMENT_MESSAGES_MAX):
+                        chosen = group[at : at + SEGMENT_MESSAGES_MAX]
+                        segment = Segment(kind, deadline_ms, codec, asked_ms)
+                        added = self._add_many(channel, segment, keys, messages, gather, chosen)
+                        asked.extend((self._links, each) for each in added)
+                self._links.plan_flush()
+            await waiter
+        except asyncio.CancelledError:
+            for links, segment in asked:
+                links.session.withdraw_many(segment)
+                self._withdrew(links)
+            raise
         return gather
 
     def _groups(
@@ -476,7 +497,8 @@ class Client:
         messages: Sequence[object],
         gather: Gather,
         places: Sequence[int],
-    ) -> None:
+    ) -> Sequence[Segment]:
+        """Add messages to a channel, in one segment or in many; return which."""
         try:
             column = ANY.encode_column([messages[place] for place in places])
         except EncodeError:
@@ -484,8 +506,9 @@ class Client:
         if column and len(column) <= min(SEGMENT_BYTES_MAX, self._message_bytes_max):
             chosen = [""] * len(places) if keys is None else [keys[place] for place in places]
             self._session.add_many(channel, segment, chosen, column, gather, places)
-            return
+            return (segment,)
         # Large ones, and ones that cannot be written: one by one.
+        added: list[Segment] = []
         for place in places:
             try:
                 payload = ANY.encode(messages[place])
@@ -498,6 +521,8 @@ class Client:
             alone = Segment(segment.kind, segment.deadline_ms, segment.codec, segment.born_ms)
             key = "" if keys is None else keys[place]
             self._session.add_many(channel, alone, [key], join_column([payload]), gather, [place])
+            added.append(alone)
+        return added
 
     # Routing
 

@@ -10,9 +10,9 @@ may still be under way somewhere. That is what `tainted` is for.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ ANY = codec_for(Any)
 SEGMENT_MESSAGES_MAX = 512
 SEGMENT_BYTES_MAX = 256 * 1024
 _MESSAGE_BYTES_OVERHEAD = 8
+_NIL = b"\xc0"
 
 MakeError = Callable[[], SubletError]
 
@@ -82,6 +83,7 @@ class Segment:
         "codec",
         "column",
         "deadline_ms",
+        "dropped",
         "extras",
         "first",
         "gather",
@@ -90,12 +92,14 @@ class Segment:
         "kind",
         "places",
         "refusals",
+        "removed",
         "size",
         "tail",
         "tainted",
         "unanswered",
         "unsettled",
         "waiters",
+        "withdrawn",
     )
 
     def __init__(
@@ -108,6 +112,12 @@ class Segment:
         """Whose numbers it has."""
         self.tail: Segment | None = None
         """What was cut off from it."""
+        self.removed: list[int] = []
+        """Places of messages that were taken out before they left."""
+        self.dropped = False
+        """Its numbers belong to others now."""
+        self.withdrawn: list[tuple[Segment, int]] = []
+        """The calls that the messages of this segment take back, if that is what they do."""
         self.deadline_ms = deadline_ms
         self.codec = codec
         self.keys: list[str] = []
@@ -158,14 +168,74 @@ class Segment:
         self.places = places
         self.unsettled = len(keys)
 
-    def place(self, index: int) -> tuple[Channel | None, int]:
-        """Return the channel and number of the message that was added as number `index`; 0 if it
-        has none yet."""
+    def find(self, place: int) -> tuple[Segment, int]:
+        """Return where the message stands that was added as number `place`."""
         segment = self
-        while index >= len(segment.keys) and segment.tail is not None:
-            index -= len(segment.keys)
+        while True:
+            index = place - bisect_left(segment.removed, place)
+            if index < len(segment.keys) or segment.tail is None:
+                return segment, index
+            place = index - len(segment.keys)
             segment = segment.tail
+
+    def place(self, place: int) -> tuple[Channel | None, int]:
+        """Return the channel and number of the message that was added as number `place`; 0 if it
+        has none yet."""
+        segment, index = self.find(place)
         return segment.channel, segment.first + index if segment.first else 0
+
+    def remove(self, index: int) -> None:
+        """Take out a message that has not left."""
+        assert not self.first
+        insort(self.removed, self.place_of(index))
+        self._split()
+        self.size -= len(self.items[index]) + len(self.keys[index]) + _MESSAGE_BYTES_OVERHEAD
+        del self.keys[index], self.items[index], self.waiters[index]
+        self.unsettled -= 1
+        if self.extras:
+            extras = self.extras.items()
+            self.extras = {at - (at > index): each for at, each in extras if at != index} or None
+
+    def place_of(self, index: int) -> int:
+        """Return as what number a message was added."""
+        for each in self.removed:
+            index += each <= index
+        return index
+
+    def parts(self) -> Iterator[Segment]:
+        """The segment, and all that was cut off from it."""
+        segment: Segment | None = self
+        while segment is not None:
+            yield segment
+            segment = segment.tail
+
+    def unanswered_places(self) -> list[int]:
+        """Return the messages whose callers have been told nothing, as they were added."""
+        gather = self.gather
+        if gather is None:
+            left = [index for index, waiter in enumerate(self.waiters) if waiter is not None]
+        else:
+            results = gather.results
+            left = [at for at, place in enumerate(self.places) if results[place] is MISSING]
+        return [self.place_of(index) for index in left] if self.removed else left
+
+    def take_back(self, called: Segment, place: int) -> None:
+        """Add the withdrawal of a call."""
+        self.keys.append("")
+        self.items.append(_NIL)
+        self.withdrawn.append((called, place))
+        self.size += _MESSAGE_BYTES_OVERHEAD
+
+    def name_withdrawn(self, channel: Channel) -> None:
+        """Name the calls by their numbers, which may have changed; forget those without one."""
+        named = [
+            (key, each)
+            for each in self.withdrawn
+            if (key := _number_in(channel, *each)) is not None
+        ]
+        self.keys = [key for key, _ in named]
+        self.withdrawn = [each for _, each in named]
+        self.items, self.column = [_NIL] * len(named), None
 
     def batch(
         self, target: str, source: str, time_left_ms: int | None, now_ms: float = 0.0
@@ -192,11 +262,9 @@ class Segment:
         assert 0 < at < len(self.keys)
         right = Segment(self.kind, self.deadline_ms, self.codec, self.born_ms)
         right.channel, right.tail, self.tail = self.channel, self.tail, right
-        items = self.items
-        if self.column is not None:
-            items = [bytes(each) for each in split_column(self.column)]
-            self.column = None
-        self.items, right.items = items[:at], items[at:]
+        self._split()
+        self.items, right.items = self.items[:at], self.items[at:]
+        self.withdrawn, right.withdrawn = self.withdrawn[:at], self.withdrawn[at:]
         self.keys, right.keys = self.keys[:at], self.keys[at:]
         right.size = self.size * len(right.keys) // (at + len(right.keys))
         self.size -= right.size
@@ -216,6 +284,11 @@ class Segment:
             right.unanswered = len(right.keys)
             self.unanswered -= right.unanswered
         return right
+
+    def _split(self) -> None:
+        if self.column is not None:
+            self.items = [bytes(each) for each in split_column(self.column)]
+            self.column = None
 
     def fail(self, make_error: MakeError) -> int:
         """Tell every caller who still waits; return how many. Later replies are dropped."""
@@ -362,6 +435,10 @@ class Channel:
             segment = unsent[0]
             if segment.unsettled:
                 return segment
+            if segment.withdrawn:
+                segment.name_withdrawn(self)
+                if segment.keys:
+                    return segment
             unsent.popleft()
             if segment is self.filling:
                 self.filling = None
@@ -474,13 +551,17 @@ class Channel:
             return 0
         settled = sum(segment.fail(make_error) for segment in segments)
         dropped = {id(segment) for segment in segments}
+        for segment in segments:
+            segment.dropped = True
         resend = list(self.resend)
         at = next(place for place, each in enumerate(resend) if id(each) in dropped)
         self.next_number = resend[at].first
         self._forget_replies_from(self.next_number)
         self.resend = deque(resend[:at])
         for segment in resend[at:]:
-            if id(segment) not in dropped:
+            if segment.withdrawn:
+                segment.name_withdrawn(self)
+            if id(segment) not in dropped and segment.keys:
                 self._number(segment)
                 self.resend.append(segment)
         return settled
@@ -491,7 +572,7 @@ class Channel:
         What was never sent is dropped. What was sent stays, to be sent again under its number.
         """
         settled = sum(segment.fail(make_error) for segment in self.unsent)
-        self.unsent.clear()
+        self.unsent = deque(each for each in self.unsent if each.withdrawn)
         self.filling = None
         for queue in (self.sent, self.resend, self.awaiting):
             settled += sum(segment.fail(make_unknown) for segment in queue)
@@ -623,6 +704,14 @@ def _items_of(batch: Batch) -> list[msgspec.Raw]:
     except PayloadError:
         # A header is checked on the way in, the items are not: each then fails by itself.
         return [msgspec.Raw(b"\xc1")] * batch.count
+
+
+def _number_in(channel: Channel, called: Segment, place: int) -> str | None:
+    """Return the number of a call, if it (still) has one in this channel."""
+    segment, index = called.find(place)
+    if segment.channel is not channel or not segment.first or segment.dropped:
+        return None
+    return str(segment.first + index)
 
 
 def error_of(error: ErrorInfo) -> SubletError:

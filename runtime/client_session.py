@@ -20,7 +20,7 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client_channel import Channel, Gather, Segment, Waiter, error_of
+from sublet.runtime.client_channel import ANY, Channel, Gather, Segment, Waiter, error_of
 from sublet.runtime.frames import Ack, Batch, Data, ErrorInfo, Extra, Kind, Refused, Topology
 
 FRAME_BYTES = 2**20
@@ -201,6 +201,43 @@ class Session:
         if not channel.queued:
             self._ready(channel)
 
+    def withdraw(self, asked: Segment, place: int) -> None:
+        """The caller of a message does not wait any more: if it is a call, it is not to be made,
+        or not to go on."""
+        segment, index = asked.find(place)
+        if segment.kind is not Kind.CALL or segment.waiters[index] is None:
+            return
+        if segment.first:
+            self._take_back(segment, [segment.place_of(index)])
+        else:
+            segment.remove(index)
+            self.stats.in_flight -= 1
+
+    def withdraw_many(self, asked: Segment) -> None:
+        """As `withdraw`, for all that is left of a segment whose messages have one waiter."""
+        for segment in asked.parts():
+            if segment.kind is not Kind.CALL or not segment.unsettled:
+                continue
+            if segment.first:
+                self._take_back(segment, segment.unanswered_places())
+            else:
+                self.stats.in_flight -= segment.fail(_cancelled)
+
+    def _take_back(self, called: Segment, places: Sequence[int]) -> None:
+        """Withdraw calls that have left: by a message, behind all that waits in their channel."""
+        channel = called.channel
+        assert channel is not None
+        if called.dropped or not places:
+            return
+        for place in places:
+            segment = channel.filling
+            if segment is None or segment.kind is not Kind.WITHDRAW or segment.full:
+                segment = channel.filling = Segment(Kind.WITHDRAW, None, ANY)
+                channel.unsent.append(segment)
+            segment.take_back(called, place)
+        if not channel.queued:
+            self._ready(channel)
+
     def _enqueue(self, channel: Channel, segment: Segment) -> None:
         channel.unsent.append(segment)
         self._watch_deadline(channel, segment)
@@ -344,6 +381,8 @@ class Session:
         return Data(batches, acks)
 
     def _has_room(self, peer: Peer, channel: Channel, segment: Segment) -> bool:
+        if segment.kind is Kind.WITHDRAW:
+            return True  # It makes room, and there are no more of them than calls.
         room = peer.window - peer.in_flight
         if segment.count - segment.acked <= room:
             return True
@@ -495,15 +534,24 @@ class Session:
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_ms:
             _, _, segment, channel = heappop(deadlines)
-            if segment.unsettled:
-                missed = segment.fail(lambda: _too_late(channel))  # noqa: B023  # called at once
-                self.stats.in_flight -= missed
-                self.stats.deadlines_missed += missed
-                if channel.filling is segment:
-                    channel.filling = None
-                channel.next_segment()
+            if any(each.unsettled for each in segment.parts()):
+                self._miss_deadline(segment, channel)
         wake_ms = min(holds[0][0] if holds else inf, deadlines[0][0] if deadlines else inf)
         self.wake_ms = min(wake_ms, self._fail_stranded(now_ms))
+
+    def _miss_deadline(self, asked: Segment, channel: Channel) -> None:
+        for segment in asked.parts():
+            if not segment.unsettled:
+                continue
+            if segment.first and segment.kind is Kind.CALL:
+                # The partition knows the deadline, but an heir of it does not.
+                self._take_back(segment, segment.unanswered_places())
+            missed = segment.fail(lambda: _too_late(channel))
+            self.stats.in_flight -= missed
+            self.stats.deadlines_missed += missed
+            if channel.filling is segment:
+                channel.filling = None
+        channel.next_segment()
 
     def _fail_stranded(self, now_ms: float) -> float:
         """Fail who has waited too long for a link; return when to look again."""
@@ -589,6 +637,10 @@ def _is_lost(channel: Channel, first: int) -> bool:
     queues: Iterable[deque[Segment]] = (channel.sent, channel.resend)
     oldest = next((queue[0].first for queue in queues if queue), channel.next_number)
     return first < oldest
+
+
+def _cancelled() -> SubletError:
+    return UnknownOutcomeError("its caller was cancelled")
 
 
 def _too_late(channel: Channel) -> SubletError:

@@ -316,10 +316,20 @@ async def test_a_client_keeps_within_the_workers_window(cluster: EchoCluster) ->
         assert max(sum(batch.count for batch in frame.batches) for frame in worker.frames) <= 3
 
 
-async def test_a_cancelled_caller_takes_nothing_back(client: Client, cluster: EchoCluster) -> None:
+async def test_a_caller_cancelled_before_its_call_has_left_does_not_make_it(
+    client: Client, cluster: EchoCluster
+) -> None:
     asking = asyncio.ensure_future(client.call("shop/echo", "a", "wanted by nobody"))
     await asyncio.sleep(0)
     asking.cancel()
+    assert await client.call("shop/echo", "a", 2) == 2
+    assert ("a", "wanted by nobody") not in cluster.taken("shop/echo")
+
+
+async def test_a_cancelled_sender_takes_nothing_back(client: Client, cluster: EchoCluster) -> None:
+    sending = asyncio.ensure_future(client.send("shop/echo", "a", "wanted by nobody"))
+    await asyncio.sleep(0)
+    sending.cancel()
     assert await client.call("shop/echo", "a", 2) == 2
     assert ("a", "wanted by nobody") in cluster.taken("shop/echo")
 

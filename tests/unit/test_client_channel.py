@@ -589,7 +589,10 @@ def test_a_missed_deadline_is_told_and_the_late_reply_is_dropped(stage: Stage) -
 
     assert isinstance(waiter.error, DeadlineExceededError)
     assert stage.session.stats.in_flight == 0
-    stage.ack(1)
+    assert [(each.kind, each.first, each.keys) for each in stage.batches()] == [
+        (Kind.WITHDRAW, 2, ["1"])
+    ]
+    stage.ack(2)
     stage.reply(1, [1], ["late"])
     assert waiter.outcomes == 1
     assert stage.session.channel_of(P0).is_idle()
@@ -607,6 +610,189 @@ def test_what_missed_its_deadline_before_it_was_sent_is_never_sent() -> None:
     assert isinstance(late.error, DeadlineExceededError)
     assert [(each.first, payloads_of(each)) for each in stage.batches()] == [(2, [2])]
     assert not on_time.done()
+
+
+# Calls that are taken back
+
+
+def place(stage: Stage, payload: object, **options: Any) -> tuple[Segment, int]:
+    """Ask, and return where the message stands."""
+    stage.ask(payload, **options)
+    segment = stage.session.channel_of(options.get("partition", P0)).filling
+    assert segment is not None
+    return segment, len(segment.keys) + len(segment.removed) - 1
+
+
+def test_a_call_that_has_not_left_is_not_made(stage: Stage) -> None:
+    asked = [place(stage, number) for number in range(4)]
+    stage.session.withdraw(*asked[1])
+    stage.session.withdraw(*asked[3])
+    asked.append(place(stage, 4))
+    stage.session.withdraw(*asked[0])
+
+    assert stage.session.stats.in_flight == 2
+    (batch,) = stage.batches()
+    assert (payloads_of(batch), batch.keys) == ([2, 4], ["2", "4"])
+    assert [segment.place(at)[1] for segment, at in (asked[2], asked[4])] == [1, 2]
+
+
+def test_what_few_messages_have_stays_with_them(stage: Stage) -> None:
+    asked = []
+    for number in range(3):
+        asked.append(place(stage, number))
+        with_extra(asked[-1][0], Extra(idempotency_key=str(number)))
+    stage.session.withdraw(*asked[1])
+
+    (batch,) = stage.batches()
+    assert batch.extras is not None
+    assert {at: each.idempotency_key for at, each in batch.extras.items()} == {0: "0", 1: "2"}
+
+
+def test_nothing_is_sent_when_all_are_taken_back(stage: Stage) -> None:
+    stage.session.withdraw(*place(stage, 1))
+
+    assert stage.batches() == []
+    assert stage.session.channel_of(P0).is_idle()
+    assert stage.session.stats.in_flight == 0
+
+
+def test_calls_that_have_left_are_taken_back_by_their_numbers(stage: Stage) -> None:
+    asked = [place(stage, number) for number in range(3)]
+    stage.session.withdraw(*asked[0])
+    stage.frame()
+    stage.session.withdraw(*asked[2])
+    stage.session.withdraw(*asked[1])
+
+    (batch,) = stage.batches()
+    assert (batch.kind, batch.first, batch.keys) == (Kind.WITHDRAW, 3, ["2", "1"])
+    assert payloads_of(batch) == [None, None]
+    assert batch.time_left_ms is None
+
+
+def test_an_answered_call_and_a_send_are_not_taken_back(stage: Stage) -> None:
+    answered = place(stage, 1)
+    sent = place(stage, 2, kind=Kind.SEND)
+    stage.frame()
+    stage.frame()
+    stage.reply(1, [1], ["yes"])
+    stage.session.withdraw(*answered)
+    stage.session.withdraw(*sent)
+
+    assert stage.batches() == []
+
+
+def test_withdrawals_leave_although_the_window_is_full() -> None:
+    stage = Stage(window=2)
+    asked = [place(stage, number) for number in range(2)]
+    stage.frame()
+    assert stage.frame() is None
+    stage.session.withdraw(*asked[0])
+
+    assert [each.keys for each in stage.batches()] == [["1"]]
+
+
+def test_a_withdrawal_is_sent_again_with_its_number(stage: Stage) -> None:
+    asked = place(stage, 1)
+    stage.frame()
+    stage.session.withdraw(*asked)
+    stage.frame()
+    stage.ack(1)
+    stage.session.link_lost(stage.peer)
+    peer = stage.session.link_opened("w1", 100)
+
+    assert [(each.kind, each.first, each.keys) for each in stage.batches(peer=peer)] == [
+        (Kind.WITHDRAW, 2, ["1"])
+    ]
+
+
+def test_a_refused_call_is_not_taken_back_and_its_number_is_anothers() -> None:
+    stage = Stage(overload_retries=0)
+    asked = place(stage, "full")
+    stage.frame()
+    stage.session.withdraw(*asked)
+    stage.frame()
+    other = stage.ask("other")
+    stage.refuse(1, "overloaded")
+    stage.session.tick(1_000.0)
+
+    assert [(each.kind, each.first) for each in stage.batches()] == [(Kind.CALL, 1)]
+    assert not other.done()
+
+
+def test_a_call_that_got_another_number_is_taken_back_by_that(stage: Stage) -> None:
+    stage.ask("bad")
+    stage.frame()
+    asked = place(stage, "good")
+    stage.frame()
+    stage.session.withdraw(*asked)
+    stage.frame()
+    stage.refuse(1, "rejected")
+    batches = stage.batches() + stage.batches()
+
+    assert [(each.kind, each.first, each.keys) for each in batches] == [
+        (Kind.CALL, 1, ["good"]),
+        (Kind.WITHDRAW, 2, ["1"]),
+    ]
+
+
+def test_many_calls_with_one_waiter_are_taken_back_together() -> None:
+    stage = Stage(window=2)
+    gather = stage.ask_many(5)
+    segment = stage.session.channel_of(P0).unsent[0]
+    stage.frame()
+    stage.reply(1, [2], ["second"])
+    stage.session.withdraw_many(segment)
+
+    assert [(each.kind, each.keys) for each in stage.batches()] == [(Kind.WITHDRAW, ["1"])]
+    assert stage.batches() == []
+    assert stage.session.stats.in_flight == 1
+    stage.reply(2, [1], [None], errors={0: ErrorInfo("cancelled", "")})
+    assert gather.remaining == 0
+    assert gather.results[1] == "second"
+
+
+def test_a_closed_channel_still_takes_its_calls_back(stage: Stage) -> None:
+    asked = place(stage, 1)
+    stage.frame()
+    stage.session.withdraw(*asked)
+    stage.ask(2)
+    stage.session.fail_channel(stage.session.channel_of(P0), "closed")
+
+    assert [(each.kind, each.keys) for each in stage.batches()] == [(Kind.WITHDRAW, ["1"])]
+
+
+def test_another_name_takes_no_calls_of_the_first_one_back(stage: Stage) -> None:
+    asked = place(stage, 1)
+    stage.frame()
+    stage.session.withdraw(*asked)
+    stage.session.link_lost(stage.peer)
+    stage.peer = stage.session.link_opened("w1", 100)
+    stage.frame()
+    stage.refuse(1, "session_expired")
+    successor = Stage()
+    successor.session.succeed(stage.session)
+
+    assert successor.batches() == []
+
+
+def test_more_withdrawals_than_one_batch_has_room_for_become_two() -> None:
+    stage = Stage(window=10_000)
+    asked = [place(stage, number) for number in range(SEGMENT_MESSAGES_MAX + 1)]
+    while stage.batches():
+        pass
+    for each in asked:
+        stage.session.withdraw(*each)
+
+    assert [each.count for each in stage.batches() + stage.batches()] == [SEGMENT_MESSAGES_MAX, 1]
+
+
+def test_a_deadline_holds_for_what_was_cut_off_too(stage: Stage) -> None:
+    waiters = [stage.ask(number, deadline_ms=50) for number in range(3)]
+    stage.frame()
+    stage.refuse(2, "unavailable")
+    stage.session.tick(50.0)
+
+    assert [type(each.error) for each in waiters] == [DeadlineExceededError] * 3
 
 
 def test_deadlines_of_answered_calls_are_forgotten(stage: Stage) -> None:
@@ -642,6 +828,8 @@ class FakePartition:
         self.owner = "w1"
         self.refusing = 0.1
         """How often it refuses what it could take."""
+        self.withdrawn: list[int] = []
+        self._calls: dict[int, int] = {}
         self._chance = chance
         self._replied = 0
         self._told = False
@@ -662,9 +850,13 @@ class FakePartition:
             return [], [], [Refused(self.name, ME, expected, ErrorInfo("gap", "no"))]
         self._told = False
         values = payloads_of(batch)[skip:]
-        self.taken.extend(values)
         replies: list[Batch] = []
+        if batch.kind is Kind.WITHDRAW:
+            self.withdrawn += [self._calls[int(key)] for key in batch.keys[skip:]]
+        else:
+            self.taken.extend(values)
         if batch.kind is Kind.CALL and values:
+            self._calls.update(enumerate(values, batch.first + skip))
             replies = self._replies(batch.first + skip, values)
         # Now and then the acknowledgement is late.
         acks = [Ack(self.name, ME, self._expected() - 1)] if self._chance.random() < 0.8 else []
@@ -912,6 +1104,8 @@ def test_a_caller_who_hears_that_nothing_happened_can_rely_on_it(seed: int) -> N
         taken = set(partition.taken)
         assert len(taken) == len(partition.taken), f"seed {seed}: taken twice"
         assert partition.taken == [each for each in asked[name] if each in taken], f"seed {seed}"
+        for number in partition.withdrawn:
+            assert isinstance(waiters[number].error, DeadlineExceededError), f"seed {seed}"
         for number in asked[name]:
             waiter = waiters[number]
             assert waiter.outcomes == 1, f"seed {seed}"
@@ -921,3 +1115,48 @@ def test_a_caller_who_hears_that_nothing_happened_can_rely_on_it(seed: int) -> N
             elif isinstance(waiter.error, OverloadedError | UnavailableError):
                 assert number not in taken, f"seed {seed}: {number} was taken"
     assert any(waiter.error is None for waiter in waiters.values()), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_only_calls_whose_callers_have_left_are_taken_back(seed: int) -> None:
+    net = Net(seed, overload_retries=seed % 3)
+    for partition in net.partitions.values():
+        partition.refusing = 0.5
+    session, chance = net.session, net.chance
+    asked: dict[int, tuple[Segment, int]] = {}
+    waiters: dict[int, Waiter] = {}
+    left: set[int] = set()
+    for number in range(1, 1_501):
+        if chance.random() < 0.3:
+            waiters[number] = Waiter()
+            channel = session.channel_of(chance.choice([P0, P1]))
+            encoded = msgspec.msgpack.encode(number)
+            segment = session.add(channel, Kind.CALL, "k", encoded, None, ANY, waiters[number])
+            asked[number] = (segment, len(segment.keys) + len(segment.removed) - 1)
+        elif asked and chance.random() < 0.3:
+            chosen = chance.choice(list(asked)[-20:])
+            if chosen not in left and not waiters[chosen].done():
+                left.add(chosen)
+                session.withdraw(*asked[chosen])
+        net.step(faults=True)
+    for partition in net.partitions.values():
+        partition.refusing = 0.0
+    net.announce()
+    for _ in range(20_000):
+        if all(each.is_idle() for each in session.channels.values()):
+            break
+        net.step(faults=False)
+
+    assert session.stats.in_flight == 0, f"seed {seed}"
+    assert all(each.is_idle() for each in session.channels.values()), f"seed {seed}"
+    assert all(peer.in_flight == 0 for peer in session.peers.values()), f"seed {seed}"
+    withdrawn = [number for each in net.partitions.values() for number in each.withdrawn]
+    assert len(withdrawn) == len(set(withdrawn)), f"seed {seed}"
+    assert set(withdrawn) <= left, f"seed {seed}"
+    taken = [number for each in net.partitions.values() for number in each.taken]
+    assert len(taken) == len(set(taken)), f"seed {seed}"
+    for number, waiter in waiters.items():
+        if number in left:
+            assert waiter.outcomes <= 1, f"seed {seed}"
+        else:
+            assert waiter.outcomes == 1, f"seed {seed}"
