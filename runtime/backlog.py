@@ -30,8 +30,15 @@ Place = tuple[Chunk, int]
 
 
 class Backlog:
-    def __init__(self, weigh: Callable[[Chunk], None] | None = None) -> None:
-        """`weigh` is told of every chunk from which something was taken, or to which it came."""
+    def __init__(
+        self, weigh: Callable[[Chunk], None] | None = None, *, in_order: bool = False
+    ) -> None:
+        """`weigh` is told of every chunk from which something was taken, or to which it came.
+
+        With `in_order`, the chunks' ranks say nothing about their order here, only about that of
+        partitions: `least_rank` is then asked for.
+        """
+        self._ranks: list[tuple[float, int, Chunk]] | None = [] if in_order else None
         self._weigh = weigh
         self.count = self.size_bytes = 0
         self.peer_chunks = 0
@@ -72,6 +79,8 @@ class Backlog:
         self.count = self.size_bytes = self.peer_chunks = 0
         self._lines.clear()
         self._by_urgency.clear()
+        if self._ranks:
+            self._ranks.clear()
 
     def first(self) -> Chunk | None:
         """Return the most urgent chunk."""
@@ -82,6 +91,13 @@ class Backlog:
                 return chunk
             heappop(heap)
         return None
+
+    def least_rank(self) -> float:
+        """Return the smallest rank of all chunks; there is one."""
+        assert self._ranks is not None
+        while self._ranks[0][2].start == self._ranks[0][2].stop:
+            heappop(self._ranks)
+        return self._ranks[0][0]
 
     def next(self, room: int, *, pulls: bool = True) -> tuple[Chunk | None, bool]:
         """Return from which chunk to go on, and whether it has to be pulled out of its line.
@@ -214,6 +230,8 @@ class Backlog:
         chunk.priority = priority
         self._number += 1
         heappush(self._by_urgency, (priority, self._number, chunk))
+        if self._ranks is not None:
+            heappush(self._ranks, (chunk.rank, self._number, chunk))
 
     def _rank_anew(self, chunk: Chunk) -> None:
         """The most urgent messages of a chunk are gone: what is left may be in less of a hurry."""

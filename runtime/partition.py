@@ -58,6 +58,7 @@ from sublet.runtime.steps import (
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
+from sublet.scheduler.orders import BEHIND_MS
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     AHEAD,
@@ -168,7 +169,10 @@ class Partition:
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
-        self._backlog = Backlog(None if self._urgency.waiting is None else self._weigh_chunk)
+        self._backlog = Backlog(
+            None if self._urgency.waiting is None else self._weigh_chunk,
+            in_order=not self._urgency.order.by_deadline,
+        )
         self._announced: float | None = None
         """The rank that was told by `Ready`, until `take` answers it."""
         self._ready: deque[Waiting] = deque()
@@ -302,7 +306,9 @@ class Partition:
             self._count_from_frontier(chunk, now_ms)
         chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
         if urgency.order.by_deadline:
-            self._backlog.add(chunk, chunk.earliest_ms)
+            # What the order puts behind everything else has no deadline to be kept any more.
+            is_behind = chunk.rank >= BEHIND_MS
+            self._backlog.add(chunk, chunk.rank if is_behind else chunk.earliest_ms)
         else:
             chunk.urgent = None
             self._backlog.add(chunk, now_ms)
@@ -889,6 +895,9 @@ class Partition:
         else:
             assert chunk is not None
             rank, arrived_ms = chunk.rank, chunk.arrived_ms
+            if not self._urgency.order.by_deadline:
+                # The first in line speaks for the most urgent one behind it.
+                rank = self._backlog.least_rank()
         if rank != self._announced:
             self._announced = rank
             self.effects.append(Ready(rank, arrived_ms))

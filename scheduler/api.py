@@ -21,7 +21,7 @@ class WorkView:
     deadline_ms: float
     """The earliest of its messages; for those without one, when patience ends."""
     cost_ms: float = 0.0
-    """What running them is expected to take."""
+    """What running one of them is expected to take."""
     path_ms: float = 0.0
     """What the longest way downstream is expected to take after that."""
 

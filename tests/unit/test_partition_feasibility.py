@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.functions.app import App, Function
+from sublet.functions.app import App
 from sublet.runtime.frames import Kind
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
-from tests.unit.partition_harness import PEER, Owner, make_function
-
-
-class TenMs:
-    """Every message of every function takes 10 ms."""
-
-    def coefficients(self, function: Function) -> tuple[float, float]:
-        return 0.0, 10.0
-
-    def expected_ms(self, function: Function, count: int) -> float:
-        return 10.0 * count
-
-    def at_once(self, function: Function) -> int:
-        return 1
+from tests.unit.partition_harness import PEER, Owner, TenMs, make_function
 
 
 def owner(**options: str) -> Owner:
