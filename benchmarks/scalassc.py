@@ -107,6 +107,8 @@ class Setup:
 
 APPS = "benchmarks.scalassc_apps"
 REMOTE = "benchmarks.scalassc_remote"
+REMOTE_SIZES: dict[str, tuple[int | None, ...]] = {"each": (1, None), "batch": (20, None)}
+"""20 is the paper's default."""
 
 
 def setups(sizes: Sequence[int]) -> Iterator[Setup]:
@@ -128,20 +130,16 @@ def setups(sizes: Sequence[int]) -> Iterator[Setup]:
             batch_size=GROUPED_SIZE,
         )
         yield Setup(part="grouping", case=f"{case} adaptive", target=target)
-    for form, size in (
-        ("each", 1),
-        ("each", None),
-        ("batch", 20),
-        ("batch", None),
-    ):
-        case = f"remote {form} " + ("adaptive" if size is None else f"batch={size}")
-        yield Setup(
-            part="remote",
-            case=case,
-            target=f"{REMOTE}:{form}_1",
-            batch_size=size,
-            needs_redis=True,
-        )
+    for form, sizes_there in REMOTE_SIZES.items():
+        for size_there in sizes_there:
+            size_word = "adaptive" if size_there is None else f"batch={size_there}"
+            yield Setup(
+                part="remote",
+                case=f"remote {form} {size_word}",
+                target=f"{REMOTE}:{form}_1",
+                batch_size=size_there,
+                needs_redis=True,
+            )
 
 
 def low_setups(sizes: Sequence[int]) -> Iterator[Setup]:

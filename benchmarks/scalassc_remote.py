@@ -15,7 +15,7 @@ loopback. Where Redis is, the variable SCALASSC_REDIS_URL says.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -119,7 +119,7 @@ def _each(step: Step) -> Callable[..., Any]:
         store = _client()
         for key, message in batch:
             place = prefix + key
-            stored = store.get(place)
+            stored: Any = store.get(place)
             state = step.run(
                 batch.context, key, None if stored is None else decode(stored), message
             )
@@ -142,7 +142,7 @@ def _batch(step: Step) -> Callable[..., Any]:
         store = _client()
         keys = list(dict.fromkeys(batch.keys))
         places = [prefix + key for key in keys]
-        stored: Sequence[bytes | None] = store.mget(places)
+        stored: Any = store.mget(places)
         states = {
             key: None if each is None else decode(each)
             for key, each in zip(keys, stored, strict=True)
