@@ -27,6 +27,8 @@ FunctionKind = Literal["keyed", "stateful", "stateless"]
 BatchMode = Literal[False, True, "key"]
 Handler = Callable[..., Any]
 
+BATCH_WAIT_MS_MAX = 60_000.0
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -43,6 +45,8 @@ class FunctionOptions:
     retry: Retry
     timeout: str | timedelta | None
     order: Literal["key", "none"]
+    batch_size: int | None
+    batch_wait: str | timedelta | None
     batch_size_max: int | None
     concurrency: int | None
     tenant: str
@@ -71,6 +75,9 @@ class Function:
         self.retry = options.retry
         self.timeout_ms = None if options.timeout is None else milliseconds(options.timeout)
         self.order: Literal["key", "none"] = options.order
+        self.batch_size = options.batch_size
+        wait = options.batch_wait
+        self.batch_wait_ms = None if wait is None else milliseconds(wait)
         self.batch_size_max = options.batch_size_max
         self.concurrency = options.concurrency
         self.tenant = options.tenant
@@ -122,10 +129,7 @@ class Function:
             raise ValueError(
                 f"{self.name}: infeasible is {self.infeasible!r}; allowed: 'run', 'refuse'"
             )
-        for option in ("batch_size_max", "concurrency"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ValueError(f"{self.name}: {option} is {value}; allowed: 1 or more")
+        self._check_bounds()
 
         if self.window is not None:
             if not isinstance(self.window, WindowSpec):
@@ -137,6 +141,27 @@ class Function:
                 self._check_event_time("idle_after")
             if self.upstream_functions or self.upstream_sources:
                 self._check_event_time("upstream")
+
+    def _check_bounds(self) -> None:
+        for option in ("batch_size", "batch_size_max", "concurrency"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"{self.name}: {option} is {value}; allowed: 1 or more")
+        size, wait_ms = self.batch_size, self.batch_wait_ms
+        if size is not None and self.batch_size_max is not None and size > self.batch_size_max:
+            raise ValueError(
+                f"{self.name}: batch_size is {size}; allowed: 1..{self.batch_size_max}, which is "
+                "its batch_size_max"
+            )
+        if size is not None and size > 1 and wait_ms is None:
+            raise ValueError(
+                f"{self.name}: batch_size is {size} without batch_wait; allowed: with "
+                'batch_wait="20ms" or the like, after which fewer run, too'
+            )
+        if wait_ms is not None and not 0 <= wait_ms <= BATCH_WAIT_MS_MAX:
+            raise ValueError(
+                f"{self.name}: batch_wait is {wait_ms:g} ms; allowed: 0..{BATCH_WAIT_MS_MAX:g} ms"
+            )
 
     def _check_event_time(self, option: str) -> None:
         assert self.window is not None
@@ -228,6 +253,8 @@ class App:
         retry: Retry | None = None,
         timeout: str | timedelta | None = "60s",
         order: Literal["key", "none"] = "key",
+        batch_size: int | None = None,
+        batch_wait: str | timedelta | None = None,
         batch_size_max: int | None = None,
         concurrency: int | None = None,
         tenant: str | None = None,
@@ -252,6 +279,8 @@ class App:
         retry: Retry | None = None,
         timeout: str | timedelta | None = "60s",
         order: Literal["key", "none"] = "key",
+        batch_size: int | None = None,
+        batch_wait: str | timedelta | None = None,
         batch_size_max: int | None = None,
         concurrency: int | None = None,
         tenant: str | None = None,
@@ -272,6 +301,8 @@ class App:
         - `timeout`: how long one run of the handler may take.
         - `order`: "key" keeps a sender's messages to one key in order also while one of them
           waits for a retry; "none" lets the others go on.
+        - `batch_size`, `batch_wait`: run when so many messages wait, or after so long ("20ms"), and
+          not more at once; without them both follow the load and the time left.
         - `batch_size_max`, `concurrency`: bounds for one run, and for runs at once in a partition.
         - `window`: `TumblingWindow`, `SlidingWindow` or `SessionWindow`: the handler runs once for
           each window that a message is in, with the state of its key in that window.
@@ -302,6 +333,8 @@ class App:
                 retry=retry or Retry(),
                 timeout=timeout,
                 order=order,
+                batch_size=batch_size,
+                batch_wait=batch_wait,
                 batch_size_max=batch_size_max,
                 concurrency=concurrency,
                 tenant=self.name if tenant is None else tenant,

@@ -347,7 +347,7 @@ class SyncRunner:
         result.elapsed_ms = (time.perf_counter() - started) * 1000
         return result
 
-    def _run_each(
+    def _run_each(  # noqa: C901, PLR0915  # One loop, without calls for each message.
         self,
         scope: RunScope,
         place: Place,

@@ -58,6 +58,7 @@ from sublet.runtime.steps import (
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
+from sublet.scheduler.batching import Batching, batching_of
 from sublet.scheduler.orders import BEHIND_MS
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
@@ -130,11 +131,13 @@ class Partition:
         now_ms: float,
         wall_ms: int,
         urgency: Urgency | None = None,
+        batching: Batching | None = None,
         expected: Sequence[str] = (),
         downstream: Sequence[str] = (),
         timers_loaded_max: int = LOADED_MAX,
     ) -> None:
-        """Without urgency, what came first is the most urgent.
+        """Without urgency, what came first is the most urgent; without batching, what there is
+        runs, unless the function says how many should run together.
 
         `expected` are the sources whose watermarks are waited for, `downstream` the partitions
         that wait for those of this one.
@@ -173,6 +176,10 @@ class Partition:
             None if self._urgency.waiting is None else self._weigh_chunk,
             in_order=not self._urgency.order.by_deadline,
         )
+        self._batching = batching_of(function, batching)
+        self._gathering_since_ms = now_ms
+        """Since when the first message of the next run has been waiting, about."""
+        self._gathering_until_ms: float | None = None
         self._announced: float | None = None
         """The rank that was told by `Ready`, until `take` answers it."""
         self._ready: deque[Waiting] = deque()
@@ -304,6 +311,8 @@ class Partition:
                     return
         if function.window is not None:
             self._count_from_frontier(chunk, now_ms)
+        if not self._backlog:
+            self._gathering_since_ms = now_ms
         chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
         if urgency.order.by_deadline:
             # What the order puts behind everything else has no deadline to be kept any more.
@@ -858,6 +867,10 @@ class Partition:
         while (self._backlog or self._ready) and self._can_start(off_loop):
             if self._start_work(off_loop, now_ms):
                 break
+        if self._batching is not None and self._backlog:
+            first = self._backlog.first()
+            assert first is not None
+            self._gathering_since_ms = first.arrived_ms
         if not self._runs_alone():
             self._advance(now_ms)  # Otherwise there is nothing to begin until the end of the run.
 
@@ -873,9 +886,31 @@ class Partition:
             self._take_retries(now_ms)
         if self._expiries:
             self._interrupt_expired(now_ms)
-        if (self._backlog or self._ready) and self._can_start(self._pace.off_loop(self.function)):
+        self._gathering_until_ms = None
+        can_start = (self._backlog or self._ready) and self._can_start(
+            self._pace.off_loop(self.function)
+        )
+        if can_start and not self._gathers(now_ms):
             self._announce(now_ms)
         self._plan_wake(now_ms)
+
+    def _gathers(self, now_ms: float) -> bool:
+        """Tell whether the next run should wait for more messages, and until when."""
+        if self._batching is None or self._ready or self._announced is not None:
+            return False
+        chunk = self._backlog.first()
+        assert chunk is not None
+        queued, function = self._backlog.count, self.function
+        if queued >= self._batch_size():
+            return False
+        start_by_ms = self._urgency.start_by_ms(function, queued, chunk.earliest_ms)
+        wait_ms = self._batching.wait_ms(
+            function, queued, now_ms - self._gathering_since_ms, start_by_ms - now_ms
+        )
+        if wait_ms <= 0:
+            return False
+        self._gathering_until_ms = now_ms + wait_ms
+        return True
 
     def _announce(self, now_ms: float) -> None:
         chunk = self._backlog.first()
@@ -984,7 +1019,8 @@ class Partition:
         return True
 
     def _batch_size(self) -> int:
-        limit = self.function.batch_size_max or self._limits.batch_size_max
+        function = self.function
+        limit = function.batch_size or function.batch_size_max or self._limits.batch_size_max
         if self.function.is_async:
             limit = max(1, min(limit, self._limits.open_calls_max - len(self._awaiting)))
         if self._message_bytes * limit > COMMIT_BYTES_MAX:
@@ -1002,7 +1038,7 @@ class Partition:
             return None
         if is_pulled:
             places = self._backlog.pull(chunk, size)
-            return self._take_single(places, chunk, now_ms, many_runs=off_loop, ahead=True)
+            return self._take_single(places, now_ms, many_runs=off_loop)
         if chunk.batch.kind in IN_LINE:
             span = self._backlog.take(chunk, chunk.stop - chunk.start)
             if chunk.batch.kind is Kind.CANCEL:
@@ -1011,10 +1047,10 @@ class Partition:
                 self._take_markers(span, now_ms)
             return None
         if off_loop or self._keys or self._is_single(chunk, now_ms):
-            chunk, start, stop = self._backlog.take(chunk, size)
-            places = [(chunk, index) for index in range(start, stop)]
-            return self._take_single(places, chunk, now_ms, many_runs=off_loop, ahead=False)
-        spans: list[Span] = []
+            spans = self._take_heads(chunk, size)
+            places = [(each, index) for each, start, end in spans for index in range(start, end)]
+            return self._take_single(places, now_ms, many_runs=off_loop, spans=spans)
+        spans = []
         room = size
         rank = rank_last = chunk.rank
         arrived_ms = chunk.arrived_ms
@@ -1030,6 +1066,20 @@ class Partition:
         work = self._work(spans=spans)
         work.rank, work.rank_last, work.arrived_ms = rank, rank_last, arrived_ms
         return work
+
+    def _take_heads(self, head: Chunk, room: int) -> list[Span]:
+        """Take messages from the heads of lines, most urgent first."""
+        spans: list[Span] = []
+        chunk: Chunk | None = head
+        is_pulled = False
+        # What waits for a busy key is in the next commit, too.
+        room = min(room, max(1, self._limits.commit_messages_max - self._pending.message_count))
+        while room and chunk is not None and not is_pulled and chunk.batch.kind not in IN_LINE:
+            span = self._backlog.take(chunk, room)
+            spans.append(span)
+            room -= span.stop - span.start
+            chunk, is_pulled = self._next_chunk(room)
+        return spans
 
     def _next_chunk(self, room: int) -> tuple[Chunk | None, bool]:
         if len(self._awaiting) >= self._limits.open_calls_max:
@@ -1049,15 +1099,18 @@ class Partition:
     def _take_single(
         self,
         places: Sequence[Place],
-        last: Chunk,
         now_ms: float,
         *,
         many_runs: bool,
-        ahead: bool,
+        spans: Sequence[Span] = (),
     ) -> Work | None:
-        """Take messages as objects: keys may be busy, or several runs go on at once."""
+        """Take messages as objects: keys may be busy, or several runs go on at once.
+
+        They are those of the spans; without any, they were pulled out of their lines.
+        """
         runnable: list[Waiting] = []
         mine: set[str] = set()
+        ahead = not spans
         for chunk, index in places:
             waiting = self._message(chunk, index)
             if ahead:
@@ -1075,14 +1128,14 @@ class Partition:
                 self._hold_key(waiting)
                 self._park(waiting)
             runnable.append(waiting)
-        if not ahead:
-            self._took(last.batch.source, last.batch.first + places[-1][1])
+        first, last = places[0][0], places[-1][0]
+        for chunk, _, stop in spans:
+            self._took(chunk.batch.source, chunk.batch.first + stop - 1)
         self._pending.must_flush = True
         if not runnable:
             return None
         work = self._work(runnable)
-        work.rank = work.rank_last = last.rank
-        work.arrived_ms = last.arrived_ms
+        work.rank, work.rank_last, work.arrived_ms = first.rank, last.rank, first.arrived_ms
         if not many_runs:
             # Until it ends, the positions above include messages that are nowhere else.
             work.recorded = False
@@ -1555,6 +1608,8 @@ class Partition:
         if self.progress.is_used:
             due_ms = self.progress.wake_ms(now_ms, self._clock_base_ms)
             wake_ms = wake_ms if due_ms is None else min(wake_ms, due_ms)
+        if self._gathering_until_ms is not None:
+            wake_ms = min(wake_ms, self._gathering_until_ms)
         if self._pending.acknowledged and self._committing is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:

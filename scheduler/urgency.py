@@ -96,6 +96,11 @@ class Urgency:
     def learned(self, function: Function) -> Learned:
         return Learned(*self._costs.coefficients(function), self.paths.path(function.name))
 
+    def start_by_ms(self, function: Function, count: int, deadline_ms: float) -> float:
+        """Return when so many messages have to start, so that what they cause is not late."""
+        cost_ms = self._costs.expected_ms(function, count)
+        return deadline_ms - cost_ms - self.paths.path_ms(function.name)
+
     def context_version(self, function: Function, now_ms: float) -> int:
         """Return a number that changes when senders should be told the context again."""
         return self._contexts.version(function.name, self._costs.expected_ms(function, 1), now_ms)
