@@ -197,13 +197,15 @@ class Feed:
         elapsed_s = ended_s - started_s
         grown = {name: after[name] - before.get(name, 0) for name in after}
         tuples = app.tuples_until[stop] - app.tuples_until[first]
+        worker_s = cpu_seconds(self._pids) - cpu_s
         return {
             "tuples_per_s": tuples / elapsed_s,
+            "tuples_per_core_s": tuples / max(worker_s, 1e-3),
             "items_per_s": (stop - first) / elapsed_s,
             "messages_per_run": grown["consumed"] / max(1.0, grown["runs"]),
             "messages_per_commit": grown["consumed"] / max(1.0, grown["commits"]),
             "items_per_frame": (stop - first) / max(1.0, grown["frames_in"]),
-            "worker_cores": (cpu_seconds(self._pids) - cpu_s) / elapsed_s,
+            "worker_cores": worker_s / elapsed_s,
             "client_cores": (_own_cpu_seconds() - own_cpu_s) / elapsed_s,
             "elapsed_s": elapsed_s,
         }

@@ -15,6 +15,8 @@ from benchmarks.tables import Grid, machine_line, markdown, print_grid, wide_con
 APPS = {"WC": "words/s", "SD": "readings/s", "MO": "observations/s"}
 MISSING = "-"
 RATE = "tuples_per_s"
+PER_CORE = "tuples_per_core_s"
+"""For each second that a worker computed: others who are busy on the machine change it less."""
 
 PAPER_BATCH = {"WC": 36, "SD": 9, "MO": 16}
 """ScalaSSC: throughput at the best batch size over that at size 1."""
@@ -99,7 +101,7 @@ def _batch_grid(figures: Figures) -> Grid:
     apps = figures.apps
     headings = ["batch size"]
     for app in apps:
-        headings += [f"{app} {APPS[app]}", "over 1", "a run", "worker cores", "spread"]
+        headings += [f"{app} {APPS[app]}", "over 1", "a run", "a core", "spread"]
     rows = []
     for case in [*(f"batch={size}" for size in figures.sizes()), "adaptive"]:
         row = [case.removeprefix("batch=")]
@@ -108,7 +110,7 @@ def _batch_grid(figures: Figures) -> Grid:
                 _number(figures.value(app, case)),
                 _times(figures.ratio(app, case, "batch=1")),
                 _number(figures.value(app, case, "messages_per_run")),
-                _number(figures.value(app, case, "worker_cores")),
+                _number(figures.value(app, case, PER_CORE)),
                 _percent(figures.spread(app, case)),
             ]
         rows.append(row)
@@ -161,7 +163,7 @@ def _cases_grid(
     """Return a table of (heading, case), each over the case in the same place of `baselines`."""
     headings = ["case"]
     for app in figures.apps:
-        headings += [f"{app} {APPS[app]}", "ratio", "worker cores"]
+        headings += [f"{app} {APPS[app]}", "ratio", "a core", "its ratio"]
     shown = []
     for (heading, case), baseline in zip(rows, baselines, strict=True):
         row = [heading]
@@ -169,7 +171,8 @@ def _cases_grid(
             row += [
                 _number(figures.value(app, case)),
                 _times(figures.ratio(app, case, baseline)),
-                _number(figures.value(app, case, "worker_cores")),
+                _number(figures.value(app, case, PER_CORE)),
+                _times(figures.ratio(app, case, baseline, PER_CORE)),
             ]
         shown.append(row)
     return Grid(title, headings, shown, word_columns=1)
@@ -296,7 +299,9 @@ def write_page(path: Path, figures: Figures, grids: Sequence[Grid], rounds: int)
     text = (
         f"# ScalaSSC's experiments: medians of {rounds} rounds (latency: one)\n\n"
         "Written by `python -m benchmarks.scalassc`, whose first lines say what is varied. Compare "
-        "ratios within this page, not figures across.\n"
+        'ratios within this page, not figures across. "a run": messages in one run of user code. '
+        '"a core": tuples for each second that workers computed, which tells more than the rate '
+        "where others were busy on the machine.\n"
         f"{machine_line(figures.run)}\n\n"
         "![Throughput by batch size, latency at low load, and ratios](scalassc.svg)\n\n"
     )
