@@ -617,6 +617,7 @@ class Host:
             request.key,
             request.payload,
             self._clock.monotonic_ms(),
+            timeout_ms=request.timeout_ms,
         )
         timer = self._loop.call_later(request.timeout_ms / 1000, self._call_expired, hosted, opened)
         timers = self._call_timers.setdefault((opened.partition, opened.message_id), {})

@@ -34,6 +34,7 @@ from sublet.statestore.contract import StateRow
 
 ABANDON_GRACE_S = 1.0
 LOOK_EVERY_S = 0.2
+INTERRUPTED = Failure(ErrorInfo("cancelled", "nobody waits for it any more"), False)
 
 
 class Ended(NamedTuple):
@@ -77,6 +78,7 @@ class Invocation:
         "first_await",
         "id",
         "index",
+        "interrupted",
         "key",
         "loop",
         "message",
@@ -115,6 +117,8 @@ class Invocation:
         self.traced: Traced | None = scope.work.waiting[index].traced if scope.traced else None
         self.waits = False
         self.expired = False
+        self.interrupted = False
+        """Nobody waits for it any more."""
         self.step_ms = 0.0
         self.message: Any = None
         """Kept for handlers that wait for their turn on a second loop."""
@@ -154,9 +158,12 @@ class Invocation:
         rows: list[StateRow] = []
         if error is not None:
             self.cell.rollback()
-            if self.expired:
-                error = HandlerInterrupt()
-            failure = failure_of(error, self.place.function)
+            if self.interrupted:
+                failure = INTERRUPTED
+            else:
+                failure = failure_of(
+                    HandlerInterrupt() if self.expired else error, self.place.function
+                )
             return Ended(partition, self.id, None, failure, [], [], self.key, self.step_ms)
         if self.cell.undo:
             self.cell.undo.clear()
@@ -338,9 +345,10 @@ class Lane:
         assert spare is not None
         self._spare = self._adoption = None
         adoption.set_result(invocation)
-        invocation.cancel = partial(
-            self._loop.call_soon_threadsafe, self._expire, invocation, spare
-        )
+        invocation.cancel = partial(self._loop.call_soon_threadsafe, self._end, invocation, spare)
+        if invocation.interrupted:
+            # Between its first step and this line, which other threads cannot split twice.
+            invocation.cancel()
         timeout_ms = invocation.place.function.timeout_ms
         if timeout_ms is not None:
             handle = self._loop.call_later(timeout_ms / 1000, self._expire, invocation, spare)
@@ -348,6 +356,9 @@ class Lane:
 
     def _expire(self, invocation: Invocation, task: asyncio.Task[None]) -> None:
         invocation.expired = True
+        self._end(invocation, task)
+
+    def _end(self, invocation: Invocation, task: asyncio.Task[None]) -> None:
         task.cancel()
         timer = self._loop.call_later(ABANDON_GRACE_S, self._on_stubborn, invocation)
         task.add_done_callback(lambda _task: timer.cancel())
@@ -362,7 +373,8 @@ class Lane:
                     value = await _Continue(invocation, self)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if not invocation.expired and task is not None and task.cancelling():
+            told = invocation.expired or invocation.interrupted
+            if not told and task is not None and task.cancelling():
                 raise  # The worker stops.
             self._on_end(invocation, None, error)
         except KeyboardInterrupt:
@@ -548,7 +560,9 @@ class AsyncRunner:
         if self._open.get(key) is not invocation:
             return
         del self._open[key]
-        failure = failure_of(HandlerInterrupt(), invocation.place.function)
+        failure = INTERRUPTED
+        if not invocation.interrupted:
+            failure = failure_of(HandlerInterrupt(), invocation.place.function)
         ended = Ended(
             invocation.place.partition,
             invocation.id,
@@ -601,8 +615,15 @@ class AsyncRunner:
     def interrupt(self, partition: str, message_id: str) -> None:
         """Let a handler end that waits; it may still clean up."""
         invocation = self._open.get((partition, message_id))
-        if invocation is not None and invocation.cancel is not None:
+        if invocation is None or invocation.interrupted:
+            return
+        invocation.interrupted = True
+        if invocation.cancel is not None:
             invocation.cancel()
+        elif take_ticket(invocation.ticket):
+            # It has not begun on the second loop, and need not.
+            assert self._main is not None
+            self._main.call_soon(self._ended, invocation, None, asyncio.CancelledError())
 
     def forget(self, partition: str) -> None:
         """The partition is gone: its handlers may end, nobody listens."""

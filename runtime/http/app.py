@@ -39,6 +39,7 @@ from sublet.runtime.http.bodies import (
 )
 from sublet.runtime.http.docs_page import docs_page
 from sublet.runtime.http.errors import PROBLEM_TYPE, HttpProblemError, Problem, problem, problem_of
+from sublet.runtime.http.leaving import unless_left
 from sublet.runtime.http.openapi import KEYS_LIMIT_DEFAULT, KEYS_LIMIT_MAX, describe
 from sublet.runtime.http.reading import (
     check_origin,
@@ -182,7 +183,7 @@ class HttpApp:
         info = CallInfo()
         name = f"POST {function.name}"
         with self._service.tracing.request(name, headers.get("traceparent")) as trace:
-            result = await ask(
+            asked = ask(
                 function.name,
                 key,
                 message,
@@ -191,6 +192,7 @@ class HttpApp:
                 info=info,
                 trace=trace,
             )
+            result = await (asked if one_way else unless_left(request.scope, asked))
         about = {REQUEST_ID: info.request_id, "server-timing": f"total;dur={info.elapsed_ms:.2f}"}
         if one_way:
             about["preference-applied"] = "respond-async"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sublet.runtime.http.errors import PROBLEM_TYPE, Problem, problem
+from sublet.runtime.http.leaving import CONNECTION
 from sublet.runtime.limits import Limits
 
 HEAD_BYTES_MAX = 32 * 1024
@@ -116,6 +117,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_arriving = True
         self._head_bytes = 0
         self._head_too_large = False
+        self._is_lost = False
+        self.on_lost: Callable[[], object] | None = None
+        """Called once, if the connection ends before it is taken back."""
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -139,6 +143,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm_read_timer()
         self.resume_writing()
         super().connection_lost(exc)
+        self._is_lost = True
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
+
+    def is_lost(self) -> bool:
+        return self._is_lost
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -155,6 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         self._is_arriving = self._in_head = True
 
     def on_headers_complete(self) -> None:
