@@ -6,7 +6,10 @@ Workers load lists of apps from here:
              one for everything else
 `single_1`   functions that are partitioned by key get one message a call
 `grouped_1`  functions that are partitioned by key get the waiting messages of one key a call
-`timed_1`    `own_1`, and whatever reaches a sink is noted with the time
+`timed_B`    `own_1`, and whatever reaches a sink is noted with the time; every function runs when B
+             messages wait, or the first of them has waited for 20 ms
+`timed_at_once`   the same, but whatever waits runs at once, 500 messages at most
+`timed_adaptive`  the same, but functions choose by themselves when to run
 
 All declare the same names, so that handlers find each other and a client finds them. What keeps
 its state in Redis instead is in `benchmarks.scalassc_remote`.
@@ -24,6 +27,9 @@ from examples.spike_detection import Averaged, Reading
 from sublet import App, Batch, Context, Function
 
 Form = Literal["own", "single", "grouped"]
+
+BATCH_WAIT = "20ms"
+"""The paper's window."""
 
 
 def redeclare(app: App, function: Function, *, partitions: int, **changed: Any) -> Function:
@@ -163,19 +169,22 @@ def _timed_judge(ctx: Context, tracked: list[Tracked]) -> None:
         ctx.send("timing/finish", "", [int(ctx.key)])
 
 
-def _timed_apps() -> list[App]:
+def _timed_apps(**batching: Any) -> list[App]:
+    """`batching` are the options that fix when functions run; none lets them choose."""
+    fixed = {"partitions": 1, **batching}
     words, spikes, machines = (App(app.name) for app in _apps("own", 1))
-    redeclare(words, word_count_columns.split, partitions=1, handler=_timed_split)
-    redeclare(words, word_count_columns.count, partitions=1, handler=_timed_count)
-    redeclare(spikes, spike_detection.average, partitions=1)
-    redeclare(spikes, spike_detection.detect, partitions=1, handler=_timed_detect)
-    redeclare(spikes, spike_detection.spikes, partitions=1)
-    redeclare(machines, machine_outlier.score, partitions=1)
-    redeclare(machines, machine_outlier.track, partitions=1)
-    redeclare(machines, machine_outlier.judge, partitions=1, handler=_timed_judge)
+    redeclare(words, word_count_columns.split, handler=_timed_split, **fixed)
+    redeclare(words, word_count_columns.count, handler=_timed_count, **fixed)
+    redeclare(spikes, spike_detection.average, **fixed)
+    redeclare(spikes, spike_detection.detect, handler=_timed_detect, **fixed)
+    redeclare(spikes, spike_detection.spikes, **fixed)
+    redeclare(machines, machine_outlier.score, **fixed)
+    redeclare(machines, machine_outlier.track, **fixed)
+    redeclare(machines, machine_outlier.judge, handler=_timed_judge, **fixed)
     timing = App("timing", partitions=1)
-    timing.function(name="finish", kind="stateless", batch=True)(_finish)
-    timing.function(name="drain", kind="stateless")(_drain)
+    # The clock itself must not wait for a batch.
+    timing.function(name="finish", kind="stateless", batch=True, batch_wait="0ms")(_finish)
+    timing.function(name="drain", kind="stateless", batch_wait="0ms")(_drain)
     return [words, spikes, machines, timing]
 
 
@@ -184,4 +193,9 @@ own_2 = _apps("own", 2)
 own_3 = _apps("own", 3)
 single_1 = _apps("single", 1)
 grouped_1 = _apps("grouped", 1)
-timed_1 = _timed_apps()
+timed_adaptive = _timed_apps()
+timed_1 = _timed_apps(batch_size=1)
+timed_20 = _timed_apps(batch_size=20, batch_wait=BATCH_WAIT)
+timed_100 = _timed_apps(batch_size=100, batch_wait=BATCH_WAIT)
+timed_500 = _timed_apps(batch_size=500, batch_wait=BATCH_WAIT)
+timed_at_once = _timed_apps(batch_size=500, batch_wait="0ms")

@@ -241,54 +241,31 @@ class Feed:
                     return now, since_s
 
 
-@dataclass(frozen=True)
-class Window:
-    """When a client that gathers sends: so many items at once, or after so long."""
-
-    size: int
-    wait_s: float
-
-    def due(self, waiting: int, waited_s: float, is_last: bool) -> int:
-        """Return how many of the waiting items leave now."""
-        whole = waiting // self.size * self.size
-        if waiting > whole and (is_last or waited_s >= self.wait_s):
-            return waiting
-        return whole
-
-
 async def pace(
-    app: Application,
-    client: Client,
-    schedule: ArrivalSchedule,
-    window: Window | None,
-    request_size_max: int,
+    app: Application, client: Client, schedule: ArrivalSchedule, request_size_max: int
 ) -> None:
-    """Send each item when it is due, or when its window closes; the timed apps have to be there.
+    """Send each item when it is due; return when the last one is answered.
 
-    The schedule is on the monotonic clock. Returns when the last item is answered.
+    The timed apps have to be there. The schedule is on the monotonic clock.
     """
-    sent = 0
 
     async def request(first: int, stop: int) -> None:
         items = [app.timed(each, int(schedule.due_s(each) * 1e6)) for each in range(first, stop)]
         keys = [app.keys[each % len(app.keys)] for each in range(first, stop)]
         await client.call_many(app.function, keys, items)
 
-    async with asyncio.timeout(schedule.count / schedule.rate_per_s + DRAIN_WAIT_S):
-        async with asyncio.TaskGroup() as requests:
-            while sent < schedule.count:
-                now_s = time.monotonic()
-                arrived = schedule.due_count(now_s)
-                leaving = arrived - sent
-                if window is not None and leaving:
-                    waited_s = now_s - schedule.due_s(sent)
-                    leaving = window.due(leaving, waited_s, arrived == schedule.count)
-                for start in range(sent, sent + leaving, request_size_max):
-                    stop = min(start + request_size_max, sent + leaving)
-                    requests.create_task(request(start, stop))
-                    await asyncio.sleep(0)
-                sent += leaving
-                await asyncio.sleep(PACE_TICK_S)
+    sent = 0
+    async with (
+        asyncio.timeout(schedule.count / schedule.rate_per_s + DRAIN_WAIT_S),
+        asyncio.TaskGroup() as requests,
+    ):
+        while sent < schedule.count:
+            due = schedule.due_count(time.monotonic())
+            for start in range(sent, due, request_size_max):
+                requests.create_task(request(start, min(start + request_size_max, due)))
+                await asyncio.sleep(0)
+            sent = due
+            await asyncio.sleep(PACE_TICK_S)
 
 
 async def paced_figures(

@@ -15,7 +15,6 @@ from benchmarks import scalassc, scalassc_apps, scalassc_remote
 from benchmarks.report import CaseResult
 from benchmarks.scalassc_load import (
     Application,
-    Window,
     machine_outlier,
     spike_detection,
     word_count,
@@ -162,24 +161,6 @@ def test_remote_applications_have_the_functions_of_the_others(name: str) -> None
         return {function for app in apps for function in app.functions}
 
     assert names(getattr(scalassc_remote, name)) == names(scalassc_apps.own_1)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "waited_s", "is_last", "leaving"),
-    [
-        (0, 1.0, False, 0),
-        (3, 0.0, False, 0),
-        (3, 0.02, False, 3),
-        (3, 0.0, True, 3),
-        (5, 0.0, False, 5),
-        (12, 0.0, False, 10),
-        (12, 0.03, False, 12),
-    ],
-)
-def test_a_window_closes_when_it_is_full_or_old(
-    waiting: int, waited_s: float, is_last: bool, leaving: int
-) -> None:
-    assert Window(5, 0.02).due(waiting, waited_s, is_last) == leaving
 
 
 def test_a_timed_item_carries_its_stamp() -> None:
