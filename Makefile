@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit format proto reference demo bench bench-setup clean
+.PHONY: help setup test lint types layers docs unit format proto reference demo simulate bench bench-setup clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -49,6 +49,10 @@ reference: setup ## Make again the pages of docs/ that are made from the code
 
 demo: setup ## Run the demonstration
 	@$(BIN)/python examples/demo.py
+
+simulate: setup ## Simulate a cluster (SCENARIO=file chooses) and keep plots in build/simulation
+	@$(BIN)/sublet simulate $(SCENARIO) --order least-laxity --order arrival \
+		--plot build/simulation/simulation.svg --save build/simulation/simulation.json
 
 bench: setup ## Run the benchmarks (benchmarks/README.md lists them)
 	@$(BIN)/python -m benchmarks

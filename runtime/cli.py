@@ -213,6 +213,45 @@ def worker(
     cli_run.run_worker(app, flags, supervisor_fd)
 
 
+@cli.command()
+def simulate(  # noqa: PLR0913 - each argument is an option of the command
+    scenario: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="A .toml file, or module:object for a Simulation. Without, one that comes along.",
+            show_default=False,
+        ),
+    ] = None,
+    order: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--order", "-o", metavar="NAME", help="Whose turn it is; several are compared."
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-n", min=1, max=10_000)] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Another course of events.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it, as .svg or .png.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Write the numbers as JSON.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a scenario on a virtual clock: how would an app behave under a load?
+
+    The code is that of real workers; network, store, costs and faults are modelled. The same
+    seed gives the same course of events.
+
+    Example: sublet simulate scenario.toml --order least-laxity --order arrival --plot out.svg
+    """
+    from sublet.runtime import cli_simulate
+
+    asked = cli_simulate.Asked(scenario, order or [], workers, seed, plot, keep, as_json)
+    cli_simulate.simulate(asked)
+
+
 # Messages
 
 

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from typing import Protocol
 
@@ -85,7 +86,7 @@ class Pareto:
             -1 / self.shape,
             chance.random,
         )
-        return lambda: least * (1.0 - draw()) ** power  # type: ignore[no-any-return]
+        return lambda: least * (1.0 - draw()) ** power
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ _FORMS = (
 def distribution(spec: Duration | Distribution) -> Distribution:
     """Return what a text, a number or a distribution means; `ValueError` says what is allowed."""
     if not isinstance(spec, str):
-        return spec if hasattr(spec, "sampler") else Constant(spec)
+        return Constant(spec) if isinstance(spec, int | float | timedelta) else spec
     kind, *numbers = spec.split()
     if not numbers:
         spec_ms = milliseconds(_number_or_text(kind))
@@ -215,6 +216,29 @@ class Cost:
             return lambda count: fixed + each * count
         draw = factor.sampler(chance)
         return lambda count: fixed + each * sum([draw() for _ in range(count)])
+
+    def run_sampler(self, chance: random.Random) -> Callable[[int, float], tuple[float, int]]:
+        """Return what says how long a run of so many messages takes, and how many of them it
+        gets to: after `limit_ms` it is cut at the next message."""
+        fixed, each = milliseconds(self.fixed), milliseconds(self.each)
+        factor = self._factor()
+        draw = None if factor is None else factor.sampler(chance)
+
+        def run(count: int, limit_ms: float) -> tuple[float, int]:
+            if draw is None:
+                elapsed_ms = fixed + each * count
+                if elapsed_ms <= limit_ms or count == 1:
+                    return elapsed_ms, count
+                count = min(count, max(0, int((limit_ms - fixed) / each)) + 1)
+                return fixed + each * count, count
+            elapsed_ms = fixed
+            for place in range(count):
+                if place and elapsed_ms > limit_ms:
+                    return elapsed_ms, place
+                elapsed_ms += each * draw()
+            return elapsed_ms, count
+
+        return run
 
 
 _LENGTH = r"\d+(?:\.\d+)?\s*(?:us|ms|s|m)"

@@ -42,11 +42,17 @@ class Arrival(NamedTuple):
 
 
 class _Channel:
-    __slots__ = ("held", "next", "unacked")
+    __slots__ = ("held", "next", "unacked", "under_way", "unsent", "window")
 
-    def __init__(self) -> None:
+    def __init__(self, window: int) -> None:
         self.next = 1
         self.unacked: deque[tuple[Batch, Root]] = deque()
+        """Sent, and not taken yet."""
+        self.unsent: deque[tuple[Batch, Root]] = deque()
+        self.under_way = 0
+        """Messages that are unacked."""
+        self.window = window
+        """How many may be; a refusal makes it small, and every acknowledgement twice as large."""
         self.held = False
         """Refused, and waiting until it may come again."""
 
@@ -78,7 +84,7 @@ class Source:
         self._windows_ms = windows_ms
         self._channels: dict[str, _Channel] = {}
         self._frames: dict[str, Frame] = {}
-        self._known: dict[str, dict[str, str]] = {}
+        self._window_max = around.limits.client_credit
 
     def start(self) -> None:
         self._plan()
@@ -134,7 +140,7 @@ class Source:
     ) -> None:
         channel = self._channels.get(partition)
         if channel is None:
-            channel = self._channels[partition] = _Channel()
+            channel = self._channels[partition] = _Channel(self._window_max)
         for start in range(0, len(keys), BATCH_MESSAGES_MAX):
             some = list(keys[start : start + BATCH_MESSAGES_MAX])
             count, first = len(some), channel.next
@@ -144,10 +150,21 @@ class Source:
                 column = msgspec.Raw(join_column(list(payloads[start : start + count])))
             batch = Batch(partition, self.name, first, Kind.SEND, some, column, count, time_left_ms)
             channel.next = first + count
-            channel.unacked.append((batch, root))
+            channel.unsent.append((batch, root))
             self._around.ledger.send(self.name, partition, first, [root] * count)
-            if not channel.held:
-                self._put(batch)
+        self._pump(channel)
+
+    def _pump(self, channel: _Channel) -> None:
+        """Send what may be sent now."""
+        unsent, now_ms = channel.unsent, self._events.now_ms
+        while unsent and not channel.held:
+            batch, root = unsent[0]
+            if channel.under_way and channel.under_way + batch.count > channel.window:
+                return
+            unsent.popleft()
+            channel.unacked.append((batch, root))
+            channel.under_way += batch.count
+            self._put(batch if root[0] == now_ms else _later(batch, root, now_ms))
 
     def _put(self, batch: Batch) -> None:
         owner = self.placement.get(batch.target)
@@ -179,9 +196,15 @@ class Source:
         self._flush()
 
     def _acknowledged(self, ack: Ack) -> None:
-        unacked = self._channels[ack.target].unacked
+        channel = self._channels[ack.target]
+        unacked, unsent = channel.unacked, channel.unsent
         while unacked and unacked[0][0].first + unacked[0][0].count - 1 <= ack.upto:
-            unacked.popleft()
+            channel.under_way -= unacked.popleft()[0].count
+        # What was refused may have been taken from another copy on its way.
+        while unsent and unsent[0][0].first + unsent[0][0].count - 1 <= ack.upto:
+            unsent.popleft()
+        channel.window = min(2 * channel.window, self._window_max)
+        self._pump(channel)
 
     def _refused(self, refused: Refused) -> None:
         channel = self._channels[refused.target]
@@ -193,25 +216,24 @@ class Source:
             return
         if error.code == "overloaded":
             self.refused += 1
+            channel.window = 1
+        while channel.unacked:
+            channel.unsent.appendleft(channel.unacked.pop())
+        channel.under_way = 0
         channel.held = True
         wait_ms = RETRY_MS if error.code == "not_owner" else 1.0 + error.retry_after_ms
         self._events.after(wait_ms, self._go_on, channel)
 
     def _go_on(self, channel: _Channel) -> None:
         channel.held = False
-        self._again(channel, 0)
+        self._pump(channel)
         self._flush()
 
     def _again(self, channel: _Channel, first: int) -> None:
         now_ms = self._events.now_ms
         for batch, root in channel.unacked:
             if batch.first + batch.count > first:
-                if batch.time_left_ms is not None:
-                    spent_ms = int(now_ms - root[0])
-                    assert isinstance(batch.time_left_ms, int)
-                    left_ms = max(0, batch.time_left_ms - spent_ms)
-                    batch = msgspec.structs.replace(batch, time_left_ms=left_ms)
-                self._put(batch)
+                self._put(_later(batch, root, now_ms))
 
     def reachable(self, endpoints: Collection[str]) -> None:
         for name in sorted(endpoints):
@@ -222,10 +244,22 @@ class Source:
 
     def told(self, placement: Mapping[str, tuple[str, int]], moved: Collection[str]) -> None:
         self.placement = placement
-        for name in moved:
-            if name in self._channels:
-                self._channels[name].held = False
         self.reachable(moved)
+        for name in sorted(moved):
+            channel = self._channels.get(name)
+            if channel is not None:
+                channel.held = False
+                self._pump(channel)
+        self._flush()
+
+
+def _later(batch: Batch, root: Root, now_ms: float) -> Batch:
+    """Return the batch as it leaves some time after it was meant to."""
+    left_ms = batch.time_left_ms
+    if not isinstance(left_ms, int):
+        return batch
+    left_ms = max(0, left_ms - int(now_ms - root[0]))
+    return msgspec.structs.replace(batch, time_left_ms=left_ms)
 
 
 _NILS: dict[int, msgspec.Raw] = {}

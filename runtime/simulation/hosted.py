@@ -14,6 +14,8 @@ from sublet.statestore.contract import Commit, Recovered, StateRow
 
 Executed = tuple[str, int, Sequence[Root]]
 """Messages of one batch that were handled: source, first number, causes."""
+Sent = tuple[str, int, Sequence[Root]]
+"""Messages of one batch that leave: destination, first number, causes."""
 
 
 class Handlers(Protocol):
@@ -31,16 +33,20 @@ class Handlers(Protocol):
 
     def load(self, hosted: Hosted, keys: Sequence[str]) -> Sequence[StateRow]: ...
 
-    def begin(self, hosted: Hosted, work: Work, now_ms: float) -> tuple[float, Any]:
-        """Start a run; return how long it takes, and what `end` needs."""
+    def begin(
+        self, hosted: Hosted, work: Work, limit_ms: float, now_ms: float
+    ) -> tuple[float, Any]:
+        """Start a run, which is cut after a limit; return how long it takes, and what `end`
+        needs."""
         ...
 
-    def end(self, hosted: Hosted, work: Work, begun: Any, now_ms: float) -> RunResult:
-        """Return what a run has come to, and note in `hosted` what it has handled and sent."""
+    def end(self, hosted: Hosted, work: Work, begun: Any, now_ms: float) -> tuple[Work, RunResult]:
+        """Return what has run and what it has come to, and note in `hosted` what it has handled
+        and sent."""
         ...
 
-    def sealed(self, hosted: Hosted, commit: Commit, ledger: Ledger) -> None:
-        """Tell the ledger of the messages in a commit that is about to leave."""
+    def sealed(self, hosted: Hosted, commit: Commit) -> list[Sent]:
+        """Return the messages that a commit holds, with what caused them."""
         ...
 
     def finished(self, hosted: Hosted, begun: Any, now_ms: float) -> None:
@@ -84,6 +90,7 @@ class Hosted:
         "name",
         "partition",
         "sealed_index",
+        "sending",
         "sent_roots",
         "wake",
         "worker",
@@ -101,6 +108,8 @@ class Hosted:
         """Handled, and not in a commit yet."""
         self.committing: list[Executed] = []
         self.committing_count = 0
+        self.sending: list[Sent] = []
+        """What the commit under way lets out."""
         self.sealed_index = 0
         self.sent_roots: dict[str, list[Root]] = {}
         """Destination to the causes of what goes there with the next commit, in order."""

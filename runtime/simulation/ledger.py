@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 Root = tuple[float, float, int, float]
 """When the cause came from outside, when its result is due (inf: never), which load it was, and
@@ -84,6 +84,14 @@ class Ledger:
             del channel.firsts[:kept], channel.roots[:kept], channel.done[:kept]
             kept = 0
         channel.first_kept = kept
+
+    def open_messages(self) -> Iterator[tuple[str, str, int]]:
+        """Yield source, target and number of what is open: what to look for when it stays so."""
+        for (source, target), channel in self._channels.items():
+            for first, done in zip(channel.firsts, channel.done, strict=True):
+                for place, ended in enumerate(done or b""):
+                    if not ended:
+                        yield source, target, first + place
 
     @property
     def open(self) -> int:

@@ -61,9 +61,17 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def latency_of(latencies_ms: array[float], late: int) -> Latency:
     values = sorted(latencies_ms)
-    shares = [percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)]
-    mean = sum(values) / len(values) if values else 0.0
-    return Latency(len(values), mean, *shares, values[-1] if values else 0.0, late)
+    return Latency(
+        count=len(values),
+        mean=sum(values) / len(values) if values else 0.0,
+        p50=percentile(values, 0.5),
+        p90=percentile(values, 0.9),
+        p95=percentile(values, 0.95),
+        p99=percentile(values, 0.99),
+        p999=percentile(values, 0.999),
+        max=values[-1] if values else 0.0,
+        late=late,
+    )
 
 
 @dataclass(frozen=True, slots=True)

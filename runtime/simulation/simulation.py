@@ -12,6 +12,7 @@ from sublet.functions.app import App, Function, functions_of
 from sublet.functions.duration import Duration, milliseconds
 from sublet.runtime.limits import Limits
 from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.simulation.app_functions import AppHandlers
 from sublet.runtime.simulation.chance import Cost, stream
 from sublet.runtime.simulation.clients import Source, synthetic_arrivals
 from sublet.runtime.simulation.cluster import QUIET_CHECK_MS, Cluster
@@ -56,7 +57,7 @@ class Simulation:
 
     loads: Sequence[Load]
     stages: Sequence[Stage] = ()
-    app: App | Sequence[App] | None = None
+    app: App | Sequence[App] | Mapping[str, Function] | None = None
     costs: Mapping[str, Cost | Duration] = field(default_factory=dict)
     workers: int = 4
     cores: int = 1
@@ -110,8 +111,15 @@ class Simulation:
 
     def functions(self) -> dict[str, Function]:
         if self.app is not None:
+            if isinstance(self.app, Mapping):
+                return dict(self.app)
             return functions_of([self.app] if isinstance(self.app, App) else self.app)
         return functions_of_stages(self.stages, self.workers)
+
+    @property
+    def until_ms(self) -> float:
+        """When the last load ends, in virtual time. Recorded ones end when they end."""
+        return max(milliseconds(load.until) for load in self.loads)
 
     def but(self, **changes: Any) -> Simulation:
         """Return the same simulation with something changed, to compare the two."""
@@ -159,7 +167,7 @@ class _Run:
             limits=simulation.limits,
             overhead_ms=Cost.of(simulation.overhead).sampler(stream(seed, "overhead")),
         )
-        self._until_ms = max(milliseconds(load.until) for load in simulation.loads)
+        self._until_ms = simulation.until_ms
         self._sources = [
             source
             for number, load in enumerate(simulation.loads)
@@ -180,15 +188,23 @@ class _Run:
     def _make_handlers(self) -> dict[str, Handlers]:
         simulation = self._simulation
         if simulation.app is not None:
-            from sublet.runtime.simulation.app_functions import app_handlers
-
             costs = {
                 full_name(name, self._functions): Cost.of(cost)
                 for name, cost in simulation.costs.items()
             }
-            return app_handlers(
-                self._functions, costs, self._routes, self._ledger, self._events, simulation
-            )
+            return {
+                name: AppHandlers(
+                    function,
+                    costs.get(name),
+                    routes=self._routes,
+                    ledger=self._ledger,
+                    events=self._events,
+                    store=self._store,
+                    limits=simulation.limits,
+                    seed=simulation.seed,
+                )
+                for name, function in self._functions.items()
+            }
         by_name = {stage.name: stage for stage in simulation.stages}
         return {
             f"{APP}/{name}": StageHandlers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -13,7 +13,7 @@ from sublet.functions.effects import Effect, Outgoing
 from sublet.runtime.channels import REPLY_MARK
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, KeySampler, keys_of, stream
-from sublet.runtime.simulation.hosted import CacheShare, Hosted, roots_of
+from sublet.runtime.simulation.hosted import CacheShare, Hosted, Sent, roots_of
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.scenario import Stage, To
 from sublet.runtime.simulation.store import ModelledCells
@@ -136,9 +136,7 @@ class StageHandlers:
         self.tally = FunctionTally(stage.name)
         self.message_bytes = stage.message_bytes
         self._ledger = ledger
-        self._cost_ms: Callable[[int], float] = Cost.of(stage.cost).sampler(
-            stream(seed, "cost", stage.name)
-        )
+        self._cost_ms = Cost.of(stage.cost).run_sampler(stream(seed, "cost", stage.name))
         self._sendings = [
             _Sending(to, stages[to.stage], routes, seed, stage.name) for to in stage.sends
         ]
@@ -169,26 +167,34 @@ class StageHandlers:
     def load(self, hosted: Hosted, keys: Sequence[str]) -> Sequence[StateRow]:
         return ()
 
-    def begin(self, hosted: Hosted, work: Work, now_ms: float) -> tuple[float, None]:
-        return self._cost_ms(work.count), None
+    def begin(
+        self, hosted: Hosted, work: Work, limit_ms: float, now_ms: float
+    ) -> tuple[float, int]:
+        return self._cost_ms(work.count, limit_ms)
 
-    def end(self, hosted: Hosted, work: Work, begun: Any, now_ms: float) -> RunResult:
-        executed, roots = roots_of(self._ledger, hosted, work)
-        hosted.executed += executed
+    def end(self, hosted: Hosted, work: Work, begun: int, now_ms: float) -> tuple[Work, RunResult]:
         result = RunResult()
-        result.values = [None] * work.count
+        result.values = [None] * begun
+        ran = work
+        if begun < work.count:
+            result.cut_at = begun
+            work = hosted.partition.cut(work, result)
+            ran = work if work.spans else Work(0, waiting=work.waiting[:begun])
+        executed, roots = roots_of(self._ledger, hosted, ran)
+        hosted.executed += executed
         if self._has_rows:
-            state, keys = self._state, work.keys
+            state, keys = self._state, ran.keys
             distinct = dict.fromkeys(keys if self.stage.kind == "keyed" else ("",))
             result.rows = [StateRow(key, b"", state) for key in distinct]
         if self._window_ms:
             self._gather(hosted, executed, result.effects, now_ms)
         elif self._sendings:
-            self._send_each(hosted, work, roots, result.effects)
-        return result
+            self._send_each(hosted, ran, roots, result.effects)
+        return work, result
 
-    def sealed(self, hosted: Hosted, commit: Commit, ledger: Ledger) -> None:
-        name, sent_roots = hosted.name, hosted.sent_roots
+    def sealed(self, hosted: Hosted, commit: Commit) -> list[Sent]:
+        sent: list[Sent] = []
+        sent_roots = hosted.sent_roots
         for destination, first, length, _ in commit.outbox:
             if destination.endswith(REPLY_MARK):
                 continue
@@ -197,7 +203,8 @@ class StageHandlers:
                 # An entry was cut: the rest of it comes next.
                 sent_roots[destination] = roots[length:]
                 roots = roots[:length]
-            ledger.send(name, destination, first, roots)
+            sent.append((destination, first, roots))
+        return sent
 
     def finished(self, hosted: Hosted, begun: Any, now_ms: float) -> None:
         """No handler waits."""

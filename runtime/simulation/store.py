@@ -123,23 +123,24 @@ class ModelledCells:
         self._weight = state_bytes + ENTRY_BYTES
         self._keys_max = keys_max
         self._keys: OrderedDict[str, None] = OrderedDict()
+        self._order_matters = False
 
     def missing(self, keys: Sequence[str]) -> Sequence[str]:
         known, tally = self._keys, self._tally
         distinct = dict.fromkeys(keys)
-        absent = distinct.keys() - known.keys()
+        absent = [key for key in distinct if key not in known]
         tally.hits += len(distinct) - len(absent)
-        if not self._complete:
+        if self._order_matters:
             for key in distinct:
-                if key not in absent:
+                if key in known:
                     known.move_to_end(key)
         if not absent:
             return ()
         if self._complete:
-            known.update(dict.fromkeys([key for key in distinct if key in absent]))
+            known.update(dict.fromkeys(absent))
             return ()
         tally.misses += len(absent)
-        return [key for key in distinct if key in absent]
+        return absent
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         self._keys.update(dict.fromkeys(keys))
@@ -149,7 +150,10 @@ class ModelledCells:
             self._complete = False
 
     def over_bound(self) -> bool:
-        return len(self._keys) > self._keys_max(self._weight)
+        keys_max = self._keys_max(self._weight)
+        # While there is much room, nobody needs to know what was used last.
+        self._order_matters = len(self._keys) > keys_max / 2
+        return len(self._keys) > keys_max
 
     def shrink(self, in_use: Collection[str]) -> None:
         excess = len(self._keys) - self._keys_max(self._weight)

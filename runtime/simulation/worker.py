@@ -38,6 +38,7 @@ from sublet.runtime.steps import (
 )
 from sublet.runtime.steps import Store as StoreCommit
 from sublet.runtime.work import Work
+from sublet.scheduler.pace import QUANTA_MAX
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import TIMER, Commit, OutboxEntry, Outcome
@@ -298,11 +299,11 @@ class SimulatedWorker:
             for effect in effects:
                 kind = type(effect)
                 if kind is Deliver:
-                    self._deliver(effect.entry, hosted)  # type: ignore[union-attr]
+                    self._deliver(effect.entry)  # type: ignore[union-attr]
                 elif kind is Acknowledge:
                     self._acknowledge(effect.ack)  # type: ignore[union-attr]
                 elif kind is Ready:
-                    self._ready.put(hosted.name, hosted, *effect)  # type: ignore[arg-type]
+                    self._ready.put(hosted.name, hosted, *effect)
                 elif kind is Run:
                     self._run(hosted, effect.work)  # type: ignore[union-attr]
                 elif kind is StoreCommit:
@@ -326,7 +327,7 @@ class SimulatedWorker:
             case _:
                 hosted.handlers.other(hosted, effect, self._events.now_ms)
 
-    def _deliver(self, entry: OutboxEntry, hosted: Hosted) -> None:
+    def _deliver(self, entry: OutboxEntry) -> None:
         endpoint = endpoint_of(entry.destination)
         if endpoint in self.partitions:
             self._local.append(_decode_batch(entry.data))
@@ -456,7 +457,11 @@ class SimulatedWorker:
 
     def _start(self, hosted: Hosted, work: Work) -> None:
         now_ms = self._events.now_ms
-        elapsed_ms, begun = hosted.handlers.begin(hosted, work, now_ms)
+        limit_ms = self.pace.quantum_ms
+        first = self._ready.rank()
+        if first is None or first >= work.rank_last:
+            limit_ms *= QUANTA_MAX
+        elapsed_ms, begun = hosted.handlers.begin(hosted, work, limit_ms, now_ms)
         elapsed_ms *= self.slowness
         core_ms = elapsed_ms + self._around.overhead_ms(work.count) * self.slowness
         self._free -= 1
@@ -475,7 +480,7 @@ class SimulatedWorker:
         self._free += 1
         if not hosted.partition.stopped:
             now_ms = self._events.now_ms
-            result = hosted.handlers.end(hosted, work, begun, now_ms)
+            work, result = hosted.handlers.end(hosted, work, begun, now_ms)
             result.elapsed_ms = elapsed_ms
             hosted.partition.finished(work, result, now_ms)
             hosted.handlers.finished(hosted, begun, now_ms)
@@ -490,16 +495,19 @@ class SimulatedWorker:
             executed = hosted.committing = hosted.executed
             hosted.executed = []
             hosted.committing_count = sum([len(roots) for _, _, roots in executed])
-            hosted.handlers.sealed(hosted, commit, self._around.ledger)
+            hosted.sending = hosted.handlers.sealed(hosted, commit)
         self._committer.add(commit, hosted)
 
     def _applied(self, commit: Commit, hosted: Hosted) -> None:
         """From now on nothing of the commit can be lost, whatever happens to this worker."""
         around, now_ms = self._around, self._events.now_ms
-        name, tally, execute = hosted.name, hosted.handlers.tally, around.ledger.execute
+        name, tally, ledger = hosted.name, hosted.handlers.tally, around.ledger
         tally.commits += 1
+        # Before this moment its numbers meant nothing: another owner may use them for others.
+        for destination, first, roots in hosted.sending:
+            ledger.send(name, destination, first, roots)
         for source, first, roots in hosted.committing:
-            execute(source, name, first, len(roots))
+            ledger.execute(source, name, first, len(roots))
             tally.committed(roots, now_ms)
         around.trace.committed(now_ms, name, commit.index, hosted.committing_count)
 

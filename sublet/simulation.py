@@ -1,0 +1,63 @@
+"""How an app would behave: a cluster in one process, on a virtual clock. See docs/simulation.md."""
+
+from __future__ import annotations
+
+from sublet.runtime.simulation.chance import (
+    Constant,
+    Cost,
+    EachInTurn,
+    EvenKeys,
+    Exponential,
+    Lognormal,
+    OneKey,
+    Pareto,
+    Uniform,
+    Zipf,
+)
+from sublet.runtime.simulation.ledger import ConservationError
+from sublet.runtime.simulation.report import FunctionReport, Latency, Report, Second, Traffic
+from sublet.runtime.simulation.report_plot import plot_distributions
+from sublet.runtime.simulation.scenario import (
+    Crash,
+    Cut,
+    Load,
+    Network,
+    Pause,
+    Slow,
+    Stage,
+    StoreModel,
+    To,
+)
+from sublet.runtime.simulation.scenario_file import load_scenario
+from sublet.runtime.simulation.simulation import Simulation
+
+__all__ = [
+    "ConservationError",
+    "Constant",
+    "Cost",
+    "Crash",
+    "Cut",
+    "EachInTurn",
+    "EvenKeys",
+    "Exponential",
+    "FunctionReport",
+    "Latency",
+    "Load",
+    "Lognormal",
+    "Network",
+    "OneKey",
+    "Pareto",
+    "Pause",
+    "Report",
+    "Second",
+    "Simulation",
+    "Slow",
+    "Stage",
+    "StoreModel",
+    "To",
+    "Traffic",
+    "Uniform",
+    "Zipf",
+    "load_scenario",
+    "plot_distributions",
+]
