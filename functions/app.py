@@ -48,6 +48,7 @@ class FunctionOptions:
     batch_size: int | None
     batch_wait: str | timedelta | None
     batch_size_max: int | None
+    grouping: bool
     concurrency: int | None
     tenant: str
     infeasible: Literal["run", "refuse"]
@@ -79,6 +80,7 @@ class Function:
         wait = options.batch_wait
         self.batch_wait_ms = None if wait is None else milliseconds(wait)
         self.batch_size_max = options.batch_size_max
+        self.grouping = options.grouping
         self.concurrency = options.concurrency
         self.tenant = options.tenant
         self.infeasible: Literal["run", "refuse"] = options.infeasible
@@ -147,6 +149,8 @@ class Function:
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ValueError(f"{self.name}: {option} is {value}; allowed: 1 or more")
+        if self.grouping and self.kind != "keyed":
+            raise ValueError(f"{self.name}: grouping is for keyed functions, not {self.kind} ones")
         size, wait_ms = self.batch_size, self.batch_wait_ms
         if size is not None and self.batch_size_max is not None and size > self.batch_size_max:
             raise ValueError(
@@ -256,6 +260,7 @@ class App:
         batch_size: int | None = None,
         batch_wait: str | timedelta | None = None,
         batch_size_max: int | None = None,
+        grouping: bool = False,
         concurrency: int | None = None,
         tenant: str | None = None,
         infeasible: Literal["run", "refuse"] = "run",
@@ -282,6 +287,7 @@ class App:
         batch_size: int | None = None,
         batch_wait: str | timedelta | None = None,
         batch_size_max: int | None = None,
+        grouping: bool = False,
         concurrency: int | None = None,
         tenant: str | None = None,
         infeasible: Literal["run", "refuse"] = "run",
@@ -304,6 +310,9 @@ class App:
         - `batch_size`, `batch_wait`: run when so many messages wait, or after so long ("20ms"), and
           not more at once; without them both follow the load and the time left.
         - `batch_size_max`, `concurrency`: bounds for one run, and for runs at once in a partition.
+        - `grouping`: fill a run with messages of as few keys as possible, so that each state is
+          read and written for more of them; who came first is passed by a bounded number of
+          others. In the order of arrival, not of deadlines.
         - `window`: `TumblingWindow`, `SlidingWindow` or `SessionWindow`: the handler runs once for
           each window that a message is in, with the state of its key in that window.
         - `upstream`: whose watermarks are waited for: functions that send to this one, and names
@@ -336,6 +345,7 @@ class App:
                 batch_size=batch_size,
                 batch_wait=batch_wait,
                 batch_size_max=batch_size_max,
+                grouping=grouping,
                 concurrency=concurrency,
                 tenant=self.name if tenant is None else tenant,
                 infeasible=infeasible,

@@ -199,6 +199,15 @@ class Backlog:
                 self._rank_anew(each)
         return places
 
+    def take_out(self, chunk: Chunk, index: int) -> bool:
+        """Take one message from wherever it stands; return whether it was still there."""
+        if not chunk.start <= index < chunk.stop or (chunk.holes and index in chunk.holes):
+            return False
+        self._remove(chunk, index)
+        if chunk.start < chunk.stop and chunk.urgent is not None:
+            self._rank_anew(chunk)
+        return True
+
     def remove_call(self, source: str, number: int) -> Place | None:
         """Take one call out of the middle; None if it is not here, or no call."""
         line = self._lines.get(source)

@@ -59,6 +59,7 @@ from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
 from sublet.scheduler.batching import Batching, batching_of
+from sublet.scheduler.grouped_queue import GroupedQueue
 from sublet.scheduler.orders import BEHIND_MS
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
@@ -180,6 +181,14 @@ class Partition:
         self._gathering_since_ms = now_ms
         """Since when the first message of the next run has been waiting, about."""
         self._gathering_until_ms: float | None = None
+        self._grouped: GroupedQueue[str, Place] | None = None
+        """The messages of the backlog by key, for functions that want runs of few keys."""
+        if function.grouping:
+            self._grouped = GroupedQueue(
+                batch_size=function.batch_size or function.batch_size_max or limits.batch_size_max,
+                batch_wait_ms=0.0,
+                executors_max=function.concurrency or RUNS_AT_ONCE,
+            )
         self._announced: float | None = None
         """The rank that was told by `Ready`, until `take` answers it."""
         self._ready: deque[Waiting] = deque()
@@ -321,6 +330,9 @@ class Partition:
         else:
             chunk.urgent = None
             self._backlog.add(chunk, now_ms)
+        if self._grouped is not None and batch.kind not in IN_LINE:
+            for index in chunk.places():
+                self._grouped.put(batch.keys[index], (chunk, index), now_ms)
 
     def _answer_infeasible(self, chunk: Chunk, now_ms: float) -> None:
         """Answer calls at once that cannot be in time by what waits already."""
@@ -1033,6 +1045,10 @@ class Partition:
 
     def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
         """Take up to `size` messages; None if what was taken does not run (now)."""
+        if self._grouped:
+            grouped = self._grouped.take(now_ms, len(self._running), size)
+            places = [place for place in grouped if self._backlog.take_out(*place)]
+            return self._take_single(places, now_ms, many_runs=off_loop) if places else None
         chunk, is_pulled = self._next_chunk(size)
         if chunk is None:
             return None

@@ -216,13 +216,16 @@ class Chunk:
         self.earliest_ms = best
         self.urgent = place
 
+    def places(self) -> list[int]:
+        """Return where the messages are that are left."""
+        places = range(self.start, self.stop)
+        return (
+            [index for index in places if index not in self.holes] if self.holes else list(places)
+        )
+
     def most_urgent(self, within_ms: float) -> list[int]:
         """Return the messages that are due about as soon as the first of them."""
-        places = range(self.start, self.stop)
-        if self.holes:
-            left = [index for index in places if index not in self.holes]
-        else:
-            left = list(places)
+        left = self.places()
         if self.urgent is None:
             return left
         until_ms = self.earliest_ms + within_ms

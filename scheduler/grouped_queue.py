@@ -104,15 +104,19 @@ class GroupedQueue(Generic[K, T]):
             return now_ms
         return max(now_ms, self._by_arrival[0].arrived_ms + self._batch_wait_ms)
 
-    def take(self, now_ms: float, executors_busy: int) -> list[T]:
-        """Return the next batch; nothing if none is ready, or no executor is free."""
+    def take(self, now_ms: float, executors_busy: int, room: int | None = None) -> list[T]:
+        """Return the next batch; nothing if none is ready, or no executor is free.
+
+        With `room`, a batch of at most so many, for who cannot run a whole one just now.
+        """
+        size = self._batch_size if room is None else min(room, self._batch_size)
         ready_ms = self.next_ready_ms(now_ms)
         if ready_ms is None or ready_ms > now_ms or executors_busy >= self._executors_max:
             return []
         by_arrival, by_key = self._by_arrival, self._by_key
         batch: list[T] = []
         line: deque[_Request[K, T]] | None = None
-        while by_arrival and len(batch) < self._batch_size:
+        while by_arrival and len(batch) < size:
             oldest = by_arrival[0]
             if not line or line[0].batch - oldest.batch >= self._executors_max:
                 line = by_key[oldest.key]
