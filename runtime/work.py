@@ -219,9 +219,8 @@ class Chunk:
     def places(self) -> list[int]:
         """Return where the messages are that are left."""
         places = range(self.start, self.stop)
-        return (
-            [index for index in places if index not in self.holes] if self.holes else list(places)
-        )
+        holes = self.holes
+        return [index for index in places if index not in holes] if holes else list(places)
 
     def most_urgent(self, within_ms: float) -> list[int]:
         """Return the messages that are due about as soon as the first of them."""
