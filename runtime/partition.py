@@ -876,7 +876,7 @@ class Partition:
             return
         # Asked once: a run on the loop must not begin beside one that goes on elsewhere.
         off_loop = self._pace.off_loop(self.function)
-        while (self._backlog or self._ready) and self._can_start(off_loop):
+        while (self._backlog.count or self._ready) and self._can_start(off_loop):
             if self._start_work(off_loop, now_ms):
                 break
         if self._batching is not None and self._backlog:
@@ -892,17 +892,18 @@ class Partition:
             return
         if self.progress.is_used and not self._runs_alone():
             self._let_time_pass(now_ms)
-        if self._committing is None:
+        if self._committing is None and self._pending.must_flush:
             self._seal_if_wanted(now_ms)
         if self._retries and not self._runs_alone():
             self._take_retries(now_ms)
         if self._expiries:
             self._interrupt_expired(now_ms)
         self._gathering_until_ms = None
-        can_start = (self._backlog or self._ready) and self._can_start(
-            self._pace.off_loop(self.function)
-        )
-        if can_start and not self._gathers(now_ms):
+        if (
+            (self._backlog.count or self._ready)
+            and self._can_start(self._pace.off_loop(self.function))
+            and not self._gathers(now_ms)
+        ):
             self._announce(now_ms)
         self._plan_wake(now_ms)
 
@@ -1078,6 +1079,8 @@ class Partition:
             span = self._backlog.take(chunk, room)
             spans.append(span)
             room -= span.stop - span.start
+            if not self._backlog.count:
+                break
             chunk, is_pulled = self._next_chunk(room)
         work = self._work(spans=spans)
         work.rank, work.rank_last, work.arrived_ms = rank, rank_last, arrived_ms
@@ -1183,10 +1186,18 @@ class Partition:
 
     def _is_wanted_by_others(self, waiting: Waiting) -> bool:
         """Tell whether others have asked for the same by its idempotency key."""
-        if not waiting.message.extra.idempotency_key:
+        message = waiting.message
+        key = message.extra.idempotency_key
+        if not key:
             return False
-        claimed = self._idempotent_open.get(_idempotency_id(waiting.message), ())
-        return len(claimed) > 1 and claimed[0] is waiting
+        claimed = self._idempotent_open.get(_idempotency_id(message), ())
+        if len(claimed) > 1 and claimed[0] is waiting:
+            return True
+        behind = self._keys.get(self._lock_of(message), ())
+        return waiting not in behind and any(
+            each.message.extra.idempotency_key == key and each.message.key == message.key
+            for each in behind
+        )
 
     def _take_withdrawals(self, batch: Batch, skip: int, now_ms: float) -> None:
         """The source does not wait any more for these calls of its own."""
