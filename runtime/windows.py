@@ -124,7 +124,7 @@ class Watermarks:
     def settle(self, open_order: int | None, now_ms: float) -> bool:
         """Count the markers before the first message that is not done; all if there is none.
 
-        Returns whether the watermark has advanced, or whether there is one has changed.
+        Returns whether the watermark has advanced.
         """
         first = self._first_waiting
         if first is not None and (open_order is None or first < open_order):
@@ -137,7 +137,7 @@ class Watermarks:
         if self._is_settled and not looks:
             return False
         self._is_settled = True
-        before = self.watermark_ms, self._is_idle
+        before_ms = self.watermark_ms
         active = [
             told.value_ms
             for name, told in self._sources.items()
@@ -147,7 +147,7 @@ class Watermarks:
         if active:
             self.watermark_ms = max(self.watermark_ms, min(active))
         self._look_again_ms = self.next_idle_ms(now_ms) or inf
-        return before != (self.watermark_ms, self._is_idle)
+        return self.watermark_ms > before_ms
 
     def _find_first_waiting(self) -> None:
         self._first_waiting = min(
@@ -288,7 +288,10 @@ class StreamProgress:
     def marker(self, source: str, value_ms: int | None, order: int, now_ms: float) -> None:
         """A marker was taken; it counts when everything before it is done."""
         self._watermarks.take(source, value_ms, order, now_ms)
-        self._own.is_heard = self.is_used = True
+        self.is_used = True
+        if not self._own.is_heard:
+            self._own.is_heard = True
+            self._watermarks.changed[OWN] = None
 
     def source_gone(self, source: str) -> None:
         self._watermarks.forget(source)
@@ -301,10 +304,8 @@ class StreamProgress:
             self.watermark_ms = max(self.watermark_ms, self._clock_reached(clock_ms))
             return []
         if self._watermarks.settle(self._open.first(), now_ms):
-            if self._watermarks.watermark_ms > self.watermark_ms:
-                self._event_frontier.learn(self._watermarks.watermark_ms, now_ms)
-            self.watermark_ms = self._watermarks.watermark_ms
-            self._own.watermark_ms = self.watermark_ms
+            self.watermark_ms = self._own.watermark_ms = self._watermarks.watermark_ms
+            self._event_frontier.learn(self.watermark_ms, now_ms)
             self._watermarks.changed[OWN] = None
         return self.changed_records()
 

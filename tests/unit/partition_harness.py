@@ -24,6 +24,7 @@ from sublet.runtime.steps import (
     Interrupt,
     Load,
     LoadTimers,
+    LoadWindows,
     NoCells,
     Ready,
     Refuse,
@@ -37,7 +38,7 @@ from sublet.runtime.steps import (
 from sublet.runtime.timers import LOADED_MAX
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import IDEMPOTENCY, TIMER, Commit, Outcome, Record, StateRow
+from sublet.statestore.contract import IDEMPOTENCY, TIMER, WINDOW, Commit, Outcome, Record, StateRow
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 
 T = TypeVar("T")
@@ -190,6 +191,7 @@ class Owner:
         self.refusals: list[Refused] = []
         self.resumed: list[Resume] = []
         self.timer_loads: list[LoadTimers] = []
+        self.window_loads: list[LoadWindows] = []
         self.stops: list[Outcome] = []
         self.interrupted: list[str] = []
         self.ready: Ready | None = None
@@ -238,7 +240,7 @@ class Owner:
         self.partition.take(self.now_ms)
         self.collect()
 
-    def _collect(self, effect: StepEffect) -> None:  # noqa: C901  # One case an effect.
+    def _collect(self, effect: StepEffect) -> None:  # noqa: C901, PLR0912  # One case an effect.
         match effect:
             case Ready():
                 self.ready = effect
@@ -260,6 +262,8 @@ class Owner:
                 self.resumed.append(effect)
             case LoadTimers():
                 self.timer_loads.append(effect)
+            case LoadWindows():
+                self.window_loads.append(effect)
             case WakeAt():
                 self.wake_ms = effect.at_ms
             case Stop():
@@ -310,6 +314,13 @@ class Owner:
 
     def timers_loaded(self, load: LoadTimers, records: Sequence[Record]) -> None:
         self.partition.timers_loaded(records, load.until_ms, self.now_ms)
+        self.collect()
+
+    def load_windows(self) -> None:
+        """Carry out the oldest load of windows' ends."""
+        load = self.window_loads.pop(0)
+        records = now_done(self.store.records_due(NAME, WINDOW, load.until_ms, load.limit))
+        self.partition.windows_loaded(records, self.now_ms)
         self.collect()
 
     def finish(
@@ -368,6 +379,8 @@ class Owner:
                 self.load()
             elif self.timer_loads:
                 self.load_timers()
+            elif self.window_loads:
+                self.load_windows()
             elif self.runs:
                 self.finish()
             elif self.commits:

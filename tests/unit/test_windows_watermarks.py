@@ -1,0 +1,236 @@
+"""Watermarks of a partition: which count, when, and what is remembered of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sublet import Sum, TumblingWindow
+from sublet.functions.effects import WindowDue
+from sublet.functions.state import StateClock
+from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
+from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.frames import Kind
+from sublet.runtime.state_view import shown
+from sublet.runtime.windows import (
+    MARKERS_WAITING_MAX,
+    SOURCES_MAX,
+    OpenMessages,
+    Told,
+    Watermarks,
+    refusal_of_markers,
+)
+from sublet.statestore.contract import PARKED, WATERMARK, WINDOW
+from tests.unit.partition_harness import BROKEN, CLIENT, PEER, Owner, batch, make_function
+
+EVENTS = TumblingWindow(10, event_time="at")
+
+
+def told(watermarks: Watermarks, order: int | None = None) -> int:
+    watermarks.settle(order, 0.0)
+    return watermarks.watermark_ms
+
+
+def test_the_smallest_of_all_sources_counts_and_never_goes_back() -> None:
+    watermarks = Watermarks()
+    assert told(watermarks) == BEGINNING_MS
+    watermarks.take("x", 10, 1, 0.0)
+    assert told(watermarks) == 10
+    watermarks.take("y", 5, 2, 0.0)
+    assert told(watermarks) == 10
+    watermarks.take("y", 30, 3, 0.0)
+    watermarks.take("x", 7, 4, 0.0)
+    assert told(watermarks) == 10
+    watermarks.take("x", 20, 5, 0.0)
+    assert told(watermarks) == 20
+
+
+def test_a_marker_counts_only_before_the_first_message_that_is_open() -> None:
+    watermarks = Watermarks()
+    watermarks.take("x", 10, 1, 0.0)
+    watermarks.take("x", 20, 5, 0.0)
+    assert told(watermarks, 1) == BEGINNING_MS
+    assert told(watermarks, 3) == 10
+    assert told(watermarks, 6) == 20
+
+
+def test_expected_sources_are_waited_for() -> None:
+    watermarks = Watermarks(expected=["x", "y"])
+    watermarks.take("x", 10, 1, 0.0)
+    assert told(watermarks) == BEGINNING_MS
+    watermarks.take("y", 7, 2, 0.0)
+    assert told(watermarks) == 7
+
+
+def test_a_source_that_is_closed_is_forgotten_unless_it_is_expected() -> None:
+    watermarks = Watermarks(expected=["x"])
+    for source in ("x", "y"):
+        watermarks.take(source, 10, 1, 0.0)
+        watermarks.take(source, None, 2, 0.0)
+    told(watermarks)
+    assert watermarks.stored("x") == Told(None)
+    assert watermarks.stored("y") is None
+    assert watermarks.is_idle
+
+
+def test_markers_that_wait_become_one_when_there_are_too_many() -> None:
+    watermarks = Watermarks()
+    for order in range(MARKERS_WAITING_MAX + 50):
+        watermarks.take("x", order, order, 0.0)
+    stored = watermarks.stored("x")
+    assert stored is not None
+    assert len(stored.waiting) == MARKERS_WAITING_MAX
+    assert told(watermarks, 10) == 9
+    assert told(watermarks) == MARKERS_WAITING_MAX + 49
+
+
+def test_there_is_room_for_so_many_sources_and_no_more() -> None:
+    watermarks = Watermarks()
+    for each in range(SOURCES_MAX):
+        assert watermarks.has_room_for(f"s{each}")
+        watermarks.take(f"s{each}", 1, each, 0.0)
+    assert not watermarks.has_room_for("another")
+    assert watermarks.has_room_for("s7")
+    watermarks.forget("s7")
+    assert watermarks.has_room_for("another")
+
+
+def test_silent_sources_are_left_out_until_they_speak() -> None:
+    watermarks = Watermarks(expected=["x", "y"], idle_after_ms=100, now_ms=0.0)
+    watermarks.take("x", 10, 1, 50.0)
+    watermarks.settle(None, 60.0)
+    assert watermarks.watermark_ms == BEGINNING_MS
+    assert watermarks.next_idle_ms(60.0) == 100.0
+    watermarks.settle(None, 100.0)
+    assert watermarks.watermark_ms == 10
+    watermarks.take("y", 4, 2, 110.0)
+    watermarks.take("x", 20, 3, 110.0)
+    watermarks.settle(None, 110.0)
+    assert watermarks.watermark_ms == 10
+
+
+def test_the_first_open_message_is_found_whatever_ends_before() -> None:
+    messages = OpenMessages()
+    for order in range(1_000):
+        messages.add((order, 0))
+    for order in range(1, 1_000):
+        messages.remove((order, 0))
+    assert messages.first() == 0
+    messages.remove((0, 0))
+    assert messages.first() is None
+
+
+# In a partition
+
+
+def marker(first: int, value_ms: int | None, *, source: str = "s", channel: str = CLIENT) -> Any:
+    return batch(first, [source], kind=Kind.MARKER, payloads=[value_ms], source=channel)
+
+
+def windowed_owner(**options: Any) -> Owner:
+    return Owner(make_function(window=EVENTS, **options))
+
+
+def test_a_marker_waits_for_a_message_that_is_tried_again() -> None:
+    owner = windowed_owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(failed={0: BROKEN})
+    owner.receive(marker(2, 100))
+    owner.settle()
+    assert owner.partition.progress.watermark_ms == BEGINNING_MS
+    assert owner.acks[-1].upto == 2
+    owner.pass_time(10)
+    owner.settle()
+    assert owner.partition.progress.watermark_ms == 100
+    assert owner.records(PARKED) == {}
+
+
+def test_a_marker_that_waits_is_recovered_and_so_is_the_watermark() -> None:
+    owner = windowed_owner()
+    owner.receive(marker(1, 50))
+    owner.arrive(2, ["a"], kind=Kind.SEND)
+    owner.finish(failed={0: BROKEN})
+    owner.receive(marker(3, 100))
+    owner.settle()
+
+    next_owner = owner.take_over()
+    assert next_owner.partition.progress.watermark_ms == 50
+    next_owner.settle()
+    assert next_owner.partition.progress.watermark_ms == 100
+    assert set(next_owner.records(WATERMARK)) == {"", "s"}
+
+
+def test_an_end_is_deleted_in_the_commit_of_what_it_did() -> None:
+    owner = windowed_owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[WindowDue("1.1", 10, "a")])
+    owner.commit()
+    assert set(owner.records(WINDOW)) == {"1.1"}
+    owner.receive(marker(2, 10))
+    owner.commit()
+    owner.load_windows()
+    assert owner.keys_running() == [["a"]]
+    assert set(owner.records(WINDOW)) == {"1.1"}
+
+    # A takeover before the commit runs it again.
+    successor = owner.take_over()
+    successor.load_windows()
+    assert successor.keys_running() == [["a"]]
+    successor.finish()
+    successor.commit()
+    assert successor.records(WINDOW) == {}
+
+
+def test_a_goodbye_closes_the_source_that_the_client_was() -> None:
+    owner = windowed_owner()
+    owner.receive(marker(1, 10, source=""))
+    owner.receive(marker(1, 99, source="", channel="~other"))
+    owner.settle()
+    assert owner.partition.progress.watermark_ms == 10
+    owner.client_gone()
+    owner.settle()
+    assert owner.partition.progress.watermark_ms == 99
+    assert set(owner.records(WATERMARK)) == {"", "~other"}
+
+
+def test_markers_of_too_many_sources_are_refused() -> None:
+    owner = windowed_owner()
+    names = [f"s{each}" for each in range(SOURCES_MAX)]
+    owner.receive(batch(1, names, kind=Kind.MARKER, payloads=[1] * SOURCES_MAX, source=PEER))
+    owner.settle()
+    owner.receive(marker(1, 5, source="another"))
+    assert owner.refusals[-1].error.code == "rejected"
+    assert str(SOURCES_MAX) in owner.refusals[-1].error.message
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "text"),
+    [
+        ("app/f/0", 5, "cannot be named"),
+        ("~c", 5, "cannot be named"),
+        ("s", "noon", "milliseconds"),
+        ("s", 2**61, "milliseconds"),
+        ("s", 1.5, "milliseconds"),
+    ],
+)
+def test_markers_that_make_no_sense_are_refused(source: str, value: Any, text: str) -> None:
+    refusal = refusal_of_markers(batch(1, [source], kind=Kind.MARKER, payloads=[value]))
+    assert refusal is not None
+    assert text in refusal
+
+
+def test_markers_that_make_sense_are_taken() -> None:
+    fine = batch(1, ["s", "", "t"], kind=Kind.MARKER, payloads=[5, None, -(2**40)])
+    assert refusal_of_markers(fine) is None
+
+
+def test_people_see_the_windows_of_a_state() -> None:
+    cell = Windowed(Sum(), open_max=5).cell((), StateClock())
+    window = OpenWindow(0, 10, "1.1", False, cell.new_cell())
+    cell.put(window)
+    cell.use(window).add(7)
+    assert shown(cell) == [{"start_ms": 0, "end_ms": 10, "state": 7}]
+    assert shown(NOTHING) is None
+    assert msgspec.json.encode(shown(cell))
