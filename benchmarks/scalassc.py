@@ -67,6 +67,8 @@ SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 QUICK_SIZES = (1, 20, 500)
 PARALLELISM = (2, 3)
 """Beside 1, which is the adaptive case."""
+GROUPING_FORMS = {"single": "none", "keyed": "off", "grouped": "on"}
+"""One message a call; one key's messages of a run a call; the same, and runs are of few keys."""
 GROUPED_SIZE = 30
 """The batch size at which the paper measures grouping."""
 WAITED_SIZES = (1, 20, 100, 500)
@@ -119,7 +121,7 @@ def setups(sizes: Sequence[int]) -> Iterator[Setup]:
     for count in PARALLELISM:
         target = f"{APPS}:own_{count}"
         yield Setup(part="parallel", case=f"parallel={count}", target=target, workers=count)
-    for form, word in (("single", "off"), ("grouped", "on")):
+    for form, word in GROUPING_FORMS.items():
         target = f"{APPS}:{form}_1"
         case = f"grouping={word}"
         yield Setup(

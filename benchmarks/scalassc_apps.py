@@ -5,7 +5,8 @@ Workers load lists of apps from here:
 `own_P`      the examples as they are, but with P partitions for what is partitioned by key, and
              one for everything else
 `single_1`   functions that are partitioned by key get one message a call
-`grouped_1`  functions that are partitioned by key get the waiting messages of one key a call
+`keyed_1`    functions that are partitioned by key get one key's messages of a run a call
+`grouped_1`  the same, and a run is filled with messages of few keys (`grouping=True`)
 `timed_B`    `own_1`, and whatever reaches a sink is noted with the time; every function runs when B
              messages wait, or the first of them has waited for 20 ms
 `timed_at_once`   the same, but whatever waits runs at once, 500 messages at most
@@ -26,7 +27,7 @@ from examples.machine_outlier import Scored, Tracked
 from examples.spike_detection import Averaged, Reading
 from sublet import App, Batch, Context, Function
 
-Form = Literal["own", "single", "grouped"]
+Form = Literal["own", "single", "keyed", "grouped"]
 
 BATCH_WAIT = "20ms"
 """The paper's window."""
@@ -79,10 +80,12 @@ def _judge_one(ctx: Context, tracked: Tracked) -> None:
 def _word_count(form: Form, partitions: int) -> App:
     app = App("word_count")
     redeclare(app, word_count_columns.split, partitions=partitions)
+    by_key = {"handler": _count_of_key, "batch": "key"}
     forms: dict[Form, dict[str, Any]] = {
         "own": {},
         "single": {"handler": word_count.count.handler, "batch": False},
-        "grouped": {"handler": _count_of_key, "batch": "key"},
+        "keyed": by_key,
+        "grouped": {**by_key, "grouping": True},
     }
     redeclare(app, word_count_columns.count, partitions=partitions, **forms[form])
     redeclare(app, word_count_columns.top, partitions=1)
@@ -91,8 +94,13 @@ def _word_count(form: Form, partitions: int) -> App:
 
 def _spike_detection(form: Form, partitions: int) -> App:
     app = App("spike_detection")
-    changed = {"handler": _average_one, "batch": False} if form == "single" else {}
-    redeclare(app, spike_detection.average, partitions=partitions, **changed)
+    forms: dict[Form, dict[str, Any]] = {
+        "own": {},
+        "single": {"handler": _average_one, "batch": False},
+        "keyed": {},
+        "grouped": {"grouping": True},
+    }
+    redeclare(app, spike_detection.average, partitions=partitions, **forms[form])
     redeclare(app, spike_detection.detect, partitions=partitions)
     redeclare(app, spike_detection.spikes, partitions=partitions)
     return app
@@ -101,10 +109,21 @@ def _spike_detection(form: Form, partitions: int) -> App:
 def _machine_outlier(form: Form, partitions: int) -> App:
     app = App("machine_outlier")
     redeclare(app, machine_outlier.score, partitions=1)
-    changed = {"handler": _track_of_key, "batch": "key"} if form == "grouped" else {}
-    redeclare(app, machine_outlier.track, partitions=partitions, **changed)
-    changed = {"handler": _judge_one, "batch": False} if form == "single" else {}
-    redeclare(app, machine_outlier.judge, partitions=partitions, **changed)
+    by_key = {"handler": _track_of_key, "batch": "key"}
+    tracks: dict[Form, dict[str, Any]] = {
+        "own": {},
+        "single": {},
+        "keyed": by_key,
+        "grouped": {**by_key, "grouping": True},
+    }
+    judges: dict[Form, dict[str, Any]] = {
+        "own": {},
+        "single": {"handler": _judge_one, "batch": False},
+        "keyed": {},
+        "grouped": {"grouping": True},
+    }
+    redeclare(app, machine_outlier.track, partitions=partitions, **tracks[form])
+    redeclare(app, machine_outlier.judge, partitions=partitions, **judges[form])
     return app
 
 
@@ -192,6 +211,7 @@ own_1 = _apps("own", 1)
 own_2 = _apps("own", 2)
 own_3 = _apps("own", 3)
 single_1 = _apps("single", 1)
+keyed_1 = _apps("keyed", 1)
 grouped_1 = _apps("grouped", 1)
 timed_adaptive = _timed_apps()
 timed_1 = _timed_apps(batch_size=1)

@@ -28,7 +28,7 @@ from sublet.testing import Harness
 WORDS = word_count(200)
 READINGS = spike_detection(2_000)
 OBSERVATIONS = machine_outlier(3_001)
-FORMS = ["own_1", "own_3", "single_1", "grouped_1"]
+FORMS = ["own_1", "own_3", "single_1", "keyed_1", "grouped_1"]
 
 MakeHarness = Callable[..., Harness]
 
