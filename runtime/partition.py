@@ -920,8 +920,8 @@ class Partition:
         wait_ms = self._batching.wait_ms(
             function, queued, now_ms - self._gathering_since_ms, start_by_ms - now_ms
         )
-        if wait_ms <= 0:
-            return False
+        if now_ms + wait_ms <= now_ms:
+            return False  # Also when it is so short that no clock would show it.
         self._gathering_until_ms = now_ms + wait_ms
         return True
 

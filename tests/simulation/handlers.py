@@ -38,10 +38,13 @@ def make_functions(chance: random.Random) -> dict[str, Function]:
     @app.function(retry=retry, order=order, kind=chance.choice(["keyed", "keyed", "stateful"]))
     async def account(ctx: Any, message: Any) -> None: ...
 
-    @app.function(retry=retry, kind=chance.choice(["keyed", "keyed", "stateless"]))
+    kind: Any = chance.choice(["keyed", "keyed", "stateless"])
+    batch_size, batch_wait = chance.choice([(None, None), (2, "5ms")])
+
+    @app.function(retry=retry, kind=kind, batch_size=batch_size, batch_wait=batch_wait)
     def ledger(ctx: Any, message: Any) -> None: ...
 
-    @app.function(retry=retry, batch=True)
+    @app.function(retry=retry, batch=True, grouping=chance.choice([False, True]))
     def tally(batch: Any) -> None: ...
 
     return functions_of([app])

@@ -197,7 +197,7 @@ class _PushyBacklog(Backlog):
 class PullsWithoutTheEarlierOnesOfTheKey(Mutant):
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._backlog = _PushyBacklog()
+            self._backlog.__class__ = _PushyBacklog
             super().start(now_ms)
 
 
