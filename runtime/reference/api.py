@@ -27,6 +27,7 @@ Errors are on [a page of their own](errors.md).
 """
 
 _DECLARING = ("App", "Function", "Retry", "NO_RETRY")
+_WINDOWS = ("TumblingWindow", "SlidingWindow", "SessionWindow", "Window")
 _HANDLING = ("Context", "Batch")
 _CALLING = ("Client", "BlockingClient", "CallInfo")
 _STATES = (
@@ -55,10 +56,12 @@ _OF_THE_RUNTIME = {
     "add_to_bin",
     "bins",
     "encoded",
+    "event_time_of",
     "forget",
     "partial",
     "replace",
     "total_and_count",
+    "windows_of",
 }
 
 
@@ -67,6 +70,7 @@ def api_page() -> str:
     lines = [_HEAD]
     for title, names in (
         ("Declaring functions", _DECLARING),
+        ("Windows", _WINDOWS),
         ("In a handler", _HANDLING),
         ("Calling from outside", _CALLING),
     ):
@@ -88,7 +92,7 @@ def api_page() -> str:
 
 def names_on_page() -> frozenset[str]:
     """Return the names of `sublet` that the page has; errors are on another one."""
-    return frozenset((*_DECLARING, *_HANDLING, *_CALLING, *_STATES))
+    return frozenset((*_DECLARING, *_WINDOWS, *_HANDLING, *_CALLING, *_STATES))
 
 
 def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[str]:
