@@ -59,6 +59,7 @@ from sublet.runtime.threads import (
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.windows import downstream_partitions, expected_sources
 from sublet.runtime.work import Failure, RunResult, Work
+from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, QUANTUM_MS, LearnedPace
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
@@ -189,6 +190,7 @@ class Host:
         self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
         """Partition and message to the timeouts of the calls that its handler awaits."""
         self._pump_planned = False
+        self._turns = FrameTurns()
 
     @property
     def threads_abandoned(self) -> int:
@@ -233,6 +235,7 @@ class Host:
             now_ms=now_ms,
             wall_ms=self._clock.wall_ms(),
             urgency=self.urgency,
+            curve=self.pace if isinstance(self.pace, LearnedPace) else None,
             expected=expected_sources(function, self._partition_counts),
             downstream=downstream_partitions(function.name, self._functions.values()),
         )
@@ -503,11 +506,12 @@ class Host:
             self._loop.call_soon(self._pump)
 
     def pump(self) -> None:
-        """Run what is ready at once, without waiting for the loop's next turn."""
-        if self._ready or self._aside:
+        """A frame has come: run what is ready at once, if not more is to come in this turn."""
+        if (self._ready or self._aside) and self._turns.arrived():
             self._run_turn()
 
     def _pump(self) -> None:
+        self._turns.ended()
         self._run_turn()
         if self._ready:
             self._loop.call_soon(self._pump)

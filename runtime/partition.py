@@ -58,7 +58,7 @@ from sublet.runtime.steps import (
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
-from sublet.scheduler.batching import Batching, batching_of
+from sublet.scheduler.batching import Curve, batching_of
 from sublet.scheduler.grouped_queue import GroupedQueue
 from sublet.scheduler.orders import BEHIND_MS
 from sublet.scheduler.urgency import Urgency
@@ -132,13 +132,13 @@ class Partition:
         now_ms: float,
         wall_ms: int,
         urgency: Urgency | None = None,
-        batching: Batching | None = None,
+        curve: Curve | None = None,
         expected: Sequence[str] = (),
         downstream: Sequence[str] = (),
         timers_loaded_max: int = LOADED_MAX,
     ) -> None:
-        """Without urgency, what came first is the most urgent; without batching, what there is
-        runs, unless the function says how many should run together.
+        """Without urgency, what came first is the most urgent; without a curve of costs,
+        what there is runs, unless the function says how many should run together.
 
         `expected` are the sources whose watermarks are waited for, `downstream` the partitions
         that wait for those of this one.
@@ -177,7 +177,7 @@ class Partition:
             None if self._urgency.waiting is None else self._weigh_chunk,
             in_order=not self._urgency.order.by_deadline,
         )
-        self._batching = batching_of(function, batching)
+        self._batching = batching_of(function, curve)
         self._gathering_since_ms = now_ms
         """Since when the first message of the next run has been waiting, about."""
         self._gathering_until_ms: float | None = None
@@ -320,8 +320,10 @@ class Partition:
                     return
         if function.window is not None:
             self._count_from_frontier(chunk, now_ms)
-        if not self._backlog:
-            self._gathering_since_ms = now_ms
+        if self._batching is not None:
+            self._batching.arrived(fresh, now_ms)
+            if not self._backlog:
+                self._gathering_since_ms = now_ms
         chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
         if urgency.order.by_deadline:
             # What the order puts behind everything else has no deadline to be kept any more.
@@ -911,19 +913,15 @@ class Partition:
         """Tell whether the next run should wait for more messages, and until when."""
         if self._batching is None or self._ready or self._announced is not None:
             return False
+        queued = self._backlog.count
+        wait_ms = self._batching.wait_ms(queued, now_ms - self._gathering_since_ms, now_ms)
+        if wait_ms <= 0 or queued >= self._batch_size():
+            return False
         chunk = self._backlog.first()
         assert chunk is not None
-        queued, function = self._backlog.count, self.function
-        if queued >= self._batch_size():
-            return False
-        start_by_ms = self._urgency.start_by_ms(function, queued, chunk.earliest_ms)
-        wait_ms = self._batching.wait_ms(
-            function, queued, now_ms - self._gathering_since_ms, start_by_ms - now_ms
-        )
-        if now_ms + wait_ms <= now_ms:
-            return False  # Also when it is so short that no clock would show it.
-        self._gathering_until_ms = now_ms + wait_ms
-        return True
+        start_by_ms = self._urgency.start_by_ms(self.function, queued, chunk.earliest_ms)
+        self._gathering_until_ms = min(now_ms + wait_ms, start_by_ms)
+        return self._gathering_until_ms > now_ms  # Not if it is too short for any clock.
 
     def _announce(self, now_ms: float) -> None:
         chunk = self._backlog.first()

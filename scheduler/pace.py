@@ -7,6 +7,7 @@ short runs on the loop, where nothing is faster; everything else runs beside it,
 from __future__ import annotations
 
 from sublet.functions.app import Function
+from sublet.scheduler.batching import FIXED_MS_MIN
 
 QUANTUM_MS = 1.0
 """A run on the loop should not take longer than this."""
@@ -66,6 +67,13 @@ class CostModel:
         return self._a + self._b * count
 
 
+class CostCurve(CostModel):
+    """As `CostModel`, with a longer memory: what a run costs besides its messages is seen only in
+    runs of different sizes, and at a steady load all are alike."""
+
+    FORGET = 0.998
+
+
 class LearnedPace:
     """Decides from measured costs. One for a worker: functions cost the same in all partitions."""
 
@@ -76,6 +84,8 @@ class LearnedPace:
         self._models: dict[str, CostModel] = {}
         self._off_loop: dict[str, bool] = {}
         self._outliers: dict[str, int] = {}
+        self._curves: dict[str, CostCurve] = {}
+        """Of functions whose runs are slow enough to be worth a wait."""
 
     def model(self, function: Function) -> CostModel:
         model = self._models.get(function.name)
@@ -98,6 +108,13 @@ class LearnedPace:
         if function.blocking:
             return function.concurrency or BLOCKING_AT_ONCE
         return self._threads if self.off_loop(function) and not function.is_async else 1
+
+    def fixed_ms(self, function: Function) -> float:
+        """Return what a run costs however many messages are in it; 0 if nothing is known."""
+        curve = self._curves.get(function.name)
+        if curve is None or curve.runs < RUNS_BEFORE_TRUST:
+            return 0.0
+        return curve.coefficients()[0]
 
     def off_loop(self, function: Function) -> bool:
         if function.blocking:
@@ -127,7 +144,13 @@ class LearnedPace:
                 # What was learned is about another time: the loop must not wait for it to fade.
                 model = self._models[function.name] = CostModel()
                 model.runs = RUNS_BEFORE_TRUST
+                self._curves.pop(function.name, None)
         model.learn(count, elapsed_ms)
+        if elapsed_ms >= FIXED_MS_MIN:
+            curve = self._curves.get(function.name)
+            if curve is None:
+                curve = self._curves[function.name] = CostCurve()
+            curve.learn(count, elapsed_ms)
         if model.runs < RUNS_BEFORE_TRUST:
             return
         self._choose_place(function, model)

@@ -37,6 +37,7 @@ from sublet.runtime.steps import (
 )
 from sublet.runtime.timers import LOADED_MAX
 from sublet.runtime.work import Failure, RunResult, Work
+from sublet.scheduler.batching import Curve
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import IDEMPOTENCY, TIMER, WINDOW, Commit, Outcome, Record, StateRow
 from sublet.statestore.memory import MemoryBackend, MemoryStore
@@ -164,7 +165,7 @@ class KnownCells(NoCells):
 class Owner:
     """One owner of the partition; `take_over` makes the next one on the same store."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         function: Function | None = None,
         *,
@@ -174,6 +175,7 @@ class Owner:
         now_ms: float = 0.0,
         timers_loaded_max: int = LOADED_MAX,
         urgency: Urgency | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self.urgency = urgency
         self.now_ms = now_ms
@@ -208,6 +210,7 @@ class Owner:
             now_ms=now_ms,
             wall_ms=1_000_000 + int(now_ms),
             urgency=urgency,
+            curve=curve,
             timers_loaded_max=timers_loaded_max,
         )
         self.partition.start(now_ms)

@@ -7,47 +7,135 @@ from typing import Any
 
 import pytest
 
-from sublet.functions.app import App
-from sublet.scheduler.batching import FixedBatching, batching_of
+from sublet.functions.app import App, Function
+from sublet.scheduler.batching import (
+    FIXED_MS_MIN,
+    WAIT_MS_MAX,
+    AdaptiveBatching,
+    FixedBatching,
+    FrameTurns,
+    batching_of,
+)
 from tests.unit.partition_harness import make_function
-
-FAR_MS = 1_000_000.0
 
 
 def test_a_fixed_batch_waits_until_it_is_full() -> None:
     fixed = FixedBatching(10, 20.0)
 
-    assert fixed.wait_ms(make_function(), 9, 0.0, FAR_MS) == 20
-    assert fixed.wait_ms(make_function(), 10, 0.0, FAR_MS) == 0
+    assert fixed.wait_ms(9, 0.0, 0.0) == 20
+    assert fixed.wait_ms(10, 0.0, 0.0) == 0
 
 
 def test_a_fixed_batch_waits_no_longer_than_its_window() -> None:
     fixed = FixedBatching(10, 20.0)
 
-    assert fixed.wait_ms(make_function(), 1, 15.0, FAR_MS) == 5
-    assert fixed.wait_ms(make_function(), 1, 20.0, FAR_MS) <= 0
-
-
-def test_no_batch_waits_until_it_is_late() -> None:
-    fixed = FixedBatching(10, 20.0)
-
-    assert fixed.wait_ms(make_function(), 1, 0.0, 3.0) == 3
-    assert fixed.wait_ms(make_function(), 1, 0.0, -3.0) <= 0
+    assert fixed.wait_ms(1, 15.0, 0.0) == 5
+    assert fixed.wait_ms(1, 20.0, 0.0) <= 0
 
 
 def test_a_window_needs_no_size() -> None:
-    assert FixedBatching(None, 20.0).wait_ms(make_function(), 10_000, 1.0, FAR_MS) == 19
+    assert FixedBatching(None, 20.0).wait_ms(10_000, 1.0, 0.0) == 19
+
+
+class Costs:
+    """All runs cost so much besides their messages."""
+
+    def __init__(self, fixed_ms: float) -> None:
+        self.value = fixed_ms
+
+    def fixed_ms(self, function: Function) -> float:
+        return self.value
+
+
+def fed(fixed_ms: float, *, each_ms: float, **options: Any) -> AdaptiveBatching:
+    """Return what has seen one message in so many ms until just now, which is 1,000."""
+    batching = AdaptiveBatching(make_function(**options), Costs(fixed_ms))
+    steps = int(1_000 / each_ms)
+    for step in range(steps + 1):
+        batching.arrived(1, 1_000 - (steps - step) * each_ms)
+    return batching
+
+
+def test_a_single_message_never_waits() -> None:
+    for fixed_ms in (0.1, 2.0, 50.0, 5_000.0):
+        batching = AdaptiveBatching(make_function(), Costs(fixed_ms))
+        batching.arrived(1, 1_000.0)
+
+        assert batching.wait_ms(1, 0.0, 1_000.0) == 0
+
+
+def test_below_one_message_in_the_time_of_a_run_nobody_waits() -> None:
+    assert fed(2.0, each_ms=2.5).wait_ms(1, 0.0, 1_000.0) == 0
+
+
+def test_above_it_a_batch_gathers_what_comes_in_the_time_of_a_run() -> None:
+    batching = fed(2.0, each_ms=0.1)
+
+    assert batching.wait_ms(1, 0.0, 1_000.0) == pytest.approx(1.9, abs=0.1)
+    assert batching.wait_ms(15, 0.0, 1_000.0) == pytest.approx(0.5, abs=0.1)
+    assert batching.wait_ms(21, 0.0, 1_000.0) == 0
+
+
+def test_cheap_runs_never_wait() -> None:
+    assert fed(FIXED_MS_MIN / 2, each_ms=0.01).wait_ms(1, 0.0, 1_000.0) == 0
+
+
+def test_nobody_waits_longer_than_the_bound() -> None:
+    batching = fed(200.0, each_ms=1.0)
+
+    assert batching.wait_ms(1, 0.0, 1_000.0) == WAIT_MS_MAX
+    assert batching.wait_ms(1, 15.0, 1_000.0) == WAIT_MS_MAX - 15
+    assert batching.wait_ms(1, 25.0, 1_000.0) <= 0
+
+
+def test_what_came_long_ago_is_not_waited_for() -> None:
+    assert fed(2.0, each_ms=0.1).wait_ms(1, 0.0, 2_000.0) == 0
+
+
+def test_runs_that_wait_for_something_else_leave_the_core_to_others() -> None:
+    blocking = fed(2.0, each_ms=0.1, blocking=True, concurrency=4)
+
+    assert blocking.wait_ms(1, 0.0, 1_000.0) == pytest.approx(0.4, abs=0.1)
 
 
 def test_what_a_function_declares_comes_first() -> None:
-    otherwise = FixedBatching(None, 1.0)
-
     assert batching_of(make_function(), None) is None
-    assert batching_of(make_function(), otherwise) is otherwise
-    assert batching_of(make_function(batch_size=1), otherwise) is None
-    declared = batching_of(make_function(batch_size=2, batch_wait="20ms"), otherwise)
-    assert declared is not None
-    assert declared.wait_ms(make_function(), 1, 0.0, FAR_MS) == 20
+    assert isinstance(batching_of(make_function(), Costs(1.0)), AdaptiveBatching)
+    assert batching_of(make_function(batch_size=1), Costs(1.0)) is None
+    declared = batching_of(make_function(batch_size=2, batch_wait="20ms"), Costs(1.0))
+    assert isinstance(declared, FixedBatching)
+    assert declared.wait_ms(1, 0.0, 0.0) == 20
+
+
+def test_frames_that_come_alone_run_at_once() -> None:
+    turns = FrameTurns()
+
+    for _ in range(100):
+        assert turns.arrived()
+        turns.ended()
+
+
+def test_where_many_frames_come_in_a_turn_they_run_together() -> None:
+    turns = FrameTurns()
+    for _ in range(10):
+        for _ in range(3):
+            turns.arrived()
+        turns.ended()
+
+    assert not turns.arrived()
+
+
+def test_when_they_come_alone_again_they_run_at_once_again() -> None:
+    turns = FrameTurns()
+    for _ in range(10):
+        for _ in range(3):
+            turns.arrived()
+        turns.ended()
+    for _ in range(30):
+        turns.arrived()
+        turns.ended()
+
+    assert turns.arrived()
 
 
 @pytest.mark.parametrize(

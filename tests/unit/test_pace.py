@@ -170,3 +170,28 @@ def test_a_function_between_the_thresholds_stays_where_it_is() -> None:
 
     assert slower.off_loop(function())
     assert not faster.off_loop(function())
+
+
+def test_what_a_run_costs_besides_its_messages_is_remembered_while_all_runs_are_alike() -> None:
+    pace = LearnedPace()
+    for count in (1, 10, 30, 64):
+        pace.learn(function(), count, 2.0 + 0.01 * count)
+    for _ in range(200):
+        pace.learn(function(), 64, 2.64)
+
+    assert pace.fixed_ms(function()) == pytest.approx(2.0, abs=0.05)
+
+
+def test_of_short_runs_nothing_is_remembered_besides_their_cost() -> None:
+    assert taught(0.001, fixed_ms=0.2).fixed_ms(function()) == 0
+    assert LearnedPace().fixed_ms(function()) == 0
+
+
+def test_when_a_function_becomes_another_its_curve_is_forgotten() -> None:
+    pace = LearnedPace()
+    for count in (1, 10, 30, 64):
+        pace.learn(function(), count, 2.0 + 0.01 * count)
+    for _ in range(5):
+        pace.learn(function(), 64, 200.0)
+
+    assert pace.fixed_ms(function()) != pytest.approx(2.0, abs=0.5)

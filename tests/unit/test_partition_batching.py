@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sublet.functions.app import Function
 from sublet.runtime.frames import Kind
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
@@ -116,3 +117,46 @@ def test_a_fixed_size_is_also_the_most_that_runs_at_once() -> None:
     owner.arrive(1, ["a", "b", "c"])
 
     assert owner.keys_running() == [["a", "b"]]
+
+
+class Costs:
+    """All runs cost 10 ms besides their messages."""
+
+    def fixed_ms(self, function: Function) -> float:
+        return 10.0
+
+
+def test_where_much_comes_a_run_waits_for_more() -> None:
+    owner = Owner(curve=Costs())
+    owner.arrive(1, [f"k{number}" for number in range(50)])
+    owner.finish()
+    owner.commit()
+
+    owner.arrive(51, ["a"])
+
+    assert owner.runs == []
+    owner.pass_time(20)
+    assert owner.keys_running() == [["a"]]
+
+
+def test_where_little_comes_nothing_waits() -> None:
+    owner = Owner(curve=Costs())
+    for number in range(1, 10):
+        owner.arrive(number, ["a"])
+        assert len(owner.runs) == 1
+        owner.finish()
+        owner.commit()
+        owner.pass_time(100)
+
+
+def test_a_batch_that_waits_runs_when_there_is_enough_of_it() -> None:
+    owner = Owner(curve=Costs())
+    owner.arrive(1, [f"k{number}" for number in range(50)])
+    owner.finish()
+    owner.commit()
+    owner.arrive(51, ["a"])
+    assert owner.runs == []
+
+    owner.arrive(52, [f"k{number}" for number in range(50)])
+
+    assert [work.count for work in owner.runs] == [51]
