@@ -64,9 +64,24 @@ def _count_of_key(ctx: Context, times: list[int]) -> list[int]:
     return replies
 
 
+def _average_of_key(ctx: Context, readings: list[Reading]) -> list[float]:
+    window, total = ctx.state.window, ctx.state.total.get()
+    averages, averaged = [], []
+    for reading in readings:
+        if len(window) == spike_detection.WINDOW_READINGS:
+            total -= window.pop_first()
+        window.append(reading.millicelsius)
+        total += reading.millicelsius
+        mean = total / len(window)
+        averages.append(mean)
+        averaged.append(Averaged(reading.at_ms, reading.millicelsius, mean))
+    ctx.state.total.set(total)
+    ctx.send_many(spike_detection.detect, [ctx.key] * len(readings), averaged)
+    return averages
+
+
 def _average_one(ctx: Context, reading: Reading) -> float:
-    averages: list[float] = spike_detection.average.handler(ctx, [reading])
-    return averages[0]
+    return _average_of_key(ctx, [reading])[0]
 
 
 def _track_of_key(ctx: Context, scored: list[Scored]) -> list[list[float]]:
@@ -94,11 +109,12 @@ def _word_count(form: Form, partitions: int) -> App:
 
 def _spike_detection(form: Form, partitions: int) -> App:
     app = App("spike_detection")
+    by_key = {"handler": _average_of_key, "batch": "key"}
     forms: dict[Form, dict[str, Any]] = {
         "own": {},
         "single": {"handler": _average_one, "batch": False},
-        "keyed": {},
-        "grouped": {"grouping": True},
+        "keyed": by_key,
+        "grouped": {**by_key, "grouping": True},
     }
     redeclare(app, spike_detection.average, partitions=partitions, **forms[form])
     redeclare(app, spike_detection.detect, partitions=partitions)

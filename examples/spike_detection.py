@@ -64,30 +64,27 @@ class Record(msgspec.Struct, frozen=True):
     latest: list[Spike]
 
 
-@app.function(state={"window": List(int), "total": int}, batch="key", slo="100ms")
-def average(ctx: Context, readings: list[Reading]) -> list[float]:
-    """Slide the window of sensor `ctx.key` over its readings; reply with the average at each.
+@app.function(state={"window": List(int), "total": int}, batch=True, slo="100ms")
+def average(batch: Batch[Reading]) -> list[float]:
+    """Slide each sensor's window over its readings; reply with the average at each of them.
 
-    `batch="key"`: the sensor's readings that wait come together, so that its state is looked up,
-    and written, once for all of them.
+    `batch=True`: readings of all sensors that wait come together, so that each total is read and
+    written once, and all averages leave at once.
     """
-    window, total = ctx.state.window, ctx.state.total.get()
-    averages = []
-    for reading in readings:
+    totals = {sensor: batch.state[sensor].total.get() for sensor in set(batch.keys)}
+    averages, averaged = [], []
+    for sensor, reading in batch:
+        window = batch.state[sensor].window
         if len(window) == WINDOW_READINGS:
-            total -= window.pop_first()
+            totals[sensor] -= window.pop_first()
         window.append(reading.millicelsius)
-        total += reading.millicelsius
-        averages.append(total / len(window))
-    ctx.state.total.set(total)
-    ctx.send_many(
-        detect,
-        [ctx.key] * len(readings),
-        [
-            Averaged(reading.at_ms, reading.millicelsius, mean)
-            for reading, mean in zip(readings, averages, strict=True)
-        ],
-    )
+        totals[sensor] += reading.millicelsius
+        mean = totals[sensor] / len(window)
+        averages.append(mean)
+        averaged.append(Averaged(reading.at_ms, reading.millicelsius, mean))
+    for sensor, total in totals.items():
+        batch.state[sensor].total.set(total)
+    batch.context.send_many(detect, batch.keys, averaged)
     return averages
 
 
