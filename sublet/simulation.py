@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sublet.runtime.simulation.app_functions import SimulationError
 from sublet.runtime.simulation.chance import (
     Constant,
     Cost,
@@ -15,6 +16,7 @@ from sublet.runtime.simulation.chance import (
     Zipf,
 )
 from sublet.runtime.simulation.ledger import ConservationError
+from sublet.runtime.simulation.recorded import write_recorded
 from sublet.runtime.simulation.report import FunctionReport, Latency, Report, Second, Traffic
 from sublet.runtime.simulation.report_plot import plot_distributions
 from sublet.runtime.simulation.scenario import (
@@ -30,6 +32,7 @@ from sublet.runtime.simulation.scenario import (
 )
 from sublet.runtime.simulation.scenario_file import load_scenario
 from sublet.runtime.simulation.simulation import Simulation
+from sublet.scheduler.orders import TokenShares
 
 __all__ = [
     "ConservationError",
@@ -51,13 +54,16 @@ __all__ = [
     "Report",
     "Second",
     "Simulation",
+    "SimulationError",
     "Slow",
     "Stage",
     "StoreModel",
     "To",
+    "TokenShares",
     "Traffic",
     "Uniform",
     "Zipf",
     "load_scenario",
     "plot_distributions",
+    "write_recorded",
 ]

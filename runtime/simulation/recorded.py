@@ -98,3 +98,17 @@ def _row(path: Path, number: int, row: Any) -> dict[str, Any]:
         }
     except (TypeError, ValueError):
         raise ValueError(f"{path}, line {number}: time_ms and deadline_ms are numbers") from None
+
+
+Row = tuple[float, str, str, Any, float | None]
+"""time_ms, function, key, payload, deadline_ms."""
+
+
+def write_recorded(path: str | Path, rows: Iterable[Row]) -> Path:
+    """Write JSON lines that a `Load(recorded=…)` reads; messages are what JSON can say."""
+    path = Path(path)
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            line = dict(zip(COLUMNS, row, strict=True))
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return path

@@ -117,6 +117,8 @@ class SimulatedWorker:
         self._receivers: dict[str, Node] = {}
         self._sources: dict[str, Node] = {}
         """By which neighbour or client each source's batches come: answers go the same way."""
+        self._refusals: dict[tuple[str, str], int] = {}
+        """Channel to the first message that is sent again after a while."""
         self._open_at_most = 0
 
     # Life
@@ -165,6 +167,7 @@ class SimulatedWorker:
         self._local.clear()
         self._frames.clear()
         self._sources.clear()
+        self._refusals.clear()
 
     @property
     def stands_still(self) -> bool:
@@ -254,17 +257,26 @@ class SimulatedWorker:
 
     def _refused(self, refused: Refused) -> None:
         if refused.error.code == "gap":
-            self._resend(refused)
-        else:
-            self._events.after(RETRY_MS, self._resend, refused)
-
-    def _resend(self, refused: Refused) -> None:
-        hosted = self.partitions.get(endpoint_of(refused.source))
-        if hosted is None or self._is_deferred(self._resend, refused):
+            self._resend(refused.source, refused.target, refused.first)
             return
-        hosted.partition.resend_from(refused.target, refused.first)
-        self._carry_out(hosted)
-        self._settle()
+        # Of one channel all that was under way is refused, batch by batch: it goes again once.
+        channel = (refused.source, refused.target)
+        first = self._refusals.get(channel)
+        if first is None:
+            self._events.after(RETRY_MS, self._resend_refused, channel)
+        if first is None or refused.first < first:
+            self._refusals[channel] = refused.first
+
+    def _resend_refused(self, channel: tuple[str, str]) -> None:
+        if not self._is_deferred(self._resend_refused, channel):
+            self._resend(*channel, self._refusals.pop(channel, 0))
+
+    def _resend(self, source: str, target: str, first: int) -> None:
+        hosted = self.partitions.get(endpoint_of(source))
+        if hosted is not None and not self._is_deferred(self._resend, source, target, first):
+            hosted.partition.resend_from(target, first)
+            self._carry_out(hosted)
+            self._settle()
 
     def _not_here(self, batch: Batch) -> None:
         owner = self.placement.get(endpoint_of(batch.target))
@@ -358,7 +370,7 @@ class SimulatedWorker:
 
     def _answer(self, refused: Refused) -> None:
         if endpoint_of(refused.source) in self.partitions:
-            self._resend(refused)
+            self._resend(refused.source, refused.target, refused.first)
             return
         receiver = self._sources.get(refused.source)
         if receiver is not None:
