@@ -47,7 +47,7 @@ from sublet.runtime.link import LinkLimits
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
 from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX, CallInfo
-from sublet.runtime.windows import refusal_of_source
+from sublet.runtime.windows import check_takes_watermarks, refusal_of_source
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
 
@@ -399,6 +399,7 @@ class Client:
 
         Returns when all partitions of the function have durably taken it.
         """
+        check_takes_watermarks(function)
         value_ms = None if time is None else watermark_ms_of(time)
         refusal = refusal_of_source(source)
         if refusal is not None:

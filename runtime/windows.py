@@ -429,6 +429,15 @@ def refusal_of_source(source: str) -> str | None:
     return None
 
 
+def check_takes_watermarks(function: object) -> None:
+    """Refuse to tell a function the time that goes by the clock."""
+    window = function.window if isinstance(function, Function) else None
+    if window is not None and window.time != "event":
+        raise RejectedError(
+            f"windows of {window.time} time end by the clock; watermarks are for event time"
+        )
+
+
 def refusal_of_markers(batch: Batch) -> str | None:
     """Say what is wrong with markers of a client; None if nothing is."""
     for source in batch.keys:

@@ -38,7 +38,7 @@ from sublet.runtime.testing.observed_handlers import HandlerFault
 from sublet.runtime.testing.plain_state import arrange, plain_value
 from sublet.runtime.testing.virtual_loop import StuckError, immediately
 from sublet.runtime.timers import Timer as StoredTimer
-from sublet.runtime.windows import refusal_of_source
+from sublet.runtime.windows import check_takes_watermarks, refusal_of_source
 from sublet.runtime.work import Message
 from sublet.statestore.contract import DEAD, StateRow
 
@@ -204,6 +204,7 @@ class Harness:
     ) -> None:
         """Say that nothing of an earlier event time is to come, as `Client.watermark` does."""
         declared = self._declared(function)
+        check_takes_watermarks(declared)
         value_ms = None if time is None else watermark_ms_of(time)
         refusal = refusal_of_source(source)
         if refusal is not None:

@@ -366,3 +366,11 @@ def test_a_source_cannot_be_named_as_a_partition_or_a_client(source: str) -> Non
         pytest.raises(RejectedError, match="cannot be named"),
     ):
         harness.watermark("app/f", 10, source=source)
+
+
+def test_windows_that_end_by_the_clock_take_no_watermarks() -> None:
+    with (
+        Harness(make_app(TumblingWindow("1s"))) as harness,
+        pytest.raises(RejectedError, match="ingestion time end by the clock"),
+    ):
+        harness.watermark("app/f", 10)

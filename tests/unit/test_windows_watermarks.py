@@ -13,6 +13,7 @@ from sublet.functions.state import StateClock
 from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.frames import Kind
+from sublet.runtime.partition import DeadLetter
 from sublet.runtime.state_view import shown
 from sublet.runtime.windows import (
     MARKERS_WAITING_MAX,
@@ -22,8 +23,18 @@ from sublet.runtime.windows import (
     Watermarks,
     refusal_of_markers,
 )
-from sublet.statestore.contract import PARKED, WATERMARK, WINDOW
-from tests.unit.partition_harness import BROKEN, CLIENT, PEER, Owner, batch, make_function
+from sublet.scheduler.orders import EarliestDeadline
+from sublet.scheduler.urgency import Urgency
+from sublet.statestore.contract import DEAD, PARKED, WATERMARK, WINDOW
+from tests.unit.partition_harness import (
+    BROKEN,
+    CLIENT,
+    PEER,
+    REJECTED,
+    Owner,
+    batch,
+    make_function,
+)
 
 EVENTS = TumblingWindow(10, event_time="at")
 
@@ -129,6 +140,18 @@ def marker(first: int, value_ms: int | None, *, source: str = "s", channel: str 
     return batch(first, [source], kind=Kind.MARKER, payloads=[value_ms], source=channel)
 
 
+def settle_without_runs(owner: Owner) -> None:
+    """Let everything go on but handlers."""
+    for _ in range(100):
+        if owner.window_loads:
+            owner.load_windows()
+        elif owner.commits:
+            owner.commit()
+        else:
+            return
+    raise AssertionError("the partition does not come to rest")
+
+
 def windowed_owner(**options: Any) -> Owner:
     return Owner(make_function(window=EVENTS, **options))
 
@@ -203,6 +226,80 @@ def test_markers_of_too_many_sources_are_refused() -> None:
     owner.receive(marker(1, 5, source="another"))
     assert owner.refusals[-1].error.code == "rejected"
     assert str(SOURCES_MAX) in owner.refusals[-1].error.message
+
+
+def test_an_end_that_failed_for_good_can_be_run_again() -> None:
+    owner = windowed_owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[WindowDue("1.1", 10, "a")])
+    owner.receive(marker(2, 10))
+    settle_without_runs(owner)
+    owner.finish(failed={0: REJECTED})
+    owner.settle()
+    (letter,) = owner.records(DEAD).values()
+    assert letter.value is not None
+    message = msgspec.msgpack.decode(letter.value, type=DeadLetter).message
+
+    owner.partition.dead_letter_taken(letter.id, message, object(), owner.now_ms)
+    owner.collect()
+    settle_without_runs(owner)
+    assert owner.keys_running() == [["a"]]
+    owner.settle()
+    for kind in (DEAD, PARKED, WINDOW):
+        assert owner.records(kind) == {}
+
+
+# Urgency
+
+
+def due_ms(owner: Owner) -> float:
+    """When what has just arrived is due: the rank of a partition that is held back."""
+    assert owner.ready is not None
+    return owner.ready.rank
+
+
+@pytest.mark.parametrize(("frontier", "expected_ms"), [(True, 4_000.0 + 50), (False, 3_200.0 + 50)])
+def test_messages_for_a_window_are_due_after_it_can_close(
+    frontier: bool, expected_ms: float
+) -> None:
+    urgency = Urgency(EarliestDeadline(), frontier=frontier)
+    spec = TumblingWindow("1s", event_time="at")
+    owner = Owner(make_function(window=spec, slo="50ms"), urgency=urgency)
+    for second in range(4):
+        owner.now_ms = second * 1_000.0
+        owner.receive(marker(second + 1, second * 1_000))
+        owner.settle()
+    owner.partition.progress.seen_ms = 3_150
+    owner.now_ms, owner.held = 3_200.0, True
+    owner.arrive(5, ["a"], kind=Kind.SEND)
+    assert due_ms(owner) == pytest.approx(expected_ms)
+
+
+def test_who_waits_for_a_reply_does_not_wait_for_the_window() -> None:
+    spec = TumblingWindow("1s", time="processing")
+    urgency = Urgency(EarliestDeadline())
+    for kind, expected_ms in ((Kind.SEND, 1_000.0 + 50), (Kind.CALL, 300.0 + 50)):
+        owner = Owner(make_function(window=spec, slo="50ms"), urgency=urgency)
+        owner.now_ms, owner.held = 300.0, True
+        owner.arrive(1, ["a"], kind=kind)
+        assert due_ms(owner) == pytest.approx(expected_ms)
+
+
+def test_a_marker_is_never_pulled_ahead_of_what_was_sent_before_it() -> None:
+    owner = Owner(
+        make_function(window=EVENTS, slo="50ms", batch_size_max=2),
+        urgency=Urgency(EarliestDeadline()),
+    )
+    owner.held = True
+    patient = [f"k{each}" for each in range(6)]
+    owner.arrive(1, patient, kind=Kind.SEND, time_left_ms=60_000)
+    owner.receive(marker(7, 10))
+    owner.held = False
+    owner.take()
+    for _ in range(3):
+        assert owner.partition.progress.watermark_ms == BEGINNING_MS
+        owner.finish()
+    assert owner.partition.progress.watermark_ms == 10
 
 
 @pytest.mark.parametrize(
