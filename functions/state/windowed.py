@@ -60,6 +60,7 @@ class _Stored(NamedTuple):
     cell: Cell
     subkeys: set[bytes]
     description: tuple[int, str, bool]
+    size_bytes: int
 
 
 class WindowedUndo:
@@ -87,6 +88,7 @@ class WindowedState:
         "_changed",
         "_clock",
         "_kind",
+        "_size_bytes",
         "_stored",
         "_used",
         "_windows",
@@ -106,6 +108,8 @@ class WindowedState:
         self._changed: dict[int, None] = {}
         """Windows that differ from what is stored; a dict for its order."""
         self._stored: dict[int, _Stored] = {}
+        self._size_bytes = 0
+        """As of the last drain: asked for more often than windows change."""
         self._load(rows)
 
     def _load(self, rows: Iterable[StoredRow]) -> None:
@@ -125,7 +129,9 @@ class WindowedState:
             cell = self._kind.kind.cell(stored, self._clock)
             self._put(OpenWindow(start_ms, *described[start_ms], cell))
             subkeys = {subkey for subkey, _, _ in stored}
-            self._stored[start_ms] = _Stored(cell, subkeys, described[start_ms])
+            size_bytes = cell.size_bytes + WINDOW_OVERHEAD_BYTES
+            self._stored[start_ms] = _Stored(cell, subkeys, described[start_ms], size_bytes)
+            self._size_bytes += size_bytes
 
     # For whoever runs handlers
 
@@ -185,8 +191,13 @@ class WindowedState:
     # What the runtime and every state agree on
 
     def unsettled(self) -> int:
-        """Return how much a rollback would take back."""
-        return len(self._before) + sum(1 for _, cell in self._used if cell.undo)
+        """Return 0 if a rollback would take back nothing."""
+        if self._before:
+            return len(self._before)
+        for _, cell in self._used:
+            if cell.undo:
+                return 1
+        return 0
 
     def settle(self) -> None:
         """Keep what the handler did."""
@@ -226,6 +237,7 @@ class WindowedState:
         rows: dict[bytes, ChangedRow] = {}
         subkeys: set[bytes] = set()
         if stored is not None:
+            self._size_bytes -= stored.size_bytes
             if window is not None and window.cell is stored.cell:
                 subkeys = stored.subkeys
             else:
@@ -241,7 +253,9 @@ class WindowedState:
             description = (window.end_ms, window.timer, window.closed)
             if stored is None or stored.description != description:
                 changed.append((_DESCRIPTION + name, _encode(description), None))
-            self._stored[start_ms] = _Stored(window.cell, subkeys, description)
+            size_bytes = window.cell.size_bytes + WINDOW_OVERHEAD_BYTES
+            self._stored[start_ms] = _Stored(window.cell, subkeys, description, size_bytes)
+            self._size_bytes += size_bytes
         elif stored is not None:
             changed.append((_DESCRIPTION + name, None, None))
         changed.extend(rows.values())
@@ -249,9 +263,7 @@ class WindowedState:
     @property
     def size_bytes(self) -> int:
         """See `Cell.size_bytes`."""
-        return sum(
-            [window.cell.size_bytes + WINDOW_OVERHEAD_BYTES for window in self._windows.values()]
-        )
+        return self._size_bytes
 
     @property
     def is_empty(self) -> bool:

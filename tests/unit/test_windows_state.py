@@ -111,6 +111,8 @@ class WindowsOfOneKey(RuleBasedStateMachine):
     def drain_and_load(self) -> None:
         store(self.rows, self.cell)
         assert self.cell.drain() == []
+        assert self.cell.size_bytes == load(self.kind, self.rows).size_bytes
+        assert (self.cell.size_bytes == 0) == (not self.model)
         assert content(load(self.kind, self.rows)) == self.model
 
     @precondition(lambda self: not self.cell.undo)
@@ -125,8 +127,6 @@ class WindowsOfOneKey(RuleBasedStateMachine):
         assert self.cell.is_empty == (not self.model)
         for start_ms, (_, timer, _, _) in self.model.items():
             assert self.cell.by_timer(timer).start_ms == start_ms
-        if not self.model:
-            assert self.cell.size_bytes == 0
 
 
 TestWindowsOfOneKey = WindowsOfOneKey.TestCase
