@@ -17,6 +17,7 @@ from sublet.runtime.steps import (
     Interrupt,
     Load,
     LoadTimers,
+    LoadWindows,
     Ready,
     Refuse,
     Resume,
@@ -29,6 +30,7 @@ from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import (
     IDEMPOTENCY,
     TIMER,
+    WINDOW,
     Commit,
     OutboxEntry,
     Outcome,
@@ -128,6 +130,8 @@ class Node:
                         world.soon(self._read, effect)
                     case LoadTimers():
                         world.soon(self._read_timers, effect)
+                    case LoadWindows():
+                        world.soon(self._read_windows, effect)
                     case Ready():
                         world.soon(self._take)
                     case Run():
@@ -191,6 +195,16 @@ class Node:
     def _timers_loaded(self, load: LoadTimers, records: Any) -> None:
         if self.alive:
             self.partition.timers_loaded(records, load.until_ms, self.world.now_ms)
+            self.carry_out()
+
+    def _read_windows(self, load: LoadWindows) -> None:
+        name, store = self.partition.name, self.world.store
+        records = now_done(store.records_due(name, WINDOW, load.until_ms, load.limit))
+        self.world.soon(self._windows_loaded, records)
+
+    def _windows_loaded(self, records: Any) -> None:
+        if self.alive:
+            self.partition.windows_loaded(records, self.world.now_ms)
             self.carry_out()
 
     def _store(self, commit: Commit) -> None:

@@ -182,7 +182,7 @@ class World:
         former = self.owners.get(name)
         if former is not None and crash:
             former.alive = False
-        node = self.owners[name] = Node(self, name)
+        node = self.owners[name] = self.new_node(name)
         node.view[name] = node
         self.nodes.append(node)
         everybody: list[Node | Client] = [*self.clients, *self.nodes]
@@ -190,6 +190,10 @@ class World:
             if each.view.get(name) is not node:
                 self.after(self.chance.random() * 50, self._learn, each, name)
         node.start()
+
+    def new_node(self, name: str) -> Node:
+        """Return the next owner of a partition."""
+        return Node(self, name)
 
     def _learn(self, who: Node | Client, name: str) -> None:
         who.view[name] = self.owners[name]

@@ -1,0 +1,215 @@
+"""The same unreliable world, with windowed functions whose handlers really run.
+
+Two sources tell events out of order, and watermarks that keep their promise, to a function that
+passes them on to windows. In the end every window must have been told once, with what a batch
+computation over all events gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from sublet.functions.address import partition_name
+from sublet.functions.app import App, Function, functions_of
+from sublet.functions.codec import split_column
+from sublet.functions.context import Context
+from sublet.functions.errors import RetryLaterError
+from sublet.functions.retry import Retry
+from sublet.functions.state import StateClock, Sum
+from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, WindowSpec
+from sublet.runtime.executor import Place, SyncRunner
+from sublet.runtime.frames import Kind
+from sublet.runtime.partition import Partition
+from sublet.runtime.pending import EgressColumns
+from sublet.runtime.state_cache import StateCache
+from sublet.runtime.steps import NoCells
+from sublet.runtime.testing.machine import NoWatchdog
+from sublet.runtime.windows import downstream_partitions, expected_sources
+from sublet.runtime.work import RunResult, Work
+from sublet.statestore.contract import PARKED, WINDOW
+from tests.simulation.client import Client, ClientChannel, Said
+from tests.simulation.handlers import PARTITIONS_PER_FUNCTION
+from tests.simulation.node import WALL_MS, Node
+from tests.simulation.verdict import check, now_done
+from tests.simulation.world import REST_MS, Mutant, World
+from tests.unit.windows_model import Event, batch_results
+
+LONG_AFTER_MS = 10**12
+PARSE, TOTAL = "sim/parse", "sim/total"
+
+
+class WindowNode(Node):
+    """An owner that runs the functions themselves."""
+
+    def __init__(self, world: WindowWorld, name: str) -> None:
+        self.world = world
+        self.function = world.functions[name.rpartition("/")[0]]
+        self.alive = True
+        self.open = {}
+        self.view = dict(world.owners)
+        self.sources = {}
+        self._wake = 0
+        self._clock = StateClock()
+        recovered = now_done(world.store.acquire(name, "worker"))
+        self._cache = None
+        if self.function.state_kind is not None:
+            self._cache = StateCache(
+                self.function.name,
+                self.function.state_kind,
+                self._clock,
+                complete=recovered.empty,
+                bytes_max=lambda: world.chance.choice([0, 10**9]),
+            )
+        kind = Partition if world.mutant is None else world.mutant.partition
+        counts = {each.name: each.partition_count for each in world.functions.values()}
+        self.partition = kind(
+            name,
+            self.function,
+            recovered,
+            cells=self._cache or NoCells(),
+            pace=world.pace,
+            limits=world.limits,
+            now_ms=world.now_ms,
+            wall_ms=int(WALL_MS + world.now_ms),
+            urgency=world.urgency,
+            expected=expected_sources(self.function, counts),
+            downstream=downstream_partitions(self.function.name, world.functions.values()),
+            timers_loaded_max=world.timers_loaded_max,
+        )
+        self._place = Place(
+            name,
+            self.function,
+            cache=self._cache,
+            clock=self._clock,
+            routes=world,
+            limits=world.limits,
+            next_timer=self.partition.next_timer,
+            monotonic_ms=lambda: world.now_ms,
+            clock_ms=self.partition.clock_ms,
+            progress=self.partition.progress,
+        )
+
+    def _run(self, work: Work) -> None:
+        if not self.alive or self.partition.stopped:
+            return
+        self._clock.now_ms = self.partition.clock_ms(self.world.now_ms)
+        result = SyncRunner(NoWatchdog()).run(work, self._place)
+        if work.off_loop:
+            self.world.soon(self._ran, work, result)
+        else:
+            self._ran(work, result)
+
+    def _ran(self, work: Work, result: RunResult) -> None:
+        if not self.alive or self.partition.stopped:
+            return
+        if self._cache is not None:
+            self._cache.changed({row.key for row in result.rows})
+        self.partition.finished(work, result, self.world.now_ms)
+        self.carry_out()
+
+
+class WindowWorld(World):
+    def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
+        super().__init__(seed, mutant)
+        chance = self.chance
+        self.spec: WindowSpec = chance.choice(
+            [
+                TumblingWindow(50, event_time="at"),
+                SlidingWindow(60, 25, event_time="at"),
+                SessionWindow(20, event_time="at"),
+            ]
+        )
+        self.failures = chance.choice([0.0, 0.1, 0.3])
+        self.functions = self._declare()
+        self.told: Any = {}
+        self.events_told: list[Event] = []
+
+    def _declare(self) -> dict[str, Function]:
+        app = App("sim", partitions=PARTITIONS_PER_FUNCTION)
+        retry = Retry(attempts=50, backoff="5ms", backoff_max="20ms")
+
+        @app.function(kind="stateless", upstream=["left", "right"], retry=retry)
+        def parse(ctx: Context, event: Event) -> None:
+            self._fail_sometimes()
+            ctx.send(TOTAL, event.key, event)
+
+        @app.function(window=self.spec, state=Sum(), upstream=[parse], retry=retry)
+        def total(ctx: Context, event: Event) -> None:
+            ctx.state.add(event.n)
+            self._fail_sometimes()
+
+        @total.on_close
+        def ended(ctx: Context) -> None:
+            ctx.emit("sums", [ctx.key, *ctx.window, ctx.state.value])
+            self._fail_sometimes()
+
+        return functions_of([app])
+
+    def _fail_sometimes(self) -> None:
+        if self.faulty and self.chance.random() < self.failures:
+            raise RetryLaterError("not now")
+
+    def new_node(self, name: str) -> Node:
+        return WindowNode(self, name)
+
+    def run(self) -> None:
+        """Let two sources tell their events through all faults, then compare."""
+        chance = self.chance
+        for function in self.functions:
+            for index in range(PARTITIONS_PER_FUNCTION):
+                self._take_over(partition_name(function, index))
+        self.clients = [Client(self, "~left"), Client(self, "~right")]
+        rounds = chance.randint(3, 12)
+        for client in self.clients:
+            self._plan_source(client, rounds)
+        faults_ms = rounds * self.pause_ms + 20 * self.slowness + 50
+        for _ in range(chance.choice([0, 3, 8, 16])):
+            self.after(chance.random() * faults_ms, self._random_takeover)
+        for _ in range(chance.choice([0, 2, 8])):
+            self.after(chance.random() * faults_ms, self._reset_link)
+        self._run_until(self.now_ms + faults_ms)
+        self.faulty = False
+        self._run_until(self.now_ms + REST_MS)
+        self._judge()
+
+    def _plan_source(self, client: Client, rounds: int) -> None:
+        chance, source = self.chance, client.name[1:]
+        for number in range(rounds):
+            begin_ms, at_ms = 30 * number, number * self.pause_ms
+            for _ in range(chance.randint(0, 4)):
+                event = Event(
+                    chance.choice(self.keys), begin_ms + chance.randrange(120), chance.randint(1, 9)
+                )
+                self.events_told.append(event)
+                said = Said(Kind.SEND, event.key, list(event), "", self.random_deadline_ms())
+                self.after(at_ms, client.say, PARSE, said)
+            self.after(at_ms, self._tell, client, source, begin_ms + 30)
+        self.after(rounds * self.pause_ms, self._tell, client, source, LONG_AFTER_MS)
+
+    def _tell(self, client: Client, source: str, watermark_ms: int) -> None:
+        marker: Any = watermark_ms
+        for index in range(PARTITIONS_PER_FUNCTION):
+            partition = partition_name(PARSE, index)
+            channel = client.channels.get(partition)
+            if channel is None:
+                channel = client.channels[partition] = ClientChannel(client, partition)
+            channel.say(Said(Kind.MARKER, source, marker, ""))
+
+    # What has to be true
+
+    def _judge(self) -> None:
+        told: Counter[Any] = Counter()
+        for name, tables in self.backend.partitions.items():
+            check("late" not in tables.egress, "an event was late", name)
+            for kind in (PARKED, WINDOW):
+                check(not tables.records.get(kind), f"{kind} records are left", name)
+            if name.startswith(TOTAL):
+                check(not any(tables.state.values()), "a window was left open", name)
+            for entry in now_done(self.store.read_egress("sums", name, 0, 10**6)):
+                values = msgspec.msgpack.decode(entry.data, type=EgressColumns).values
+                told.update(tuple(msgspec.msgpack.decode(each)) for each in split_column(values))
+        expected = Counter(batch_results(self.spec, self.events_told))
+        check(told == expected, "results differ from a batch", told - expected, expected - told)
