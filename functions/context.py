@@ -209,6 +209,10 @@ class Context:
         While this instance waits, its key waits and its partition goes on. If the handler is run
         again (a retry, another worker), it gets the recorded results: it must make the same
         calls in the same order.
+
+        After `timeout`, `DeadlineExceededError` is raised and the call is taken back, as all
+        calls are for which the handler has not waited when it ends: what has not begun does not
+        run, and a handler that awaits something is interrupted.
         """
         scope = self._scope
         name = function if isinstance(function, str) else function.name
