@@ -33,6 +33,18 @@ class Described(NamedTuple):
 METRICS = (
     Described("sublet_messages", "counter", ("function",), "Messages handled to their end."),
     Described("sublet_late", "counter", ("function",), "Messages that ended after their deadline."),
+    Described(
+        "sublet_expired",
+        "counter",
+        ("function",),
+        "Calls that did not run, or were interrupted, because their deadline had passed.",
+    ),
+    Described(
+        "sublet_withdrawn",
+        "counter",
+        ("function",),
+        "Calls that did not run, or were interrupted, because their caller had left.",
+    ),
     Described("sublet_failures", "counter", ("function",), "Runs of a handler that failed."),
     Described("sublet_retries", "counter", ("function",), "Messages that are tried again."),
     Described("sublet_dead_letters", "counter", ("function",), "Messages given up for good."),
@@ -41,7 +53,7 @@ METRICS = (
         "sublet_refused",
         "counter",
         ("function", "reason"),
-        "Messages not taken; reason: queue, in_flight, outbox, replies (full), not_owner, "
+        "Messages not taken; reason: queue, in_flight, outbox, replies, ahead (full), not_owner, "
         "unavailable (moving), bad_key, too_large, rejected.",
     ),
     Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
@@ -81,6 +93,8 @@ _BY_NAME = {each.name: each for each in METRICS}
 _COUNTERS = {
     "consumed": "sublet_messages",
     "late": "sublet_late",
+    "expired": "sublet_expired",
+    "withdrawn": "sublet_withdrawn",
     "failures": "sublet_failures",
     "retries": "sublet_retries",
     "dead": "sublet_dead_letters",

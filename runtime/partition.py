@@ -87,6 +87,7 @@ OWED_BYTES_MAX = 128 * 1024 * 1024
 HOUSEKEEPING_MS = 1_000
 GONE_CLIENTS_MAX = 10_000
 EXPIRIES_SPARE = 64
+EXPIRED = "deadline_exceeded"
 WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
 RUNS_AT_ONCE = 10
 """Runs beside the loop in one partition, unless the function says otherwise."""
@@ -341,6 +342,8 @@ class Partition:
         batch, urgency = chunk.batch, self._urgency
         if batch.kind is not Kind.CALL or chunk.deadlines_ms is None:
             return
+        if len(self._inbox.ahead.get(batch.source, ())) >= PULLED_MAX:
+            return  # Each answer is a number in the commits until all before it are done.
         holes = chunk.holes or set()
         ahead = 0
         for index in range(chunk.start, chunk.stop):
@@ -1247,6 +1250,8 @@ class Partition:
     def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
         """End a message without effect; asked again by its idempotency key, it does run."""
         message = waiting.message
+        self.counters.withdrawn += error is WITHDRAWN
+        self.counters.expired += error.code == EXPIRED
         if message.extra.idempotency_key:
             id_ = _idempotency_id(message)
             claimed = self._idempotent_open.get(id_, [])
@@ -1779,9 +1784,7 @@ def _idempotency_id(message: Message) -> str:
 
 
 def _expired(waiting: Waiting) -> ErrorInfo:
-    return ErrorInfo(
-        "deadline_exceeded", f"{waiting.message.key!r} was not handled before its deadline"
-    )
+    return ErrorInfo(EXPIRED, f"{waiting.message.key!r} was not handled before its deadline")
 
 
 def _digest(message: Message) -> int:

@@ -180,16 +180,20 @@ class Counters:
         "dead",
         "duplicates",
         "egress_dropped",
+        "expired",
         "failures",
         "late",
         "parked",
         "refused",
         "retries",
         "runs",
+        "withdrawn",
     )
 
     def __init__(self) -> None:
         self.consumed = 0
+        self.expired = 0
+        self.withdrawn = 0
         self.late = 0
         self.failures = 0
         self.retries = 0

@@ -73,6 +73,15 @@ def panels() -> Iterator[Panel]:
         ((f"{_rate('sublet_late')} / {_rate('sublet_messages')}", of_function),),
     )
     yield Panel(
+        "Calls that ended early",
+        "ops",
+        "Did not run, or were interrupted: their deadline had passed, or their caller had left.",
+        (
+            (_rate("sublet_expired"), f"{of_function} expired"),
+            (_rate("sublet_withdrawn"), f"{of_function} withdrawn"),
+        ),
+    )
+    yield Panel(
         "Laxity",
         "s",
         "Time left at the commit, of the worst 1 % and in the middle; below 0 is late.",

@@ -308,6 +308,7 @@ def test_a_whole_batch_that_expired_costs_no_run() -> None:
 
     assert owner.replies() == [(1, "deadline_exceeded"), (2, "deadline_exceeded")]
     assert owner.partition.counters.runs == 0
+    assert owner.partition.counters.expired == 2
     assert owner.partition.idle
 
 
@@ -524,6 +525,7 @@ def test_a_call_is_taken_back_from_the_queue() -> None:
     owner.settle()
 
     assert owner.replies() == [(1, "cancelled"), (2, "done b")]
+    assert owner.partition.counters.withdrawn == 1
     assert position(owner) == 3
     assert owner.records(AHEAD) == {}
 
