@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Protocol
@@ -33,6 +33,7 @@ from sublet.runtime.state_cache import StateCache
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    Fetch,
     Interrupt,
     Load,
     LoadTimers,
@@ -235,6 +236,7 @@ class Host:
             now_ms=now_ms,
             wall_ms=self._clock.wall_ms(),
             urgency=self.urgency,
+            fetchable=cache,
             curve=self.pace if isinstance(self.pace, LearnedPace) else None,
             expected=expected_sources(function, self._partition_counts),
             downstream=downstream_partitions(function.name, self._functions.values()),
@@ -389,6 +391,8 @@ class Host:
         match effect:
             case Load():
                 self._tasks.create_task(self._load(hosted, effect))
+            case Fetch():
+                self._tasks.create_task(self._fetch(hosted, effect.keys))
             case LoadTimers() | LoadWindows():
                 self._tasks.create_task(self._load_timers(hosted, effect))
             case Resume():
@@ -442,6 +446,21 @@ class Host:
         load.work.loading_ms = now_ms - started_ms
         self.telemetry.of(hosted.place.function.name).keys_loaded += len(load.keys)
         hosted.partition.loaded(load.work, load.keys, rows, answers, now_ms)
+        self._carry_out(hosted)
+
+    async def _fetch(self, hosted: Hosted, keys: Sequence[str]) -> None:
+        while True:
+            try:
+                rows = await self._store.load(hosted.partition.name, keys)
+                break
+            except RetryLaterError as error:
+                if hosted.partition.stopped:
+                    return
+                await asyncio.sleep(error.retry_after_ms / 1000)
+        now_ms = self._clock.monotonic_ms()
+        hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
+        self.telemetry.of(hosted.place.function.name).keys_loaded += len(keys)
+        hosted.partition.fetched(keys, rows, now_ms)
         self._carry_out(hosted)
 
     async def _load_timers(self, hosted: Hosted, load: LoadTimers | LoadWindows) -> None:

@@ -78,6 +78,8 @@ METRICS = (
     Described("sublet_cache_bytes", "gauge", ("function",), "State in memory."),
     Described("sublet_cache_evicted", "counter", ("function",), "States dropped from memory."),
     Described("sublet_cache_loads", "counter", ("function",), "Keys read from the store."),
+    Described("sublet_cache_prefetched", "counter", ("function",), "Keys read before a run asked."),
+    Described("sublet_cache_prefetch_hits", "counter", ("function",), "Such keys that were used."),
     Described("sublet_commits", "counter", (), "Commits of partitions."),
     Described("sublet_commit_groups", "counter", (), "Transactions of the store."),
     Described("sublet_commits_unknown", "counter", (), "Commits that the store could not do."),
@@ -102,6 +104,8 @@ _COUNTERS = {
     "parked": "sublet_parked",
     "egress_dropped": "sublet_egress_dropped",
     "runs": "sublet_runs",
+    "prefetched": "sublet_cache_prefetched",
+    "prefetch_hits": "sublet_cache_prefetch_hits",
 }
 
 

@@ -35,11 +35,14 @@ from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer, reply_too_large
+from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.steps import (
     Acknowledge,
     Cells,
     Counters,
     Deliver,
+    Fetch,
+    Fetchable,
     Interrupt,
     Load,
     LoadTimers,
@@ -134,12 +137,15 @@ class Partition:
         wall_ms: int,
         urgency: Urgency | None = None,
         curve: Curve | None = None,
+        fetchable: Fetchable | None = None,
+        prefetch_keys_max: int = KEYS_MAX,
         expected: Sequence[str] = (),
         downstream: Sequence[str] = (),
         timers_loaded_max: int = LOADED_MAX,
     ) -> None:
         """Without urgency, what came first is the most urgent; without a curve of costs,
-        what there is runs, unless the function says how many should run together.
+        what there is runs, unless the function says how many should run together. `fetchable`
+        are the cells, if states may be read before they are needed.
 
         `expected` are the sources whose watermarks are waited for, `downstream` the partitions
         that wait for those of this one.
@@ -179,6 +185,10 @@ class Partition:
             in_order=not self._urgency.order.by_deadline,
         )
         self._batching = batching_of(function, curve)
+        self._prefetch: Prefetch | None = None
+        """None where no state is read ahead."""
+        if fetchable is not None and function.kind == "keyed":
+            self._prefetch = Prefetch(fetchable, prefetch_keys_max)
         self._gathering_since_ms = now_ms
         """Since when the first message of the next run has been waiting, about."""
         self._gathering_until_ms: float | None = None
@@ -321,6 +331,8 @@ class Partition:
                     return
         if function.window is not None:
             self._count_from_frontier(chunk, now_ms)
+        if self._prefetch is not None:
+            self._prefetch.arrived(chunk)
         if self._batching is not None:
             self._batching.arrived(fresh, now_ms)
             if not self._backlog:
@@ -541,13 +553,44 @@ class Partition:
         if self.stopped:
             return
         self._cells.insert(keys, rows)
+        prefetch = self._prefetch
+        if prefetch is not None:
+            prefetch.loaded(keys)
         if answers:
             work = self._answer_repeated(work, answers, now_ms)
             if not work.count:
+                if prefetch is not None:
+                    prefetch.ended(work)
                 self._work_ended(work)
                 self._advance(now_ms)
                 return
-        self.effects.append(Run(work))
+        if prefetch is None or not prefetch.waits(work):
+            self.effects.append(Run(work))
+
+    def fetched(self, keys: Sequence[str], rows: Sequence[StateRow], now_ms: float) -> None:
+        """The state that `Fetch` asked for is here."""
+        if self.stopped:
+            return
+        assert self._prefetch is not None
+        fresh, able = self._prefetch.done(keys)
+        if len(fresh) < len(keys):
+            known = set(fresh)
+            rows = [row for row in rows if row.key in known]
+        self._cells.insert(fresh, rows)
+        self.counters.prefetched += len(fresh)
+        for work in able:
+            self.counters.prefetch_hits += self._prefetch.use(work.keys)
+            self.effects.append(Run(work))
+        if able or self._running:
+            self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        """Read the states of what has come and cannot run yet."""
+        prefetch = self._prefetch
+        assert prefetch is not None
+        prefetch.look()
+        if keys := prefetch.begin():
+            self.effects.append(Fetch(keys))
 
     def cut(self, work: Work, result: RunResult) -> Work:
         """User code has run only on the first messages of the work: the others go back.
@@ -890,6 +933,15 @@ class Partition:
             self._gathering_since_ms = first.arrived_ms
         if not self._runs_alone():
             self._advance(now_ms)  # Otherwise there is nothing to begin until the end of the run.
+        if self._prefetch is not None:
+            self._fetch_next(self._prefetch)
+
+    def _fetch_next(self, prefetch: Prefetch) -> None:
+        """A run has begun, or is about to: read what comes after it meanwhile."""
+        if not self._backlog.count:
+            prefetch.forget_unused()
+        elif prefetch.unseen and self._running:
+            self._fetch_ahead()
 
     def _advance(self, now_ms: float) -> None:
         """Begin the next commit if none is under way, and say what could run."""
@@ -910,6 +962,8 @@ class Partition:
             and not self._gathers(now_ms)
         ):
             self._announce(now_ms)
+        elif self._prefetch is not None and self._prefetch.unseen:
+            self._fetch_ahead()
         self._plan_wake(now_ms)
 
     def _gathers(self, now_ms: float) -> bool:
@@ -1306,9 +1360,14 @@ class Partition:
             missing = self._cells.missing(work.keys)
         elif self.function.kind == "stateful":
             missing = self._cells.missing([""])
+        prefetch = self._prefetch
+        if prefetch is not None:
+            self.counters.prefetch_hits += prefetch.use(work.keys)
+            if missing:
+                missing = prefetch.load(work, missing)
         if missing or asked:
             self.effects.append(Load(work, missing, asked))
-        else:
+        elif prefetch is None or not prefetch.waits(work):
             self.effects.append(Run(work))
         return True
 
@@ -1436,6 +1495,8 @@ class Partition:
     ) -> None:
         """Change the committed state of a held key, which then goes on."""
         self._pending.rows.extend(rows)
+        if self._prefetch is not None:
+            self._prefetch.touched(key)
         self._cells.drop(key)
         self._cells.insert([key], rows)
         self._release_key(key)
@@ -1752,6 +1813,8 @@ class Partition:
     def _keys_in_use(self) -> set[str]:
         in_use = {row.key for row in self._pending.rows}  # So far they exist only in their cells.
         in_use.update(self._keys)
+        if self._prefetch is not None:
+            in_use.update(self._prefetch.fetched)
         for work in self._running.values():
             in_use.update(work.keys if self.function.kind == "keyed" else ("",))
         return in_use

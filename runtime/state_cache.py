@@ -12,8 +12,8 @@ from sublet.functions.errors import StateTypeError
 from sublet.functions.state import Cell, StateClock, StateKind
 from sublet.statestore.contract import StateRow
 
-ENTRY_BYTES = 100
-"""What a key costs beside its text and its cell."""
+ENTRY_BYTES = 150
+"""What a key costs beside its text and its cell: two places in tables, and objects around them."""
 
 
 class BrokenCell:
@@ -61,8 +61,8 @@ class StateCache:
         self._function = function
         self._kind = kind
         self._clock = clock
-        self._complete = complete
-        """True while every key that has a state is in memory: then a missing key has none."""
+        self.is_complete = complete
+        """While every key that has a state is in memory, a missing key has none."""
         self._bytes_max = bytes_max
         """Asked each time: partitions share the worker's memory."""
         self._order_matters = False
@@ -79,12 +79,19 @@ class StateCache:
         absent = [key for key in keys if key not in cells]
         if not absent:
             return absent
-        if not self._complete:
+        if not self.is_complete:
             return list(dict.fromkeys(absent))
         for key in absent:
             if key not in cells:
                 self._insert(key, ())
         return ()
+
+    def unread(self, keys: Sequence[str]) -> Sequence[str]:
+        """Return the keys whose state would have to be read; nothing counts as used."""
+        if self.is_complete:
+            return ()
+        cells = self.cells
+        return [key for key in keys if key not in cells]
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         by_key: dict[str, list[tuple[bytes, bytes, int | None]]] = {key: [] for key in keys}
@@ -118,7 +125,7 @@ class StateCache:
     def drop(self, key: str) -> None:
         """Forget a key's cell; it is read again when it is needed."""
         if self.cells.pop(key, None) is not None:
-            self._complete = False
+            self.is_complete = False
             self.bytes -= self._sizes.pop(key) + len(key) + ENTRY_BYTES
 
     def over_bound(self) -> bool:

@@ -26,6 +26,12 @@ class Load(NamedTuple):
     idempotency_ids: Sequence[str]
 
 
+class Fetch(NamedTuple):
+    """Read the state of these keys, which queued messages will need, then `fetched`."""
+
+    keys: Sequence[str]
+
+
 class Ready(NamedTuple):
     """Something could run: call `take` when nobody with a smaller rank waits.
 
@@ -114,6 +120,7 @@ class Stop(NamedTuple):
 StepEffect = (
     Ready
     | Load
+    | Fetch
     | Run
     | Store
     | Deliver
@@ -153,6 +160,17 @@ class Cells(Protocol):
     def shrink(self, in_use: Collection[str]) -> None: ...
 
 
+class Fetchable(Protocol):
+    """Cells whose states can be read before they are needed."""
+
+    is_complete: bool
+    """Every key that has a state is in memory: nothing has to be read."""
+
+    def unread(self, keys: Sequence[str]) -> Sequence[str]:
+        """As `Cells.missing`, only to know it: nothing counts as used, and nothing is made."""
+        ...
+
+
 class NoCells:
     """For stateless functions."""
 
@@ -184,6 +202,8 @@ class Counters:
         "failures",
         "late",
         "parked",
+        "prefetch_hits",
+        "prefetched",
         "refused",
         "retries",
         "runs",
@@ -201,5 +221,7 @@ class Counters:
         self.duplicates = 0
         self.refused = 0
         self.parked = 0
+        self.prefetched = 0
+        self.prefetch_hits = 0
         self.runs = 0
         self.egress_dropped = 0

@@ -140,6 +140,7 @@ class Chunk:
         "priority",
         "rank",
         "raws",
+        "seen",
         "start",
         "stop",
         "urgent",
@@ -183,6 +184,8 @@ class Chunk:
         """Place among all that waits in the worker."""
         self.entry: Entry[object] | None = None
         """Its place among all that waits in the worker, where somebody wants to know."""
+        self.seen = 0
+        """Up to here, its keys were looked at for states to read ahead."""
         self.decoded: list[Any] | None = None
         self.raws: list[msgspec.Raw] | None = None
 

@@ -187,6 +187,8 @@ def panels() -> Iterator[Panel]:
         (
             (_rate("sublet_cache_loads"), f"{of_function} read"),
             (_rate("sublet_cache_evicted"), f"{of_function} dropped"),
+            (_rate("sublet_cache_prefetched"), f"{of_function} read ahead"),
+            (_rate("sublet_cache_prefetch_hits"), f"{of_function} read ahead and used"),
         ),
     )
     yield Panel(

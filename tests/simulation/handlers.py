@@ -79,12 +79,16 @@ class KeyState(msgspec.Struct):
 class States:
     """`Cells` that hold decoded states and now and then forget some."""
 
+    is_complete = False
+
     def __init__(self, chance: random.Random) -> None:
         self.cells: dict[str, KeyState] = {}
         self._chance = chance
 
     def missing(self, keys: Sequence[str]) -> Sequence[str]:
         return [key for key in dict.fromkeys(keys) if key not in self.cells]
+
+    unread = missing
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         stored = {row.key: row.value for row in rows if row.value is not None}

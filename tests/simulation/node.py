@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    Fetch,
     Interrupt,
     Load,
     LoadTimers,
@@ -78,6 +80,8 @@ class Node:
             wall_ms=int(WALL_MS + world.now_ms),
             urgency=world.urgency,
             timers_loaded_max=world.timers_loaded_max,
+            fetchable=self.states if world.prefetch_keys_max else None,
+            prefetch_keys_max=world.prefetch_keys_max,
         )
 
     def __gt__(self, other: Node) -> bool:
@@ -128,6 +132,8 @@ class Node:
                 match effect:
                     case Load():
                         world.soon(self._read, effect)
+                    case Fetch():
+                        world.soon(self._fetch, effect.keys)
                     case LoadTimers():
                         world.soon(self._read_timers, effect)
                     case LoadWindows():
@@ -185,6 +191,15 @@ class Node:
     def _loaded(self, load: Load, rows: Any, answers: Any) -> None:
         if self.alive:
             self.partition.loaded(load.work, load.keys, rows, answers, self.world.now_ms)
+            self.carry_out()
+
+    def _fetch(self, keys: Sequence[str]) -> None:
+        rows = now_done(self.world.store.load(self.partition.name, keys))
+        self.world.soon(self._fetched, keys, rows)
+
+    def _fetched(self, keys: Sequence[str], rows: Any) -> None:
+        if self.alive:
+            self.partition.fetched(keys, rows, self.world.now_ms)
             self.carry_out()
 
     def _read_timers(self, load: LoadTimers) -> None:

@@ -61,6 +61,7 @@ class World:
         self.cut_chance = random.Random(seed)
         self.cuts = self.cut_chance.choice([0.0, 0.0, 0.3])
         """How often a run ends between two messages."""
+        self.prefetch_keys_max = self.cut_chance.choice([0, 1, 3, 1_000])
         self.mutant = mutant
         self.now_ms = 1_000.0
         self.events = 0

@@ -21,6 +21,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    Fetch,
     Interrupt,
     Load,
     LoadTimers,
@@ -139,6 +140,8 @@ class TenMs:
 class KnownCells(NoCells):
     """Keeps which keys were loaded and which were dropped."""
 
+    is_complete = False
+
     def __init__(self) -> None:
         self.known: set[str] = set()
         self.dropped: list[str] = []
@@ -147,6 +150,8 @@ class KnownCells(NoCells):
 
     def missing(self, keys: Sequence[str]) -> Sequence[str]:
         return [key for key in dict.fromkeys(keys) if key not in self.known]
+
+    unread = missing
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         self.known.update(keys)
@@ -176,6 +181,7 @@ class Owner:
         timers_loaded_max: int = LOADED_MAX,
         urgency: Urgency | None = None,
         curve: Curve | None = None,
+        prefetch_keys_max: int = 0,
     ) -> None:
         self.urgency = urgency
         self.now_ms = now_ms
@@ -186,6 +192,7 @@ class Owner:
         self.pace = FixedPace()
         self.timers_loaded_max = timers_loaded_max
         self.loads: list[Load] = []
+        self.fetches: list[Sequence[str]] = []
         self.runs: list[Work] = []
         self.commits: list[Commit] = []
         self.delivered: list[Batch] = []
@@ -211,6 +218,8 @@ class Owner:
             wall_ms=1_000_000 + int(now_ms),
             urgency=urgency,
             curve=curve,
+            fetchable=cells if prefetch_keys_max else None,
+            prefetch_keys_max=prefetch_keys_max,
             timers_loaded_max=timers_loaded_max,
         )
         self.partition.start(now_ms)
@@ -251,6 +260,8 @@ class Owner:
                 self.interrupted.append(effect.message_id)
             case Load():
                 self.loads.append(effect)
+            case Fetch():
+                self.fetches.append(effect.keys)
             case Run():
                 self.runs.append(effect.work)
             case Store():
@@ -305,6 +316,11 @@ class Owner:
 
     def loaded(self, load: Load, answers: Sequence[Record] = ()) -> None:
         self.partition.loaded(load.work, load.keys, [], answers, self.now_ms)
+        self.collect()
+
+    def fetch(self, rows: Sequence[StateRow] = ()) -> None:
+        """Carry out the oldest reading ahead."""
+        self.partition.fetched(self.fetches.pop(0), rows, self.now_ms)
         self.collect()
 
     def load_timers(self) -> None:
@@ -380,6 +396,8 @@ class Owner:
         for _ in range(1_000):
             if self.loads:
                 self.load()
+            elif self.fetches:
+                self.fetch()
             elif self.timer_loads:
                 self.load_timers()
             elif self.window_loads:
