@@ -153,21 +153,22 @@ class FunctionTally:
 
     def committed(self, roots: Sequence[Root], now_ms: float) -> None:
         """Messages have durably taken effect."""
-        self.messages += len(roots)
-        load = roots[0][2]
-        # Most runs are of one load, and mostly of one cause.
-        if roots[-1][2] == load and len({root[2] for root in roots}) == 1:
-            self._add(load, roots, now_ms)
+        count, first = len(roots), roots[0]
+        self.messages += count
+        if roots.count(first) == count:
+            # What came together: most batches are such, and this is several times as fast.
+            late = count if first[1] < now_ms else 0
+            self._of(first[2]).add(now_ms, [now_ms - first[0]] * count, late)
             return
         by_load: dict[int, list[Root]] = {}
         for root in roots:
             by_load.setdefault(root[2], []).append(root)
-        for each, of_load in by_load.items():
-            self._add(each, of_load, now_ms)
+        for load, of_load in by_load.items():
+            late = sum([root[1] < now_ms for root in of_load])
+            self._of(load).add(now_ms, [now_ms - root[0] for root in of_load], late)
 
-    def _add(self, load: int, roots: Sequence[Root], now_ms: float) -> None:
+    def _of(self, load: int) -> Series:
         series = self.series.get(load)
         if series is None:
             series = self.series[load] = Series()
-        late = sum([root[1] < now_ms for root in roots])
-        series.add(now_ms, [now_ms - root[0] for root in roots], late)
+        return series

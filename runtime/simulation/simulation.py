@@ -20,7 +20,7 @@ from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.hosted import Handlers
 from sublet.runtime.simulation.ledger import Ledger
 from sublet.runtime.simulation.network import SimulatedNetwork
-from sublet.runtime.simulation.pace import CorePace
+from sublet.runtime.simulation.pace import CorePace, MistakenPace
 from sublet.runtime.simulation.recorded import read_recorded
 from sublet.runtime.simulation.report import Report
 from sublet.runtime.simulation.scenario import (
@@ -220,16 +220,13 @@ class _Run:
 
     def _make_worker(self, number: int) -> SimulatedWorker:
         simulation = self._simulation
-        noise_ms = None
+        quantum_ms = milliseconds(simulation.quantum)
         sigma_ms = milliseconds(simulation.estimation_noise)
         if sigma_ms:
             gauss = stream(simulation.seed, "noise", number).gauss
-
-            def noise() -> float:
-                return gauss(0.0, sigma_ms)
-
-            noise_ms = noise
-        pace = CorePace(milliseconds(simulation.quantum), noise_ms)
+            pace: CorePace = MistakenPace(quantum_ms, lambda: gauss(0.0, sigma_ms))
+        else:
+            pace = CorePace(quantum_ms)
         urgency = Urgency(
             simulation.make_order(), pace, patience_ms=milliseconds(simulation.patience)
         )

@@ -212,7 +212,9 @@ class SimulatedWorker:
     # Events: the network
 
     def receive(self, frame: Frame) -> None:
-        if not self.alive or self._is_deferred(self.receive, frame):
+        if not self.alive or (
+            self._paused_ms is not None and self._is_deferred(self.receive, frame)
+        ):
             return
         now_ms = self._events.now_ms
         for ack in frame.acks.values():
@@ -285,7 +287,9 @@ class SimulatedWorker:
         self._answer(Refused(batch.target, batch.source, batch.first, error))
 
     def reachable(self, endpoints: Collection[str]) -> None:
-        if not self.alive or self._is_deferred(self.reachable, endpoints):
+        if not self.alive or (
+            self._paused_ms is not None and self._is_deferred(self.reachable, endpoints)
+        ):
             return
         for hosted in tuple(self.partitions.values()):
             hosted.partition.deliver_again(endpoints.__contains__)
@@ -294,7 +298,9 @@ class SimulatedWorker:
 
     def told(self, placement: Mapping[str, tuple[str, int]], moved: Collection[str]) -> None:
         """Learn who owns what."""
-        if not self.alive or self._is_deferred(self.told, placement, moved):
+        if not self.alive or (
+            self._paused_ms is not None and self._is_deferred(self.told, placement, moved)
+        ):
             return
         self.placement = placement
         for name in moved:
@@ -417,7 +423,9 @@ class SimulatedWorker:
         self._events.after(delay_ms, self._loaded, hosted, load)
 
     def _loaded(self, hosted: Hosted, load: Load) -> None:
-        if hosted.partition.stopped or self._is_deferred(self._loaded, hosted, load):
+        if hosted.partition.stopped or (
+            self._paused_ms is not None and self._is_deferred(self._loaded, hosted, load)
+        ):
             return
         rows = hosted.handlers.load(hosted, load.keys)
         hosted.partition.loaded(load.work, load.keys, rows, [], self._events.now_ms)
@@ -429,7 +437,9 @@ class SimulatedWorker:
         self._events.after(delay_ms, self._timers_loaded, hosted, load)
 
     def _timers_loaded(self, hosted: Hosted, load: LoadTimers) -> None:
-        if hosted.partition.stopped or self._is_deferred(self._timers_loaded, hosted, load):
+        if hosted.partition.stopped or (
+            self._paused_ms is not None and self._is_deferred(self._timers_loaded, hosted, load)
+        ):
             return
         memory = self._around.store.memory
         records = at_once(memory.records_due(hosted.name, TIMER, load.until_ms, load.limit))
@@ -485,9 +495,10 @@ class SimulatedWorker:
         self._events.after(core_ms, self._finish, self._life, hosted, work, begun, elapsed_ms)
 
     def _finish(self, life: int, hosted: Hosted, work: Work, begun: Any, elapsed_ms: float) -> None:
-        if life != self._life or self._is_deferred(
-            self._finish, life, hosted, work, begun, elapsed_ms
-        ):
+        if life != self._life:
+            return
+        if self._paused_ms is not None:
+            self._is_deferred(self._finish, life, hosted, work, begun, elapsed_ms)
             return
         self._free += 1
         if not hosted.partition.stopped:
