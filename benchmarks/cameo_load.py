@@ -34,8 +34,8 @@ class Mix:
 
     bulk_per_s: float
     bulk: Sequence[str] = field(default_factory=lambda: BULK)
-    flows_per_s: float = 100.0
-    lookups_per_s: float = 100.0
+    flows_per_s: float = 40.0
+    lookups_per_s: float = 40.0
     longs_per_s: float = 0.0
     seconds: float = 4.0
     warm_up_s: float = 1.0

@@ -69,7 +69,7 @@ APP = "benchmarks.cameo_app:app"
 LOADS = (0.5, 0.9, 1.2, 1.6)
 """Of what the worker can do: the bulk that comes."""
 LONG_LOAD = 1.5
-CASE_S = 4.0
+CASE_S = 5.0
 SHARES_LOAD = 0.7
 """Of what the worker can do: what each tenant sends; two of them have too much already."""
 SHARES_BIN_S = 0.5
@@ -144,8 +144,6 @@ async def long_handlers(quick: bool) -> list[Record]:
         mix = Mix(
             bulk_per_s=capacity * LONG_LOAD,
             bulk=BULK_LONG,
-            flows_per_s=40,
-            lookups_per_s=40,
             longs_per_s=5,
             seconds=2.0 if quick else CASE_S,
             warm_up_s=0.5,
