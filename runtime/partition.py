@@ -1720,7 +1720,7 @@ class Partition:
             return
         if self._gone:
             self._leave_out_gone(pending)
-        for source in pending.ahead:
+        for source in sorted(pending.ahead):
             numbers = sorted(self._inbox.ahead.get(source, ()))
             value = _encode(numbers) if numbers else None
             pending.records.append(Record(AHEAD, source, value))

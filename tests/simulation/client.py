@@ -46,7 +46,7 @@ class Said:
     def ended_early(self) -> bool:
         """Tell whether the answer says that it has not run."""
         error = self.replies[0][1] if self.replies else None
-        return error is not None and error.code in ("deadline_exceeded", "cancelled")
+        return error is not None and error.code in ("deadline_exceeded", "cancelled", "infeasible")
 
     @property
     def uid(self) -> str:

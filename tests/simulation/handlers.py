@@ -41,7 +41,13 @@ def make_functions(chance: random.Random) -> dict[str, Function]:
     kind: Any = chance.choice(["keyed", "keyed", "stateless"])
     batch_size, batch_wait = chance.choice([(None, None), (2, "5ms")])
 
-    @app.function(retry=retry, kind=kind, batch_size=batch_size, batch_wait=batch_wait)
+    @app.function(
+        retry=retry,
+        kind=kind,
+        batch_size=batch_size,
+        batch_wait=batch_wait,
+        infeasible=chance.choice(["run", "refuse"]),
+    )
     def ledger(ctx: Any, message: Any) -> None: ...
 
     @app.function(retry=retry, batch=True, grouping=chance.choice([False, True]))
@@ -66,6 +72,19 @@ class RandomPace:
 
     def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
         return
+
+
+class TenMs:
+    """What a run is expected to take."""
+
+    def coefficients(self, function: Function) -> tuple[float, float]:
+        return 10.0, 0.0
+
+    def expected_ms(self, function: Function, count: int) -> float:
+        return 10.0
+
+    def at_once(self, function: Function) -> int:
+        return 1
 
 
 class KeyState(msgspec.Struct):

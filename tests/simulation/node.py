@@ -377,7 +377,8 @@ class Node:
         if resume.error is None:
             handling.results.append(_decode(bytes(resume.result))[0])
         else:
-            check(resume.error.code == "deadline_exceeded", "a call failed", resume.error)
+            late = resume.error.code in ("deadline_exceeded", "infeasible")
+            check(late, "a call failed", resume.error)
             handling.results.append("late")
         self._end(handling)
         self.carry_out()

@@ -127,7 +127,7 @@ class Oracle:
         maybe: Counter[str] = Counter()
         for _, _, said in script:
             op, uid, *args = said.payload
-            if op == "call" and (uid in early or args[4]):
+            if op == "call" and (uid in early or args[4] or said.deadline_ms is not None):
                 # Asked again by its idempotency key, it makes its calls again.
                 for call in range(1, args[2] + 1):
                     maybe[f"{uid}?{call}"] = asked[uid] if uid in early else 1
@@ -247,7 +247,7 @@ class Oracle:
             if error is not None and error.code == "cancelled":
                 check(said.withdrawn, "nobody has taken it back", said.uid)
                 continue
-            if error is not None and error.code == "deadline_exceeded":
+            if error is not None and error.code in ("deadline_exceeded", "infeasible"):
                 check(said.deadline_ms is not None, "it has no deadline", said.uid)
                 continue
             fails = op == "reject" or (op == "fail" and args[1] >= ATTEMPTS)

@@ -19,6 +19,7 @@ from sublet.functions.address import is_client, partition_index_of, partition_na
 from sublet.runtime.frames import Ack, Batch, Kind, Refused
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
+from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import AHEAD, Commit, Outcome, Recovered
@@ -28,6 +29,7 @@ from tests.simulation.handlers import (
     ATTEMPTS,
     PARTITIONS_PER_FUNCTION,
     RandomPace,
+    TenMs,
     make_functions,
 )
 from tests.simulation.node import Node
@@ -78,7 +80,8 @@ class World:
         self.hurry = chance.choice([0.0, 0.3, 0.8])
         self.impatience = chance.choice([0.0, 0.0, 0.3])
         """How many requests their callers take back."""
-        self.urgency = Urgency(LeastLaxity() if chance.random() < 0.7 else None)
+        self.urgency = Urgency(LeastLaxity() if chance.random() < 0.7 else None, TenMs())
+        self.urgency.waiting = LaxityQueue()
         self.limits = Limits(
             queue_max=chance.choice([3, 10_000]),
             commit_messages_max=chance.choice([2, 5_000]),

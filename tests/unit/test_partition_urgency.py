@@ -10,6 +10,7 @@ import pytest
 from sublet.runtime import partition as partition_module
 from sublet.runtime.frames import Batch, Extra, Kind
 from sublet.runtime.limits import Limits
+from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import AHEAD, IDEMPOTENCY, JOURNAL, PARKED, Outcome
@@ -19,6 +20,7 @@ from tests.unit.partition_harness import (
     NAME,
     PEER,
     Owner,
+    TenMs,
     batch,
     make_function,
     replies,
@@ -742,6 +744,23 @@ def test_withdrawals_are_refused_when_too_much_is_done_ahead(
     owner.take()
     owner.settle()
     assert owner.records(AHEAD) == {}
+
+
+def test_no_more_is_answered_as_infeasible_than_a_commit_should_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_module, "PULLED_MAX", 4)
+    urgency = Urgency(LeastLaxity(), TenMs())
+    urgency.waiting = LaxityQueue()
+    owner = urgent_owner(function=make_function(infeasible="refuse"), urgency=urgency)
+    owner.held = True
+    owner.arrive(1, ["a"])
+    for number in range(2, 12):
+        owner.arrive(number, ["b"], time_left_ms=1)
+    owner.settle()
+
+    assert ahead(owner) == [2, 3, 4, 5]
+    assert owner.partition.queued == 7
 
 
 def test_a_withdrawal_behind_a_refused_call_is_refused_with_it() -> None:
