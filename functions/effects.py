@@ -50,7 +50,13 @@ class WindowDue(NamedTuple):
     key: str
 
 
-Effect = Outgoing | Emitted | Delayed | Cancelled | WindowDue
+class TooLate(NamedTuple):
+    """A message came when all its windows were over; for counting alone."""
+
+    key: str
+
+
+Effect = Outgoing | Emitted | Delayed | Cancelled | WindowDue | TooLate
 
 
 class Effects:

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sublet.functions.effects import WindowDue
+from sublet.functions.effects import TooLate, WindowDue
 from sublet.functions.state.cell import MergeableKind
 from sublet.functions.state.windowed import OpenWindow, WindowedState
 from sublet.functions.windows import Window, WindowSpec
@@ -119,8 +119,10 @@ class WindowRuns:
                 window = self._open(ctx, windows, bounds, watermark_ms)
             if window is not None:
                 taken.append((window, window.closed))
-        if not taken and spec.late_egress is not None:
-            ctx.emit(spec.late_egress, message)
+        if not taken:
+            ctx._effects.items.append(TooLate(ctx.key))
+            if spec.late_egress is not None:
+                ctx.emit(spec.late_egress, message)
         return taken
 
     def _open(

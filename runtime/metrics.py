@@ -19,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.service import ServedWorker, costs_of
 from sublet.runtime.telemetry import Histogram
 
@@ -59,6 +60,19 @@ METRICS = (
     Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
     Described("sublet_egress_dropped", "counter", ("function",), "Egress values above the bound."),
     Described("sublet_runs", "counter", ("function",), "Runs of user code, a batch each."),
+    Described("sublet_window_ends", "counter", ("function",), "Ends of windows handled."),
+    Described(
+        "sublet_window_late",
+        "counter",
+        ("function",),
+        "Messages that came when all their windows were over.",
+    ),
+    Described(
+        "sublet_watermark_seconds",
+        "gauge",
+        ("function",),
+        "The watermark (Unix time) of the partition here that is furthest behind.",
+    ),
     Described("sublet_latency_seconds", "histogram", ("function",), "Arrival to commit."),
     Described(
         "sublet_laxity_seconds", "histogram", ("function",), "Time left at the commit; < 0: late."
@@ -104,6 +118,8 @@ _COUNTERS = {
     "parked": "sublet_parked",
     "egress_dropped": "sublet_egress_dropped",
     "runs": "sublet_runs",
+    "windows_ended": "sublet_window_ends",
+    "too_late": "sublet_window_late",
     "prefetched": "sublet_cache_prefetched",
     "prefetch_hits": "sublet_cache_prefetch_hits",
 }
@@ -118,6 +134,7 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._by_function()
         yield from self._refusals()
+        yield self._watermarks()
         yield self._costs()
         yield from self._histograms()
         yield from self._of_worker()
@@ -163,6 +180,19 @@ class WorkerCollector(Collector):
         for labels, count in sorted(totals.items()):
             family.add_metric(labels, count)
         yield family
+
+    def _watermarks(self) -> Metric:
+        smallest_ms: dict[str, int] = {}
+        for hosted in self._worker.host.partitions.values():
+            progress, name = hosted.partition.progress, hosted.place.function.name
+            if progress.is_used and not progress.by_clock:
+                known_ms = smallest_ms.get(name, progress.watermark_ms)
+                smallest_ms[name] = min(known_ms, progress.watermark_ms)
+        family = _family("sublet_watermark_seconds")
+        for function, watermark_ms in sorted(smallest_ms.items()):
+            if watermark_ms != BEGINNING_MS:
+                family.add_metric([function], watermark_ms / 1000)
+        return family
 
     def _costs(self) -> Metric:
         family = _family("sublet_cost_seconds")

@@ -623,7 +623,7 @@ class Partition:
         pending.rows.extend(result.rows)
         if result.effects:
             self._timers.note(result.effects)
-            pending.records.extend(self.progress.note(result.effects))
+            self._note_windows(result.effects)
             pending.effects.extend(result.effects)
             if work.waiting and any(each.traced is not None for each in work.waiting):
                 pending.traced = True
@@ -773,7 +773,7 @@ class Partition:
             holds = False
             pending.rows.extend(rows)
             self._timers.note(effects)
-            pending.records.extend(self.progress.note(effects))
+            self._note_windows(effects)
             pending.effects.extend(effects)
             pending.traced = pending.traced or waiting.traced is not None
             self._consume(waiting, value, None, now_ms)
@@ -804,6 +804,8 @@ class Partition:
             self._parked.pop(message.id, None)
         elif message.kind is Kind.MARKER:
             pending.records.append(self.progress.closed(message))
+        if message.kind is Kind.MARKER:
+            self.counters.windows_ended += 1
         self.progress.ended(message)
         waiting.ended = True
         if waiting.journal and self._unsent_calls:
@@ -1640,6 +1642,10 @@ class Partition:
         load = progress.load()
         if load is not None:
             self.effects.append(LoadWindows(*load))
+
+    def _note_windows(self, effects: Sequence[Effect]) -> None:
+        self._pending.records.extend(self.progress.note(effects))
+        self.counters.too_late = self.progress.too_late
 
     def windows_loaded(self, records: Sequence[Record], now_ms: float) -> None:
         """Windows that end soon are here; later ones stay in the store."""

@@ -207,6 +207,8 @@ class Counters:
         "refused",
         "retries",
         "runs",
+        "too_late",
+        "windows_ended",
         "withdrawn",
     )
 
@@ -224,4 +226,6 @@ class Counters:
         self.prefetched = 0
         self.prefetch_hits = 0
         self.runs = 0
+        self.too_late = 0
+        self.windows_ended = 0
         self.egress_dropped = 0

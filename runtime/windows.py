@@ -19,7 +19,7 @@ import msgspec
 from sublet.functions.address import is_client, partition_name
 from sublet.functions.app import Function
 from sublet.functions.codec import split_column
-from sublet.functions.effects import Effect, WindowDue
+from sublet.functions.effects import Effect, TooLate, WindowDue
 from sublet.functions.errors import PayloadError, RejectedError
 from sublet.functions.window_runs import Closing
 from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
@@ -229,6 +229,8 @@ class StreamProgress:
         for this one."""
         window = function.window
         self.seen_ms = BEGINNING_MS
+        self.too_late = 0
+        """Messages that came when all their windows were over."""
         self.downstream = downstream
         self.by_clock = window is not None and window.time != "event"
         self.by_arrival = window is not None and window.time == "ingestion"
@@ -353,6 +355,8 @@ class StreamProgress:
                 timer, due_ms, key = effect
                 self._due.add(timer, due_ms, key)
                 records.append(Record(WINDOW, timer, _encode(key), due_ms))
+            elif type(effect) is TooLate:
+                self.too_late += 1
         return records
 
     def closings(self) -> Iterator[tuple[str, str]]:

@@ -201,6 +201,21 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
+        "Windows",
+        "ops",
+        "Ends of windows, and messages that came when all their windows were over.",
+        (
+            (_rate("sublet_window_ends"), f"{of_function} ended"),
+            (_rate("sublet_window_late"), f"{of_function} too late"),
+        ),
+    )
+    yield Panel(
+        "Watermark",
+        "dateTimeAsIso",
+        "How far event time has come. One that stands still waits for a source, or for a retry.",
+        (("min by (function) (sublet_watermark_seconds) * 1000", of_function),),
+    )
+    yield Panel(
         "Egress dropped",
         "ops",
         "Values above egress_max that no reader had taken in time.",

@@ -136,3 +136,4 @@ async def test_a_program_without_a_loop_tells_watermarks_too(tmp_path: Path) -> 
             return await cluster.egress("tumbling") == [["a", 0, 1_000, 5]]
 
         await until(told)
+        assert (await cluster.counters())["dead"] == 0

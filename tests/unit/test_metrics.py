@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.metrics import METRICS, exposition
 from sublet.runtime.service import ServedWorker
 from sublet.runtime.steps import Counters
@@ -21,7 +22,12 @@ def partition(consumed: int, refusals: dict[str, int]) -> Any:
     counters.consumed = consumed
     return SimpleNamespace(
         place=SimpleNamespace(function=SimpleNamespace(name="shop/cart")),
-        partition=SimpleNamespace(counters=counters, refusals=refusals, queued=5),
+        partition=SimpleNamespace(
+            counters=counters,
+            refusals=refusals,
+            queued=5,
+            progress=SimpleNamespace(is_used=True, by_clock=False, watermark_ms=1000 * consumed),
+        ),
         cache=SimpleNamespace(bytes=100, evicted=1),
     )
 
@@ -86,6 +92,14 @@ def test_partitions_of_one_function_are_added_up() -> None:
     assert told["sublet_queued", CART] == 10
     assert told["sublet_partitions", CART] == 2
     assert told["sublet_cache_bytes", CART] == 200
+
+
+def test_the_watermark_is_that_of_the_partition_furthest_behind() -> None:
+    served, host = worker()
+    assert samples(served)["sublet_watermark_seconds", CART] == 3
+
+    host.partitions["shop/cart/0"].partition.progress.watermark_ms = BEGINNING_MS
+    assert ("sublet_watermark_seconds", CART) not in samples(served)
 
 
 def test_totals_do_not_fall_when_a_partition_moves_away() -> None:

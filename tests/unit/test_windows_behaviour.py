@@ -133,6 +133,8 @@ def test_late_messages_go_where_they_are_told_or_nowhere() -> None:
             harness.watermark("app/f", 100)
             harness.send("app/f", "a", Event(5))
             assert len(harness.emitted("too-late")) == told
+            (hosted,) = harness._machine.host.partitions.values()
+            assert hosted.partition.counters.too_late == 1
             assert harness.emitted("late") == []
 
 
