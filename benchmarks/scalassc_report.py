@@ -356,7 +356,7 @@ def draw(figures: Figures, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for ending in ("svg", "png"):
         # Without a date, equal figures give equal files.
-        metadata: dict[str, Any] = {"Date": None} if ending == "svg" else {}
+        metadata: dict[str, Any] = {"Date": None, "Creator": None} if ending == "svg" else {}
         figure.savefig(path.with_suffix(f".{ending}"), metadata=metadata, dpi=110)
     pyplot.close(figure)
 
@@ -388,6 +388,7 @@ def _draw_sizes(figures: Figures, axes: Any) -> None:
 def _draw_latency(figures: Figures, axes: Any) -> None:
     axes.set_title("p99 at 10 % load")
     axes.set_ylabel("ms")
+    axes.set_yscale("log")
     cases = figures.cases("low ")
     labels = [case.removeprefix("low ").replace(" wait", "\nwait") for case in cases]
     _draw_bars(
@@ -403,14 +404,14 @@ def _draw_ratios(
     axes.set_title(title)
     axes.axhline(1.0, color="#888888", linewidth=1)
     values = {app: [figures.ratio(app, *pair) for pair in ratios.values()] for app in figures.apps}
-    _draw_bars(axes, list(ratios), values, "{:.1f}×")
+    _draw_bars(axes, list(ratios), values, "{:.2g}×")
 
 
 def _draw_bars(
     axes: Any,
     labels: Sequence[str],
     values: dict[str, list[float | None]],
-    text: str = "{:.1f}",
+    text: str = "{:.3g}",
 ) -> None:
     width = 0.8 / max(1, len(values))
     for place, (app, heights) in enumerate(values.items()):
@@ -422,7 +423,7 @@ def _draw_bars(
             label = app if is_first else None
             axes.bar(at, height, width, color=COLORS[app], label=label)
             is_first = False
-            axes.text(at, height, text.format(height), ha="center", va="bottom", fontsize=7)
+            axes.text(at, height, text.format(height), ha="center", va="bottom", fontsize=6)
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
