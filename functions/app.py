@@ -369,7 +369,30 @@ def functions_of(apps: Iterable[App]) -> dict[str, Function]:
         if not app.functions:
             raise ValueError(f"app {app.name!r} has no functions; declare one with @app.function")
         found.update(app.functions)
+    for name in found:
+        _check_upstream(name, found)
     return found
+
+
+def _check_upstream(name: str, functions: dict[str, Function]) -> None:
+    """Refuse what would wait for ever: for watermarks that nobody tells, or for its own."""
+    waits_for: list[str] = []
+    left = [name]
+    while left:
+        for each in functions[left.pop()].upstream_functions:
+            if each not in functions:
+                known = ", ".join(sorted(functions))
+                raise ValueError(
+                    f"{name}: upstream names {each}, which is not here; known: {known}"
+                )
+            window = functions[each].window
+            if window is not None and window.time != "event":
+                raise ValueError(f"{name}: {each} has windows of {window.time} time: no watermarks")
+            if each == name:
+                raise ValueError(f"{name} is upstream of itself: it would wait for ever")
+            if each not in waits_for:
+                waits_for.append(each)
+                left.append(each)
 
 
 def _types_of(name: str, handler: Handler, batch: BatchMode) -> tuple[Any, Any, bool]:

@@ -24,6 +24,7 @@ from sublet import (
     TumblingWindow,
     Window,
 )
+from sublet.functions.app import functions_of
 from sublet.functions.windows import watermark_ms_of
 
 times = st.integers(-(10**13), 10**13)
@@ -204,3 +205,32 @@ def test_on_close_belongs_to_windows_and_is_declared_once() -> None:
     function.on_close(lambda ctx: None)
     with pytest.raises(ValueError, match="declared twice"):
         function.on_close(lambda ctx: None)
+
+
+@pytest.mark.parametrize(
+    ("upstream_of_one", "upstream_of_other", "refusal"),
+    [
+        ("app/other", "app/one", "is upstream of itself"),
+        ("app/one", "", "is upstream of itself"),
+        ("app/gone", "", "app/gone, which is not here; known: app/one, app/other"),
+        ("app/clock", "", "windows of ingestion time"),
+    ],
+)
+def test_nobody_waits_for_watermarks_that_cannot_come(
+    upstream_of_one: str, upstream_of_other: str, refusal: str
+) -> None:
+    app = App("app")
+
+    @app.function(upstream=[upstream_of_one])
+    def one(ctx: Context) -> None: ...
+
+    @app.function(upstream=[upstream_of_other] if upstream_of_other else [])
+    def other(ctx: Context) -> None: ...
+
+    if upstream_of_one == "app/clock":
+
+        @app.function(window=TumblingWindow("1s"))
+        def clock(ctx: Context) -> None: ...
+
+    with pytest.raises(ValueError, match=refusal):
+        functions_of([app])
