@@ -43,6 +43,8 @@ class Backlog:
         self.count = self.size_bytes = 0
         self.peer_chunks = 0
         """Those that are not from clients."""
+        self.markers = 0
+        """Chunks of what keeps its place in line."""
         self._lines: dict[str, deque[Chunk]] = {}
         # May hold chunks that are over, or that were given another place since: skipped when met.
         self._by_urgency: list[tuple[float, int, Chunk]] = []
@@ -70,13 +72,15 @@ class Backlog:
         self.size_bytes += len(memoryview(chunk.batch.payloads))
         if not chunk.from_client:
             self.peer_chunks += 1
+        if chunk.batch.kind in IN_LINE:
+            self.markers += 1
         self._enter(chunk, priority)
 
     def clear(self) -> None:
         if self._weigh is not None:
             for chunk in self:
                 self._weigh(chunk)
-        self.count = self.size_bytes = self.peer_chunks = 0
+        self.count = self.size_bytes = self.peer_chunks = self.markers = 0
         self._lines.clear()
         self._by_urgency.clear()
         if self._ranks:
@@ -127,6 +131,15 @@ class Backlog:
             for source in self._lines:
                 if not is_client(source):
                     return self._head(source)
+        return None
+
+    def next_marker(self) -> Chunk | None:
+        """Return what is first in its line and keeps its place there, if anything is."""
+        if self.markers:
+            for source in tuple(self._lines):
+                head = self._head(source)
+                if head.batch.kind in IN_LINE:
+                    return head
         return None
 
     def take(self, chunk: Chunk, room: int) -> Span:
@@ -274,6 +287,8 @@ class Backlog:
         self.size_bytes -= len(memoryview(chunk.batch.payloads))
         if not chunk.from_client:
             self.peer_chunks -= 1
+        if chunk.batch.kind in IN_LINE:
+            self.markers -= 1
         line = self._lines[source]
         while line and line[0].start == line[0].stop:
             line.popleft()

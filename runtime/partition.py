@@ -1103,11 +1103,12 @@ class Partition:
 
     def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
         """Take up to `size` messages; None if what was taken does not run (now)."""
-        if self._grouped:
+        marker = self._backlog.next_marker() if self._grouped is not None else None
+        if self._grouped and marker is None:
             grouped = self._grouped.take(now_ms, len(self._running), size)
             places = [place for place in grouped if self._backlog.take_out(*place)]
             return self._take_single(places, now_ms, many_runs=off_loop) if places else None
-        chunk, is_pulled = self._next_chunk(size)
+        chunk, is_pulled = (marker, False) if marker else self._next_chunk(size)
         if chunk is None:
             return None
         if is_pulled:

@@ -302,6 +302,24 @@ def test_a_marker_is_never_pulled_ahead_of_what_was_sent_before_it() -> None:
     assert owner.partition.progress.watermark_ms == 10
 
 
+def test_a_marker_has_its_turn_although_groups_keep_coming() -> None:
+    owner = Owner(make_function(grouping=True, batch_size_max=1))
+    owner.held = True
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.receive(marker(2, 10))
+    owner.arrive(3, ["a", "b"], kind=Kind.SEND)
+    owner.take()
+    assert owner.ids_running() == [["~c:1"]]
+    owner.finish()
+    assert owner.partition.progress.watermark_ms == BEGINNING_MS
+    owner.take()
+    assert owner.partition.progress.watermark_ms == 10
+    assert owner.ids_running() == [["~c:3"]]
+    owner.held = False
+    owner.settle()
+    assert owner.acks[-1].upto == 4
+
+
 @pytest.mark.parametrize(
     ("source", "value", "text"),
     [
