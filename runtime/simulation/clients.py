@@ -73,6 +73,7 @@ class Source:
         self.name = name
         self.number = -1
         self.placement: Mapping[str, tuple[str, int]] = {}
+        self._term = 0
         self.done = False
         self.refused = 0
         self.sent = 0
@@ -242,8 +243,11 @@ class Source:
                 self._again(channel, 0)
         self._flush()
 
-    def told(self, placement: Mapping[str, tuple[str, int]], moved: Collection[str]) -> None:
-        self.placement = placement
+    def told(
+        self, term: int, placement: Mapping[str, tuple[str, int]], moved: Collection[str]
+    ) -> None:
+        if term > self._term:
+            self.placement, self._term = placement, term
         self.reachable(moved)
         for name in sorted(moved):
             channel = self._channels.get(name)

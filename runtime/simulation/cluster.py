@@ -19,7 +19,9 @@ QUIET_CHECK_MS = 50.0
 
 
 class _Listener(Protocol):
-    def told(self, placement: Mapping[str, tuple[str, int]], moved: Collection[str]) -> None: ...
+    def told(
+        self, term: int, placement: Mapping[str, tuple[str, int]], moved: Collection[str]
+    ) -> None: ...
 
 
 class Cluster:
@@ -85,15 +87,15 @@ class Cluster:
                     worker.remove(name)
         for name in sorted(moved):
             new = workers[wanted[name]]
-            new.placement = placement
+            new.placement, new.term = placement, self._term
             new.add(name)
         everybody: list[_Listener] = [*self.workers, *self.sources]
         for each in everybody:
             delay_ms = 0.0 if at_once else self._chance.random() * HEARTBEAT_MS
             if delay_ms:
-                self._events.after(delay_ms, each.told, placement, moved)
+                self._events.after(delay_ms, each.told, self._term, placement, moved)
             else:
-                each.told(placement, moved)
+                each.told(self._term, placement, moved)
 
     def _alive(self) -> list[SimulatedWorker]:
         return [worker for worker in self.workers if worker.alive and not worker.is_suspected]

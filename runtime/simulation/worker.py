@@ -94,6 +94,8 @@ class SimulatedWorker:
         self.partitions: dict[str, Hosted] = {}
         self.placement: Mapping[str, tuple[str, int]] = {}
         """Partition to its owner, as this worker believes, with the owner's term."""
+        self.term = 0
+        """Of the placement."""
         self.alive = True
         self.is_suspected = False
         """Others believe that it is gone."""
@@ -112,6 +114,8 @@ class SimulatedWorker:
         self._free = cores
         self._ready: ReadyQueue[Hosted] = ReadyQueue(STARVATION_MS)
         self._taking: Hosted | None = None
+        self._others: list[object] = []
+        """Effects that concern handlers which wait."""
         self._local: deque[Batch] = deque()
         self._frames: dict[str, Frame] = {}
         self._receivers: dict[str, Node] = {}
@@ -296,15 +300,19 @@ class SimulatedWorker:
             self._carry_out(hosted)
         self._settle()
 
-    def told(self, placement: Mapping[str, tuple[str, int]], moved: Collection[str]) -> None:
-        """Learn who owns what."""
-        if not self.alive or (
-            self._paused_ms is not None and self._is_deferred(self.told, placement, moved)
-        ):
+    def told(
+        self, term: int, placement: Mapping[str, tuple[str, int]], moved: Collection[str]
+    ) -> None:
+        """Learn who owns what, if it is news."""
+        if not self.alive:
             return
-        self.placement = placement
+        if self._paused_ms is not None:
+            self._is_deferred(self.told, term, placement, moved)
+            return
+        if term > self.term:
+            self.placement, self.term = placement, term
         for name in moved:
-            if name in self.partitions and placement[name][0] != self.name:
+            if name in self.partitions and self.placement[name][0] != self.name:
                 self.remove(name)
         self.reachable(moved)
 
@@ -328,6 +336,11 @@ class SimulatedWorker:
                     self._store(hosted, effect.commit)  # type: ignore[union-attr]
                 else:
                     self._carry_out_rare(hosted, effect)
+            if self._others:
+                # After the commit that may stand beside them: what they cause is not in it.
+                others, self._others = self._others, []
+                for other in others:
+                    hosted.handlers.other(hosted, other, self._events.now_ms)
 
     def _carry_out_rare(self, hosted: Hosted, effect: object) -> None:
         match effect:
@@ -343,7 +356,7 @@ class SimulatedWorker:
             case Stop():
                 self.remove(hosted.name)
             case _:
-                hosted.handlers.other(hosted, effect, self._events.now_ms)
+                self._others.append(effect)
 
     def _deliver(self, entry: OutboxEntry) -> None:
         endpoint = endpoint_of(entry.destination)
