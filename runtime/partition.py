@@ -331,7 +331,7 @@ class Partition:
                     return
         if function.window is not None:
             self._count_from_frontier(chunk, now_ms)
-        if self._prefetch is not None:
+        if self._prefetch is not None and batch.kind not in IN_LINE:
             self._prefetch.arrived(chunk)
         if self._batching is not None:
             self._batching.arrived(fresh, now_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sublet.runtime.frames import Kind
 from sublet.runtime.prefetch import CHUNKS_MAX
 from sublet.statestore.contract import Outcome, StateRow
 from tests.unit.partition_harness import KnownCells, Owner, make_function
@@ -213,3 +214,10 @@ def test_runs_beside_the_loop_wait_for_what_is_being_read_too() -> None:
         owner.fetch()
 
     assert sorted(key for keys in owner.keys_running() for key in keys) == ["a", "b", "c"]
+
+
+def test_names_of_timers_and_sources_are_no_keys_to_be_read() -> None:
+    owner, _ = busy_owner()
+    owner.arrive(2, ["1.7"], kind=Kind.CANCEL)
+    owner.arrive(3, ["source"], kind=Kind.MARKER, payloads=[10])
+    assert owner.fetches == []
