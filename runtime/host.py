@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
+from math import inf
 from typing import Protocol
 
 import structlog
@@ -62,7 +63,7 @@ from sublet.runtime.windows import downstream_partitions, expected_sources
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.laxity_queue import LaxityQueue
-from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, QUANTUM_MS, LearnedPace
+from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, LearnedPace
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
@@ -171,13 +172,17 @@ class Host:
         self.urgency = urgency or Urgency()
         if any(each.infeasible == "refuse" for each in functions.values()):
             self.urgency.waiting = LaxityQueue()
-        quantum_ms = self.pace.quantum_ms if isinstance(self.pace, LearnedPace) else QUANTUM_MS
+        # Who does not learn what runs cost, cuts none: in a test all runs must be alike.
+        quantum_ms = self.pace.quantum_ms if isinstance(self.pace, LearnedPace) else inf
         self._quantum_s = quantum_ms / 1000
         self.committer = GroupCommitter(store, self._commit_ended, self._group_committed)
         self._watchdog: Watchdog = watchdog or LoopWatchdog()
         self._sync = SyncRunner(self._watchdog)
         self._async = AsyncRunner(
-            self._watchdog, on_call=self._call_opened, on_end=self._invocation_ended
+            self._watchdog,
+            on_call=self._call_opened,
+            on_unwanted=self._call_unwanted,
+            on_end=self._invocation_ended,
         )
         self._loop: asyncio.AbstractEventLoop
         self._threads: RunnerThreads
@@ -651,21 +656,29 @@ class Host:
             timer.cancel()
 
     def _call_expired(self, hosted: Hosted, opened: CallOpened) -> None:
-        waiting = (opened.partition, opened.message_id)
+        text = (
+            f"{opened.request.partition} has not answered within {opened.request.timeout_ms:g} ms"
+        )
+        self._end_call(hosted, opened.message_id, opened.call, text)
+
+    def _call_unwanted(self, partition: str, message_id: str, call: int) -> None:
+        """A handler has cancelled its own call: by `asyncio.timeout`, for one."""
+        hosted = self.partitions.get(partition)
+        if hosted is not None:
+            self._end_call(hosted, message_id, call, "the handler has not waited for the reply")
+
+    def _end_call(self, hosted: Hosted, message_id: str, call: int, text: str) -> None:
+        waiting = (hosted.partition.name, message_id)
         timers = self._call_timers.get(waiting, {})
-        timers.pop(opened.call, None)
+        timer = timers.pop(call, None)
+        if timer is not None:
+            timer.cancel()
         if not timers:
             self._call_timers.pop(waiting, None)
         if hosted.partition.stopped:
             return
-        target = opened.request.partition
-        error = ErrorInfo(
-            "deadline_exceeded",
-            f"{target} has not answered within {opened.request.timeout_ms:g} ms",
-        )
-        hosted.partition.call_expired(
-            opened.message_id, opened.call, error, self._clock.monotonic_ms()
-        )
+        error = ErrorInfo("deadline_exceeded", text)
+        hosted.partition.call_expired(message_id, call, error, self._clock.monotonic_ms())
         self._carry_out(hosted)
 
     def _invocation_ended(self, ended: Ended) -> None:

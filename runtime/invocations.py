@@ -68,6 +68,7 @@ class Invocation:
     __slots__ = (
         "_futures",
         "_open",
+        "_unwanted",
         "calls",
         "cancel",
         "cell",
@@ -128,18 +129,30 @@ class Invocation:
         """Who takes its one item may make the first step; taking is safe between threads."""
         self._open = on_call
         self._futures: dict[int, tuple[asyncio.Future[Any], CallRequest]] = {}
+        self._unwanted: list[int] = []
+        """Calls whose futures were cancelled."""
 
     def open_call(self, request: CallRequest) -> Awaitable[Any]:
         loop = asyncio.get_running_loop()
         number = len(self._futures) + 1
         future: asyncio.Future[Any] = loop.create_future()
         self._futures[number] = (future, request)
+        future.add_done_callback(partial(self._call_ended, number))
         opened = CallOpened(self.place.partition, self.id, number, request)
         if self.waits:
             self._open(opened)
         else:
             self.calls.append(opened)
         return future
+
+    def _call_ended(self, number: int, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._unwanted.append(number)
+
+    def unwanted_calls(self) -> list[int]:
+        """Return the calls, each once, that the handler does not wait for any more."""
+        unwanted, self._unwanted = self._unwanted, []
+        return unwanted
 
     def resume(self, call: int, result: msgspec.Raw, error: ErrorInfo | None) -> None:
         """Give the handler what its call came to; from the main loop's thread."""
@@ -244,13 +257,19 @@ class _Continue:
 
     def _step(self, sent: Any, thrown: BaseException | None) -> Any:
         """Run user code up to its next wait; it may block there as in its first step."""
-        self._lane.enter(self._invocation)
+        invocation = self._invocation
+        self._lane.enter(invocation)
         try:
             if thrown is not None:
-                return self._coroutine.throw(thrown)
-            return self._coroutine.send(sent)
+                awaited = self._coroutine.throw(thrown)
+            else:
+                awaited = self._coroutine.send(sent)
         finally:
             self._lane.leave()
+        # It goes on without them: it was not the worker's end that has cancelled them.
+        for call in invocation.unwanted_calls():
+            self._lane.on_unwanted(invocation, call)
+        return awaited
 
 
 class Lane:
@@ -265,12 +284,15 @@ class Lane:
         tasks: asyncio.TaskGroup,
         on_end: OnEnd,
         on_stubborn: Callable[[Invocation], None],
+        on_unwanted: Callable[[Invocation, int], None],
         watchdog: Watchdog | None = None,
     ) -> None:
         """A watchdog is for the main thread's loop only; others can be looked at (`stepping`).
 
-        `on_stubborn` hears of a handler that goes on although its time is over.
+        `on_stubborn` hears of a handler that goes on although its time is over, `on_unwanted` of
+        a call that one does not wait for any more.
         """
+        self.on_unwanted = on_unwanted
         self.stepping: tuple[Invocation, float] | None = None
         """Who runs on the loop, and since when (monotonic, s)."""
         self._loop = asyncio.get_running_loop()
@@ -393,10 +415,14 @@ class AsyncRunner:
         watchdog: Watchdog,
         *,
         on_call: Callable[[CallOpened], None],
+        on_unwanted: Callable[[str, str, int], None],
         on_end: Callable[[Ended], None],
     ) -> None:
+        """`on_unwanted` hears of calls that a handler does not wait for any more: partition,
+        message and call."""
         self._watchdog = watchdog
         self._on_call = on_call
+        self._on_unwanted = on_unwanted
         self._on_end = on_end
         self._open: dict[tuple[str, str], Invocation] = {}
         self._main: asyncio.AbstractEventLoop | None = None
@@ -405,7 +431,7 @@ class AsyncRunner:
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._main = asyncio.get_running_loop()
-        self._lane = Lane(tasks, self._ended, self._abandon, self._watchdog)
+        self._lane = Lane(tasks, self._ended, self._abandon, self._unwanted, self._watchdog)
 
     def stop(self) -> None:
         if self._side is not None:
@@ -515,7 +541,7 @@ class AsyncRunner:
 
     def _start_aside(self, invocation: Invocation) -> None:
         if self._side is None:
-            self._side = SideLoop(self._ended_aside, self._stubborn_aside)
+            self._side = SideLoop(self._ended_aside, self._stubborn_aside, self._unwanted_aside)
         side = invocation.side = self._side
         side.start(invocation)
         if not side.is_watched:
@@ -594,6 +620,13 @@ class AsyncRunner:
         except RuntimeError:
             return  # The main loop is closed: the worker has stopped.
 
+    def _unwanted(self, invocation: Invocation, call: int) -> None:
+        self._on_unwanted(invocation.place.partition, invocation.id, call)
+
+    def _unwanted_aside(self, invocation: Invocation, call: int) -> None:
+        assert self._main is not None
+        self._main.call_soon_threadsafe(self._unwanted, invocation, call)
+
     def _ended(self, invocation: Invocation, value: Any, error: BaseException | None) -> None:
         key = (invocation.place.partition, invocation.id)
         if self._open.get(key) is invocation:
@@ -650,12 +683,18 @@ def _is_overdue(invocation: Invocation, since_s: float) -> bool:
 class SideLoop:
     """A second event loop in a daemon thread, for handlers that are known to be slow."""
 
-    def __init__(self, on_end: OnEnd, on_stubborn: Callable[[Invocation], None]) -> None:
+    def __init__(
+        self,
+        on_end: OnEnd,
+        on_stubborn: Callable[[Invocation], None],
+        on_unwanted: Callable[[Invocation, int], None],
+    ) -> None:
         self.is_watched = False
         self.is_retired = False
         """Nothing more begins here; what has begun may end."""
         self._on_end = on_end
         self._on_stubborn = on_stubborn
+        self._on_unwanted = on_unwanted
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._lane: Lane
@@ -682,7 +721,7 @@ class SideLoop:
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            self._lane = Lane(tasks, self._on_end, self._on_stubborn)
+            self._lane = Lane(tasks, self._on_end, self._on_stubborn, self._on_unwanted)
             self._ready.set()
             await self._stopped.wait()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:

@@ -64,6 +64,19 @@ async def ask_somebody_who_asks(ctx: Context, place: str) -> int:
 
 
 @app.function
+async def ask_for_a_while(ctx: Context, place: str) -> str:
+    """Gives its call up by means of asyncio, and goes on for as long as it may."""
+    try:
+        async with asyncio.timeout(0.1):
+            await ctx.call(wait, ctx.key, place)
+    except TimeoutError:
+        while not _may_go_on(place):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return "gave up"
+    return "heard"
+
+
+@app.function
 async def ask_without_patience(ctx: Context, place: str) -> str:
     try:
         await ctx.call(wait, ctx.key, place, timeout="100ms")

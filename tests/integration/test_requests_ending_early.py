@@ -219,6 +219,18 @@ async def test_a_handler_that_gives_up_a_call_ends_it(
     await here.until("interrupted")
 
 
+async def test_a_handler_that_cancels_its_own_call_ends_it(
+    client: Client, spot: Callable[[str], Spot], key: str
+) -> None:
+    here = spot("here")
+    asking = asked(client.call(early_app.ask_for_a_while, key, here.path))
+    await here.until("interrupted")
+    assert not asking.done()
+    here.open()
+
+    assert await asking == "gave up"
+
+
 async def test_a_caller_by_grpc_who_leaves_takes_its_call_back(
     cluster: Cluster, spot: Callable[[str], Spot], key: str
 ) -> None:
