@@ -44,6 +44,37 @@ def test_what_is_received_is_not_taken() -> None:
     assert inbox.taken == {SOURCE: 5}
 
 
+def test_a_message_that_is_done_before_others_is_known_by_its_number() -> None:
+    inbox = Inbox({SOURCE: 5})
+    inbox.accept(SOURCE, 6, 4)
+
+    assert not inbox.reach_ahead(SOURCE, 6)
+    assert inbox.reach(SOURCE, 6) == 6
+    assert inbox.reach_ahead(SOURCE, 8)
+    assert inbox.ahead == {SOURCE: {8}}
+    assert inbox.reach(SOURCE, 7) == 8
+    assert inbox.ahead == {SOURCE: set()}
+    assert inbox.reach(SOURCE, 9) == 9
+
+
+def test_what_an_earlier_owner_has_done_ahead_is_left_out() -> None:
+    inbox = Inbox({SOURCE: 5}, {SOURCE: [7, 9]})
+
+    assert inbox.done_ahead(SOURCE, 6, 0, 3) == {1}
+    assert inbox.done_ahead(SOURCE, 6, 2, 4) == {3}
+    assert inbox.done_ahead(SOURCE, 10, 0, 4) is None
+    assert inbox.done_ahead("~other", 6, 0, 4) is None
+
+
+def test_what_an_earlier_owner_has_done_ahead_is_known_when_its_turn_comes() -> None:
+    inbox = Inbox({SOURCE: 5}, {SOURCE: [7, 8]})
+    inbox.accept(SOURCE, 6, 1)
+
+    assert inbox.reach(SOURCE, 6) == 8
+    assert inbox.accept(SOURCE, 7, 2) == 2
+    assert inbox.expected(SOURCE) == 9
+
+
 def test_a_forgotten_source_begins_anew() -> None:
     inbox = Inbox({SOURCE: 5})
     inbox.forget(SOURCE)

@@ -216,3 +216,21 @@ def test_an_empty_commit_holds_nothing() -> None:
 
     assert (commit.outbox, commit.egress, commit.records, commit.state) == ([], [], [], [])
     assert (commit.epoch, commit.index, commit.id) == (1, 1, b"1.1")
+
+
+def test_withdrawals_name_calls_by_their_numbers_behind_what_leaves_with_them() -> None:
+    pending = with_effects(Outgoing(PEER, "a", b"\x01", None))
+    pending.calls.append(OutgoingCall(PEER, "b", b"\xc0", None, Extra()))
+    pending.withdrawn[PEER] = [7, 1]
+    (sent, called, withdrawn) = batches(seal(pending))
+
+    assert (sent.kind, sent.first) == (Kind.SEND, 1)
+    assert (called.kind, called.first) == (Kind.CALL, 2)
+    assert (withdrawn.kind, withdrawn.first, withdrawn.keys) == (Kind.WITHDRAW, 3, ["7", "1"])
+
+
+def test_many_withdrawals_become_more_than_one_entry() -> None:
+    pending = Pending()
+    pending.withdrawn[PEER] = list(range(1, ENTRY_MESSAGES_MAX + 2))
+
+    assert [each.count for each in batches(seal(pending))] == [ENTRY_MESSAGES_MAX, 1]

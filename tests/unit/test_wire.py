@@ -103,6 +103,10 @@ def reply(**changed: object) -> Batch:
     return batch(**{"kind": Kind.REPLY, "keys": [], "refs_first": 1, **changed})
 
 
+def withdrawal(*keys: str) -> Batch:
+    return batch(kind=Kind.WITHDRAW, first=3, keys=list(keys))
+
+
 def data_frame(payload: bytes) -> bytes:
     return sublet_pb2.Frame(data=payload).SerializeToString()
 
@@ -160,6 +164,15 @@ def test_fields_of_a_later_version_are_ignored() -> None:
         (reply(refs=[1]), "refs has 1 items"),
         (reply(refs=[1, 0]), "refs outside 1.."),
         (reply(refs_first=0), "refs_first is 0"),
+        (withdrawal("2", "x"), "of 'x'; allowed: the number of a message before it, 1..3"),
+        (withdrawal("2", ""), "of ''; allowed"),
+        (withdrawal("0", "2"), "of '0'; allowed: the number of a message before it, 1..2"),
+        (withdrawal("3", "2"), "of '3'; allowed: the number of a message before it, 1..2"),
+        (withdrawal("2", "4"), "of '4'; allowed"),
+        (withdrawal("-1", "1"), "of '-1'; allowed"),
+        (withdrawal("1", "~c:1"), "of '~c:1'; allowed"),
+        (withdrawal("1", "\u0661"), "of '\u0661'; allowed"),
+        (withdrawal("1", "9" * 10_000), "; allowed"),
     ],
 )
 def test_a_batch_that_contradicts_itself_is_refused(wrong: Batch, complaint: str) -> None:
@@ -167,6 +180,12 @@ def test_a_batch_that_contradicts_itself_is_refused(wrong: Batch, complaint: str
         decode_frame(encode_frame(Data([wrong])))
 
     assert complaint in str(caught.value)
+
+
+def test_a_withdrawal_may_name_any_message_before_it() -> None:
+    frame = Data([withdrawal("1", "3")])
+
+    assert decode_frame(encode_frame(frame)) == frame
 
 
 def test_the_largest_batch_is_taken() -> None:
