@@ -334,8 +334,8 @@ class Partition:
         if self._prefetch is not None and batch.kind not in IN_LINE:
             self._prefetch.arrived(chunk)
         if self._batching is not None:
-            self._batching.arrived(fresh, now_ms)
-            if not self._backlog:
+            self._batching.arrived(fresh)
+            if not self._backlog.count:
                 self._gathering_since_ms = now_ms
         chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
         if urgency.order.by_deadline:
@@ -929,14 +929,15 @@ class Partition:
         while (self._backlog.count or self._ready) and self._can_start(off_loop):
             if self._start_work(off_loop, now_ms):
                 break
-        if self._batching is not None and self._backlog:
+        if self._batching is not None and self._backlog.count:
             first = self._backlog.first()
             assert first is not None
             self._gathering_since_ms = first.arrived_ms
         if not self._runs_alone():
             self._advance(now_ms)  # Otherwise there is nothing to begin until the end of the run.
-        if self._prefetch is not None:
-            self._fetch_next(self._prefetch)
+        prefetch = self._prefetch
+        if prefetch is not None and (prefetch.unseen or prefetch.fetched):
+            self._fetch_next(prefetch)
 
     def _fetch_next(self, prefetch: Prefetch) -> None:
         """A run has begun, or is about to: read what comes after it meanwhile."""
@@ -1365,7 +1366,8 @@ class Partition:
             missing = self._cells.missing([""])
         prefetch = self._prefetch
         if prefetch is not None:
-            self.counters.prefetch_hits += prefetch.use(work.keys)
+            if prefetch.fetched:
+                self.counters.prefetch_hits += prefetch.use(work.keys)
             if missing:
                 missing = prefetch.load(work, missing)
         if missing or asked:

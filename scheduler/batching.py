@@ -24,7 +24,7 @@ FRAMES_TOGETHER = 1.25
 class Batching(Protocol):
     """One for each partition."""
 
-    def arrived(self, count: int, now_ms: float) -> None:
+    def arrived(self, count: int) -> None:
         """Messages have come."""
         ...
 
@@ -52,7 +52,7 @@ class FixedBatching:
         self._size = size
         self._window_ms = window_ms
 
-    def arrived(self, count: int, now_ms: float) -> None:
+    def arrived(self, count: int) -> None:
         return
 
     def wait_ms(self, queued: int, waited_ms: float, now_ms: float) -> float:
@@ -75,31 +75,38 @@ class AdaptiveBatching:
         self._curve = curve
         # Runs that wait for something else leave the core to others meanwhile.
         self._runs_at_once = (function.concurrency or 10) if function.blocking else 1
+        self._fresh = 0
+        """Messages that came since somebody asked."""
         self._seen = 0.0
-        """Messages of about the last window, newer ones counting more."""
+        """Messages of about the last window before, newer ones counting more."""
         self._seen_ms = 0.0
-        self._window_ms = RATE_WINDOW_MS
 
-    def arrived(self, count: int, now_ms: float) -> None:
-        self._fade(now_ms)
-        self._seen += count
+    def arrived(self, count: int) -> None:
+        self._fresh += count
 
     def wait_ms(self, queued: int, waited_ms: float, now_ms: float) -> float:
         fixed_ms = self._curve.fixed_ms(self._function) / self._runs_at_once
         if fixed_ms < FIXED_MS_MIN:
+            self._fresh = 0
             return 0.0
-        self._fade(now_ms)
         # Over several runs: the messages of one moment say nothing about the next.
-        self._window_ms = max(RATE_WINDOW_MS, 5 * fixed_ms)
-        rate_per_ms = self._seen / self._window_ms
+        rate_per_ms = self._rate_per_ms(now_ms, max(RATE_WINDOW_MS, 5 * fixed_ms))
         missing = fixed_ms * rate_per_ms - queued
         if missing <= 0:
             return 0.0
         return min(missing / rate_per_ms, WAIT_MS_MAX - waited_ms)
 
-    def _fade(self, now_ms: float) -> None:
-        self._seen *= exp((self._seen_ms - now_ms) / self._window_ms)
+    def _rate_per_ms(self, now_ms: float, window_ms: float) -> float:
+        passed_ms = now_ms - self._seen_ms
+        fresh, self._fresh = self._fresh, 0
         self._seen_ms = now_ms
+        if passed_ms > 0:
+            kept = exp(-passed_ms / window_ms)
+            # As if they had come one after the other since.
+            self._seen = self._seen * kept + fresh * (1 - kept) * window_ms / passed_ms
+        else:
+            self._seen += fresh
+        return self._seen / window_ms
 
 
 class FrameTurns:

@@ -50,16 +50,17 @@ class Costs:
 def fed(fixed_ms: float, *, each_ms: float, **options: Any) -> AdaptiveBatching:
     """Return what has seen one message in so many ms until just now, which is 1,000."""
     batching = AdaptiveBatching(make_function(**options), Costs(fixed_ms))
-    steps = int(1_000 / each_ms)
-    for step in range(steps + 1):
-        batching.arrived(1, 1_000 - (steps - step) * each_ms)
+    for now_ms in range(10, 1_001, 10):
+        for _ in range(round(now_ms / each_ms) - round((now_ms - 10) / each_ms)):
+            batching.arrived(1)
+        batching.wait_ms(1, 0.0, float(now_ms))
     return batching
 
 
 def test_a_single_message_never_waits() -> None:
     for fixed_ms in (0.1, 2.0, 50.0, 5_000.0):
         batching = AdaptiveBatching(make_function(), Costs(fixed_ms))
-        batching.arrived(1, 1_000.0)
+        batching.arrived(1)
 
         assert batching.wait_ms(1, 0.0, 1_000.0) == 0
 
