@@ -33,7 +33,7 @@ from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent,
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.store import SimulatedStore, at_once
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.steps import Cells, Interrupt, NoCells, Resume
+from sublet.runtime.steps import Cells, Fetchable, Interrupt, NoCells, Resume
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import TIMER, Commit, Recovered, StateRow
 
@@ -136,6 +136,9 @@ class AppHandlers:
             bytes_max=cache.size_bytes,
         )
 
+    def fetchable(self, hosted: Hosted) -> Fetchable | None:
+        return hosted.cells if isinstance(hosted.cells, StateCache) else None
+
     def added(self, hosted: Hosted) -> None:
         cache = hosted.cells if isinstance(hosted.cells, StateCache) else None
         hosted.memory = Open(
@@ -148,11 +151,12 @@ class AppHandlers:
                 limits=self._limits,
                 next_timer=hosted.partition.next_timer,
                 monotonic_ms=lambda: self._events.now_ms,
+                clock_ms=hosted.partition.clock_ms,
+                progress=hosted.partition.progress,
             )
         )
 
     def load(self, hosted: Hosted, keys: Sequence[str]) -> Sequence[StateRow]:
-        self.tally.misses += len(keys)
         place: Place = hosted.memory.place
         place.clock.now_ms = hosted.partition.clock_ms(self._events.now_ms)
         return at_once(self._store.memory.load(hosted.name, keys))
@@ -162,7 +166,7 @@ class AppHandlers:
     ) -> tuple[float, Any]:
         memory: Open = hosted.memory
         memory.place.clock.now_ms = hosted.partition.clock_ms(now_ms)
-        executed, roots = roots_of(self._ledger, hosted, work)
+        executed, roots = roots_of(self._ledger, hosted, work, now_ms)
         # Runs measure themselves; only where nothing was said about the cost does it count.
         if self.function.is_async:
             result, waiting, caused = self._step_each(memory, work, roots)
@@ -191,13 +195,15 @@ class AppHandlers:
         if result.is_plain:
             hosted.executed += executed
         else:
-            hosted.executed += self._ended(work, result, roots)
+            hosted.executed += self._ended(hosted, work, result, roots)
         for invocation in waiting:
             memory.invocations[invocation.id] = invocation
         self.tally.hits += 0 if self.function.state_kind is None else len(set(work.keys))
         return work, result
 
-    def _ended(self, work: Work, result: RunResult, roots: Sequence[Root]) -> list[Executed]:
+    def _ended(
+        self, hosted: Hosted, work: Work, result: RunResult, roots: Sequence[Root]
+    ) -> list[Executed]:
         """Return which messages are over: handled, or failed for good."""
         over: list[Executed] = []
         for index in range(work.count):
@@ -210,6 +216,8 @@ class AppHandlers:
                 chunk, at = work.locate(index)
                 source, number, attempt = chunk.batch.source, chunk.batch.first + at, 1
             failure = result.failed.get(index)
+            if not self._ledger.knows(source, hosted.name):
+                continue  # The partition's own.
             if failure is None or self._gives_up(failure, attempt, work.count):
                 over.append((source, number, [roots[index]]))
         return over
@@ -368,7 +376,8 @@ class AppHandlers:
                 memory.place.drain({key: invocation.cell}, rows)
         if failure is None or self._gives_up(failure, invocation.attempt, 1):
             source, _, number = invocation.id.rpartition(":")
-            hosted.executed.append((source, int(number), [invocation.root]))
+            if self._ledger.knows(source, hosted.name):
+                hosted.executed.append((source, int(number), [invocation.root]))
         step_ms = 0.0 if self._cost_ms is None else self._cost_ms(1)
         hosted.partition.invocation_ended(
             invocation.id, value, failure, rows, effects, step_ms, now_ms

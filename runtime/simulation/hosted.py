@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from sublet.functions.app import Function
 from sublet.runtime.partition import Partition
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
-from sublet.runtime.steps import Cells
+from sublet.runtime.steps import Cells, Fetchable
 from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
@@ -26,6 +27,10 @@ class Handlers(Protocol):
     message_bytes: int
 
     def cells(self, recovered: Recovered, cache: CacheShare) -> Cells: ...
+
+    def fetchable(self, hosted: Hosted) -> Fetchable | None:
+        """Return the cells of a partition if they can be read ahead."""
+        ...
 
     def added(self, hosted: Hosted) -> None:
         """A worker has taken a partition of the function."""
@@ -118,8 +123,14 @@ class Hosted:
         self.wake = 0
 
 
-def roots_of(ledger: Ledger, hosted: Hosted, work: Work) -> tuple[list[Executed], list[Root]]:
-    """Return the messages of a work as they were sent, and what caused each of them."""
+def roots_of(
+    ledger: Ledger, hosted: Hosted, work: Work, now_ms: float
+) -> tuple[list[Executed], list[Root]]:
+    """Return the messages of a work as they were sent, and what caused each of them.
+
+    What a partition makes itself (the end of a window) was sent by nobody; its time counts from
+    now.
+    """
     name = hosted.name
     executed: list[Executed] = []
     roots: list[Root] = []
@@ -130,7 +141,10 @@ def roots_of(ledger: Ledger, hosted: Hosted, work: Work) -> tuple[list[Executed]
         roots.extend(causes)
     for waiting in work.waiting:
         message = waiting.message
-        causes = ledger.roots(message.source, name, message.number, 1)
-        executed.append((message.source, message.number, causes))
-        roots.extend(causes)
+        if ledger.knows(message.source, name):
+            causes = ledger.roots(message.source, name, message.number, 1)
+            executed.append((message.source, message.number, causes))
+            roots.extend(causes)
+        else:
+            roots.append((now_ms, math.inf, -1, now_ms))
     return executed, roots

@@ -49,6 +49,9 @@ class Ledger:
         channel.done.append(bytearray(len(roots)))
         self.sent += len(roots)
 
+    def knows(self, source: str, target: str) -> bool:
+        return (source, target) in self._channels
+
     def roots(self, source: str, target: str, number: int, count: int) -> Sequence[Root]:
         """Return what caused the messages `number` .. of one batch."""
         channel = self._channels[source, target]
@@ -149,7 +152,7 @@ class FunctionTally:
         self.messages = self.runs = self.commits = 0
         self.busy_ms = 0.0
         self.loads = self.fetched = self.hits = self.misses = self.evicted = 0
-        self.duplicates = self.refused = self.failures = 0
+        self.duplicates = self.refused = self.failures = self.prefetched = 0
 
     def committed(self, roots: Sequence[Root], now_ms: float) -> None:
         """Messages have durably taken effect."""

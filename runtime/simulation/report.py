@@ -99,6 +99,7 @@ class FunctionReport:
     fetched: int
     hits: int
     misses: int
+    prefetched: int
     evicted: int
     failures: int
     refused: int
@@ -151,6 +152,7 @@ class Report:
                 tally.duplicates += counters.duplicates
                 tally.refused += counters.refused
                 tally.failures += counters.failures
+                tally.prefetched += counters.prefetched
         self._tallies: dict[str, FunctionTally] = {
             each.tally.name: each.tally for each in around.handlers.values()
         }

@@ -169,6 +169,8 @@ class StoreModel:
     load: Cost | Duration = "0.5ms + 5us"
     cache_keys: int | None = None
     cache_bytes: int | None = 256 * 1024 * 1024
+    prefetch: bool = True
+    """Read the states of what waits before its turn has come."""
 
     def __post_init__(self) -> None:
         Cost.of(self.commit)

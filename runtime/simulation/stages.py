@@ -17,7 +17,7 @@ from sublet.runtime.simulation.hosted import CacheShare, Hosted, Sent, roots_of
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.scenario import Stage, To
 from sublet.runtime.simulation.store import ModelledCells
-from sublet.runtime.steps import Cells, NoCells
+from sublet.runtime.steps import Cells, Fetchable, NoCells
 from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
@@ -158,6 +158,9 @@ class StageHandlers:
             keys_max=cache.keys,
         )
 
+    def fetchable(self, hosted: Hosted) -> Fetchable | None:
+        return hosted.cells if isinstance(hosted.cells, ModelledCells) else None
+
     def added(self, hosted: Hosted) -> None:
         if self._window_ms:
             # As the state of real windows, what has gathered would be in the store. Here it is
@@ -180,7 +183,7 @@ class StageHandlers:
             result.cut_at = begun
             work = hosted.partition.cut(work, result)
             ran = work if work.spans else Work(0, waiting=work.waiting[:begun])
-        executed, roots = roots_of(self._ledger, hosted, ran)
+        executed, roots = roots_of(self._ledger, hosted, ran, now_ms)
         hosted.executed += executed
         if self._has_rows:
             state, keys = self._state, ran.keys

@@ -119,7 +119,7 @@ class ModelledCells:
         """`complete`: no key has state in the store. `keys_max` gets the bytes of a key's state
         and says how many of them may stay."""
         self._tally = tally
-        self._complete = complete
+        self.is_complete = complete
         self._weight = state_bytes + ENTRY_BYTES
         self._keys_max = keys_max
         self._keys: OrderedDict[str, None] = OrderedDict()
@@ -136,18 +136,21 @@ class ModelledCells:
                     known.move_to_end(key)
         if not absent:
             return ()
-        if self._complete:
+        if self.is_complete:
             known.update(dict.fromkeys(absent))
             return ()
         tally.misses += len(absent)
         return absent
+
+    def unread(self, keys: Sequence[str]) -> Sequence[str]:
+        return () if self.is_complete else [key for key in keys if key not in self._keys]
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         self._keys.update(dict.fromkeys(keys))
 
     def drop(self, key: str) -> None:
         if self._keys.pop(key, self) is None:
-            self._complete = False
+            self.is_complete = False
 
     def over_bound(self) -> bool:
         keys_max = self._keys_max(self._weight)

@@ -23,13 +23,20 @@ from sublet.runtime.simulation.hosted import Handlers, Hosted
 from sublet.runtime.simulation.ledger import Ledger
 from sublet.runtime.simulation.network import Frame, Node, SimulatedNetwork
 from sublet.runtime.simulation.pace import CorePace
-from sublet.runtime.simulation.store import SimulatedCommitter, SimulatedStore, at_once
+from sublet.runtime.simulation.store import (
+    ModelledCells,
+    SimulatedCommitter,
+    SimulatedStore,
+    at_once,
+)
 from sublet.runtime.simulation.trace import Trace
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    Fetch,
     Load,
     LoadTimers,
+    LoadWindows,
     Ready,
     Refuse,
     Run,
@@ -37,11 +44,12 @@ from sublet.runtime.steps import (
     WakeAt,
 )
 from sublet.runtime.steps import Store as StoreCommit
+from sublet.runtime.windows import downstream_partitions, expected_sources
 from sublet.runtime.work import Work
 from sublet.scheduler.pace import QUANTA_MAX
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import TIMER, Commit, OutboxEntry, Outcome
+from sublet.statestore.contract import TIMER, WINDOW, Commit, OutboxEntry, Outcome
 
 WALL_MS = 1_700_000_000_000
 RETRY_MS = 50.0
@@ -73,6 +81,8 @@ class Surroundings:
         self.trace = trace
         self.limits = limits
         self.overhead_ms = overhead_ms
+        self.functions = [each.function for each in handlers.values()]
+        self.partition_counts = {each.name: each.partition_count for each in self.functions}
         self.clients: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
 
@@ -144,6 +154,10 @@ class SimulatedWorker:
             now_ms=now_ms,
             wall_ms=int(WALL_MS + now_ms),
             urgency=self.urgency,
+            curve=self.pace,
+            fetchable=handlers.fetchable(hosted) if around.store.model.prefetch else None,
+            expected=expected_sources(handlers.function, around.partition_counts),
+            downstream=downstream_partitions(handlers.function.name, around.functions),
         )
         self.partitions[name] = hosted
         handlers.added(hosted)
@@ -349,7 +363,9 @@ class SimulatedWorker:
             case WakeAt():
                 hosted.wake += 1
                 self._events.at(effect.at_ms, self._woken, hosted, hosted.wake)
-            case LoadTimers():
+            case Fetch():
+                self._fetch(hosted, effect)
+            case LoadTimers() | LoadWindows():
                 self._load_timers(hosted, effect)
             case Refuse():
                 self._answer(effect.refused)
@@ -432,6 +448,8 @@ class SimulatedWorker:
         tally = hosted.handlers.tally
         tally.loads += 1
         tally.fetched += count
+        if not isinstance(hosted.cells, ModelledCells):
+            tally.misses += count  # Modelled ones count for themselves.
         delay_ms = self._around.store.load_ms(count)
         self._events.after(delay_ms, self._loaded, hosted, load)
 
@@ -445,18 +463,41 @@ class SimulatedWorker:
         self._carry_out(hosted)
         self._settle()
 
-    def _load_timers(self, hosted: Hosted, load: LoadTimers) -> None:
+    def _fetch(self, hosted: Hosted, fetch: Fetch) -> None:
+        tally = hosted.handlers.tally
+        tally.loads += 1
+        tally.fetched += len(fetch.keys)
+        delay_ms = self._around.store.load_ms(len(fetch.keys))
+        self._events.after(delay_ms, self._fetched, hosted, fetch)
+
+    def _fetched(self, hosted: Hosted, fetch: Fetch) -> None:
+        if hosted.partition.stopped:
+            return
+        if self._paused_ms is not None:
+            self._is_deferred(self._fetched, hosted, fetch)
+            return
+        rows = hosted.handlers.load(hosted, fetch.keys)
+        hosted.partition.fetched(fetch.keys, rows, self._events.now_ms)
+        self._carry_out(hosted)
+        self._settle()
+
+    def _load_timers(self, hosted: Hosted, load: LoadTimers | LoadWindows) -> None:
         delay_ms = self._around.store.load_ms(0)
         self._events.after(delay_ms, self._timers_loaded, hosted, load)
 
-    def _timers_loaded(self, hosted: Hosted, load: LoadTimers) -> None:
-        if hosted.partition.stopped or (
-            self._paused_ms is not None and self._is_deferred(self._timers_loaded, hosted, load)
-        ):
+    def _timers_loaded(self, hosted: Hosted, load: LoadTimers | LoadWindows) -> None:
+        if hosted.partition.stopped:
             return
-        memory = self._around.store.memory
-        records = at_once(memory.records_due(hosted.name, TIMER, load.until_ms, load.limit))
-        hosted.partition.timers_loaded(records, load.until_ms, self._events.now_ms)
+        if self._paused_ms is not None:
+            self._is_deferred(self._timers_loaded, hosted, load)
+            return
+        memory, now_ms = self._around.store.memory, self._events.now_ms
+        kind = TIMER if isinstance(load, LoadTimers) else WINDOW
+        records = at_once(memory.records_due(hosted.name, kind, load.until_ms, load.limit))
+        if isinstance(load, LoadTimers):
+            hosted.partition.timers_loaded(records, load.until_ms, now_ms)
+        else:
+            hosted.partition.windows_loaded(records, now_ms)
         self._carry_out(hosted)
         self._settle()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,17 +125,32 @@ def test_tenants_share_a_worker_by_tokens_second_by_second() -> None:
     assert [each.second for each in report.timeline("a")] == [0, 1, 2, 3]
 
 
+def stored_states(store: StoreModel) -> Simulation:
+    return Simulation(
+        stages=[Stage("work", "0.1ms", stored=True, state_bytes=100)],
+        loads=[Load(target="work", rate=2_000, keys=EachInTurn(100), until="1s")],
+        workers=2,
+        store=store,
+    )
+
+
 def test_a_small_cache_fetches_states_and_a_large_one_does_not() -> None:
-    stages = [Stage("work", "0.1ms", stored=True, state_bytes=100)]
-    loads = [Load(target="work", rate=2_000, keys=EachInTurn(100), until="1s")]
-    large = Simulation(stages=stages, loads=loads, workers=2).run()
-    small = Simulation(stages=stages, loads=loads, workers=2, store=StoreModel(cache_keys=20)).run()
-    none = Simulation(stages=stages, loads=loads, workers=2, store=StoreModel(cache_keys=0)).run()
+    large = stored_states(StoreModel(prefetch=False)).run()
+    small = stored_states(StoreModel(prefetch=False, cache_keys=20)).run()
+    none = stored_states(StoreModel(prefetch=False, cache_keys=0)).run()
     assert large.fetched == large.functions["work"].fetched == 100
     assert large.functions["work"].hits > 1_500
     assert large.fetched < small.fetched <= none.fetched
     assert none.fetched > 1_900
     assert none.cache_misses == none.fetched
+
+
+def test_states_of_what_waits_are_read_ahead() -> None:
+    store = StoreModel(cache_keys=0, load="3ms + 5us")
+    ahead, not_ahead = stored_states(store), stored_states(replace(store, prefetch=False))
+    assert ahead.run().functions["work"].prefetched > 0
+    assert not_ahead.run().functions["work"].prefetched == 0
+    assert ahead.run().latency("work").p50 < not_ahead.run().latency("work").p50
 
 
 def test_expected_costs_can_be_wrong() -> None:
