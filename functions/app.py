@@ -118,6 +118,11 @@ class Function:
             raise ValueError(f"{self.name}: order is {self.order!r}; allowed: 'key', 'none'")
         if self.batch not in (False, True, "key"):
             raise ValueError(f"{self.name}: batch is {self.batch!r}; allowed: False, True, 'key'")
+        if self.batch is not False and self.is_async:
+            raise ValueError(
+                f"{self.name}: batch={self.batch!r} is for plain `def` handlers; an `async def` "
+                "handler gets one message at a time"
+            )
         if self.blocking and self.is_async:
             raise ValueError(
                 f"{self.name}: blocking=True is for plain `def` handlers; an `async def` handler "
