@@ -214,7 +214,7 @@ def worker(
 
 
 @cli.command()
-def simulate(  # noqa: PLR0913 - each argument is an option of the command
+def simulate(
     scenario: Annotated[
         str | None,
         typer.Argument(
