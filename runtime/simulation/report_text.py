@@ -75,7 +75,8 @@ def _functions(report: Report) -> Table:
 
 def _cluster(report: Report) -> Table:
     table = _table("Cluster", "what", "how much")
-    traffic, busy = report.traffic, report.busy
+    traffic = report.traffic
+    busy = [each / report.simulation.cores for each in report.busy]
     rows = [
         ("cores busy, mean and most", f"{sum(busy) / len(busy):.0%}, {max(busy):.0%}"),
         ("frames between machines", f"{traffic.frames:,}"),
