@@ -88,7 +88,11 @@ class Watermarks:
         self._expected = frozenset(expected)
         self._idle_after_ms = idle_after_ms
         self._sources = {name: Told(BEGINNING_MS) for name in expected}
-        self._sources.update(stored)
+        for name, each in stored:
+            if self._is_known(name):
+                self._sources[name] = each
+            else:
+                self.changed[name] = None
         self._seen_ms = dict.fromkeys(self._sources, now_ms)
         self._is_idle = False
         # So that nothing is looked through in vain: it is asked after every step.
@@ -102,6 +106,8 @@ class Watermarks:
 
     def take(self, source: str, value_ms: int | None, order: int, now_ms: float) -> None:
         """A marker was taken from its channel, at this place in the order of arrival."""
+        if not self._is_known(source):
+            return
         told = self._sources.get(source)
         if told is None:
             told = self._sources[source] = Told(BEGINNING_MS)
@@ -112,6 +118,10 @@ class Watermarks:
             self._first_waiting = order
         self._seen_ms[source] = now_ms
         self.changed[source] = None
+
+    def _is_known(self, source: str) -> bool:
+        """Tell clients' sources and functions upstream from functions that once were upstream."""
+        return "/" not in source or source in self._expected
 
     def forget(self, source: str) -> None:
         """A source is gone for good, without having said so."""

@@ -86,6 +86,17 @@ def test_a_source_that_is_closed_is_forgotten_unless_it_is_expected() -> None:
     assert watermarks.is_idle
 
 
+def test_functions_that_are_not_upstream_any_more_are_not_waited_for() -> None:
+    stored = [("app/old/0", Told(3)), ("app/new/0", Told(8)), ("client", Told(9))]
+    watermarks = Watermarks(expected=["app/new/0"], stored=stored)
+    assert told(watermarks) == 8
+    assert list(watermarks.changed) == ["app/old/0"]
+    assert watermarks.stored("app/old/0") is None
+    watermarks.take("app/old/0", 4, 1, 0.0)
+    watermarks.take("app/new/0", 9, 2, 0.0)
+    assert told(watermarks) == 9
+
+
 def test_markers_that_wait_become_one_when_there_are_too_many() -> None:
     watermarks = Watermarks()
     for order in range(MARKERS_WAITING_MAX + 50):
