@@ -15,8 +15,8 @@ entry is late there: the paper's algorithm has no answer for that. `late` is ask
 passes at full load, and one entry after another becomes late. All in CPU time, since a pause by
 the operating system is longer than anything measured here.
 
-A whole run (20 s of CPU) is kept in `results/laxity_queue.jsonl`, .md and .svg; a quick one, which is
-to see that it works and not to cite, in `results/local/`. Compare ratios, not microseconds.
+A whole run (20 s of CPU) is kept in `results/laxity_queue.jsonl`, .md and .svg; a quick one, which
+is to see that it works and not to cite, in `results/local/`. Compare ratios, not microseconds.
 """
 
 from __future__ import annotations
