@@ -381,6 +381,22 @@ def _plot_pareto(axes: Any, records: Sequence[Record]) -> None:
 def _plot_bars(axes: Any, records: Sequence[Record], experiments: Sequence[str]) -> None:
     for axis, experiment in zip(axes, experiments, strict=True):
         found = _of(records, experiment)
+        if experiment == "frontier":
+            labels = [f"{each['order']}\nwindow's end {each['value']}" for each in found]
+            for place, share in enumerate((50, 90, 99)):
+                axis.barh(
+                    [number + (place - 1) * 0.27 for number in range(len(found))],
+                    [each["groups"]["urgent"][f"p{share}_ms"] for each in found],
+                    height=0.25,
+                    label=f"p{share}",
+                )
+            axis.set_yticks(range(len(found)), labels, fontsize=6)
+            axis.invert_yaxis()
+            axis.axvline(800, color="#999999", linestyle=":", linewidth=1)
+            axis.set_xlabel("urgent, ms")
+            axis.set_title("frontier")
+            axis.legend(fontsize=7)
+            continue
         if experiment == "sigma":
             values = [each["value"] for each in found]
             for share, style in ((50, "--"), (90, "-."), (99, "-")):

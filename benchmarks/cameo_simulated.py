@@ -413,37 +413,39 @@ def skewed(quick: bool) -> list[Case]:
 
 
 FRONTIER_RATE = 7.0
+"""Messages a second of each source: the cluster is busy for 97 % of the time."""
 
 
-def frontier(quick: bool) -> list[Case]:
+def equals(*, frontier: bool) -> list[Job]:
+    """Return jobs that are all urgent, half with windows of 1 s, half with windows of 10 s."""
+    return [
+        Job(
+            name=f"urgent{n}",
+            window="1s" if n % 2 else "10s",
+            target=f"{URGENT_TARGET_MS}ms",
+            parse="8ms",
+            aggregate="8ms",
+            rate_per_s=FRONTIER_RATE,
+            marked=True,
+            frontier=frontier,
+        )
+        for n in range(8)
+    ]
+
+
+def frontiers(quick: bool) -> list[Case]:
     """Whether messages for a window may wait until its result can be due."""
-    cases = []
-    for knows in (True, False):
-        jobs = [
-            Job(
-                name=f"urgent{n}",
-                window="1s" if n % 2 else "10s",
-                target=f"{URGENT_TARGET_MS}ms",
-                parse="8ms",
-                aggregate="8ms",
-                rate_per_s=FRONTIER_RATE,
-                marked=True,
-                frontier=knows,
-            )
-            for n in range(8)
-        ]
-        cases += [
-            Case(
-                experiment="frontier",
-                value="known" if knows else "unknown",
-                order=order,
-                jobs=jobs,
-                scale=Scale(QUARTER.nodes, 2, QUARTER.sources),
-                seconds=31 if quick else 41,
-            )
-            for order in ("least-laxity", *(("arrival",) if knows else ()))
-        ]
-    return cases
+    return [
+        Case(
+            experiment="frontier",
+            value="known" if knows else "unknown",
+            order=order,
+            jobs=equals(frontier=knows),
+            scale=Scale(QUARTER.nodes, 2, QUARTER.sources),
+            seconds=31 if quick else 41,
+        )
+        for knows, order in ((True, "least-laxity"), (False, "least-laxity"), (True, "arrival"))
+    ]
 
 
 def misestimation(quick: bool) -> list[Case]:
@@ -453,7 +455,9 @@ def misestimation(quick: bool) -> list[Case]:
             experiment="sigma",
             value=f"{sigma_ms} ms",
             order="least-laxity",
-            jobs=[*urgent_jobs(), *bulk_jobs(events_per_s=35_000)],
+            jobs=equals(frontier=True),
+            scale=Scale(QUARTER.nodes, 2, QUARTER.sources),
+            seconds=31,
             settings={"estimation_noise": f"{sigma_ms}ms"},
         )
         for sigma_ms in ((0, 1000) if quick else (0, 1, 10, 100, 1000))
@@ -485,7 +489,7 @@ EXPERIMENTS: Mapping[str, Callable[[bool], list[Case]]] = {
     "cores": fewer_cores,
     "pareto": pareto,
     "skew": skewed,
-    "frontier": frontier,
+    "frontier": frontiers,
     "sigma": misestimation,
 }
 
