@@ -252,7 +252,8 @@ class Partition:
             waiting = Waiting(message, parked=True)
             by_id[message.id] = self._parked[message.id] = waiting
             self._order = max(self._order, message.order)
-            self.progress.opened(message)
+            if self.progress.is_used:
+                self.progress.opened(message)
             if is_client(message.source):
                 self.open_from_clients += 1
             self._make_ready_or_wait(waiting)
@@ -804,9 +805,9 @@ class Partition:
             self._parked.pop(message.id, None)
         elif message.kind is Kind.MARKER:
             pending.records.append(self.progress.closed(message))
-        if message.kind is Kind.MARKER:
-            self.counters.windows_ended += 1
-        self.progress.ended(message)
+        if self.progress.is_used:
+            self.progress.ended(message)
+            self.counters.windows_ended += message.kind is Kind.MARKER
         waiting.ended = True
         if waiting.journal and self._unsent_calls:
             self._drop_unsent(waiting)
@@ -869,7 +870,8 @@ class Partition:
         message = waiting.message
         if not waiting.parked:
             self.counters.parked += 1
-            self.progress.opened(message)
+            if self.progress.is_used:
+                self.progress.opened(message)
             if message.kind is Kind.MARKER:
                 self._pending.records.append(self.progress.closed(message))
         waiting.parked = True
@@ -1333,6 +1335,10 @@ class Partition:
 
     def _take_markers(self, span: Span, now_ms: float) -> None:
         batch = span.chunk.batch
+        if not self.progress.is_used:
+            # The first one: until now nobody had to know what is open.
+            for waiting in self._parked.values():
+                self.progress.opened(waiting.message)
         for index in range(span.start, span.stop):
             self._order += 1
             value_ms = decode_marker(span.chunk.raw(index))

@@ -181,6 +181,20 @@ def test_a_marker_waits_for_a_message_that_is_tried_again() -> None:
     assert owner.records(PARKED) == {}
 
 
+def test_the_first_marker_waits_for_what_was_open_before_anybody_asked() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(failed={0: BROKEN})
+    owner.settle()
+    assert not owner.partition.progress.is_used
+    owner.receive(marker(2, 100))
+    owner.settle()
+    assert owner.partition.progress.watermark_ms == BEGINNING_MS
+    owner.pass_time(10)
+    owner.settle()
+    assert owner.partition.progress.watermark_ms == 100
+
+
 def test_a_marker_that_waits_is_recovered_and_so_is_the_watermark() -> None:
     owner = windowed_owner()
     owner.receive(marker(1, 50))
