@@ -121,4 +121,6 @@ def _bars(axes: Any, values: dict[str, float], label: str) -> None:
     axes.set_yticks(range(len(names)), names, fontsize="small")
     axes.invert_yaxis()
     axes.set_xlabel(label)
+    # Where all are 0, an axis of its own choice would go below.
+    axes.set_xlim(0, 1.05 * max(values.values(), default=0.0) or 1.0)
     axes.grid(alpha=0.3, axis="x")
