@@ -192,6 +192,8 @@ class Partition:
         self._gathering_since_ms = now_ms
         """Since when the first message of the next run has been waiting, about."""
         self._gathering_until_ms: float | None = None
+        self._gathering_from_ms: float | None = None
+        """Since when a run could have begun that waits for more messages."""
         self._grouped: GroupedQueue[str, Place] | None = None
         """The messages of the backlog by key, for functions that want runs of few keys."""
         if function.grouping:
@@ -982,8 +984,13 @@ class Partition:
         chunk = self._backlog.first()
         assert chunk is not None
         start_by_ms = self._urgency.start_by_ms(self.function, queued, chunk.earliest_ms)
-        self._gathering_until_ms = min(now_ms + wait_ms, start_by_ms)
-        return self._gathering_until_ms > now_ms  # Not if it is too short for any clock.
+        until_ms = min(now_ms + wait_ms, start_by_ms)
+        if until_ms <= now_ms:
+            return False  # Also when it is too short for any clock.
+        self._gathering_until_ms = until_ms
+        if self._gathering_from_ms is None:
+            self._gathering_from_ms = now_ms
+        return True
 
     def _announce(self, now_ms: float) -> None:
         chunk = self._backlog.first()
@@ -1049,6 +1056,9 @@ class Partition:
             return False
         work.off_loop = off_loop
         work.exclusive = not off_loop
+        if self._gathering_from_ms is not None:
+            work.gathering_ms = now_ms - self._gathering_from_ms
+            self._gathering_from_ms = None
         self._running[work.id] = work
         return self._load_or_run(work, now_ms)
 
@@ -1093,7 +1103,9 @@ class Partition:
 
     def _batch_size(self) -> int:
         function = self.function
-        limit = function.batch_size or function.batch_size_max or self._limits.batch_size_max
+        limit = function.batch_size_max or self._limits.batch_size_max
+        if function.batch_size is not None:
+            limit = min(limit, function.batch_size)
         if self.function.is_async:
             limit = max(1, min(limit, self._limits.open_calls_max - len(self._awaiting)))
         if self._message_bytes * limit > COMMIT_BYTES_MAX:

@@ -22,7 +22,7 @@ LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_5
 LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)
 SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 
-STAGES = ("admission", "queue", "state", "running", "committing")
+STAGES = ("admission", "queue", "batch", "state", "running", "committing")
 """The stages that a worker can time by itself, in the order in which a message passes them."""
 REQUEST_STAGES = ("admission", "queue", "batch", "state", "lease", "running", "committing")
 """As people are told them, with those that take no time as long as no policy makes them."""
@@ -81,17 +81,19 @@ class SpanTimes(msgspec.Struct, array_like=True):
     """How many of the messages were answered after their deadline."""
     attempt: int = 1
     trace: str = ""
+    batch_ms: float = 0.0
+    """Waiting for more messages, although a run could have begun."""
 
     @property
     def total_ms(self) -> float:
         return (
-            self.admission_ms + self.queue_ms + self.state_ms + self.running_ms + self.committing_ms
+            self.admission_ms
+            + self.queue_ms
+            + self.batch_ms
+            + self.state_ms
+            + self.running_ms
+            + self.committing_ms
         )
-
-    @property
-    def batch_ms(self) -> float:
-        """Nobody waits for a batch to fill: what is there runs."""
-        return 0.0
 
     @property
     def lease_ms(self) -> float:
@@ -251,6 +253,7 @@ class Telemetry:
         stages = function.stages
         stages["admission"].observe(times.admission_ms, count)
         stages["queue"].observe(times.queue_ms, count)
+        stages["batch"].observe(times.batch_ms, count)
         stages["state"].observe(times.state_ms, count)
         stages["running"].observe(times.running_ms, count)
         stages["committing"].observe(times.committing_ms, count)
@@ -298,7 +301,7 @@ class PartitionTimes:
                 if waiting.traced is not None:
                     waiting.traced.failed(result.failed[index].error)
             elif index not in result.unfinished:
-                self._ran_alone(waiting, started_ms, now_ms, wall_ms, work.loading_ms)
+                self._ran_alone(waiting, started_ms, now_ms, wall_ms, work)
 
     def ended(self, message_id: str, failure: Failure | None, now_ms: float, wall_ms: int) -> None:
         """A handler that had waited has ended."""
@@ -307,15 +310,23 @@ class PartitionTimes:
             return
         waiting, started_ms = found
         if failure is None:
-            self._ran_alone(waiting, started_ms, now_ms, wall_ms, 0.0)
+            self._ran_alone(waiting, started_ms, now_ms, wall_ms, None)
         elif waiting.traced is not None:
             waiting.traced.failed(failure.error)
 
     def _ran_alone(
-        self, waiting: Waiting, started_ms: float, now_ms: float, wall_ms: int, loading_ms: float
+        self,
+        waiting: Waiting,
+        started_ms: float,
+        now_ms: float,
+        wall_ms: int,
+        work: Work | None,
     ) -> None:
         message = waiting.message
         arrived_ms = started_ms if waiting.arrived_ms is None else waiting.arrived_ms
+        loading_ms = 0.0 if work is None else work.loading_ms
+        waited_ms = max(0.0, started_ms - arrived_ms - loading_ms)
+        batch_ms = 0.0 if work is None else min(work.gathering_ms, waited_ms)
         times = SpanTimes(
             self._function,
             self._partition,
@@ -324,12 +335,13 @@ class PartitionTimes:
             1,
             wall_ms - int(now_ms - arrived_ms),
             waiting.age_ms,
-            max(0.0, started_ms - arrived_ms - loading_ms),
+            waited_ms - batch_ms,
             loading_ms,
             now_ms - started_ms,
             0.0,
             attempt=message.attempt,
             trace=message.extra.trace,
+            batch_ms=batch_ms,
         )
         self._ran.append((times, waiting.deadline_ms, now_ms, waiting.traced))
 
@@ -371,10 +383,13 @@ class PartitionTimes:
         common_ms = loading_ms + running_ms + committing_ms
         for chunk, start, stop in work.spans:
             batch, length = chunk.batch, stop - start
-            queue_ms = max(0.0, ran_ms - running_ms - chunk.arrived_ms - loading_ms)
-            total_ms = batch.age_ms + queue_ms + common_ms
+            waited_ms = max(0.0, ran_ms - running_ms - chunk.arrived_ms - loading_ms)
+            batch_ms = min(work.gathering_ms, waited_ms)
+            queue_ms = waited_ms - batch_ms
+            total_ms = batch.age_ms + waited_ms + common_ms
             stages["admission"].observe(batch.age_ms, length)
             stages["queue"].observe(queue_ms, length)
+            stages["batch"].observe(batch_ms, length)
             function.latency.observe(total_ms, length)
             deadline_ms, late = chunk.deadline_ms(start), 0
             if deadline_ms is not None:
@@ -396,6 +411,7 @@ class PartitionTimes:
                     running_ms,
                     committing_ms,
                     late=late,
+                    batch_ms=batch_ms,
                 )
                 slow.note(times, now_ms)
 

@@ -279,6 +279,7 @@ class Work:
         "arrived_ms",
         "count",
         "exclusive",
+        "gathering_ms",
         "id",
         "keys",
         "loading_ms",
@@ -302,8 +303,8 @@ class Work:
         """Of its most urgent messages, should it have to wait for its turn once more."""
         self.rank_last = 0.0
         """Of its least urgent messages: whoever is more urgent need not wait for them."""
-        self.loading_ms = 0.0
-        """How long it waited for state; for telemetry alone."""
+        self.loading_ms = self.gathering_ms = 0.0
+        """How long it waited for state, and for more messages; for telemetry alone."""
         self.recorded = True
         """False if the pending commit speaks of messages whose end it does not hold yet."""
         self.keys: Sequence[str]
@@ -340,7 +341,7 @@ class Work:
         part = Work(self.id, spans=done)
         part.off_loop, part.exclusive, part.recorded = self.off_loop, self.exclusive, self.recorded
         part.rank, part.rank_last, part.arrived_ms = self.rank, self.rank_last, self.arrived_ms
-        part.loading_ms = self.loading_ms
+        part.loading_ms, part.gathering_ms = self.loading_ms, self.gathering_ms
         return part, rest
 
     def locate(self, index: int) -> tuple[Chunk, int]:

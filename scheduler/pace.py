@@ -15,6 +15,8 @@ OFF_LOOP_QUANTUM_MS = 5.0
 QUANTA_MAX = 4
 """A run that turns out longer than so many quanta is cut, also if nobody is known to wait: while
 it goes on, the loop does not hear of anybody. Beside the loop, because its replies are late."""
+FIXED_QUANTA = 10
+"""Who fixes a function's batches may let a run take longer, within reason."""
 RUNS_BEFORE_TRUST = 3
 BLOCKING_AT_ONCE = 10
 BATCH_SIZE_UNKNOWN = 16
@@ -127,6 +129,8 @@ class LearnedPace:
             return min(limit, BATCH_SIZE_UNKNOWN)
         a, b = model.coefficients()
         quantum_ms = OFF_LOOP_QUANTUM_MS if self.off_loop(function) else self._quantum_ms
+        if function.batch_size is not None:
+            quantum_ms *= FIXED_QUANTA
         room_ms = max(quantum_ms - a, quantum_ms / 2)
         if b * limit <= room_ms:
             return limit

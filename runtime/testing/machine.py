@@ -231,7 +231,9 @@ class Machine:
         retrying = {name for name, message in self.parked() if message.last_error is not None}
         for name, hosted in self.host.partitions.items():
             function = hosted.place.function
-            if hosted.wake is not None and name not in retrying and function.idle_after_ms is None:
+            # What is queued at the end of an instant waits for more to run with.
+            waits = name in retrying or hosted.partition.queued > 0
+            if hosted.wake is not None and not waits and function.idle_after_ms is None:
                 housekeeping.add(id(hosted.wake))
             for record in (*self.timers(name, 1), *self._ends(name, function)):
                 assert record.due_ms is not None

@@ -15,6 +15,7 @@ from sublet.scheduler.pace import (
     CostModel,
     LearnedPace,
 )
+from tests.unit.partition_harness import make_function
 
 
 def function(**options: Any) -> Function:
@@ -195,3 +196,13 @@ def test_when_a_function_becomes_another_its_curve_is_forgotten() -> None:
         pace.learn(function(), 64, 200.0)
 
     assert pace.fixed_ms(function()) != pytest.approx(2.0, abs=0.5)
+
+
+def test_a_fixed_size_may_take_longer_than_a_quantum_within_reason() -> None:
+    fixed = make_function(batch_size=500, batch_wait="20ms")
+    pace = LearnedPace()
+    for count in (1, 2, 3, 10):
+        pace.learn(fixed, count, QUANTUM_MS / 100 * count)
+
+    assert pace.batch_size(fixed, 500) == 500
+    assert pace.batch_size(fixed, 5_000) == pytest.approx(1_000, abs=10)

@@ -44,9 +44,11 @@ def test_a_fixed_batch_runs_when_it_is_full() -> None:
     owner.arrive(2, ["b"])
     assert owner.runs == []
 
+    owner.pass_time(5)
     owner.arrive(3, ["c", "d"])
 
     assert owner.keys_running() == [["a", "b", "c"]]
+    assert owner.runs[0].gathering_ms == 5
 
 
 def test_what_is_left_of_a_full_batch_waits_from_its_own_arrival_on() -> None:
@@ -74,6 +76,7 @@ def test_a_fixed_batch_runs_when_its_window_is_over() -> None:
     owner.pass_time(1)
 
     assert owner.keys_running() == [["a"]]
+    assert owner.runs[0].gathering_ms == 20
 
 
 def test_a_window_begins_with_its_first_message() -> None:
