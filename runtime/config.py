@@ -92,13 +92,10 @@ class WorkerConfig:
     """A worker whose heartbeat stands still for so long is taken for dead; at least five
     heartbeats."""
     order: OrderName = "least-laxity"
-    """What runs first of all that waits. `token-fair` needs `shares` and `tokens_per_s`."""
+    """What runs first of all that waits. `token-fair` needs `shares`."""
     shares: str = ""
     """For the order `token-fair`: tenants with their shares, such as `gold=40, silver=40, rest=20`.
     Tenants that are not named share what `*` gets, or run when nothing else waits."""
-    tokens_per_s: float = 0.0
-    """For the order `token-fair`: messages a second of which tenants have shares; about what one
-    worker can do."""
     patience_ms: int = 10_000
     """A message without deadline counts as due after so long."""
     starvation_ms: int = 10_000
@@ -135,7 +132,6 @@ class WorkerConfig:
         # Fewer than five heartbeats in a term: one slow turn of a loop would look like a death.
         _check_range("member_term_ms", self.member_term_ms, 5 * self.heartbeat_ms, 600_000)
         _check_choice("order", self.order, OrderName)
-        _check_range("tokens_per_s", self.tokens_per_s, 0, 1e9)
         _check_range("patience_ms", self.patience_ms, 1, 86_400_000)
         _check_range("starvation_ms", self.starvation_ms, 1, 86_400_000)
         _check_range("quantum_ms", self.quantum_ms, 0.1, 1_000)
@@ -154,7 +150,6 @@ class WorkerConfig:
         """Return a new order of the kind that is set; it may keep a state of its own."""
         tokens = TokenShares(
             shares=(shares := _shares(self.shares)),
-            tokens_per_s=self.tokens_per_s or None,
             default_share=shares.pop(OTHERS, 0.0),
         )
         try:

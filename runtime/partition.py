@@ -925,6 +925,8 @@ class Partition:
 
     def take(self, now_ms: float) -> None:
         """It is this partition's turn: start one run, if one can start."""
+        if self._urgency.begun is not None and self._announced is not None:
+            self._urgency.begun(self._announced)
         self._announced = None
         if self.stopped:
             return

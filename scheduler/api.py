@@ -6,7 +6,7 @@ A policy sees a read-only view and returns a choice that it cannot carry out its
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(slots=True)
@@ -35,6 +35,15 @@ class QueueOrder(Protocol):
 
         Asked once, when the messages arrive.
         """
+        ...
+
+
+@runtime_checkable
+class FollowsWork(Protocol):
+    """An order that wants to know what begins to run."""
+
+    def begun(self, rank: float) -> None:
+        """Work of this rank has its turn."""
         ...
 
 

@@ -1,26 +1,22 @@
 """The orders in which a worker can run what waits, by name.
 
 All of them answer once, when messages arrive, with a number; the queues do the rest. None keeps
-anything about a message that it has ranked, so none has to be told what became of it.
+anything about a single message.
 
-What they have in common: ranks are times in milliseconds or constants, and what an order puts
-behind everything else (late, or without a token) gets its place beyond `BEHIND_MS`, which no
-clock reaches. It is still there to be run when nothing else waits, and the queues' guard against
-starvation covers it too.
+What an order puts behind everything else is still there to be run when nothing else waits, and
+the queues' guard against starvation covers it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
 
 BEHIND_MS = 1e13
 """Beyond all deadlines: over 300 years. A float still tells 2 µs apart there."""
-TOKEN_INTERVAL_MS = 1_000.0
-"""So far ahead may a tenant use its tokens."""
 
 
 class LeastLaxity:
@@ -91,75 +87,58 @@ class RoundRobin:
 class TokenFair:
     """Shares of the worker by tenant, in messages, and no deadlines.
 
-    A second has `tokens_per_s` tokens. Each tenant gets as many as are its share, spread evenly:
-    a tenant with 20 a second has one each 50 ms. A message takes its tenant's next token and
-    ranks by the token's time. A burst can take the tokens of the next second, no more; what
-    comes then has none, and runs, in the order of arrival, when nothing with a token waits.
+    Each message takes the next token of its tenant. A tenant's tokens are the further apart the
+    smaller its share is; their times are the ranks. Time is counted in work: it stands at the
+    latest token whose work has begun. So tenants get their shares of whatever the worker can do,
+    and nobody has to know how much that is.
 
-    - A chunk takes a token for each message and ranks by its last: as late as if its messages had
-      come one by one. A chunk for which the second has some tokens but not enough borrows from
-      later ones, so a tenant with large chunks is not left out, and pays it back.
-    - Tokens that were not used when their time came are gone: after an hour of silence a tenant
-      has what it always has.
-    - No work waits for tokens while nothing else runs: a tenant alone gets the whole worker.
-    - `tokens_per_s` should be what the worker can do, or less. If there are more tokens than that,
-      work with tokens piles up in the order of their times: all tenants that are over their
-      share of what is really done fall behind alike, but those within it no longer run at once.
-      With fewer, the difference is given away by arrival.
-    - Of one tenant's messages, later ones may have tokens where earlier ones have none. A partition
-      that runs its messages in the order of arrival must therefore let the first of them use the
-      smallest rank that any has: with the first one's own, tokens would wait behind it, and
-      under lasting overload all tenants would be equal.
+    - A chunk takes a token for each message, and ranks by its last.
+    - Who was idle begins at the present: it can neither save up tokens nor does it owe any.
+    - No work waits for tokens while nothing else runs: a tenant alone gets the whole worker, and
+      others who come have their shares at once.
     - Tenants without a share of their own have `default_share` together, which may be 0: then
       they run when nothing else waits. So memory is bounded by `shares`, whoever calls.
 
-    Raises ValueError for shares or tokens that are negative, not finite, or all 0.
+    Raises ValueError for shares that are negative, not finite, or all 0.
     """
 
     by_deadline = False
 
-    def __init__(
-        self, shares: Mapping[str, float], tokens_per_s: float, *, default_share: float = 0.0
-    ) -> None:
+    def __init__(self, shares: Mapping[str, float], *, default_share: float = 0.0) -> None:
         for tenant, share in shares.items():
             if not (isfinite(share) and share >= 0.0):
                 raise ValueError(f"share of {tenant!r} is {share}; allowed: 0 or more")
         if not (isfinite(default_share) and default_share >= 0.0):
             raise ValueError(f"default_share is {default_share}; allowed: 0 or more")
-        if not (isfinite(tokens_per_s) and tokens_per_s > 0.0):
-            raise ValueError(f"tokens_per_s is {tokens_per_s}; allowed: more than 0")
         total = sum(shares.values()) + default_share
         if not (isfinite(total) and total > 0.0):
             raise ValueError("nobody has a share; allowed: at least one of more than 0")
-        self._tenants = {
-            tenant: _Tokens(tokens_per_s * share / total) for tenant, share in shares.items()
-        }
-        self._others = _Tokens(tokens_per_s * default_share / total)
+        self._tenants = {tenant: _Tokens(share / total) for tenant, share in shares.items()}
+        self._others = _Tokens(default_share / total)
+        self._now = 0.0
 
     def rank(self, work: WorkView) -> float:
-        tokens = self._tenants.get(work.tenant, self._others)
-        return tokens.take(work.count, work.arrived_ms)
+        return self._tenants.get(work.tenant, self._others).take(work.count, self._now)
+
+    def begun(self, rank: float) -> None:
+        if self._now < rank < inf:
+            self._now = rank
 
 
 class _Tokens:
-    """One tenant's tokens, as the time of the next one: all others follow from it."""
+    """One tenant's tokens, as the time of the last one taken: all others follow from it."""
 
-    __slots__ = ("_apart_ms", "_next_ms")
+    __slots__ = ("_apart", "_last")
 
-    def __init__(self, per_s: float) -> None:
-        # A rate so small that the distance is no number gives no tokens either.
-        apart_ms = 1_000.0 / per_s if per_s > 0.0 else BEHIND_MS
-        self._apart_ms = apart_ms
-        self._next_ms = -BEHIND_MS if apart_ms < BEHIND_MS else BEHIND_MS
+    def __init__(self, share: float) -> None:
+        self._apart = 1.0 / share if share > 0.0 else inf
+        self._last = 0.0
 
-    def take(self, count: int, now_ms: float) -> float:
-        first_ms = max(self._next_ms, now_ms)
-        if first_ms >= now_ms + TOKEN_INTERVAL_MS:
-            return BEHIND_MS + now_ms
-        last_ms = first_ms + (count - 1) * self._apart_ms
-        self._next_ms = last_ms + self._apart_ms
-        # A chunk can be large and a share small; it still has tokens, so it is not behind.
-        return min(last_ms, BEHIND_MS)
+    def take(self, count: int, now: float) -> float:
+        if self._apart == inf:
+            return inf
+        self._last = max(self._last, now) + count * self._apart
+        return self._last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +146,13 @@ class TokenShares:
     """What the order `token-fair` needs to be told; the other orders need nothing."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
-    tokens_per_s: float | None = None
     default_share: float = 0.0
 
 
 def _token_fair(tokens: TokenShares) -> QueueOrder:
-    if tokens.tokens_per_s is None:
-        raise ValueError("the order 'token-fair' needs tokens_per_s, and shares by tenant")
-    return TokenFair(tokens.shares, tokens.tokens_per_s, default_share=tokens.default_share)
+    if not tokens.shares:
+        raise ValueError("the order 'token-fair' needs shares by tenant")
+    return TokenFair(tokens.shares, default_share=tokens.default_share)
 
 
 DEFAULT_ORDER = "least-laxity"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from sublet.functions.app import Function
-from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
+from sublet.scheduler.api import ArrivalOrder, FollowsWork, QueueOrder, WorkView
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.paths import Path, Paths, ReplyContexts
 
@@ -56,6 +56,8 @@ class Urgency:
     ) -> None:
         """With `frontier`, messages for windows are due only after their window can close."""
         self.order = order or ArrivalOrder()
+        self.begun = self.order.begun if isinstance(self.order, FollowsWork) else None
+        """To be told the rank of what has its turn, if the order wants to know."""
         self.paths = Paths()
         self.patience_ms = patience_ms
         self.frontier = frontier

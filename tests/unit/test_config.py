@@ -308,19 +308,19 @@ def test_an_order_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 
 def test_shares_are_told_as_tenants_with_numbers() -> None:
-    config = WorkerConfig(order="token-fair", shares="a=20, b = 40,*=40", tokens_per_s=100)
+    config = WorkerConfig(order="token-fair", shares="a=20, b = 40,*=40")
     config.queue_order()
 
 
 @pytest.mark.parametrize("shares", ["a", "a=", "=3", "a=b", "a=1,b"])
 def test_shares_that_are_none_are_refused(shares: str) -> None:
     with pytest.raises(ConfigError, match="allowed: TENANT=NUMBER"):
-        WorkerConfig(order="token-fair", shares=shares, tokens_per_s=100)
+        WorkerConfig(order="token-fair", shares=shares)
 
 
-def test_token_fair_needs_to_know_how_many_tokens_there_are() -> None:
-    with pytest.raises(ConfigError, match="needs tokens_per_s"):
-        WorkerConfig(order="token-fair", shares="a=1")
+def test_token_fair_needs_shares() -> None:
+    with pytest.raises(ConfigError, match="needs shares by tenant"):
+        WorkerConfig(order="token-fair")
 
 
 @pytest.mark.parametrize("setting", ["patience_ms", "starvation_ms", "quantum_ms"])

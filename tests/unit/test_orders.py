@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
+from sublet.scheduler.api import ArrivalOrder, FollowsWork, QueueOrder, WorkView
 from sublet.scheduler.orders import (
-    BEHIND_MS,
     DEFAULT_ORDER,
     ORDERS,
-    TOKEN_INTERVAL_MS,
     LeastLaxity,
     TokenFair,
     TokenShares,
@@ -59,7 +57,9 @@ def served(
         while coming and coming[-1].arrived_ms <= now_ms:
             each = coming.pop()
             heappush(waiting, (order.rank(each), len(coming) * -1, each))
-        _, _, each = heappop(waiting)
+        rank, _, each = heappop(waiting)
+        if isinstance(order, FollowsWork):
+            order.begun(rank)
         now_ms += each.cost_ms
         done.append((now_ms, each))
     return done
@@ -127,7 +127,7 @@ def test_in_round_robin_all_are_equal(
 
 
 def test_every_order_has_a_name_and_is_new_each_time() -> None:
-    tokens = TokenShares(shares=SHARES, tokens_per_s=100.0)
+    tokens = TokenShares(shares=SHARES)
     for name in ORDERS:
         assert order_named(name, tokens) is not order_named(name, tokens)
     assert isinstance(order_named(DEFAULT_ORDER), LeastLaxity)
@@ -148,8 +148,8 @@ def test_an_unknown_order_is_answered_with_the_known_ones() -> None:
         order_named("fifo")
 
 
-def test_token_fair_cannot_be_had_without_tokens() -> None:
-    with pytest.raises(ValueError, match="needs tokens_per_s"):
+def test_token_fair_cannot_be_had_without_shares() -> None:
+    with pytest.raises(ValueError, match="needs shares by tenant"):
         order_named("token-fair")
 
 
@@ -185,91 +185,71 @@ def test_what_was_lost_on_arrival_makes_others_late_unless_it_is_last(name: str,
 # Shares by tokens.
 
 
-def test_tokens_are_spread_evenly_over_a_second() -> None:
-    order = TokenFair({"a": 1.0, "b": 3.0}, 40.0)
+def test_the_tokens_of_a_small_share_are_further_apart() -> None:
+    order = TokenFair({"a": 1.0, "b": 3.0})
     ranks = {tenant: [order.rank(work(tenant=tenant)) for _ in range(3)] for tenant in "ab"}
-    assert ranks["a"] == pytest.approx([0.0, 100.0, 200.0])
-    assert ranks["b"] == pytest.approx([0.0, 100.0 / 3, 200.0 / 3])
+    assert ranks["a"] == pytest.approx([4.0, 8.0, 12.0])
+    assert ranks["b"] == pytest.approx([4.0 / 3, 8.0 / 3, 4.0])
 
 
 def test_a_chunk_takes_a_token_for_each_message_and_ranks_by_its_last() -> None:
-    order, one_by_one = TokenFair({"a": 1.0}, 10.0), TokenFair({"a": 1.0}, 10.0)
+    order, one_by_one = TokenFair({"a": 1.0}), TokenFair({"a": 1.0})
     ranks = [one_by_one.rank(work(tenant="a")) for _ in range(6)]
     assert order.rank(work(tenant="a", count=4)) == ranks[3]
     assert order.rank(work(tenant="a", count=2)) == ranks[5]
 
 
-def test_a_burst_takes_the_tokens_of_one_second_and_no_more() -> None:
-    order = TokenFair({"a": 1.0}, 10.0)
-    ranks = [order.rank(work(tenant="a", arrived_ms=5_000.0)) for _ in range(12)]
-    assert [rank < BEHIND_MS for rank in ranks] == [True] * 10 + [False] * 2
-    assert order.rank(work(tenant="a", arrived_ms=5_000.0 + 100.1)) < BEHIND_MS
+def test_who_was_idle_begins_at_the_present() -> None:
+    order = TokenFair({"a": 1.0, "b": 1.0})
+    for _ in range(100):
+        order.begun(order.rank(work(tenant="a")))
+    assert order.rank(work(tenant="b")) == order.rank(work(tenant="a"))
 
 
-def test_without_tokens_work_runs_in_the_order_of_arrival_behind_all_that_has_one() -> None:
-    order = TokenFair({"a": 1.0, "b": 1.0}, 0.2)
-    works = [
-        work("a token", tenant="a"),
-        work("a first", tenant="a", arrived_ms=1.0),
-        work("stranger", tenant="c", arrived_ms=2.0),
-        work("a second", tenant="a", arrived_ms=3.0),
-        work("b, much later", tenant="b", arrived_ms=1e9),
-    ]
-    expected = ["a token", "b, much later", "a first", "stranger", "a second"]
-    assert sequence(order, *works) == expected
-
-
-def test_a_chunk_larger_than_a_seconds_tokens_borrows_and_pays_back() -> None:
-    order = TokenFair({"a": 1.0}, 10.0)
-    assert order.rank(work(tenant="a", count=30)) == pytest.approx(2_900.0)
-    # Its next token is that of 3,000 ms, which may be used from 2,000 ms on.
-    assert order.rank(work(tenant="a", arrived_ms=1_999.0)) > BEHIND_MS
-    assert order.rank(work(tenant="a", arrived_ms=2_001.0)) == pytest.approx(3_000.0)
-
-
-def test_a_huge_chunk_of_a_tiny_share_still_has_a_token() -> None:
-    order = TokenFair({"a": 1e-9, "b": 1.0}, 1.0)
-    assert order.rank(work(tenant="a", count=10**6)) <= BEHIND_MS
-    assert order.rank(work(tenant="a", arrived_ms=1.0)) > BEHIND_MS
+def test_what_waits_while_others_work_keeps_its_place() -> None:
+    order = TokenFair({"a": 1.0, "b": 1.0})
+    first = order.rank(work(tenant="b"))
+    for _ in range(100):
+        order.begun(order.rank(work(tenant="a")))
+    assert first < order.rank(work(tenant="a"))
 
 
 def test_tenants_without_a_share_have_the_default_share_together() -> None:
-    order = TokenFair({"a": 3.0}, 40.0, default_share=1.0)
-    ranks = [order.rank(work(tenant=f"stranger {number}", arrived_ms=1.0)) for number in range(11)]
-    assert ranks[:10] == pytest.approx([1.0 + 100.0 * number for number in range(10)])
-    assert ranks[10] > BEHIND_MS
+    order = TokenFair({"a": 3.0}, default_share=1.0)
+    ranks = [order.rank(work(tenant=f"stranger {number}")) for number in range(3)]
+    assert ranks == pytest.approx([4.0, 8.0, 12.0])
 
 
 def test_a_share_of_0_means_running_when_nothing_else_waits() -> None:
-    order = TokenFair({"a": 0.0, "b": 1.0}, 1_000.0)
-    assert order.rank(work(tenant="a", arrived_ms=7.0)) == BEHIND_MS + 7.0
-    assert order.rank(work(tenant="stranger", arrived_ms=8.0)) == BEHIND_MS + 8.0
+    order = TokenFair({"a": 0.0, "b": 1.0})
+    assert order.rank(work(tenant="a")) == math.inf
+    assert order.rank(work(tenant="stranger")) == math.inf
+    order.begun(math.inf)
+    assert order.rank(work(tenant="b")) < math.inf
 
 
 def test_strangers_leave_nothing_behind() -> None:
-    order = TokenFair({"a": 1.0}, 10.0, default_share=1.0)
+    order = TokenFair({"a": 1.0}, default_share=1.0)
     for number in range(1_000):
         order.rank(work(tenant=f"stranger {number}"))
     assert list(order._tenants) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("shares", "tokens_per_s", "default_share", "message"),
+    ("shares", "default_share", "message"),
     [
-        ({"a": -1.0}, 10.0, 0.0, "share of 'a' is -1.0; allowed: 0 or more"),
-        ({"a": math.nan}, 10.0, 0.0, "share of 'a' is nan"),
-        ({"a": 1.0}, 0.0, 0.0, "tokens_per_s is 0.0; allowed: more than 0"),
-        ({"a": 1.0}, math.inf, 0.0, "tokens_per_s is inf"),
-        ({"a": 1.0}, 10.0, -0.5, "default_share is -0.5; allowed: 0 or more"),
-        ({}, 10.0, 0.0, "nobody has a share"),
-        ({"a": 0.0}, 10.0, 0.0, "nobody has a share"),
+        ({"a": -1.0}, 0.0, "share of 'a' is -1.0; allowed: 0 or more"),
+        ({"a": math.nan}, 0.0, "share of 'a' is nan"),
+        ({"a": 1.0}, -0.5, "default_share is -0.5; allowed: 0 or more"),
+        ({}, 0.0, "nobody has a share"),
+        ({"a": 0.0}, 0.0, "nobody has a share"),
     ],
 )
 def test_shares_that_make_no_sense_are_refused(
-    shares: dict[str, float], tokens_per_s: float, default_share: float, message: str
+    shares: dict[str, float], default_share: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        TokenFair(shares, tokens_per_s, default_share=default_share)
+        TokenFair(shares, default_share=default_share)
 
 
 @settings(deadline=None, max_examples=25)
@@ -282,7 +262,7 @@ def test_shares_are_held_over_time_while_all_are_backlogged(
 ) -> None:
     end_ms = idle_ms + 12_000.0
     arrivals = backlogged(sizes, rate_per_s=1_000.0, from_ms=idle_ms, to_ms=end_ms)
-    done = served(TokenFair(SHARES, 1_000.0), arrivals, until_ms=end_ms)
+    done = served(TokenFair(SHARES), arrivals, until_ms=end_ms)
     for from_ms in range(2_000, 12_000, 2_000):
         from_ms += int(idle_ms)
         counts = messages_by_tenant(
@@ -292,58 +272,6 @@ def test_shares_are_held_over_time_while_all_are_backlogged(
             # A chunk is all or nothing, at both ends of the two seconds.
             slack = 2 * max(sizes.values()) + 10
             assert abs(counts[tenant] - 2_000 * share / 100) <= slack, (from_ms, counts)
-
-
-def test_with_more_tokens_than_capacity_all_fall_behind_alike() -> None:
-    arrivals = backlogged(dict.fromkeys(SHARES, 5), rate_per_s=1_000.0, from_ms=0.0, to_ms=10_000.0)
-    done = served(TokenFair(SHARES, 2_000.0), arrivals, until_ms=10_000.0)
-    counts = messages_by_tenant(done)
-    assert counts["left"] / counts["small"] == pytest.approx(2.0, rel=0.05)
-    assert counts["left"] == pytest.approx(counts["right"], rel=0.05)
-
-
-def test_shares_are_held_where_each_tenant_runs_in_the_order_of_arrival() -> None:
-    order, now_ms, end_ms = TokenFair(SHARES, 1_000.0), 0.0, 10_000.0
-    arrivals = backlogged(dict.fromkeys(SHARES, 5), rate_per_s=1_000.0, from_ms=0.0, to_ms=end_ms)
-    coming = sorted(arrivals, key=lambda each: each.arrived_ms)[::-1]
-    lines: dict[str, deque[WorkView]] = {tenant: deque() for tenant in SHARES}
-    # Whoever is first in a line uses the smallest rank that the line has.
-    ranks: dict[str, list[float]] = {tenant: [] for tenant in SHARES}
-    done: list[tuple[float, WorkView]] = []
-    while now_ms < end_ms:
-        while coming and coming[-1].arrived_ms <= now_ms:
-            each = coming.pop()
-            lines[each.tenant].append(each)
-            heappush(ranks[each.tenant], order.rank(each))
-        tenant = min(
-            (tenant for tenant in SHARES if lines[tenant]), key=lambda name: ranks[name][0]
-        )
-        heappop(ranks[tenant])
-        each = lines[tenant].popleft()
-        now_ms += each.cost_ms
-        done.append((now_ms, each))
-    for from_ms in range(2_000, 10_000, 2_000):
-        counts = messages_by_tenant(each for each in done if from_ms <= each[0] < from_ms + 2_000.0)
-        assert {tenant: counts[tenant] / 20 for tenant in SHARES} == pytest.approx(SHARES, abs=1.0)
-
-
-@given(
-    idle_ms=st.floats(0, 1e9),
-    tokens_per_s=st.integers(1, 200),
-    before=st.integers(0, 300),
-)
-def test_a_tenant_that_is_idle_saves_no_tokens(
-    idle_ms: float, tokens_per_s: int, before: int
-) -> None:
-    order = TokenFair({"a": 1.0}, float(tokens_per_s))
-    for _ in range(before):
-        order.rank(work(tenant="a"))
-    now_ms = idle_ms + 2 * TOKEN_INTERVAL_MS
-    ranks = [order.rank(work(tenant="a", arrived_ms=now_ms)) for _ in range(tokens_per_s + 5)]
-    with_token = [rank for rank in ranks if rank < BEHIND_MS]
-    # One more where the last token falls on the end of the second, by rounding.
-    assert tokens_per_s <= len(with_token) <= tokens_per_s + 1
-    assert min(with_token) == now_ms
 
 
 @settings(deadline=None, max_examples=50)
@@ -361,7 +289,7 @@ def test_a_tenant_that_is_idle_saves_no_tokens(
     )
 )
 def test_no_work_waits_for_tokens_while_the_server_is_idle(arrivals: list[WorkView]) -> None:
-    done = served(TokenFair(SHARES, 10.0), arrivals, until_ms=math.inf)
+    done = served(TokenFair(SHARES), arrivals, until_ms=math.inf)
     by_arrival = served(ArrivalOrder(), arrivals, until_ms=math.inf)
     assert len(done) == len(arrivals)
     assert done[-1][0] == pytest.approx(by_arrival[-1][0])
@@ -370,10 +298,9 @@ def test_no_work_waits_for_tokens_while_the_server_is_idle(arrivals: list[WorkVi
 def test_a_tenant_alone_gets_the_whole_server_until_others_come() -> None:
     alone = backlogged({"small": 5}, rate_per_s=1_000.0, from_ms=0.0, to_ms=6_000.0)
     other = backlogged({"left": 5}, rate_per_s=1_000.0, from_ms=3_000.0, to_ms=6_000.0)
-    done = served(TokenFair(SHARES, 1_000.0), [*alone, *other], until_ms=6_000.0)
+    done = served(TokenFair(SHARES), [*alone, *other], until_ms=6_000.0)
     before = messages_by_tenant(each for each in done if each[0] < 3_000.0)
-    after = messages_by_tenant(each for each in done if each[0] >= 4_000.0)
+    after = messages_by_tenant(each for each in done if each[0] >= 3_100.0)
     assert before["small"] == pytest.approx(3_000, abs=10)
-    # Its share, and what it still has waiting from before goes ahead of the other's extra work.
-    assert after["left"] >= 0.4 * 2_000 - 10
-    assert after["small"] >= 0.2 * 2_000 - 10
+    # It owes nothing for what nobody else wanted.
+    assert after["left"] / after["small"] == pytest.approx(2.0, rel=0.05)

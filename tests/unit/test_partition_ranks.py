@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sublet.runtime.frames import Kind
-from sublet.scheduler.orders import BEHIND_MS, LeastLaxity, LeastLaxityLateLast, TokenFair
+from sublet.scheduler.api import WorkView
+from sublet.scheduler.orders import LeastLaxity, LeastLaxityLateLast, TokenFair
 from sublet.scheduler.urgency import Urgency
 from tests.unit.partition_harness import Owner, TenMs, make_function
 
@@ -32,21 +33,36 @@ def test_what_has_no_deadline_is_due_when_patience_ends() -> None:
     assert owner.ready.rank == 3_000
 
 
-def test_with_tokens_the_first_in_line_speaks_for_the_one_behind_it() -> None:
-    urgency = Urgency(TokenFair({"app": 1}, tokens_per_s=1))
-    owner = held(urgency)
+def test_an_order_by_tokens_is_told_whose_work_begins() -> None:
+    order = TokenFair({"app": 1, "other": 1})
+    owner = held(Urgency(order))
     owner.arrive(1, ["a"], kind=Kind.SEND)
-    owner.arrive(2, ["b"], kind=Kind.SEND)  # The second has no token left.
-    owner.take()
-    owner.finish()
-    owner.arrive(3, ["c"], kind=Kind.SEND)
+    owner.arrive(2, ["b"], kind=Kind.SEND)
     assert owner.ready is not None
-    assert owner.ready.rank >= BEHIND_MS
-    owner.now_ms = 2_000
-    owner.arrive(4, ["d"], kind=Kind.SEND)
-    assert owner.ready.rank == 2_000
+    assert owner.ready.rank == 2.0
     owner.take()
-    assert owner.ids_running() == [["~c:3", "~c:4"]]
+    assert owner.ids_running() == [["~c:1", "~c:2"]]
+    later = WorkView("app/f", "app/f/1", "other", 1, 0.0, 0.0)
+    assert order.rank(later) == 4.0
+
+
+class ByLength:
+    """Ranks by how many messages came together."""
+
+    by_deadline = False
+
+    def rank(self, work: WorkView) -> float:
+        return float(work.count)
+
+
+def test_the_first_in_line_speaks_for_the_most_urgent_behind_it() -> None:
+    owner = held(Urgency(ByLength()))
+    owner.arrive(1, ["a", "b", "c"], kind=Kind.SEND)
+    owner.arrive(4, ["d"], kind=Kind.SEND)
+    assert owner.ready is not None
+    assert owner.ready.rank == 1.0
+    owner.take()
+    assert owner.keys_running() == [["a", "b", "c", "d"]]
 
 
 def test_what_comes_too_late_does_not_hold_up_what_can_be_in_time() -> None:

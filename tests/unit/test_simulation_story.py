@@ -117,11 +117,14 @@ def test_tenants_share_a_worker_by_tokens_second_by_second() -> None:
         loads=[Load(target=name, rate=700, batch=5, until="4s") for name in tenants],
         workers=1,
         order="token-fair",
-        tokens=TokenShares(shares=tenants, tokens_per_s=1_000),
+        tokens=TokenShares(shares=tenants),
         drain="0s",
         warmup="1s",
     ).run()
-    assert sum(report.throughput(name) for name in tenants) == pytest.approx(1_000, rel=0.05)
+    done = {name: report.throughput(name) for name in tenants}
+    assert sum(done.values()) == pytest.approx(1_000, rel=0.05)
+    for name, share in tenants.items():
+        assert done[name] == pytest.approx(1_000 * share, rel=0.05)
     assert [each.second for each in report.timeline("a")] == [0, 1, 2, 3]
 
 
