@@ -16,15 +16,27 @@ from sublet.runtime.work import Chunk, Work
 KEYS_MAX = 1_000
 """Keys of one partition that are being read ahead, or were and are not used yet."""
 CHUNKS_MAX = 64
+READS_MAX = 4
+"""So many readings of one partition are under way at once; what is wanted then gathers."""
+
+
+class _Waiting:
+    """A run that needs keys which are being read here."""
+
+    __slots__ = ("keys", "work")
+
+    def __init__(self, keys: set[str]) -> None:
+        self.keys = keys
+        self.work: Work | None = None
+        """None while it reads something else itself."""
 
 
 class Prefetch:
-    """One reading is under way at a time; what is wanted meanwhile is read by the next one."""
-
     __slots__ = (
         "_cells",
         "_keys_max",
         "_loading",
+        "_reads",
         "_waiting",
         "_wanted",
         "fetched",
@@ -43,8 +55,8 @@ class Prefetch:
         """Here, and not used yet: they must not be forgotten before."""
         self._loading: set[str] = set()
         """Being read for a run."""
-        self._waiting: dict[int, Work | None] = {}
-        """Runs that need what is being read, by number; None while they read something else."""
+        self._reads = 0
+        self._waiting: dict[int, _Waiting] = {}
 
     def arrived(self, chunk: Chunk) -> None:
         if not self._cells.is_complete:
@@ -67,9 +79,10 @@ class Prefetch:
                 unseen.popleft()
 
     def begin(self) -> Sequence[str]:
-        """Return the keys to read now; none while others are being read."""
-        if self.fetching or not self._wanted:
+        """Return the keys to read now; none while enough is being read."""
+        if self._reads >= READS_MAX or not self._wanted:
             return ()
+        self._reads += 1
         keys = list(self._wanted)
         self._wanted.clear()
         self.fetching.update(keys)
@@ -80,7 +93,7 @@ class Prefetch:
         own = missing
         if self.fetching and not self.fetching.isdisjoint(missing):
             own = [key for key in missing if key not in self.fetching]
-            self._waiting[work.id] = None
+            self._waiting[work.id] = _Waiting(self.fetching.intersection(missing))
         if self._wanted:
             for key in own:
                 self._wanted.pop(key, None)
@@ -89,9 +102,10 @@ class Prefetch:
 
     def waits(self, work: Work) -> bool:
         """Tell whether a run that has nothing else to read waits for what is being read here."""
-        if work.id not in self._waiting:
+        waiting = self._waiting.get(work.id)
+        if waiting is None:
             return False
-        self._waiting[work.id] = work
+        waiting.work = work
         return True
 
     def loaded(self, keys: Iterable[str]) -> None:
@@ -121,9 +135,15 @@ class Prefetch:
 
     def done(self, keys: Collection[str]) -> tuple[list[str], list[Work]]:
         """Keys were read: return those whose state may be used, and the runs that can begin."""
+        self._reads -= 1
         fresh = [key for key in keys if key in self.fetching]
-        self.fetching.clear()
+        self.fetching.difference_update(fresh)
         self.fetched.update(fresh)
-        able = [work for work in self._waiting.values() if work is not None]
-        self._waiting.clear()
+        able: list[Work] = []
+        for number, waiting in list(self._waiting.items()):
+            waiting.keys.difference_update(fresh)
+            if not waiting.keys:
+                del self._waiting[number]
+                if waiting.work is not None:
+                    able.append(waiting.work)
         return fresh, able

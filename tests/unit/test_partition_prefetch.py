@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sublet.runtime.frames import Kind
-from sublet.runtime.prefetch import CHUNKS_MAX
+from sublet.runtime.prefetch import CHUNKS_MAX, READS_MAX
 from sublet.statestore.contract import Outcome, StateRow
 from tests.unit.partition_harness import KnownCells, Owner, make_function
 
@@ -94,16 +94,31 @@ def test_a_run_that_needs_nothing_else_reads_nothing_twice() -> None:
     assert owner.keys_running() == [["a"]]
 
 
-def test_one_reading_is_under_way_at_a_time_and_the_next_takes_all_that_has_come() -> None:
+def test_some_readings_are_under_way_at_once_and_then_one_takes_all_that_has_come() -> None:
     owner, _ = busy_owner()
-    owner.arrive(2, ["a"])
-    owner.arrive(3, ["b"])
-    owner.arrive(4, ["c", "a"])
-    assert owner.fetches == [["a"]]
+    keys = [f"k{number}" for number in range(READS_MAX)]
+    for number, key in enumerate(keys):
+        owner.arrive(2 + number, [key])
+    owner.arrive(2 + READS_MAX, ["b"])
+    owner.arrive(3 + READS_MAX, ["c", "k0"])
+    assert owner.fetches == [[key] for key in keys]
 
     owner.fetch()
 
-    assert owner.fetches == [["b", "c"]]
+    assert owner.fetches == [*([key] for key in keys[1:]), ["b", "c"]]
+
+
+def test_a_run_waits_for_all_readings_that_it_needs() -> None:
+    owner, _ = busy_owner()
+    owner.arrive(2, ["a"])
+    owner.arrive(3, ["b"])
+    owner.finish()
+
+    owner.fetch()
+    assert owner.runs == []
+    owner.fetch()
+
+    assert owner.keys_running() == [["a", "b"]]
 
 
 def test_a_state_that_was_changed_by_hand_meanwhile_is_not_overwritten_with_an_old_one() -> None:
