@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
 from benchmarks.cameo_app import (
@@ -32,7 +32,9 @@ WARM_CALLS = 60
 class Mix:
     """What comes each second, and for how long."""
 
-    bulk_per_s: float
+    bulk_per_s: float = 0.0
+    bulk_waiting: int = 0
+    """Instead of a rate: so many messages of bulk are always on their way."""
     bulk: Sequence[str] = field(default_factory=lambda: BULK)
     flows_per_s: float = 40.0
     lookups_per_s: float = 40.0
@@ -111,6 +113,13 @@ class Contention:
                 self._drive("flow", mix.flows_per_s, start_s, self._start(urgent, "cameo/parse")),
                 self._drive("long", mix.longs_per_s, start_s, self._start(urgent, "cameo/render")),
             ]
+            if mix.bulk_waiting:
+                each = mix.bulk_waiting // BULK_BATCH // len(bulk)
+                drivers += [
+                    self._keep_busy(client, function)
+                    for client, function in zip(bulk, mix.bulk, strict=True)
+                    for _ in range(each)
+                ]
             for client, function in zip(bulk, mix.bulk, strict=True):
                 rate = mix.bulk_per_s / len(mix.bulk) / BULK_BATCH
                 drivers.append(self._drive(function, rate, start_s, self._bulk(client, function)))
@@ -150,6 +159,17 @@ class Contention:
             while due_s <= now_s and due_s < self._until_s:
                 send(due_s, chance.choice(KEYS))
                 due_s += chance.expovariate(rate_per_s)
+
+    async def _keep_busy(self, client: Client, function: str) -> None:
+        """Send a batch, and when it is done the next; what is left at the end nobody waits for."""
+        chance = random.Random(f"{self._seed}/{function}/keys")
+        nothing = [None] * BULK_BATCH
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._until_s - time.monotonic()):
+                while True:
+                    keys = chance.choices(KEYS, k=BULK_BATCH)
+                    await client.send_many(function, keys, nothing)
+                    self._bulk_done.append((time.monotonic(), BULK_BATCH))
 
     def _lookup(self, client: Client) -> Callable[[float, str], None]:
         latencies = self._lookups
@@ -249,9 +269,11 @@ async def saturate(addresses: Sequence[str], functions: Sequence[str], seconds: 
 
         async def feed(function: str) -> None:
             nonlocal done
-            while time.monotonic() < until_s:
+            while True:
                 await client.send_many(function, KEYS[:BULK_BATCH], [None] * BULK_BATCH)
                 done += BULK_BATCH
+                if time.monotonic() >= until_s:
+                    return
 
         started_s = time.monotonic()
         async with asyncio.TaskGroup() as feeders:

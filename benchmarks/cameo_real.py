@@ -75,8 +75,6 @@ LONG_LOAD = 1.5
 CASE_S = 5.0
 SHARES_LOAD = 1.0
 """Of what the worker can do: what each tenant sends; two of them have too much already."""
-TOKENS = 1.3
-"""Of what the worker can do: with too few, the rest would be given away by arrival."""
 SHARES_BIN_S = 0.5
 BATCH_SIZES = (1, 10, 100, 1_000)
 VARIANTS = {

@@ -63,6 +63,9 @@ def show_real(records: Sequence[Record], machine: Record, directory: Path) -> No
     grids = [
         *_contention_grids(records, "orders", ("flow", "lookup"), "Bulk on the loop, 0.2 ms each"),
         *_contention_grids(
+            records, "backlog", ("flow", "lookup"), "Bulk on the loop, always 6,000 messages of it"
+        ),
+        *_contention_grids(
             records, "long", ("flow", "lookup", "long"), "Bulk in threads, 10 ms each"
         ),
         *_shares_grids(records),
@@ -112,7 +115,8 @@ def _contention_grids(
             base = fifo["bulk_per_s"] if fifo is not None else 0.0
             row.append(_percent(each["bulk_per_s"] / base) if base else MISSING)
             rows.append(row)
-        grids.append(Grid(f"{title}: {load:.0%} of capacity", headings, rows, word_columns=1))
+        full_title = title if load is None else f"{title}: {load:.0%} of capacity"
+        grids.append(Grid(full_title, headings, rows, word_columns=1))
     return grids
 
 
