@@ -12,6 +12,7 @@ from textwrap import dedent
 from typing import Any
 
 import sublet
+import sublet.simulation
 import sublet.testing
 from sublet.functions.context import BatchState
 from sublet.functions.state.cell import Cell
@@ -21,8 +22,8 @@ _HEAD = """# Reference: Python
 
 <!-- Made by `make reference` from the docstrings of the code. -->
 
-Everything here is imported from `sublet`, and the last part from `sublet.testing`. Lengths of time
-are texts (`"50ms"`, `"1.5s"`, `"2m"`, `"1h"`, `"7d"`), `timedelta`s, or numbers of milliseconds.
+Everything here is imported from `sublet`, and the last parts from `sublet.testing` and
+`sublet.simulation`. Lengths of time are texts (`"50ms"`, `"1.5s"`, `"2m"`, `"1h"`, `"7d"`), `timedelta`s, or numbers of milliseconds.
 Errors are on [a page of their own](errors.md).
 """
 
@@ -87,6 +88,10 @@ def api_page() -> str:
     lines.append("[Testing functions](../testing.md) explains it, with examples.\n")
     for name in sublet.testing.__all__:
         lines += _described(name, getattr(sublet.testing, name))
+    lines.append("## sublet.simulation\n")
+    lines.append("[Simulate a cluster](../simulation.md) explains it, with examples.\n")
+    for name in sublet.simulation.__all__:
+        lines += _described(name, getattr(sublet.simulation, name))
     return "\n".join(lines)
 
 
@@ -97,6 +102,8 @@ def names_on_page() -> frozenset[str]:
 
 def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[str]:
     lines = [f"### {name}\n"]
+    if inspect.isfunction(thing):
+        return [*lines, _code(_signature(name, thing)), _text(thing)]
     if not inspect.isclass(thing):
         return [*lines, f"`{name} = {thing!r}`\n"]
     own = name != "Function" and with_constructor

@@ -39,6 +39,8 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
+    """Always the same."""
+
     value: Duration
 
     @property
