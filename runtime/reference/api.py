@@ -23,8 +23,8 @@ _HEAD = """# Reference: Python
 <!-- Made by `make reference` from the docstrings of the code. -->
 
 Everything here is imported from `sublet`, and the last parts from `sublet.testing` and
-`sublet.simulation`. Lengths of time are texts (`"50ms"`, `"1.5s"`, `"2m"`, `"1h"`, `"7d"`), `timedelta`s, or numbers of milliseconds.
-Errors are on [a page of their own](errors.md).
+`sublet.simulation`. Lengths of time are texts (`"50ms"`, `"1.5s"`, `"2m"`, `"1h"`, `"7d"`),
+`timedelta`s, or numbers of milliseconds. Errors are on [a page of their own](errors.md).
 """
 
 _DECLARING = ("App", "Function", "Retry", "NO_RETRY")
