@@ -26,7 +26,7 @@ ANY = codec_for(Any)
 SEGMENT_MESSAGES_MAX = 512
 SEGMENT_BYTES_MAX = 256 * 1024
 _MESSAGE_BYTES_OVERHEAD = 8
-_NIL = b"\xc0"
+_NIL, _TRUE = b"\xc0", b"\xc3"
 
 MakeError = Callable[[], SubletError]
 
@@ -116,8 +116,9 @@ class Segment:
         """Places of messages that were taken out before they left."""
         self.dropped = False
         """Its numbers belong to others now."""
-        self.withdrawn: list[tuple[Segment, int]] = []
-        """The calls that the messages of this segment take back, if that is what they do."""
+        self.withdrawn: list[tuple[Segment, int, bool]] = []
+        """The calls that the messages of this segment take back, if that is what they do, and
+        whether that is because they are late."""
         self.deadline_ms = deadline_ms
         self.codec = codec
         self.keys: list[str] = []
@@ -219,11 +220,11 @@ class Segment:
             left = [at for at, place in enumerate(self.places) if results[place] is MISSING]
         return [self.place_of(index) for index in left] if self.removed else left
 
-    def take_back(self, called: Segment, place: int) -> None:
+    def take_back(self, called: Segment, place: int, *, late: bool) -> None:
         """Add the withdrawal of a call."""
         self.keys.append("")
-        self.items.append(_NIL)
-        self.withdrawn.append((called, place))
+        self.items.append(_TRUE if late else _NIL)
+        self.withdrawn.append((called, place, late))
         self.size += _MESSAGE_BYTES_OVERHEAD
 
     def name_withdrawn(self, channel: Channel) -> None:
@@ -231,11 +232,12 @@ class Segment:
         named = [
             (key, each)
             for each in self.withdrawn
-            if (key := _number_in(channel, *each)) is not None
+            if (key := _number_in(channel, *each[:2])) is not None
         ]
         self.keys = [key for key, _ in named]
         self.withdrawn = [each for _, each in named]
-        self.items, self.column = [_NIL] * len(named), None
+        self.items = [_TRUE if late else _NIL for _, (_, _, late) in named]
+        self.column = None
 
     def batch(
         self, target: str, source: str, time_left_ms: int | None, now_ms: float = 0.0

@@ -223,7 +223,7 @@ class Session:
             else:
                 self.stats.in_flight -= segment.fail(_cancelled)
 
-    def _take_back(self, called: Segment, places: Sequence[int]) -> None:
+    def _take_back(self, called: Segment, places: Sequence[int], *, late: bool = False) -> None:
         """Withdraw calls that have left: by a message, behind all that waits in their channel."""
         channel = called.channel
         assert channel is not None
@@ -234,7 +234,7 @@ class Session:
             if segment is None or segment.kind is not Kind.WITHDRAW or segment.full:
                 segment = channel.filling = Segment(Kind.WITHDRAW, None, ANY)
                 channel.unsent.append(segment)
-            segment.take_back(called, place)
+            segment.take_back(called, place, late=late)
         if not channel.queued:
             self._ready(channel)
 
@@ -545,7 +545,7 @@ class Session:
                 continue
             if segment.first and segment.kind is Kind.CALL:
                 # The partition knows the deadline, but an heir of it does not.
-                self._take_back(segment, segment.unanswered_places())
+                self._take_back(segment, segment.unanswered_places(), late=True)
             missed = segment.fail(lambda: _too_late(channel))
             self.stats.in_flight -= missed
             self.stats.deadlines_missed += missed

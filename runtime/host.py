@@ -371,6 +371,8 @@ class Host:
 
     def _carry_out(self, hosted: Hosted) -> None:
         partition = hosted.partition
+        if partition.unrun:
+            self._note_unrun(hosted)
         while partition.effects:
             effects, partition.effects = partition.effects, []
             for effect in effects:
@@ -390,6 +392,12 @@ class Host:
                     self._wake_at(hosted, effect.at_ms)  # type: ignore[union-attr]
                 else:
                     self._carry_out_rare(hosted, effect)
+
+    def _note_unrun(self, hosted: Hosted) -> None:
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        unrun = hosted.partition.unrun
+        while unrun:
+            hosted.times.unrun(unrun.popleft(), now_ms, wall_ms)
 
     def _carry_out_rare(self, hosted: Hosted, effect: object) -> None:
         partition = hosted.partition

@@ -27,7 +27,7 @@ import xxhash
 
 from sublet.functions.address import Address, is_client
 from sublet.functions.app import Function
-from sublet.functions.codec import codec_for
+from sublet.functions.codec import codec_for, split_column
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.functions.errors import EncodeError
 from sublet.runtime.backlog import IN_LINE, PULLED_MAX, Backlog, Place
@@ -90,7 +90,10 @@ OWED_BYTES_MAX = 128 * 1024 * 1024
 HOUSEKEEPING_MS = 1_000
 GONE_CLIENTS_MAX = 10_000
 EXPIRIES_SPARE = 64
+UNRUN_KEPT_MAX = 256
 EXPIRED = "deadline_exceeded"
+TRUE = b"\xc3"
+TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")
 WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
 RUNS_AT_ONCE = 10
 """Runs beside the loop in one partition, unless the function says otherwise."""
@@ -157,6 +160,8 @@ class Partition:
         self.counters = Counters()
         self.refusals: dict[str, int] = {}
         """Messages refused, by reason; counted as `Counters` are."""
+        self.unrun: deque[Waiting] = deque(maxlen=UNRUN_KEPT_MAX)
+        """The latest that expired while they waited; for telemetry, which takes them away."""
         self.open_from_clients = 0
         """Messages of clients taken and not finished: what the worker's bound counts."""
         self.stopped = False
@@ -227,6 +232,8 @@ class Partition:
         self._unrecorded: Work | None = None
         self._message_bytes = 0.0
         """What one message adds to a commit, about: its replies, messages and state."""
+        self._message_bytes_free = COMMIT_BYTES_MAX / limits.commit_messages_max
+        """As long as it is less than this, no commit can grow too large."""
         self._work_number = self._order = 0
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
@@ -320,11 +327,14 @@ class Partition:
 
     def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
         function, urgency = self.function, self._urgency
-        holes = self._inbox.done_ahead(batch.source, batch.first, skip, batch.count)
+        holes, fresh = None, batch.count - skip
+        if self._inbox.ahead:
+            holes = self._inbox.done_ahead(batch.source, batch.first, skip, batch.count)
         chunk = Chunk(batch, skip, now_ms, function.slo_ms, urgency.patience_ms, holes)
-        fresh = chunk.count
-        if not fresh:
-            return
+        if holes:
+            fresh = chunk.count
+            if not fresh:
+                return
         if chunk.from_client:
             self.open_from_clients += fresh
             if function.infeasible == "refuse":
@@ -713,9 +723,13 @@ class Partition:
         """All of a source's messages up to here are done, or on record."""
         if self._gone and source in self._gone:
             return  # Of its numbers nothing is kept.
-        if source in self._inbox.ahead:
+        inbox = self._inbox
+        if source in inbox.ahead:
             self._pending.ahead.add(source)
-        self._pending.inbox[source] = self._inbox.reach(source, upto)
+            upto = inbox.reach(source, upto)
+        else:
+            inbox.reached[source] = upto
+        self._pending.inbox[source] = upto
 
     def _took_ahead(self, source: str, number: int) -> None:
         """One message is done, or on record, while earlier ones of its source may wait."""
@@ -1041,7 +1055,11 @@ class Partition:
                 return False
             if len(self._running) >= (self.function.concurrency or RUNS_AT_ONCE):
                 return False
-        if not self._may_start():
+        if self._pending.message_count >= self._limits.commit_messages_max:
+            return False
+        if (self._message_bytes > self._message_bytes_free or self._suspect) and (
+            not self._may_start()
+        ):
             return False
         if self._ready or len(self._awaiting) < self._limits.open_calls_max:
             return True
@@ -1065,10 +1083,8 @@ class Partition:
         return self._load_or_run(work, now_ms)
 
     def _may_start(self) -> bool:
-        ahead = self._pending.message_count
-        if ahead >= self._limits.commit_messages_max:
-            return False
-        if self._message_bytes * self._limits.commit_messages_max > COMMIT_BYTES_MAX:
+        if self._message_bytes > self._message_bytes_free:
+            ahead = self._pending.message_count
             ahead += sum([work.count for work in self._running.values()])
             if ahead * self._message_bytes > COMMIT_BYTES_MAX:
                 return False
@@ -1278,30 +1294,31 @@ class Partition:
         """The source does not wait any more for these calls of its own."""
         source = batch.source
         done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
+        reasons = split_column(batch.payloads)
         for index in range(skip, batch.count):
             if index not in done:
-                self._withdraw(source, int(batch.keys[index]), now_ms)
+                error = TOO_LATE if bytes(reasons[index]) == TRUE else WITHDRAWN
+                self._withdraw(source, int(batch.keys[index]), error, now_ms)
                 self._took_ahead(source, batch.first + index)
         self._pending.must_flush = True
 
-    def _withdraw(self, source: str, number: int, now_ms: float) -> None:
+    def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
         place = self._backlog.remove_call(source, number)
         if place is not None:
             waiting = self._message(*place)
             self._took_ahead(source, number)
-            self._consume_unrun(waiting, WITHDRAWN, now_ms)
+            self._consume_unrun(waiting, error, now_ms)
             return
         message_id = f"{source}:{number}"
         parked = self._parked.get(message_id)
         if parked is None or parked.message.kind is not Kind.CALL or parked.interrupted is not None:
             return
         if message_id in self._awaiting:
-            self._interrupt(parked, WITHDRAWN)
+            self._interrupt(parked, error)
         elif not self._is_wanted_by_others(parked):
-            parked.interrupted = WITHDRAWN
-            self._end_waiting(parked, now_ms)
+            self._end_waiting(parked, error, now_ms)
 
-    def _end_waiting(self, waiting: Waiting, now_ms: float) -> None:
+    def _end_waiting(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
         """End a message that stands somewhere; one that runs, or is about to, ends in its turn."""
         lock, message = self._lock_of(waiting.message), waiting.message
         behind = self._keys.get(lock, ())
@@ -1310,10 +1327,11 @@ class Partition:
             claimed = self._idempotent_open.get(_idempotency_id(message), ())
         if waiting in behind:
             self._keys[lock].remove(waiting)
-            self._consume_unrun(waiting, WITHDRAWN, now_ms)
+            self._consume_unrun(waiting, error, now_ms)
         elif waiting in claimed and waiting is not claimed[0]:
-            self._consume_unrun(waiting, WITHDRAWN, now_ms)
+            self._consume_unrun(waiting, error, now_ms)
         else:
+            waiting.interrupted = error
             # Who waits for a retry need not wait any longer.
             self._retries = [
                 (now_ms, order, each) if each is waiting else (at_ms, order, each)
@@ -1325,7 +1343,10 @@ class Partition:
         """End a message without effect; asked again by its idempotency key, it does run."""
         message = waiting.message
         self.counters.withdrawn += error is WITHDRAWN
-        self.counters.expired += error.code == EXPIRED
+        if error.code == EXPIRED:
+            self.counters.expired += 1
+            if waiting.interrupted is None:
+                self.unrun.append(waiting)
         if message.extra.idempotency_key:
             id_ = _idempotency_id(message)
             claimed = self._idempotent_open.get(id_, [])

@@ -309,10 +309,17 @@ class PartitionTimes:
         if found is None:
             return
         waiting, started_ms = found
+        why = waiting.interrupted
         if failure is None:
             self._ran_alone(waiting, started_ms, now_ms, wall_ms, None)
+        elif why is not None and why.code == "deadline_exceeded":
+            self._ran_alone(waiting, started_ms, now_ms, wall_ms, None, late=True)
         elif waiting.traced is not None:
             waiting.traced.failed(failure.error)
+
+    def unrun(self, waiting: Waiting, now_ms: float, wall_ms: int) -> None:
+        """A message has waited beyond its deadline, and never runs."""
+        self._ran_alone(waiting, now_ms, now_ms, wall_ms, None, late=True)
 
     def _ran_alone(
         self,
@@ -321,6 +328,8 @@ class PartitionTimes:
         now_ms: float,
         wall_ms: int,
         work: Work | None,
+        *,
+        late: bool = False,
     ) -> None:
         message = waiting.message
         arrived_ms = started_ms if waiting.arrived_ms is None else waiting.arrived_ms
@@ -343,7 +352,11 @@ class PartitionTimes:
             trace=message.extra.trace,
             batch_ms=batch_ms,
         )
-        self._ran.append((times, waiting.deadline_ms, now_ms, waiting.traced))
+        due_ms = waiting.deadline_ms
+        if late and due_ms is not None:
+            # Its caller says so, whose clock may be a moment before ours.
+            due_ms = min(due_ms, now_ms)
+        self._ran.append((times, due_ms, now_ms, waiting.traced))
 
     def sealed(self, index: int) -> None:
         """All that has run so far is in this commit."""

@@ -208,9 +208,9 @@ class _KeepingBacklog(Backlog):
 
 class RunsWhatWasWithdrawnAndAnswered(Mutant):
     class partition(Partition):  # noqa: N801
-        def _withdraw(self, source: str, number: int, now_ms: float) -> None:
+        def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
             self._backlog.__class__ = _KeepingBacklog
-            super()._withdraw(source, number, now_ms)
+            super()._withdraw(source, number, error, now_ms)
             self._backlog.__class__ = Backlog
 
 
@@ -222,13 +222,13 @@ class TakesBackSends(Mutant):
             for number in range(batch.first, batch.first + batch.count):
                 self.queued_kinds[batch.source, number] = batch
 
-        def _withdraw(self, source: str, number: int, now_ms: float) -> None:
+        def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
             batch = self.queued_kinds.get((source, number))
             if batch is None or batch.kind is not Kind.SEND:
-                super()._withdraw(source, number, now_ms)
+                super()._withdraw(source, number, error, now_ms)
                 return
             batch.kind = Kind.CALL
-            super()._withdraw(source, number, now_ms)
+            super()._withdraw(source, number, error, now_ms)
             batch.kind = Kind.SEND
 
 

@@ -589,9 +589,9 @@ def test_a_missed_deadline_is_told_and_the_late_reply_is_dropped(stage: Stage) -
 
     assert isinstance(waiter.error, DeadlineExceededError)
     assert stage.session.stats.in_flight == 0
-    assert [(each.kind, each.first, each.keys) for each in stage.batches()] == [
-        (Kind.WITHDRAW, 2, ["1"])
-    ]
+    (batch,) = stage.batches()
+    assert (batch.kind, batch.first, batch.keys) == (Kind.WITHDRAW, 2, ["1"])
+    assert payloads_of(batch) == [True]
     stage.ack(2)
     stage.reply(1, [1], ["late"])
     assert waiter.outcomes == 1

@@ -532,6 +532,26 @@ def test_a_call_is_taken_back_from_the_queue() -> None:
     assert owner.records(AHEAD) == {}
 
 
+def test_a_call_taken_back_because_it_is_late_is_answered_so() -> None:
+    owner = urgent_owner(function=make_function(is_async=True))
+    owner.arrive(1, ["a"], time_left_ms=100)
+    owner.finish(suspended={0})
+    owner.arrive(2, ["a", "a"], time_left_ms=100)
+    owner.settle()
+    owner.arrive(4, ["2", "1"], kind=Kind.WITHDRAW, payloads=[True, True])
+    assert owner.interrupted == [FIRST]
+    owner.end(FIRST, BROKEN)
+    owner.settle()
+
+    assert owner.replies() == [
+        (2, "deadline_exceeded"),
+        (1, "deadline_exceeded"),
+        (3, "done a"),
+    ]
+    assert [each.message.number for each in owner.partition.unrun] == [2]
+    assert owner.partition.counters.expired == 2
+
+
 def test_a_withdrawal_is_on_record_before_what_stands_before_it_is_done() -> None:
     owner = urgent_owner()
     owner.held = True
