@@ -632,6 +632,8 @@ class Partition:
         self.counters.runs += 1
         if len(result.suspended) < work.count:
             self._pace.learn(self.function, result.cut_at or work.count, result.elapsed_ms)
+        if self._batching is not None:
+            self._batching.ended(work.count, self._backlog.count, now_ms)
         pending = self._pending
         pending.rows.extend(result.rows)
         if result.effects:

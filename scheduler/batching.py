@@ -17,6 +17,10 @@ FIXED_MS_MIN = 0.5
 """Runs that cost less than this besides their messages are not worth a wait: a timer is not more
 exact than a millisecond."""
 RATE_WINDOW_MS = 50.0
+RETURNING_SHARE = 0.95
+TRUST_MIN = 0.5
+TRUST_WEIGHT = 1 / 8
+TRIED_EVERY = 32
 FRAMES_WEIGHT = 1 / 8
 FRAMES_TOGETHER = 1.25
 
@@ -26,6 +30,10 @@ class Batching(Protocol):
 
     def arrived(self, count: int) -> None:
         """Messages have come."""
+        ...
+
+    def ended(self, count: int, queued: int, now_ms: float) -> None:
+        """A run of so many messages has ended, while so many others waited."""
         ...
 
     def wait_ms(self, queued: int, waited_ms: float, now_ms: float) -> float:
@@ -55,6 +63,9 @@ class FixedBatching:
     def arrived(self, count: int) -> None:
         return
 
+    def ended(self, count: int, queued: int, now_ms: float) -> None:
+        return
+
     def wait_ms(self, queued: int, waited_ms: float, now_ms: float) -> float:
         if self._size is not None and queued >= self._size:
             return 0.0
@@ -62,12 +73,16 @@ class FixedBatching:
 
 
 class AdaptiveBatching:
-    """Waits as long as one more message makes the batch cheaper for each of them.
+    """Waits as long as more messages make the batch cheaper for each of them.
 
     With `q` messages a run costs `a/q + b` for each. Whoever waits for the next one at a rate of
     `r` loses `1/r` of the run's time and gains a message for `b`: that is worth it while
     `1/r < a/q`, so until `q = a·r`. Below one message in `a` nobody ever waits: the worker can keep
     up with single ones.
+
+    Callers that wait for their replies come back together: after a run of `n` with `q` others in
+    the queue, about `n + q` are soon there again. They are waited for, too, for at most `a`, as
+    long as experience says that they come: two runs of half of them each would take longer.
     """
 
     def __init__(self, function: Function, curve: Curve) -> None:
@@ -80,9 +95,21 @@ class AdaptiveBatching:
         self._seen = 0.0
         """Messages of about the last window before, newer ones counting more."""
         self._seen_ms = 0.0
+        self._expected = 0.0
+        """How many should be back after the last run; 0 when they are not waited for."""
+        self._trust = 1.0
+        """How often they came in time, newer times counting more."""
+        self._runs = 0
+        self._ended_ms = 0.0
 
     def arrived(self, count: int) -> None:
         self._fresh += count
+
+    def ended(self, count: int, queued: int, now_ms: float) -> None:
+        self._runs += 1
+        self._ended_ms = now_ms
+        is_tried = self._trust > TRUST_MIN or self._runs % TRIED_EVERY == 0
+        self._expected = RETURNING_SHARE * (count + queued) if is_tried else 0.0
 
     def wait_ms(self, queued: int, waited_ms: float, now_ms: float) -> float:
         fixed_ms = self._curve.fixed_ms(self._function) / self._runs_at_once
@@ -91,10 +118,21 @@ class AdaptiveBatching:
             return 0.0
         # Over several runs: the messages of one moment say nothing about the next.
         rate_per_ms = self._rate_per_ms(now_ms, max(RATE_WINDOW_MS, 5 * fixed_ms))
-        missing = fixed_ms * rate_per_ms - queued
-        if missing <= 0:
+        worth = fixed_ms * rate_per_ms
+        if worth <= 1:
             return 0.0
-        return min(missing / rate_per_ms, WAIT_MS_MAX - waited_ms)
+        left_ms = WAIT_MS_MAX - waited_ms
+        if queued < worth:
+            return min((worth - queued) / rate_per_ms, left_ms)
+        if not self._expected:
+            return 0.0
+        is_back = queued >= self._expected
+        left_ms = min(left_ms, self._ended_ms + fixed_ms - now_ms)
+        if not is_back and left_ms > 0:
+            return left_ms
+        self._trust += TRUST_WEIGHT * (is_back - self._trust)
+        self._expected = 0.0
+        return 0.0
 
     def _rate_per_ms(self, now_ms: float, window_ms: float) -> float:
         passed_ms = now_ms - self._seen_ms

@@ -170,7 +170,8 @@ class LearnedPace:
     def _choose_place(self, function: Function, model: CostModel) -> None:
         # The two thresholds are apart, so that a function near one of them does not flap.
         now_off = self._off_loop.get(function.name, True)
-        one_ms = model.expected_ms(1)
+        # Where all runs are alike, the model takes all that they cost for their messages'.
+        one_ms = max(model.expected_ms(1), self.fixed_ms(function))
         if now_off and one_ms < self._quantum_ms / 2:
             self._off_loop[function.name] = False
         elif not now_off and one_ms > self._quantum_ms:

@@ -10,6 +10,7 @@ import pytest
 from sublet.functions.app import App, Function
 from sublet.scheduler.batching import (
     FIXED_MS_MIN,
+    TRIED_EVERY,
     WAIT_MS_MAX,
     AdaptiveBatching,
     FixedBatching,
@@ -75,6 +76,35 @@ def test_above_it_a_batch_gathers_what_comes_in_the_time_of_a_run() -> None:
     assert batching.wait_ms(1, 0.0, 1_000.0) == pytest.approx(1.9, abs=0.1)
     assert batching.wait_ms(15, 0.0, 1_000.0) == pytest.approx(0.5, abs=0.1)
     assert batching.wait_ms(21, 0.0, 1_000.0) == 0
+
+
+def test_callers_that_come_back_together_are_waited_for() -> None:
+    batching = fed(2.0, each_ms=0.05)
+    batching.ended(30, 30, 1_000.0)
+
+    assert batching.wait_ms(45, 1.0, 1_000.5) == pytest.approx(1.5)
+    assert batching.wait_ms(60, 1.5, 1_001.0) == 0
+
+
+def test_callers_that_come_back_are_waited_for_no_longer_than_a_run_takes() -> None:
+    batching = fed(2.0, each_ms=0.05)
+    batching.ended(30, 30, 1_000.0)
+
+    assert batching.wait_ms(45, 2.0, 1_002.0) == 0
+
+
+def test_callers_who_never_come_back_are_not_waited_for_any_more() -> None:
+    batching = fed(2.0, each_ms=0.05)
+    waits = []
+    for _ in range(TRIED_EVERY - 1):
+        batching.ended(30, 30, 1_000.0)
+        waits.append(batching.wait_ms(45, 0.0, 1_000.0))
+        batching.wait_ms(45, 0.0, 1_002.0)
+
+    assert waits[0] > 0
+    assert waits[-1] == 0
+    batching.ended(30, 30, 1_000.0)
+    assert batching.wait_ms(45, 0.0, 1_000.0) > 0
 
 
 def test_cheap_runs_never_wait() -> None:

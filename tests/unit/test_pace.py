@@ -206,3 +206,14 @@ def test_a_fixed_size_may_take_longer_than_a_quantum_within_reason() -> None:
 
     assert pace.batch_size(fixed, 500) == 500
     assert pace.batch_size(fixed, 5_000) == pytest.approx(1_000, abs=10)
+
+
+def test_a_slow_run_stays_off_the_loop_also_when_all_runs_are_alike() -> None:
+    pace = LearnedPace()
+    for count in (1, 10, 30, 64):
+        pace.learn(function(), count, 2.0)
+    for _ in range(1_000):
+        pace.learn(function(), 64, 2.0)
+
+    assert pace.expected_ms(function(), 1) < QUANTUM_MS / 2
+    assert pace.off_loop(function())
