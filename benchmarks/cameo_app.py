@@ -21,7 +21,7 @@ LOOKUP_SLO_MS = 30.0
 LONG_SLO_MS = 150.0
 BULK_SLO = "7200s"
 SHARES = {"small": 20, "left": 40, "right": 40}
-SHARED_MS = 0.4
+SHARED_MS = 0.2
 MANY_TENANTS = 64
 AGGREGATED = 40
 """Numbers that a message of the small real work brings."""
