@@ -103,7 +103,7 @@ class LearnedPace:
     def expected_ms(self, function: Function, count: int) -> float:
         """Return what a run of so many messages is expected to take; 0 if nothing is known."""
         model = self._models.get(function.name)
-        return 0.0 if model is None else model.expected_ms(count)
+        return 0.0 if model is None else model._a + model._b * count
 
     def at_once(self, function: Function) -> int:
         """Return how many runs of a function may go on at once in a worker."""
