@@ -333,15 +333,13 @@ class Partition:
         chunk = Chunk(batch, skip, now_ms, function.slo_ms, urgency.patience_ms, holes)
         if holes:
             fresh = chunk.count
-            if not fresh:
-                return
         if chunk.from_client:
             self.open_from_clients += fresh
-            if function.infeasible == "refuse":
-                self._answer_infeasible(chunk, now_ms)
-                fresh = chunk.count
-                if not fresh:
-                    return
+        if function.infeasible == "refuse" and chunk.from_client:
+            self._answer_infeasible(chunk, now_ms)
+            fresh = chunk.count
+        if not fresh:
+            return
         if function.window is not None:
             self._count_from_frontier(chunk, now_ms)
         if self._prefetch is not None and batch.kind not in IN_LINE:
@@ -351,16 +349,18 @@ class Partition:
             if not self._backlog.count:
                 self._gathering_since_ms = now_ms
         chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
-        if urgency.order.by_deadline:
-            # What the order puts behind everything else has no deadline to be kept any more.
-            is_behind = chunk.rank >= BEHIND_MS
-            self._backlog.add(chunk, chunk.rank if is_behind else chunk.earliest_ms)
-        else:
-            chunk.urgent = None
-            self._backlog.add(chunk, now_ms)
+        self._backlog.add(chunk, self._priority(chunk))
         if self._grouped is not None and batch.kind not in IN_LINE:
             for index in chunk.places():
                 self._grouped.put(batch.keys[index], (chunk, index), now_ms)
+
+    def _priority(self, chunk: Chunk) -> float:
+        """Return a chunk's place in this partition."""
+        if not self._urgency.order.by_deadline:
+            chunk.urgent = None
+            return chunk.arrived_ms
+        # What the order puts behind everything else has no deadline to be kept any more.
+        return chunk.rank if chunk.rank >= BEHIND_MS else chunk.earliest_ms
 
     def _answer_infeasible(self, chunk: Chunk, now_ms: float) -> None:
         """Answer calls at once that cannot be in time by what waits already."""
@@ -636,6 +636,7 @@ class Partition:
             self._batching.ended(work.count, self._backlog.count, now_ms)
         pending = self._pending
         pending.rows.extend(result.rows)
+        pending.runs += 1
         if result.effects:
             self._timers.note(result.effects)
             self._note_windows(result.effects)
@@ -791,6 +792,7 @@ class Partition:
         else:
             holds = False
             pending.rows.extend(rows)
+            pending.runs += 1
             self._timers.note(effects)
             self._note_windows(effects)
             pending.effects.extend(effects)
@@ -1109,9 +1111,28 @@ class Partition:
                 taken.append(first)
         if not taken:
             return None
+        self._take_followers(taken, size, now_ms)
         work = self._work(taken)
         work.rank_last = max([each.rank or 0.0 for each in taken])
         return work
+
+    def _take_followers(self, taken: list[Waiting], size: int, now_ms: float) -> None:
+        """Fill a run with what waits behind the keys that it holds anyway.
+
+        With one message a run, a hot key that has once fallen behind would never catch up. Behind
+        one that failed before they wait: it may fail again.
+        """
+        for holder in tuple(taken):
+            if holder.message.attempt > 1:
+                continue
+            behind = self._keys.get(self._lock_of(holder.message))
+            while behind and len(taken) < size and behind[0].message.attempt == 1:
+                follower = behind.popleft()
+                over = self._is_over(follower, now_ms)
+                if over is None:
+                    taken.append(follower)
+                else:
+                    self._consume_unrun(follower, over, now_ms)
 
     def _drop_suspect(self) -> bool:
         if self._committing is not None or self._pending.rows:
@@ -1543,6 +1564,7 @@ class Partition:
     ) -> None:
         """Change the committed state of a held key, which then goes on."""
         self._pending.rows.extend(rows)
+        self._pending.runs += 1
         if self._prefetch is not None:
             self._prefetch.touched(key)
         self._cells.drop(key)

@@ -76,6 +76,8 @@ class Pending:
     def __init__(self) -> None:
         self.message_count = 0
         self.rows: list[StateRow] = []
+        self.runs = 0
+        """Whose rows these are: one run has at most one row for each place."""
         self.inbox: dict[str, int] = {}
         self.ahead: set[str] = set()
         """Sources of which other messages than before are done ahead of their position."""
@@ -177,7 +179,7 @@ class Sealer:
             index=index,
             id=b"%d.%d" % (epoch, index),
             clock_ms=clock_ms,
-            state=pending.rows,
+            state=pending.rows if pending.runs < 2 else _latest(pending.rows),
             inbox=pending.inbox,
             inbox_forgotten=pending.forgotten,
             outbox=outbox,
@@ -340,6 +342,11 @@ class Sealer:
             errors or None,
         )
         return OutboxEntry(destination, first, count, _encode(batch))
+
+
+def _latest(rows: list[StateRow]) -> list[StateRow]:
+    """Leave out what a later run has written over; a hot key is stored once a commit."""
+    return list({(row[0], row[1]): row for row in rows}.values())
 
 
 def _traces(messages: list[Outgoing]) -> dict[int, Extra] | None:

@@ -187,6 +187,7 @@ def test_all_commands_are_there() -> None:
         "new",
         "run",
         "send",
+        "simulate",
         "slow",
         *("state get", "state list", "state put", "state delete"),
         "status",

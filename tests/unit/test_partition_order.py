@@ -391,3 +391,24 @@ def test_a_replayed_dead_letter_does_not_join_a_run_on_its_key() -> None:
     owner.end(f"{CLIENT}:2")
 
     assert owner.ids_running() == [ids(1)]
+
+
+def test_what_waits_behind_a_key_runs_together_when_the_key_is_free() -> None:
+    owner = Owner(make_function(is_async=True))
+    owner.arrive(1, ["hot", "cold"])
+    owner.finish(suspended={0})
+    owner.arrive(3, ["hot", "hot", "other", "hot"])
+    owner.finish()
+    owner.end("~c:1")
+    assert owner.ids_running() == [["~c:3", "~c:4", "~c:6"]]
+
+
+def test_a_message_that_failed_is_not_joined_by_those_behind_it_in_a_batch() -> None:
+    owner = Owner(make_function(batch=True))
+    owner.arrive(1, ["hot"])
+    owner.finish(failed={0: BROKEN})
+    owner.arrive(2, ["hot", "hot"])
+    owner.pass_time(20)
+    assert owner.ids_running() == [["~c:1"]]
+    owner.finish()
+    assert owner.ids_running() == [["~c:2", "~c:3"]]
