@@ -6,6 +6,8 @@ short runs on the loop, where nothing is faster; everything else runs beside it,
 
 from __future__ import annotations
 
+import math
+
 from sublet.functions.app import Function
 from sublet.scheduler.batching import FIXED_MS_MIN
 
@@ -18,6 +20,9 @@ it goes on, the loop does not hear of anybody. Beside the loop, because its repl
 FIXED_QUANTA = 10
 """Who fixes a function's batches may let a run take longer, within reason."""
 RUNS_BEFORE_TRUST = 3
+SMALL_RUN_EVERY = 32
+SMALL_RUN_PART = 16
+"""Now and then a run is so much smaller, where only that shows what it costs besides messages."""
 BLOCKING_AT_ONCE = 10
 BATCH_SIZE_UNKNOWN = 16
 OUTLIER_FACTOR = 4.0
@@ -31,18 +36,22 @@ class CostModel:
     Weighted least squares over exponentially forgotten sums: O(1) for each run.
     """
 
-    __slots__ = ("_a", "_b", "_n", "_nn", "_nt", "_t", "_w", "runs")
+    __slots__ = ("_a", "_b", "_n", "_nn", "_nt", "_t", "_w", "least_ms", "runs")
 
     FORGET = 0.95
+    LEAST_GROWTH = 1.01
 
     def __init__(self) -> None:
         self.runs = 0
+        self.least_ms = math.inf
+        """What the shortest of the latest runs took, about: one message takes no longer."""
         self._w = self._n = self._nn = self._t = self._nt = 0.0
         self._a = self._b = 0.0
 
     def learn(self, count: int, elapsed_ms: float) -> None:
         keep = self.FORGET
         self.runs += 1
+        self.least_ms = min(elapsed_ms, self.least_ms * self.LEAST_GROWTH)
         self._w = self._w * keep + 1.0
         self._n = self._n * keep + count
         self._nn = self._nn * keep + count * count
@@ -132,9 +141,16 @@ class LearnedPace:
         if function.batch_size is not None:
             quantum_ms *= FIXED_QUANTA
         room_ms = max(quantum_ms - a, quantum_ms / 2)
-        if b * limit <= room_ms:
-            return limit
-        return max(1, int(room_ms / b))
+        size = limit if b * limit <= room_ms else max(1, int(room_ms / b))
+        if not model.runs % SMALL_RUN_EVERY and self._is_unclear(function, model):
+            return max(1, size // SMALL_RUN_PART)
+        return size
+
+    def _is_unclear(self, function: Function, model: CostModel) -> bool:
+        """Tell whether a small run would show that the loop can wait for a function after all."""
+        if function.blocking or not self.off_loop(function):
+            return False
+        return self._one_ms(function, model) < 2 * self._quantum_ms
 
     def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
         model = self.model(function)
@@ -167,11 +183,16 @@ class LearnedPace:
         del self._outliers[function.name]
         return False
 
+    def _one_ms(self, function: Function, model: CostModel) -> float:
+        """Return what a run of one message takes, as far as runs of other sizes can tell."""
+        # Where all runs are alike, the model takes all that they cost for their messages'; the
+        # curve may take it all for the run's. But none has been faster than one message can be.
+        return min(max(model.expected_ms(1), self.fixed_ms(function)), model.least_ms)
+
     def _choose_place(self, function: Function, model: CostModel) -> None:
         # The two thresholds are apart, so that a function near one of them does not flap.
         now_off = self._off_loop.get(function.name, True)
-        # Where all runs are alike, the model takes all that they cost for their messages'.
-        one_ms = max(model.expected_ms(1), self.fixed_ms(function))
+        one_ms = self._one_ms(function, model)
         if now_off and one_ms < self._quantum_ms / 2:
             self._off_loop[function.name] = False
         elif not now_off and one_ms > self._quantum_ms:

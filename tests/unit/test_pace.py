@@ -12,6 +12,7 @@ from sublet.scheduler.pace import (
     OUTLIERS_BEFORE_TRUST,
     QUANTUM_MS,
     RUNS_BEFORE_TRUST,
+    SMALL_RUN_EVERY,
     CostModel,
     LearnedPace,
 )
@@ -217,3 +218,26 @@ def test_a_slow_run_stays_off_the_loop_also_when_all_runs_are_alike() -> None:
 
     assert pace.expected_ms(function(), 1) < QUANTUM_MS / 2
     assert pace.off_loop(function())
+
+
+def test_a_function_is_not_sent_off_the_loop_by_what_its_shortest_run_disproves() -> None:
+    pace, each = taught(0.01), function()
+    # Of alike sizes, and the longer ones happen to be the faster ones: a line through them says
+    # that a run costs 2 ms before its first message.
+    for number in range(200):
+        count = 95 + number % 10
+        pace.learn(each, count, 0.9 - 0.01 * (number % 10))
+
+    assert not pace.off_loop(each)
+
+
+def test_a_small_run_now_and_then_shows_that_the_loop_can_wait_after_all() -> None:
+    pace, each = LearnedPace(), function()
+    for number in range(RUNS_BEFORE_TRUST):
+        pace.learn(each, 400 + number, 3.2)
+    assert pace.off_loop(each)
+    for _ in range(SMALL_RUN_EVERY + 1):
+        count = pace.batch_size(each, 1_000)
+        pace.learn(each, count, 0.05 + 0.008 * count)
+
+    assert not pace.off_loop(each)
