@@ -125,7 +125,9 @@ class LearnedPace:
         curve = self._curves.get(function.name)
         if curve is None or curve.runs < RUNS_BEFORE_TRUST:
             return 0.0
-        return curve.coefficients()[0]
+        # Only slow runs are on the curve, also those that are slow by accident: no run that was
+        # faster can have cost so much besides its messages.
+        return min(curve.coefficients()[0], self._models[function.name].least_ms)
 
     def off_loop(self, function: Function) -> bool:
         if function.blocking:

@@ -241,3 +241,11 @@ def test_a_small_run_now_and_then_shows_that_the_loop_can_wait_after_all() -> No
         pace.learn(each, count, 0.05 + 0.008 * count)
 
     assert not pace.off_loop(each)
+
+
+def test_accidents_of_a_short_function_are_not_taken_for_what_its_runs_cost() -> None:
+    pace, each = taught(0.01), function()
+    for number in range(200):
+        pace.learn(each, 1, 1.5 if number % 20 == 0 else 0.02)
+
+    assert pace.fixed_ms(each) < 0.05
