@@ -7,6 +7,7 @@ of a key's open windows in `state.windowed`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -33,7 +34,7 @@ class Window(NamedTuple):
     end_ms: int
 
 
-class WindowSpec:
+class WindowSpec(ABC):
     """What all kinds of windows can be told."""
 
     __slots__ = (
@@ -84,9 +85,9 @@ class WindowSpec:
         """Windows that touch become one."""
         self._read = _reader(event_time)
 
+    @abstractmethod
     def windows_of(self, at_ms: int) -> list[Window]:
         """Return the windows that a message of this time is in, the earliest first."""
-        raise NotImplementedError
 
     def event_time_of(self, message: Any) -> int:
         """Return a message's own time; `RejectedError` if it has none."""

@@ -64,6 +64,7 @@ from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Sp
 from sublet.scheduler.batching import Curve, batching_of
 from sublet.scheduler.grouped_queue import GroupedQueue
 from sublet.scheduler.orders import BEHIND_MS
+from sublet.scheduler.pace import RUNS_AT_ONCE
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     AHEAD,
@@ -95,8 +96,6 @@ EXPIRED = "deadline_exceeded"
 TRUE = b"\xc3"
 TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")
 WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
-RUNS_AT_ONCE = 10
-"""Runs beside the loop in one partition, unless the function says otherwise."""
 
 NIL = msgspec.Raw(b"\xc0")
 
@@ -726,13 +725,9 @@ class Partition:
         """All of a source's messages up to here are done, or on record."""
         if self._gone and source in self._gone:
             return  # Of its numbers nothing is kept.
-        inbox = self._inbox
-        if source in inbox.ahead:
+        if source in self._inbox.ahead:
             self._pending.ahead.add(source)
-            upto = inbox.reach(source, upto)
-        else:
-            inbox.reached[source] = upto
-        self._pending.inbox[source] = upto
+        self._pending.inbox[source] = self._inbox.reach(source, upto)
 
     def _took_ahead(self, source: str, number: int) -> None:
         """One message is done, or on record, while earlier ones of its source may wait."""

@@ -23,7 +23,8 @@ RUNS_BEFORE_TRUST = 3
 SMALL_RUN_EVERY = 32
 SMALL_RUN_PART = 16
 """Now and then a run is so much smaller, where only that shows what it costs besides messages."""
-BLOCKING_AT_ONCE = 10
+RUNS_AT_ONCE = 10
+"""Runs beside the loop in one partition, unless the function says otherwise."""
 BATCH_SIZE_UNKNOWN = 16
 OUTLIER_FACTOR = 4.0
 OUTLIERS_BEFORE_TRUST = 3
@@ -91,7 +92,7 @@ class LearnedPace:
     def __init__(self, quantum_ms: float = QUANTUM_MS, threads: int = 2) -> None:
         """`threads`: how many runs that are too slow for the loop may go on at once."""
         self._threads = threads
-        self.quantum_ms = self._quantum_ms = quantum_ms
+        self.quantum_ms = quantum_ms
         self._models: dict[str, CostModel] = {}
         self._off_loop: dict[str, bool] = {}
         self._outliers: dict[str, int] = {}
@@ -112,12 +113,12 @@ class LearnedPace:
     def expected_ms(self, function: Function, count: int) -> float:
         """Return what a run of so many messages is expected to take; 0 if nothing is known."""
         model = self._models.get(function.name)
-        return 0.0 if model is None else model._a + model._b * count
+        return 0.0 if model is None else model.expected_ms(count)
 
     def at_once(self, function: Function) -> int:
         """Return how many runs of a function may go on at once in a worker."""
         if function.blocking:
-            return function.concurrency or BLOCKING_AT_ONCE
+            return function.concurrency or RUNS_AT_ONCE
         return self._threads if self.off_loop(function) and not function.is_async else 1
 
     def fixed_ms(self, function: Function) -> float:
@@ -139,7 +140,7 @@ class LearnedPace:
         if model.runs < RUNS_BEFORE_TRUST:
             return min(limit, BATCH_SIZE_UNKNOWN)
         a, b = model.coefficients()
-        quantum_ms = OFF_LOOP_QUANTUM_MS if self.off_loop(function) else self._quantum_ms
+        quantum_ms = OFF_LOOP_QUANTUM_MS if self.off_loop(function) else self.quantum_ms
         if function.batch_size is not None:
             quantum_ms *= FIXED_QUANTA
         room_ms = max(quantum_ms - a, quantum_ms / 2)
@@ -152,7 +153,7 @@ class LearnedPace:
         """Tell whether a small run would show that the loop can wait for a function after all."""
         if function.blocking or not self.off_loop(function):
             return False
-        return self._one_ms(function, model) < 2 * self._quantum_ms
+        return self._one_ms(function, model) < 2 * self.quantum_ms
 
     def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
         model = self.model(function)
@@ -195,7 +196,7 @@ class LearnedPace:
         # The two thresholds are apart, so that a function near one of them does not flap.
         now_off = self._off_loop.get(function.name, True)
         one_ms = self._one_ms(function, model)
-        if now_off and one_ms < self._quantum_ms / 2:
+        if now_off and one_ms < self.quantum_ms / 2:
             self._off_loop[function.name] = False
-        elif not now_off and one_ms > self._quantum_ms:
+        elif not now_off and one_ms > self.quantum_ms:
             self._off_loop[function.name] = True

@@ -1,5 +1,6 @@
 """Settings come from flags, variables and a file, in that order; impossible ones are refused."""
 
+import typing
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from sublet.runtime.config import (
     FILE_BYTES_MAX,
     ConfigError,
+    OrderName,
     Origin,
     WorkerConfig,
     environment_of,
@@ -19,6 +21,7 @@ from sublet.runtime.config import (
 )
 from sublet.runtime.config_documentation import documentation
 from sublet.runtime.limits import Limits
+from sublet.scheduler.orders import ORDERS
 
 
 def test_without_flags_and_variables_the_defaults_hold() -> None:
@@ -327,3 +330,7 @@ def test_token_fair_needs_shares() -> None:
 def test_times_of_the_scheduler_are_more_than_nothing(setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"{setting} is 0"):
         WorkerConfig(**{setting: 0})
+
+
+def test_every_order_that_there_is_can_be_set() -> None:
+    assert typing.get_args(OrderName) == tuple(ORDERS)
