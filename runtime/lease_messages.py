@@ -40,6 +40,8 @@ class Probe(msgspec.Struct, array_like=True, tag=1):
     cost_ms: float
     time_left_ms: float
     """Until the most urgent of them has to be finished there."""
+    home_ms: float
+    """After how long the lessor would have finished them itself."""
 
 
 class Reply(msgspec.Struct, array_like=True, tag=2):
@@ -70,8 +72,10 @@ class Offer(msgspec.Struct, array_like=True, tag=3):
     messages: list[Message]
     time_left_ms: list[int]
     """Of each message; -1: none."""
-    rank_left_ms: float
-    """Until the most urgent of them should start."""
+    due_left_ms: float
+    """Until the most urgent of them has to be finished there."""
+    home_ms: float
+    """After how long the lessor would have finished them itself."""
     cost_ms: float
     term_ms: float
     """After so long the lessor has given it up."""

@@ -53,6 +53,8 @@ class Bindable:
     work: WorkView
     cost_ms: float
     """What running all of them is expected to take."""
+    home_ms: float = 0.0
+    """After how long they would be finished here."""
     is_mergeable: bool = False
     """They only add to a state that can be merged: several workers may do that at once."""
     state_bytes: int = 0
