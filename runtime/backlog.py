@@ -19,8 +19,6 @@ from sublet.runtime.work import Chunk, Span
 
 PULL_MS = 2.0
 """Less of a difference is not worth leaving the order of a line."""
-PULLED_MAX = 10_000
-"""Messages of a channel that may be done ahead of others; each is a number in its commits."""
 
 IN_LINE = (Kind.CANCEL, Kind.MARKER)
 """What is about everything before it: never pulled ahead."""

@@ -15,6 +15,8 @@ from sublet.statestore.contract import OutboxEntry
 REPLY_MARK = "<"
 """Replies between partitions have numbering of their own: they are taken at once, while requests
 of the same sender may still wait in the queue."""
+AHEAD_MAX = 10_000
+"""Messages of a channel that may be done ahead of others; each is a number in its commits."""
 
 
 def endpoint_of(name: str) -> str:
@@ -80,6 +82,10 @@ class Inbox:
                 self.received[source] = upto
         self.reached[source] = upto
         return upto
+
+    def may_go_ahead(self, source: str) -> bool:
+        """Tell whether one more message may be done before earlier ones of its source."""
+        return len(self.ahead.get(source, ())) < AHEAD_MAX
 
     def reach_ahead(self, source: str, number: int) -> bool:
         """One message is done; return whether others before it are not."""

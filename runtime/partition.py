@@ -16,7 +16,6 @@ then carries out what has gathered in `effects`. What it promises:
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from heapq import heapify, heappop, heappush
@@ -30,9 +29,10 @@ from sublet.functions.app import Function
 from sublet.functions.codec import codec_for, split_column
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.functions.errors import EncodeError
-from sublet.runtime.backlog import IN_LINE, PULLED_MAX, Backlog, Place
+from sublet.runtime.admission import Admission, Clients, infeasible
+from sublet.runtime.backlog import IN_LINE, Backlog, Place
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer, reply_too_large
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
@@ -59,7 +59,7 @@ from sublet.runtime.steps import (
     WakeAt,
 )
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
-from sublet.runtime.windows import SOURCES_MAX, StreamProgress, closing_message, decode_marker
+from sublet.runtime.windows import StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
 from sublet.scheduler.batching import Curve, batching_of
 from sublet.scheduler.grouped_queue import GroupedQueue
@@ -80,16 +80,10 @@ from sublet.statestore.contract import (
 )
 
 IDEMPOTENCY_TTL_MS = 24 * 3_600_000
-CLIENT_TTL_MS = 24 * 3_600_000
-CLIENT_SILENT_MS = 60_000
-"""A client that says nothing for so long loses its replies where there is no room for more."""
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """What runs ahead of the commit under way should not make the next one larger than this."""
 ROWS_WEIGHED = 16
-OWED_BYTES_MAX = 128 * 1024 * 1024
-"""Replies of a partition that clients have not taken."""
 HOUSEKEEPING_MS = 1_000
-GONE_CLIENTS_MAX = 10_000
 EXPIRIES_SPARE = 64
 UNRUN_KEPT_MAX = 256
 EXPIRED = "deadline_exceeded"
@@ -157,8 +151,6 @@ class Partition:
         self.epoch = recovered.epoch
         self.effects: list[StepEffect] = []
         self.counters = Counters()
-        self.refusals: dict[str, int] = {}
-        """Messages refused, by reason; counted as `Counters` are."""
         self.unrun: deque[Waiting] = deque(maxlen=UNRUN_KEPT_MAX)
         """The latest that expired while they waited; for telemetry, which takes them away."""
         self.open_from_clients = 0
@@ -177,7 +169,6 @@ class Partition:
         self._inbox = Inbox(recovered.inbox, ahead)
         self._contexts_told: dict[str, int] = {}
         """Source to the version of the reply context that it was told."""
-        self._refused: set[str] = set()
         self._outbox = Outbox(recovered.sent, recovered.outbox)
         self._egress = EgressPositions(recovered.egress, limits.egress_max)
         self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
@@ -244,11 +235,20 @@ class Partition:
             loaded_max=timers_loaded_max,
         )
         self._wake_ms: float | None = None
-        self._clients_seen_ms: dict[str, float] = {
-            source: now_ms for source in recovered.inbox if is_client(source)
-        }
-        self._gone: dict[str, None] = {}
-        """Clients that have left while messages of theirs were still open."""
+        self._clients = Clients(recovered.inbox, now_ms)
+        self._gone = self._clients.gone
+        self._admission = Admission(
+            name,
+            self._inbox,
+            self._outbox,
+            self._backlog,
+            limits,
+            self._clients,
+            self.progress,
+            self.client_gone,
+        )
+        self.refusals = self._admission.refusals
+        """Messages refused, by reason; counted as `Counters` are."""
         self._recover(recovered.parked, recovered.journal)
 
     # Start
@@ -302,20 +302,24 @@ class Partition:
         source = batch.source
         from_client = is_client(source)
         if from_client:
-            self._clients_seen_ms[source] = now_ms
+            self._clients.seen_ms[source] = now_ms
             self._gone.pop(source, None)
-            if batch.kind is Kind.REPLY or self._refuse_if_full(batch):
+            if batch.kind is Kind.REPLY:
                 return  # Nobody has called a client, so there is nothing that it could answer.
+            refusal = self._admission.refusal(batch, now_ms)
+            if refusal is not None:
+                self._refuse_new(batch, *refusal)
+                return
         skip = self._inbox.accept(source, batch.first, batch.count)
         if skip < 0:
-            self._refuse_gap(batch, from_client)
+            self._refuse_gap(batch)
             return
         self.counters.duplicates += skip
         if skip >= batch.count:
             self._acknowledge_again(batch)
             return
-        if self._refused:
-            self._refused.discard(source)
+        if self._admission.told:
+            self._admission.told.discard(source)
         if batch.kind is Kind.REPLY:
             self._take_replies(batch, skip)
         elif batch.kind is Kind.WITHDRAW:
@@ -363,33 +367,14 @@ class Partition:
 
     def _answer_infeasible(self, chunk: Chunk, now_ms: float) -> None:
         """Answer calls at once that cannot be in time by what waits already."""
-        batch, urgency = chunk.batch, self._urgency
-        if batch.kind is not Kind.CALL or chunk.deadlines_ms is None:
-            return
-        if len(self._inbox.ahead.get(batch.source, ())) >= PULLED_MAX:
+        batch = chunk.batch
+        if not self._inbox.may_go_ahead(batch.source):
             return  # Each answer is a number in the commits until all before it are done.
-        holes = chunk.holes or set()
-        ahead = 0
-        for index in range(chunk.start, chunk.stop):
-            due_ms = chunk.deadline_ms(index)
-            if index in holes:
-                continue
-            wait_ms = urgency.estimate_ms(self.function, ahead, due_ms or math.inf)
-            if due_ms is None or now_ms + wait_ms <= due_ms:
-                ahead += 1
-                continue
-            holes.add(index)
-            left_ms = max(0, int(due_ms - now_ms))
-            text = f"a reply would take about {wait_ms:.0f} ms, and is due in {left_ms} ms"
-            error = ErrorInfo("infeasible", text, max(1, int(wait_ms) - left_ms))
+        for index, error in infeasible(chunk, self.function, self._urgency, now_ms):
             self._order += 1
             self._took_ahead(batch.source, batch.first + index)
             self._consume_unrun(chunk.message(index, self._order), error, now_ms)
-            self.refusals["infeasible"] = self.refusals.get("infeasible", 0) + 1
-        while chunk.start in holes:
-            holes.remove(chunk.start)
-            chunk.start += 1
-        chunk.holes = holes or None
+            self._admission.count("infeasible", 1)
 
     def _weigh_chunk(self, chunk: Chunk) -> None:
         """Say what is left of a chunk to those who ask how long a request would take."""
@@ -414,84 +399,23 @@ class Partition:
     def refuse(self, batch: Batch, error: ErrorInfo) -> None:
         """Take nothing new from this batch, because the worker has no room."""
         if not self.stopped:
-            self._refuse_new(batch, error, "in_flight")
+            self._refuse_new(batch, "in_flight", error)
 
-    def _refuse_new(self, batch: Batch, error: ErrorInfo, reason: str) -> None:
+    def _refuse_new(self, batch: Batch, reason: str, error: ErrorInfo) -> None:
         expected = self._inbox.expected(batch.source)
         if batch.first > expected:
-            self._refuse_gap(batch, is_client(batch.source))
+            self._refuse_gap(batch)
         elif batch.first + batch.count <= expected:
             self._acknowledge_again(batch)
         else:
-            # Said as often as it is asked for: the sender waits for an answer each time.
-            fresh = batch.first + batch.count - expected
-            self.counters.refused += fresh
-            self.refusals[reason] = self.refusals.get(reason, 0) + fresh
-            self._refuse(batch, expected, error)
+            self.counters.refused += batch.first + batch.count - expected
+            refused = self._admission.refused(batch, expected, error, reason)
+            self.effects.append(Refuse(refused))
 
-    def _refuse_gap(self, batch: Batch, from_client: bool) -> None:
-        """Messages before this batch are missing, or were refused."""
-        if batch.source in self._refused:
-            return  # Those behind a refused batch were on their way already: say it once.
-        expected = self._inbox.expected(batch.source)
-        code = "session_expired" if from_client and expected == 1 else "gap"
-        self._refuse(batch, expected, ErrorInfo(code, f"expected message {expected}"))
-
-    def _refuse_if_full(self, batch: Batch) -> bool:
-        limits = self._limits
-        queued = self._backlog.count
-        if batch.kind is Kind.WITHDRAW:
-            # It makes room; but each is a number in the commits until all before it are done.
-            if len(self._inbox.ahead.get(batch.source, ())) < PULLED_MAX:
-                return False
-            reason = "ahead"
-            text = f"{self.name} has done {PULLED_MAX} messages ahead of others of this client"
-            error = ErrorInfo("overloaded", text, 50)
-        elif queued + batch.count > limits.queue_max and queued:
-            reason = "queue"
-            error = ErrorInfo("overloaded", f"the queue of {self.name} is full", 50)
-        elif self.queued_bytes > limits.queue_bytes_max:
-            reason = "queue"
-            text = f"the queue of {self.name} holds {self.queued_bytes} bytes"
-            error = ErrorInfo("overloaded", text, 50)
-        elif self._outbox.message_count > limits.outbox_max:
-            reason = "outbox"
-            error = ErrorInfo("overloaded", f"{self.name} waits for other partitions", 100)
-        elif self._owes_too_much(batch.source):
-            reason = "replies"
-            text = f"{self.name} keeps replies for this client that it has not taken"
-            error = ErrorInfo("overloaded", text, 100)
-        elif self._owes_too_much_in_all(self._clients_seen_ms[batch.source]):
-            reason = "replies"
-            text = f"{self.name} keeps too many replies that clients have not taken"
-            error = ErrorInfo("overloaded", text, 100)
-        elif batch.kind is Kind.MARKER and not self.progress.has_room_for(batch.keys):
-            reason = "sources"
-            error = ErrorInfo("rejected", f"{self.name} knows {SOURCES_MAX} sources: the most")
-        else:
-            return False
-        self._refuse_new(batch, error, reason)
-        return True
-
-    def _owes_too_much(self, client: str) -> bool:
-        count, size_bytes = self._outbox.owed.get(client, (0, 0))
-        limits = self._limits
-        return count > limits.client_credit or size_bytes > limits.link_bytes_max
-
-    def _owes_too_much_in_all(self, now_ms: float) -> bool:
-        """Forget clients that have been silent for long before others have to wait for them."""
-        outbox, limits = self._outbox, self._limits
-        while outbox.owed_count > limits.outbox_max or outbox.owed_bytes > OWED_BYTES_MAX:
-            seen_ms = self._clients_seen_ms
-            silent = min(outbox.owed, key=lambda client: seen_ms.get(client, now_ms))
-            if now_ms - seen_ms.get(silent, now_ms) < CLIENT_SILENT_MS:
-                return True
-            self.client_gone(silent, now_ms)
-        return False
-
-    def _refuse(self, batch: Batch, first: int, error: ErrorInfo) -> None:
-        self._refused.add(batch.source)
-        self.effects.append(Refuse(Refused(batch.target, batch.source, first, error)))
+    def _refuse_gap(self, batch: Batch) -> None:
+        refused = self._admission.gap(batch)
+        if refused is not None:
+            self.effects.append(Refuse(refused))
 
     def _acknowledge_again(self, batch: Batch) -> None:
         taken = self._inbox.taken.get(batch.source, 0)
@@ -522,8 +446,8 @@ class Partition:
 
     def client_gone(self, client: str, now_ms: float) -> None:
         """A client has said goodbye: nobody will ask for its replies or repeat its messages."""
-        self._clients_seen_ms.pop(client, None)
-        self._refused.discard(client)
+        self._clients.seen_ms.pop(client, None)
+        self._admission.told.discard(client)
         if self.stopped:
             return
         self.progress.source_gone(client)
@@ -534,22 +458,9 @@ class Partition:
             self._outbox.forget(client)
             self._pending.forgotten.append(client)
             self._pending.acknowledged.pop(client, None)
-            # What it has sent still runs; of its replies and numbers nothing is kept.
-            self._gone[client] = None
-            if len(self._gone) > GONE_CLIENTS_MAX:
-                del self._gone[next(iter(self._gone))]
+            self._clients.left(client)
             self._pending.must_flush = True
             self._advance(now_ms)
-
-    def _leave_out_gone(self, pending: Pending) -> None:
-        gone = self._gone
-        for source in [each for each in pending.inbox if each in gone]:
-            del pending.inbox[source]
-        pending.ahead.difference_update(gone)
-        for destination in [each for each in pending.replies if each in gone]:
-            del pending.replies[destination]
-        if not self.open_from_clients:
-            gone.clear()
 
     # Events: state and user code
 
@@ -1214,10 +1125,8 @@ class Partition:
             # Handlers may be waiting for messages of other partitions: clients come later.
             return self._backlog.next_of_peers(), False
         chunk, is_pulled = self._backlog.next(room)
-        if is_pulled and chunk is not None:
-            done = len(self._inbox.ahead.get(chunk.batch.source, ()))
-            if done >= PULLED_MAX:
-                return self._backlog.next(room, pulls=False)
+        if chunk is not None and is_pulled and not self._inbox.may_go_ahead(chunk.batch.source):
+            return self._backlog.next(room, pulls=False)
         return chunk, is_pulled
 
     def _is_single(self, chunk: Chunk, now_ms: float) -> bool:
@@ -1746,12 +1655,8 @@ class Partition:
             pending.traced = pending.traced or bool(timer.trace)
             pending.must_flush = True
         self._load_timers(now_ms)
-        for destination in self._outbox.entries:
-            if is_client(destination):
-                self._clients_seen_ms.setdefault(destination, now_ms)
-        for client, seen_ms in list(self._clients_seen_ms.items()):
-            if now_ms - seen_ms > CLIENT_TTL_MS:
-                self.client_gone(client, now_ms)
+        for client in self._clients.overdue(self._outbox.entries, now_ms):
+            self.client_gone(client, now_ms)
         if pending.acknowledged:
             pending.must_flush = True
         self._advance(now_ms)
@@ -1788,7 +1693,7 @@ class Partition:
         if not pending.must_flush or self._unrecorded is not None:
             return
         if self._gone:
-            self._leave_out_gone(pending)
+            self._clients.leave_out_gone(pending, any_open=self.open_from_clients > 0)
         for source in sorted(pending.ahead):
             numbers = sorted(self._inbox.ahead.get(source, ()))
             value = _encode(numbers) if numbers else None

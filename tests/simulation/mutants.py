@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from sublet.runtime.admission import Clients
 from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
@@ -39,7 +40,7 @@ class _ForgetfulInbox(Inbox):
 class TakesDuplicates(Mutant):
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._inbox = _ForgetfulInbox(self._inbox.taken)
+            self._inbox.__class__ = _ForgetfulInbox
             super().start(now_ms)
 
 
@@ -54,7 +55,7 @@ class _HighestInbox(Inbox):
 class SkipsGaps(Mutant):
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._inbox = _HighestInbox(self._inbox.taken)
+            self._inbox.__class__ = _HighestInbox
             super().start(now_ms)
 
 
@@ -182,7 +183,7 @@ class _ShortInbox(Inbox):
 class TakesWhatWasDoneAheadForAllBefore(Mutant):
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._inbox = _ShortInbox(self._inbox.taken, self._inbox.ahead)
+            self._inbox.__class__ = _ShortInbox
             super().start(now_ms)
 
 
@@ -310,10 +311,18 @@ class KeepsTornCells(Mutant):
             return
 
 
+class _FaithfulClients(Clients):
+    __slots__ = ()
+
+    def leave_out_gone(self, pending: Pending, *, any_open: bool) -> None:
+        return
+
+
 class RemembersClientsThatLeft(Mutant):
     class partition(Partition):  # noqa: N801
-        def _leave_out_gone(self, pending: Pending) -> None:
-            return
+        def start(self, now_ms: float) -> None:
+            self._clients.__class__ = _FaithfulClients
+            super().start(now_ms)
 
 
 class IsNotFenced(Mutant):

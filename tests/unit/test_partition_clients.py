@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sublet.runtime.admission import CLIENT_TTL_MS, GONE_CLIENTS_MAX
 from sublet.runtime.frames import Kind
-from sublet.runtime.partition import CLIENT_TTL_MS, GONE_CLIENTS_MAX
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, make_function
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sublet.runtime import channels
 from sublet.runtime import partition as partition_module
 from sublet.runtime.frames import Batch, Extra, Kind
 from sublet.runtime.limits import Limits
@@ -214,7 +215,7 @@ def test_a_pulled_message_waits_behind_its_busy_key() -> None:
 
 
 def test_no_more_is_pulled_than_a_commit_should_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "PULLED_MAX", 2)
+    monkeypatch.setattr(channels, "AHEAD_MAX", 2)
     owner = urgent_owner(1)
     owner.held = True
     left_ms = [900, 900, 900, 10, 20, 30]
@@ -747,7 +748,7 @@ def test_a_full_partition_still_takes_withdrawals() -> None:
 def test_withdrawals_are_refused_when_too_much_is_done_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition_module, "PULLED_MAX", 4)
+    monkeypatch.setattr(channels, "AHEAD_MAX", 4)
     owner = urgent_owner()
     owner.held = True
     owner.arrive(1, ["a"])
@@ -769,7 +770,7 @@ def test_withdrawals_are_refused_when_too_much_is_done_ahead(
 def test_no_more_is_answered_as_infeasible_than_a_commit_should_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition_module, "PULLED_MAX", 4)
+    monkeypatch.setattr(channels, "AHEAD_MAX", 4)
     urgency = Urgency(LeastLaxity(), TenMs())
     urgency.waiting = LaxityQueue()
     owner = urgent_owner(function=make_function(infeasible="refuse"), urgency=urgency)

@@ -1,0 +1,203 @@
+"""Whether a partition takes what arrives: room, gaps, and the clients that it knows.
+
+Pure bookkeeping beside the partition's channels. A batch that is not taken is refused as a whole,
+with a reason and, if it may come again, when. What has been said once to a source is not said
+again for the batches that were already on their way behind a refused one.
+
+- `Admission.refusal` is asked once for each batch of a client, before its messages are accepted.
+  Batches of partitions have no such question: what they send is bounded where it comes from.
+- A client is known from its first message on, until it says goodbye or has been silent for
+  `CLIENT_TTL_MS`. Replies that it does not take bound what it may ask for; and where there is no
+  room for more replies at all, whoever has been silent for `CLIENT_SILENT_MS` is forgotten first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from sublet.functions.address import is_client
+from sublet.functions.app import Function
+from sublet.runtime.backlog import Backlog
+from sublet.runtime.channels import AHEAD_MAX, Inbox, Outbox
+from sublet.runtime.frames import Batch, ErrorInfo, Kind, Refused
+from sublet.runtime.limits import Limits
+from sublet.runtime.pending import Pending
+from sublet.runtime.windows import SOURCES_MAX, StreamProgress
+from sublet.runtime.work import Chunk
+from sublet.scheduler.urgency import Urgency
+
+CLIENT_TTL_MS = 24 * 3_600_000
+CLIENT_SILENT_MS = 60_000
+"""A client that says nothing for so long loses its replies where there is no room for more."""
+OWED_BYTES_MAX = 128 * 1024 * 1024
+"""Replies of a partition that clients have not taken."""
+GONE_CLIENTS_MAX = 10_000
+
+
+class Clients:
+    """When each client was heard of, and which have left while messages of theirs are open."""
+
+    __slots__ = ("gone", "seen_ms")
+
+    def __init__(self, sources: Iterable[str], now_ms: float) -> None:
+        self.seen_ms: dict[str, float] = {source: now_ms for source in sources if is_client(source)}
+        self.gone: dict[str, None] = {}
+        """What they have sent still runs; of their replies and numbers nothing is kept."""
+
+    def left(self, client: str) -> None:
+        """Remember that a client has gone whose messages may still be open."""
+        self.gone[client] = None
+        if len(self.gone) > GONE_CLIENTS_MAX:
+            del self.gone[next(iter(self.gone))]
+
+    def leave_out_gone(self, pending: Pending, *, any_open: bool) -> None:
+        """Let a commit hold nothing of clients that have left; without any open message of
+        clients, they need not be remembered any longer."""
+        gone = self.gone
+        for source in [each for each in pending.inbox if each in gone]:
+            del pending.inbox[source]
+        pending.ahead.difference_update(gone)
+        for destination in [each for each in pending.replies if each in gone]:
+            del pending.replies[destination]
+        if not any_open:
+            gone.clear()
+
+    def overdue(self, owed: Iterable[str], now_ms: float) -> list[str]:
+        """Return who has been silent for too long; who is owed something counts from now on."""
+        for destination in owed:
+            if is_client(destination):
+                self.seen_ms.setdefault(destination, now_ms)
+        return [
+            client for client, seen_ms in self.seen_ms.items() if now_ms - seen_ms > CLIENT_TTL_MS
+        ]
+
+
+class Admission:
+    """Says which batches have to come again later, and counts what was refused."""
+
+    def __init__(  # noqa: PLR0913  # All that may be full, each by its name.
+        self,
+        name: str,
+        inbox: Inbox,
+        outbox: Outbox,
+        backlog: Backlog,
+        limits: Limits,
+        clients: Clients,
+        progress: StreamProgress,
+        forget: Callable[[str, float], None],
+    ) -> None:
+        """`forget` ends what is kept for a client that has been silent for long."""
+        self.refusals: dict[str, int] = {}
+        """Messages refused, by reason."""
+        self.told: set[str] = set()
+        """Sources that know from which message on they have to send again."""
+        self._name = name
+        self._inbox = inbox
+        self._outbox = outbox
+        self._backlog = backlog
+        self._limits = limits
+        self._clients = clients
+        self._progress = progress
+        self._forget = forget
+
+    def count(self, reason: str, messages: int) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + messages
+
+    def refused(self, batch: Batch, expected: int, error: ErrorInfo, reason: str) -> Refused:
+        """Refuse what is new in a batch, from the expected message on; return what its sender is
+        told.
+
+        Said as often as it is asked for: the sender waits for an answer each time.
+        """
+        self.count(reason, batch.first + batch.count - expected)
+        return self._tell(batch, expected, error)
+
+    def gap(self, batch: Batch) -> Refused | None:
+        """Messages before this batch are missing, or were refused: return what its sender is
+        told, if it does not know."""
+        if batch.source in self.told:
+            return None  # Those behind a refused batch were on their way already: say it once.
+        expected = self._inbox.expected(batch.source)
+        code = "session_expired" if expected == 1 and is_client(batch.source) else "gap"
+        return self._tell(batch, expected, ErrorInfo(code, f"expected message {expected}"))
+
+    def _tell(self, batch: Batch, first: int, error: ErrorInfo) -> Refused:
+        self.told.add(batch.source)
+        return Refused(batch.target, batch.source, first, error)
+
+    def refusal(self, batch: Batch, now_ms: float) -> tuple[str, ErrorInfo] | None:
+        """Return why there is no room now for a batch of a client, if there is none."""
+        limits, backlog = self._limits, self._backlog
+        queued = backlog.count
+        if batch.kind is Kind.WITHDRAW:
+            # It makes room; but each is a number in the commits until all before it are done.
+            if self._inbox.may_go_ahead(batch.source):
+                return None
+            text = f"{self._name} has done {AHEAD_MAX} messages ahead of others of this client"
+            return "ahead", ErrorInfo("overloaded", text, 50)
+        if queued + batch.count > limits.queue_max and queued:
+            return "queue", ErrorInfo("overloaded", f"the queue of {self._name} is full", 50)
+        if backlog.size_bytes > limits.queue_bytes_max:
+            text = f"the queue of {self._name} holds {backlog.size_bytes} bytes"
+            return "queue", ErrorInfo("overloaded", text, 50)
+        if self._outbox.message_count > limits.outbox_max:
+            text = f"{self._name} waits for other partitions"
+            return "outbox", ErrorInfo("overloaded", text, 100)
+        if self._owes_too_much(batch.source):
+            text = f"{self._name} keeps replies for this client that it has not taken"
+            return "replies", ErrorInfo("overloaded", text, 100)
+        if self._owes_too_much_in_all(now_ms):
+            text = f"{self._name} keeps too many replies that clients have not taken"
+            return "replies", ErrorInfo("overloaded", text, 100)
+        if batch.kind is Kind.MARKER and not self._progress.has_room_for(batch.keys):
+            text = f"{self._name} knows {SOURCES_MAX} sources: the most"
+            return "sources", ErrorInfo("rejected", text)
+        return None
+
+    def _owes_too_much(self, client: str) -> bool:
+        count, size_bytes = self._outbox.owed.get(client, (0, 0))
+        limits = self._limits
+        return count > limits.client_credit or size_bytes > limits.link_bytes_max
+
+    def _owes_too_much_in_all(self, now_ms: float) -> bool:
+        """Forget clients that have been silent for long before others have to wait for them."""
+        outbox, limits = self._outbox, self._limits
+        while outbox.owed_count > limits.outbox_max or outbox.owed_bytes > OWED_BYTES_MAX:
+            seen_ms = self._clients.seen_ms
+            silent = min(outbox.owed, key=lambda client: seen_ms.get(client, now_ms))
+            if now_ms - seen_ms.get(silent, now_ms) < CLIENT_SILENT_MS:
+                return True
+            self._forget(silent, now_ms)
+        return False
+
+
+def infeasible(
+    chunk: Chunk, function: Function, urgency: Urgency, now_ms: float
+) -> list[tuple[int, ErrorInfo]]:
+    """Return the places of calls that cannot be in time by what waits already, and why.
+
+    They are taken out of the chunk; the caller answers them at once.
+    """
+    if chunk.batch.kind is not Kind.CALL or chunk.deadlines_ms is None:
+        return []
+    found: list[tuple[int, ErrorInfo]] = []
+    holes = chunk.holes or set()
+    ahead = 0
+    for index in range(chunk.start, chunk.stop):
+        due_ms = chunk.deadline_ms(index)
+        if index in holes:
+            continue
+        wait_ms = urgency.estimate_ms(function, ahead, due_ms or math.inf)
+        if due_ms is None or now_ms + wait_ms <= due_ms:
+            ahead += 1
+            continue
+        holes.add(index)
+        left_ms = max(0, int(due_ms - now_ms))
+        text = f"a reply would take about {wait_ms:.0f} ms, and is due in {left_ms} ms"
+        found.append((index, ErrorInfo("infeasible", text, max(1, int(wait_ms) - left_ms))))
+    while chunk.start in holes:
+        holes.remove(chunk.start)
+        chunk.start += 1
+    chunk.holes = holes or None
+    return found
