@@ -24,13 +24,14 @@ from typing import Any
 import msgspec
 import xxhash
 
-from sublet.functions.address import Address, is_client
+from sublet.functions.address import is_client
 from sublet.functions.app import Function
 from sublet.functions.codec import codec_for, split_column
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.functions.errors import EncodeError
 from sublet.runtime.admission import Admission, Clients, infeasible
 from sublet.runtime.backlog import IN_LINE, Backlog, Place
+from sublet.runtime.calls import NIL, Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
@@ -60,7 +61,7 @@ from sublet.runtime.steps import (
 )
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.windows import StreamProgress, closing_message, decode_marker
-from sublet.runtime.work import Chunk, Failure, Message, Recorded, RunResult, Span, Waiting, Work
+from sublet.runtime.work import Chunk, Failure, Message, RunResult, Span, Waiting, Work
 from sublet.scheduler.batching import Curve, batching_of
 from sublet.scheduler.grouped_queue import GroupedQueue
 from sublet.scheduler.orders import BEHIND_MS
@@ -70,7 +71,6 @@ from sublet.statestore.contract import (
     AHEAD,
     DEAD,
     IDEMPOTENCY,
-    JOURNAL,
     PARKED,
     Commit,
     Outcome,
@@ -91,12 +91,9 @@ TRUE = b"\xc3"
 TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")
 WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
 
-NIL = msgspec.Raw(b"\xc0")
-
 _any = codec_for(Any)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
-_decode_recorded = msgspec.msgpack.Decoder(Recorded).decode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 
 
@@ -208,8 +205,7 @@ class Partition:
         self._awaiting: dict[str, Waiting] = {}
         self._expiries: list[tuple[float, int, Waiting]] = []
         """When nobody waits any more for handlers that await something."""
-        self._calls: dict[tuple[str, int], tuple[Waiting, int]] = {}
-        self._unsent_calls: list[tuple[OutgoingCall, Waiting, int]] = []
+        self._calls = Calls(function.name)
         self._parked: dict[str, Waiting] = {}
         """All messages that are on record by themselves, by id."""
         self._idempotent_open: dict[str, list[Waiting]] = {}
@@ -254,28 +250,17 @@ class Partition:
     # Start
 
     def _recover(self, parked: Sequence[Record], journal: Sequence[Record]) -> None:
-        by_id: dict[str, Waiting] = {}
         messages = [_decode_message(each.value) for each in parked if each.value is not None]
         for message in sorted(messages, key=lambda each: each.order):
             waiting = Waiting(message, parked=True)
-            by_id[message.id] = self._parked[message.id] = waiting
+            self._parked[message.id] = waiting
             self._order = max(self._order, message.order)
             if self.progress.is_used:
                 self.progress.opened(message)
             if is_client(message.source):
                 self.open_from_clients += 1
             self._make_ready_or_wait(waiting)
-        for record in journal:
-            if record.value is None:
-                continue
-            recorded = _decode_recorded(record.value)
-            owner = by_id.get(recorded.message_id)
-            if owner is None:
-                self._pending.records.append(Record(JOURNAL, record.id, None))
-            else:
-                owner.journal[recorded.call] = recorded
-                if not recorded.done:
-                    self._calls[recorded.destination, recorded.number] = (owner, recorded.call)
+        self._calls.recover(journal, self._parked, self._pending)
 
     def start(self, now_ms: float) -> None:
         """Send again what was not acknowledged, look for due timers, go on with parked work."""
@@ -735,12 +720,8 @@ class Partition:
             self.progress.ended(message)
             self.counters.windows_ended += message.kind is Kind.MARKER
         waiting.ended = True
-        if waiting.journal and self._unsent_calls:
-            self._drop_unsent(waiting)
-        for call, recorded in waiting.journal.items():
-            if self._calls.pop((recorded.destination, recorded.number), None) is not None:
-                pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
-            pending.records.append(Record(JOURNAL, f"{message.id}/{call}", None))
+        if waiting.journal:
+            self._calls.ended(waiting, pending)
         self._reply(message, value, error)
         if message.extra.idempotency_key:
             self._remember_answer(message, value, error, now_ms)
@@ -1514,82 +1495,31 @@ class Partition:
         waiting = self._awaiting.get(message_id)
         if self.stopped or waiting is None:
             return
-        digest = xxhash.xxh64_intdigest(f"{destination}\x00{key}\x00".encode() + payload)
-        recorded = waiting.journal.get(call)
-        if recorded is not None:
-            if recorded.digest != digest:
-                error = ErrorInfo(
-                    "non_deterministic_call",
-                    f"call {call} of {message_id} is not the call recorded before; a handler must "
-                    "make the same calls in the same order when it is run again",
-                )
-                self.effects.append(Resume(message_id, call, recorded.result, error))
-            elif recorded.done:
-                self.effects.append(Resume(message_id, call, recorded.result, recorded.error))
-            return
-        message = waiting.message
-        chain = [*message.extra.chain, str(Address(self.function.name, message.key))]
-        trace = message.extra.trace if waiting.traced is None else waiting.traced.traceparent
-        deadline_ms, expires = waiting.deadline_ms, waiting.expires
-        if timeout_ms is not None and deadline_ms is not None and now_ms + timeout_ms < deadline_ms:
-            # What has no deadline gets none: it would only seem less urgent than before.
-            deadline_ms, expires = now_ms + timeout_ms, True
-        extra = Extra(chain=chain, trace=trace, expires=expires)
-        outgoing = OutgoingCall(destination, key, payload, deadline_ms, extra)
-        waiting.journal[call] = Recorded(message_id, call, destination, 0, digest)
-        self._pending.calls.append(outgoing)
-        self._unsent_calls.append((outgoing, waiting, call))
-        self._pending.must_flush = True
-        self._advance(now_ms)
+        made = self._calls.make(waiting, call, destination, key, payload, now_ms, timeout_ms)
+        if type(made) is OutgoingCall:
+            self._pending.calls.append(made)
+            self._pending.must_flush = True
+            self._advance(now_ms)
+        elif type(made) is Resume:
+            self.effects.append(made)
 
     def call_expired(self, message_id: str, call: int, error: ErrorInfo, now_ms: float) -> None:
         """Nobody answered in time: the handler gets the error, now and whenever it is rerun."""
         waiting = self._awaiting.get(message_id)
-        recorded = waiting.journal.get(call) if waiting else None
-        if self.stopped or waiting is None or recorded is None or recorded.done:
+        if self.stopped or waiting is None:
             return
-        # A reply that still comes must not change what the handler was told.
-        if self._calls.pop((recorded.destination, recorded.number), None) is not None:
-            self._pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
-        else:
-            self._drop_unsent(waiting, call)
-        self._record_result(waiting, recorded, NIL, error)
-        self._advance(now_ms)
-
-    def _drop_unsent(self, waiting: Waiting, call: int | None = None) -> None:
-        """Let calls (all, or the one) not leave that nobody waits for any more."""
-        dropped = {
-            id(outgoing)
-            for outgoing, caller, number in self._unsent_calls
-            if caller is waiting and call in (None, number)
-        }
-        if dropped:
-            pending = self._pending
-            pending.calls = [each for each in pending.calls if id(each) not in dropped]
-            self._unsent_calls = [each for each in self._unsent_calls if id(each[0]) not in dropped]
+        resumed = self._calls.expired(waiting, call, error, self._pending)
+        if resumed is not None:
+            self.effects.append(resumed)
+            self._advance(now_ms)
 
     def _take_replies(self, batch: Batch, skip: int) -> None:
-        results = msgspec.msgpack.decode(batch.payloads, type=list[msgspec.Raw])
-        refs = batch.refs or range(batch.refs_first, batch.refs_first + batch.count)
-        callee = batch.source.removesuffix(REPLY_MARK)
-        for index in range(skip, batch.count):
-            found = self._calls.pop((callee, refs[index]), None)
-            if found is None:
-                continue
-            waiting, call = found
-            error = batch.errors.get(index) if batch.errors else None
-            self._record_result(waiting, waiting.journal[call], results[index].copy(), error)
+        awaiting = self._awaiting
+        for resumed in self._calls.replies(batch, skip, self._pending):
+            if resumed.message_id in awaiting:
+                self.effects.append(resumed)
         self._took(batch.source, batch.first + batch.count - 1)
         self._pending.must_flush = True
-
-    def _record_result(
-        self, waiting: Waiting, recorded: Recorded, result: msgspec.Raw, error: ErrorInfo | None
-    ) -> None:
-        recorded.done, recorded.result, recorded.error = True, result, error
-        message_id = waiting.message.id
-        self._pending.record(Record(JOURNAL, f"{message_id}/{recorded.call}", _encode(recorded)))
-        if message_id in self._awaiting:
-            self.effects.append(Resume(message_id, recorded.call, result, error))
 
     # Windows
 
@@ -1708,14 +1638,7 @@ class Partition:
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
         if pending.message_count:
             self._weigh(commit, pending.message_count)
-        unsent, self._unsent_calls = self._unsent_calls, []
-        for outgoing, waiting, call in unsent:
-            recorded = waiting.journal[call]
-            recorded.number = outgoing.number
-            commit.records.append(
-                Record(JOURNAL, f"{recorded.message_id}/{call}", _encode(recorded))
-            )
-            self._calls[recorded.destination, recorded.number] = (waiting, call)
+        commit.records.extend(self._calls.sealed())
         self.counters.egress_dropped = self._egress.dropped
         self._committing = commit
         self.effects.append(Store(commit))

@@ -1,0 +1,173 @@
+"""Calls that waiting handlers make: each leaves once, and its result is told the same ever after.
+
+Pure bookkeeping. A call is in its message's journal from the moment it is made: first *unsent*,
+until the commit that holds it is sealed and gives it a number; then *sent*, until its reply comes
+or nobody waits for it any more; then *done*, with its result. A handler that is run again makes
+the same calls in the same order and is given what the journal holds, also by a later owner of the
+partition: `recover` restores everything from the journal's records.
+
+What changes is put into the `Pending` that each method is given, and is true with its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import xxhash
+
+from sublet.functions.address import Address
+from sublet.runtime.channels import REPLY_MARK
+from sublet.runtime.frames import Batch, ErrorInfo, Extra
+from sublet.runtime.pending import OutgoingCall, Pending
+from sublet.runtime.steps import Resume
+from sublet.runtime.work import Recorded, Waiting
+from sublet.statestore.contract import JOURNAL, Record
+
+NIL = msgspec.Raw(b"\xc0")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_recorded = msgspec.msgpack.Decoder(Recorded).decode
+_decode_results = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+class Calls:
+    __slots__ = ("_function", "_sent", "_unsent")
+
+    def __init__(self, function: str) -> None:
+        """`function` is the name under which the calls' chains know the callers."""
+        self._function = function
+        self._sent: dict[tuple[str, int], tuple[Waiting, int]] = {}
+        """Destination and number to the caller and which of its calls it is."""
+        self._unsent: list[tuple[OutgoingCall, Waiting, int]] = []
+
+    def recover(
+        self, journal: Sequence[Record], owners: Mapping[str, Waiting], pending: Pending
+    ) -> None:
+        """Give messages their journals back; entries without a message are deleted."""
+        for record in journal:
+            if record.value is None:
+                continue
+            recorded = _decode_recorded(record.value)
+            owner = owners.get(recorded.message_id)
+            if owner is None:
+                pending.records.append(Record(JOURNAL, record.id, None))
+            else:
+                owner.journal[recorded.call] = recorded
+                if not recorded.done:
+                    self._sent[recorded.destination, recorded.number] = (owner, recorded.call)
+
+    def make(
+        self,
+        waiting: Waiting,
+        call: int,
+        destination: str,
+        key: str,
+        payload: bytes,
+        now_ms: float,
+        timeout_ms: float | None,
+    ) -> OutgoingCall | Resume | None:
+        """Return what has to leave with the next commit, or what the journal knows of the call.
+
+        None if it was sent before and its reply has not come yet.
+        """
+        message = waiting.message
+        digest = xxhash.xxh64_intdigest(f"{destination}\x00{key}\x00".encode() + payload)
+        recorded = waiting.journal.get(call)
+        if recorded is not None:
+            if recorded.digest != digest:
+                error = ErrorInfo(
+                    "non_deterministic_call",
+                    f"call {call} of {message.id} is not the call recorded before; a handler must "
+                    "make the same calls in the same order when it is run again",
+                )
+                return Resume(message.id, call, recorded.result, error)
+            if recorded.done:
+                return Resume(message.id, call, recorded.result, recorded.error)
+            return None
+        chain = [*message.extra.chain, str(Address(self._function, message.key))]
+        trace = message.extra.trace if waiting.traced is None else waiting.traced.traceparent
+        deadline_ms, expires = waiting.deadline_ms, waiting.expires
+        if timeout_ms is not None and deadline_ms is not None and now_ms + timeout_ms < deadline_ms:
+            # What has no deadline gets none: it would only seem less urgent than before.
+            deadline_ms, expires = now_ms + timeout_ms, True
+        extra = Extra(chain=chain, trace=trace, expires=expires)
+        outgoing = OutgoingCall(destination, key, payload, deadline_ms, extra)
+        waiting.journal[call] = Recorded(message.id, call, destination, 0, digest)
+        self._unsent.append((outgoing, waiting, call))
+        return outgoing
+
+    def sealed(self) -> list[Record]:
+        """The calls that were unsent have their numbers: return their entries in the journal."""
+        unsent, self._unsent = self._unsent, []
+        records = []
+        for outgoing, waiting, call in unsent:
+            recorded = waiting.journal[call]
+            recorded.number = outgoing.number
+            records.append(Record(JOURNAL, f"{recorded.message_id}/{call}", _encode(recorded)))
+            self._sent[recorded.destination, recorded.number] = (waiting, call)
+        return records
+
+    def replies(self, batch: Batch, skip: int, pending: Pending) -> list[Resume]:
+        """Note the results that a batch of replies brings; return them for the handlers."""
+        results = _decode_results(batch.payloads)
+        refs = batch.refs or range(batch.refs_first, batch.refs_first + batch.count)
+        callee = batch.source.removesuffix(REPLY_MARK)
+        resumed = []
+        for index in range(skip, batch.count):
+            found = self._sent.pop((callee, refs[index]), None)
+            if found is None:
+                continue
+            waiting, call = found
+            error = batch.errors.get(index) if batch.errors else None
+            result = results[index].copy()
+            resumed.append(_note(waiting.journal[call], result, error, pending))
+        return resumed
+
+    def expired(
+        self, waiting: Waiting, call: int, error: ErrorInfo, pending: Pending
+    ) -> Resume | None:
+        """Note an error as the result of a call, unless it has one; return it for the handler."""
+        recorded = waiting.journal.get(call)
+        if recorded is None or recorded.done:
+            return None
+        # A reply that still comes must not change what the handler was told.
+        if not self._withdraw(recorded, pending):
+            self._drop_unsent(waiting, pending, call)
+        return _note(recorded, NIL, error, pending)
+
+    def ended(self, waiting: Waiting, pending: Pending) -> None:
+        """Forget the journal of a message that has ended, and take back what is still open."""
+        if self._unsent:
+            self._drop_unsent(waiting, pending)
+        message_id = waiting.message.id
+        for call, recorded in waiting.journal.items():
+            self._withdraw(recorded, pending)
+            pending.records.append(Record(JOURNAL, f"{message_id}/{call}", None))
+
+    def _withdraw(self, recorded: Recorded, pending: Pending) -> bool:
+        """Take back a call that was sent and not answered; return whether it is one."""
+        if self._sent.pop((recorded.destination, recorded.number), None) is None:
+            return False
+        pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
+        return True
+
+    def _drop_unsent(self, waiting: Waiting, pending: Pending, call: int | None = None) -> None:
+        """Let calls (all, or the one) not leave that nobody waits for any more."""
+        dropped = {
+            id(outgoing)
+            for outgoing, caller, number in self._unsent
+            if caller is waiting and call in (None, number)
+        }
+        if dropped:
+            pending.calls = [each for each in pending.calls if id(each) not in dropped]
+            self._unsent = [each for each in self._unsent if id(each[0]) not in dropped]
+
+
+def _note(
+    recorded: Recorded, result: msgspec.Raw, error: ErrorInfo | None, pending: Pending
+) -> Resume:
+    recorded.done, recorded.result, recorded.error = True, result, error
+    message_id, call = recorded.message_id, recorded.call
+    pending.record(Record(JOURNAL, f"{message_id}/{call}", _encode(recorded)))
+    return Resume(message_id, call, result, error)
