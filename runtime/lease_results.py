@@ -1,0 +1,347 @@
+"""What a run under a lease came to: from a `RunResult` to a `Return`, and back.
+
+Pure. The lessor believes nothing: a `Return` can change only what was lent, and one that speaks of
+anything else is refused as a whole. Times that are local here (deadlines) travel as time left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from math import isfinite
+from types import NoneType
+from typing import Any
+
+import msgspec
+
+from sublet.functions.app import Function
+from sublet.functions.codec import codec_for, join_column, split_column
+from sublet.functions.effects import (
+    Cancelled,
+    Delayed,
+    Effect,
+    Emitted,
+    Outgoing,
+    TooLate,
+    WindowDue,
+)
+from sublet.functions.errors import EncodeError, PayloadError
+from sublet.runtime.frames import ErrorInfo, Kind
+from sublet.runtime.lease_messages import LeaseId, Load, PartialState, Return
+from sublet.runtime.pending import reply_too_large
+from sublet.runtime.work import Failure, RunResult, Work
+from sublet.statestore.contract import StateRow
+
+INT_64_MAX = 2**63 - 1
+NIL = b"\xc0"
+
+_any = codec_for(Any)
+
+_TAGS: dict[type[Effect], int] = {
+    Outgoing: 0,
+    Emitted: 1,
+    Delayed: 2,
+    Cancelled: 3,
+    WindowDue: 4,
+    TooLate: 5,
+}
+_FORMS: dict[int, tuple[Callable[..., Effect], frozenset[tuple[type, ...]]]] = {
+    0: (
+        Outgoing,
+        frozenset((str, str, bytes, left, str) for left in (NoneType, float, int)),
+    ),
+    1: (Emitted, frozenset({(str, str, bytes)})),
+    2: (Delayed, frozenset({(str, int, str, str, bytes, str)})),
+    3: (Cancelled, frozenset({(str, str)})),
+    4: (WindowDue, frozenset({(str, int, str)})),
+    5: (TooLate, frozenset({(str,)})),
+}
+"""Tag to what it makes, and of which types of values."""
+
+
+class LeaseResultError(ValueError):
+    """A `Return` does not fit its lease; nothing of it may be used."""
+
+
+def timer_prefix(lease: LeaseId) -> str:
+    """Return how the ids of all timers begin that are set under a lease.
+
+    The owner's own have one dot (`Partition.next_timer`), these have two.
+    """
+    return f"{lease.epoch}.{lease.number}."
+
+
+def lent_cells(work: Work, function: Function) -> Collection[str]:
+    """Return the keys of the states that come with a work."""
+    if function.kind == "keyed":
+        return set(work.keys)
+    return ("",) if function.kind == "stateful" else ()
+
+
+def covers_of(work: Work, without: Collection[int]) -> list[tuple[str, int, int]]:
+    """Return the numbers of a work's messages, but for some, as ranges: source, first, last."""
+    messages = [each.message for index, each in enumerate(work.waiting) if index not in without]
+    ranges: list[tuple[str, int, int]] = []
+    for source, number in sorted((each.source, each.number) for each in messages):
+        if ranges and ranges[-1][0] == source and ranges[-1][2] == number - 1:
+            ranges[-1] = (source, ranges[-1][1], number)
+        else:
+            ranges.append((source, number, number))
+    return ranges
+
+
+# At the lessee
+
+
+def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in the result.
+    lease: LeaseId,
+    work: Work,
+    result: RunResult,
+    now_ms: float,
+    *,
+    load: Load,
+    reply_bytes_max: int,
+    partials: Sequence[PartialState] | None = None,
+    reason: str = "",
+) -> Return:
+    """Return what the lessor has to know of a run that has ended.
+
+    With `partials` the lease is a partial one, and the rows of its states are left out. A reply
+    that cannot be encoded fails a call as it would at home, where its state change stands, too.
+    """
+    if result.suspended:
+        raise ValueError(f"{len(result.suspended)} handlers have not ended yet")
+    count, values = work.count, list(result.values)
+    home = set(result.unfinished)
+    if result.cut_at is not None:
+        home.update(range(result.cut_at, count))
+        values.extend([None] * (count - len(values)))
+    failed = {
+        index: (failure.error, failure.retryable)
+        for index, failure in result.failed.items()
+        if index not in home
+    }
+    for index, waiting in enumerate(work.waiting):
+        if waiting.message.kind is not Kind.CALL or index in failed or index in home:
+            values[index] = None
+    covers = [] if partials is None else covers_of(work, {*home, *failed})
+    column = _encode_values(values, failed, reply_bytes_max)
+    rows: list[tuple[str, bytes, bytes | None, int | None]] = []
+    if partials is None:
+        # Handlers that waited may have changed a row one after the other.
+        rows = list({(row.key, row.subkey): row for row in result.rows}.values())
+    return Return(
+        lease,
+        load,
+        result.elapsed_ms,
+        msgspec.Raw(column),
+        failed,
+        sorted(home),
+        rows,
+        list(partials or ()),
+        covers,
+        [_encode_effect(each, now_ms) for each in result.effects],
+        reason,
+    )
+
+
+def _encode_values(
+    values: list[Any], failed: dict[int, tuple[ErrorInfo, bool]], reply_bytes_max: int
+) -> bytes:
+    try:
+        column = _any.encode_column(values)
+    except EncodeError:
+        pass
+    else:
+        if len(column) <= reply_bytes_max:
+            return column
+    encoded: list[bytes] = []
+    for index, value in enumerate(values):
+        try:
+            item = _any.encode(value)
+        except EncodeError as error:
+            item, failed[index] = NIL, (ErrorInfo(error.code, f"the reply: {error}"), False)
+        if len(item) > reply_bytes_max:
+            failed[index] = (reply_too_large(len(item), reply_bytes_max), False)
+            item = NIL
+        encoded.append(item)
+    return join_column(encoded)
+
+
+def _encode_effect(effect: Effect, now_ms: float) -> tuple[Any, ...]:
+    if type(effect) is Outgoing and effect.deadline_ms is not None:
+        effect = effect._replace(deadline_ms=effect.deadline_ms - now_ms)
+    return (_TAGS[type(effect)], *effect)
+
+
+# At the lessor
+
+
+def decode_result(
+    returned: Return, work: Work, function: Function, now_ms: float, *, partial: bool = False
+) -> RunResult:
+    """Return what a lessee's run of a work came to; `LeaseResultError` if it does not fit.
+
+    Messages that come home are `unfinished`. Values stay encoded (`Raw`), as replies are. Of a
+    partial lease the partials are not in the result; they are known to be of the work's keys.
+    """
+    result = RunResult()
+    if not (isfinite(returned.elapsed_ms) and returned.elapsed_ms >= 0):
+        raise LeaseResultError(f"it took {returned.elapsed_ms} ms; allowed: 0 or more")
+    result.elapsed_ms = returned.elapsed_ms
+    result.unfinished = _decode_home(returned, work.count)
+    result.failed = _decode_failed(returned, work, function)
+    result.values = _decode_values(returned, work.count)
+    if partial:
+        _check_partials(returned, work, result)
+    elif returned.partials or returned.covers:
+        raise LeaseResultError("it has partial states, and was lent whole ones")
+    result.rows = _decode_rows(returned, () if partial else lent_cells(work, function))
+    keys = set(work.keys)
+    prefix = timer_prefix(returned.lease)
+    result.effects = [_decode_effect(each, keys, prefix, now_ms) for each in returned.effects]
+    if partial and any(type(each) is WindowDue for each in result.effects):
+        raise LeaseResultError("it ends windows, which partial states cannot")
+    return result
+
+
+def _decode_home(returned: Return, count: int) -> set[int]:
+    home = set(returned.home)
+    if len(home) != len(returned.home):
+        raise LeaseResultError("a message comes home twice")
+    _check_places(home, count)
+    return home
+
+
+def _check_places(places: Collection[int], count: int) -> None:
+    for place in places:
+        if not 0 <= place < count:
+            raise LeaseResultError(f"there is no message {place}; allowed: 0..{count - 1}")
+
+
+def _decode_failed(returned: Return, work: Work, function: Function) -> dict[int, Failure]:
+    _check_places(returned.failed, work.count)
+    known: dict[tuple[ErrorInfo, bool, str], Failure] = {}
+    failed: dict[int, Failure] = {}
+    for index, (error, retryable) in returned.failed.items():
+        if index in returned.home:
+            raise LeaseResultError(f"message {index} has failed, and comes home to be run")
+        # Those that failed in one call share a failure: the partition then blames none of them.
+        together = work.keys[index] if function.batch == "key" else ""
+        failure = known.get((error, retryable, together))
+        if failure is None:
+            failure = known[error, retryable, together] = Failure(error, retryable)
+        failed[index] = failure
+    return failed
+
+
+def _decode_values(returned: Return, count: int) -> list[Any]:
+    try:
+        values = split_column(returned.values)
+    except PayloadError as error:
+        raise LeaseResultError(f"the replies are no column: {error}") from error
+    if len(values) != count:
+        raise LeaseResultError(f"it has {len(values)} replies; allowed: {count}")
+    return list(values)
+
+
+def _decode_rows(returned: Return, keys: Collection[str]) -> list[StateRow]:
+    rows: list[StateRow] = []
+    places: set[tuple[str, bytes]] = set()
+    for row in returned.rows:
+        key, subkey, _, expires_ms = row
+        if key not in keys:
+            raise LeaseResultError(f"it changes the state of {key!r:.80}, which was not lent")
+        if expires_ms is not None:
+            _check_time(expires_ms)
+        places.add((key, subkey))
+        rows.append(StateRow(*row))
+    if len(places) != len(rows):
+        raise LeaseResultError("it changes a row of a state twice")
+    return rows
+
+
+def _check_time(at_ms: int) -> None:
+    if not -INT_64_MAX <= at_ms <= INT_64_MAX:
+        raise LeaseResultError(f"{at_ms} is no time; allowed: whole milliseconds in 64 bits")
+
+
+def _decode_effect(
+    fields: tuple[Any, ...], keys: Collection[str], prefix: str, now_ms: float
+) -> Effect:
+    tag = fields[0] if fields else None
+    form = _FORMS.get(tag) if type(tag) is int else None
+    if form is None:
+        raise LeaseResultError(f"{tag!r:.40} is no effect; allowed: 0..{len(_FORMS) - 1}")
+    make, allowed = form
+    types = tuple(map(type, fields[1:]))
+    if types not in allowed:
+        names = ", ".join(each.__name__ for each in types)
+        raise LeaseResultError(f"an effect of kind {tag} is made of ({names})")
+    effect = make(*fields[1:])
+    if type(effect) is Outgoing:
+        return _local(effect, now_ms)
+    if type(effect) is Delayed or type(effect) is WindowDue:
+        _check_time(effect.due_ms)
+        if not effect.timer.startswith(prefix):
+            raise LeaseResultError(f"it sets the timer {effect.timer!r:.80} of somebody else")
+    if (type(effect) is WindowDue or type(effect) is TooLate) and effect.key not in keys:
+        raise LeaseResultError(f"it speaks of windows of {effect.key!r:.80}, which was not lent")
+    return effect
+
+
+def _local(effect: Outgoing, now_ms: float) -> Outgoing:
+    left_ms = effect.deadline_ms
+    if left_ms is None:
+        return effect
+    if not isfinite(left_ms) or abs(left_ms) > INT_64_MAX:
+        raise LeaseResultError(f"{left_ms} ms are no time left")
+    return effect._replace(deadline_ms=now_ms + left_ms)
+
+
+def _check_partials(returned: Return, work: Work, result: RunResult) -> None:
+    keys = set(work.keys)
+    seen: set[tuple[str, int | None]] = set()
+    for each in returned.partials:
+        if each.key not in keys:
+            raise LeaseResultError(f"it adds to the state of {each.key!r:.80}, which was not lent")
+        if (each.start_ms is None) != (each.end_ms is None):
+            raise LeaseResultError("a window has a start and an end, or is none")
+        for at_ms in (each.start_ms, each.end_ms):
+            if at_ms is not None:
+                _check_time(at_ms)
+        seen.add((each.key, each.start_ms))
+    if len(seen) != len(returned.partials):
+        raise LeaseResultError("it adds to one state in two parts")
+    if len(returned.covers) > work.count:
+        raise LeaseResultError("its partial states cover messages that were not lent")
+    _check_covers(returned.covers, work, result)
+
+
+def _check_covers(covers: list[tuple[str, int, int]], work: Work, result: RunResult) -> None:
+    """A message that is done is covered, one that will run again is not; no other ever is."""
+    if covers == covers_of(work, {*result.unfinished, *result.failed}):
+        return
+    by_source: dict[str, list[tuple[int, int]]] = {}
+    for source, first, last in covers:
+        if first > last:
+            raise LeaseResultError(f"{first}..{last} are no messages")
+        by_source.setdefault(source, []).append((first, last))
+    covered = 0
+    for index, waiting in enumerate(work.waiting):
+        source, number = waiting.message.source, waiting.message.number
+        times = sum(first <= number <= last for first, last in by_source.get(source, ()))
+        covered += times
+        failure = result.failed.get(index)
+        allowed: tuple[int, ...] = (1,)
+        if index in result.unfinished or (failure is not None and failure.retryable):
+            allowed = (0,)
+        elif failure is not None:
+            # A call whose reply cannot be told has failed for good, and yet changed its state.
+            allowed = (0, 1)
+        if times not in allowed:
+            raise LeaseResultError(
+                f"its partial states cover message {index} {times} times; "
+                f"allowed: {' or '.join(map(str, allowed))}"
+            )
+    if covered != sum(last - first + 1 for _, first, last in covers):
+        raise LeaseResultError("its partial states cover messages that were not lent")
