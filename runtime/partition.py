@@ -22,20 +22,19 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
-import xxhash
 
 from sublet.functions.address import is_client
 from sublet.functions.app import Function
-from sublet.functions.codec import codec_for, split_column
+from sublet.functions.codec import split_column
 from sublet.functions.effects import Cancelled, Effect, Outgoing
-from sublet.functions.errors import EncodeError
 from sublet.runtime.admission import Admission, Clients, infeasible
+from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
 from sublet.runtime.backlog import IN_LINE, Backlog, Place
-from sublet.runtime.calls import NIL, Calls
+from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer, reply_too_large
+from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.steps import (
     Acknowledge,
@@ -70,7 +69,6 @@ from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
-    IDEMPOTENCY,
     PARKED,
     Commit,
     Outcome,
@@ -79,7 +77,6 @@ from sublet.statestore.contract import (
     StateRow,
 )
 
-IDEMPOTENCY_TTL_MS = 24 * 3_600_000
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """What runs ahead of the commit under way should not make the next one larger than this."""
 ROWS_WEIGHED = 16
@@ -91,18 +88,9 @@ TRUE = b"\xc3"
 TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")
 WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
 
-_any = codec_for(Any)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
-
-
-class Answer(msgspec.Struct, array_like=True):
-    """What an idempotency record remembers."""
-
-    digest: int
-    result: msgspec.Raw
-    error: ErrorInfo | None = None
 
 
 class DeadLetter(msgspec.Struct, array_like=True):
@@ -111,9 +99,6 @@ class DeadLetter(msgspec.Struct, array_like=True):
     message: Message
     error: ErrorInfo
     at_ms: int
-
-
-_decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class Partition:
@@ -208,10 +193,7 @@ class Partition:
         self._calls = Calls(function.name)
         self._parked: dict[str, Waiting] = {}
         """All messages that are on record by themselves, by id."""
-        self._idempotent_open: dict[str, list[Waiting]] = {}
-        """The message that runs for a key of a request, then those that want the same answer."""
-        self._answers: dict[str, Answer] = {}
-        """Given, but not committed: a load does not find them yet."""
+        self._answers = Answers(limits.message_bytes_max)
         self._pending = Pending()
         self._sealed: Pending | None = None
         self._committing: Commit | None = None
@@ -1189,8 +1171,7 @@ class Partition:
         key = message.extra.idempotency_key
         if not key:
             return False
-        claimed = self._idempotent_open.get(_idempotency_id(message), ())
-        if len(claimed) > 1 and claimed[0] is waiting:
+        if self._answers.has_followers(waiting):
             return True
         behind = self._keys.get(self._lock_of(message), ())
         return waiting not in behind and any(
@@ -1230,13 +1211,10 @@ class Partition:
         """End a message that stands somewhere; one that runs, or is about to, ends in its turn."""
         lock, message = self._lock_of(waiting.message), waiting.message
         behind = self._keys.get(lock, ())
-        claimed: Sequence[Waiting] = ()
-        if message.extra.idempotency_key:
-            claimed = self._idempotent_open.get(_idempotency_id(message), ())
         if waiting in behind:
             self._keys[lock].remove(waiting)
             self._consume_unrun(waiting, error, now_ms)
-        elif waiting in claimed and waiting is not claimed[0]:
+        elif message.extra.idempotency_key and self._answers.follows(waiting):
             self._consume_unrun(waiting, error, now_ms)
         else:
             waiting.interrupted = error
@@ -1256,15 +1234,9 @@ class Partition:
             if waiting.interrupted is None:
                 self.unrun.append(waiting)
         if message.extra.idempotency_key:
-            id_ = _idempotency_id(message)
-            claimed = self._idempotent_open.get(id_, [])
-            if claimed and claimed[0] is waiting:
-                del self._idempotent_open[id_]
-                for follower in claimed[1:]:
-                    # As a retry that is due; see `dead_letter_taken`.
-                    heappush(self._retries, (now_ms, follower.message.order, follower))
-            elif waiting in claimed:
-                claimed.remove(waiting)
+            for follower in self._answers.abandoned(waiting):
+                # As a retry that is due; see `dead_letter_taken`.
+                heappush(self._retries, (now_ms, follower.message.order, follower))
             extra = msgspec.structs.replace(message.extra, idempotency_key="")
             waiting.message = msgspec.structs.replace(message, extra=extra)
         self._consume(waiting, None, error, now_ms)
@@ -1328,31 +1300,21 @@ class Partition:
     # Idempotency keys
 
     def _set_repeated_aside(self, work: Work, asked: list[str], now_ms: float) -> Work:
-        """Take out what is being answered or was just answered; `asked` gets the ids of others.
-
-        An id is claimed before its record is looked up, so that two messages never both find
-        that nobody has answered yet.
-        """
+        """Take out what is being answered or was just answered; `asked` gets the ids of others."""
         if not any(each.message.extra.idempotency_key for each in work.waiting):
             return work
+        answers = self._answers
         left: list[Waiting] = []
         for waiting in work.waiting:
             if not waiting.message.extra.idempotency_key:
                 left.append(waiting)
                 continue
-            id_ = _idempotency_id(waiting.message)
-            answer = self._answers.get(id_)
-            claimed = self._idempotent_open.get(id_)
+            answer = answers.given.get(idempotency_id(waiting.message))
             if answer is not None:
                 self._answer_from_record(waiting, answer, now_ms)
-            elif claimed is None:
-                self._idempotent_open[id_] = [waiting]
-                asked.append(id_)
+            elif answers.claim(waiting, asked):
                 left.append(waiting)
-            elif claimed[0] is waiting:
-                left.append(waiting)  # A retry of the one that runs.
             else:
-                claimed.append(waiting)
                 self._park(waiting)
         return self._without_answered(work, left)
 
@@ -1369,33 +1331,24 @@ class Partition:
                 self._release_key(lock)
         return remaining
 
-    def _answer_repeated(self, work: Work, answers: Sequence[Record], now_ms: float) -> Work:
+    def _answer_repeated(self, work: Work, records: Sequence[Record], now_ms: float) -> Work:
         """Take out of the work what was answered long before; return what is left."""
-        clock_ms = self.clock_ms(now_ms)
-        known = {
-            each.id: _decode_answer(each.value)
-            for each in answers
-            if each.value is not None and (each.due_ms is None or each.due_ms > clock_ms)
-        }
+        known = still_valid(records, self.clock_ms(now_ms))
         left: list[Waiting] = []
         for waiting in work.waiting:
-            id_ = _idempotency_id(waiting.message)
-            answer = known.get(id_) if waiting.message.extra.idempotency_key else None
+            message, answer = waiting.message, None
+            if message.extra.idempotency_key:
+                answer = known.get(idempotency_id(message))
             if answer is None:
                 left.append(waiting)
             else:
-                for each in self._idempotent_open.pop(id_, [waiting]):
+                for each in self._answers.answered_before(waiting):
                     self._answer_from_record(each, answer, now_ms)
         return self._without_answered(work, left)
 
     def _answer_from_record(self, waiting: Waiting, answer: Answer, now_ms: float) -> None:
         message = waiting.message
-        error = answer.error
-        if answer.digest != _digest(message):
-            error = ErrorInfo(
-                "idempotency_conflict",
-                f"idempotency key {message.extra.idempotency_key!r} was used for another request",
-            )
+        error = answer.error_for(message)
         # Without its key, so that the answer is not remembered a second time.
         waiting.message = msgspec.structs.replace(message, extra=Extra())
         self._consume(waiting, answer.result, error, now_ms)
@@ -1403,21 +1356,11 @@ class Partition:
     def _remember_answer(
         self, message: Message, value: Any, error: ErrorInfo | None, now_ms: float
     ) -> None:
-        id_ = _idempotency_id(message)
-        result = NIL
-        if error is None:
-            try:
-                result = msgspec.Raw(_any.encode(value))
-            except EncodeError as problem:
-                error = ErrorInfo(problem.code, f"the reply: {problem}")
-        size_bytes, bytes_max = len(bytes(result)), self._limits.message_bytes_max
-        if size_bytes > bytes_max:
-            result, error = NIL, reply_too_large(size_bytes, bytes_max)
-        answer = self._answers[id_] = Answer(_digest(message), result, error)
-        self._pending.answers.append(id_)
-        due_ms = self.clock_ms(now_ms) + IDEMPOTENCY_TTL_MS
-        self._pending.record(Record(IDEMPOTENCY, id_, _encode(answer), due_ms))
-        for follower in self._idempotent_open.pop(id_, [])[1:]:
+        clock_ms = self.clock_ms(now_ms)
+        answer, record, followers = self._answers.remember(message, value, error, clock_ms)
+        self._pending.answers.append(record.id)
+        self._pending.record(record)
+        for follower in followers:
             self._answer_from_record(follower, answer, now_ms)
 
     # Events: changes by hand
@@ -1700,8 +1643,7 @@ class Partition:
     def _committed_whole(self) -> None:
         """What the store knows now need not be remembered for it."""
         if self._sealed is not None:
-            for id_ in self._sealed.answers:
-                self._answers.pop(id_, None)
+            self._answers.committed(self._sealed.answers)
             self.effects.extend(Settled(ticket) for ticket in self._sealed.tickets)
             self._sealed = None
         self._timers.committed()
@@ -1739,13 +1681,5 @@ class Partition:
         )
 
 
-def _idempotency_id(message: Message) -> str:
-    return f"{message.key}\x00{message.extra.idempotency_key}"
-
-
 def _expired(waiting: Waiting) -> ErrorInfo:
     return ErrorInfo(EXPIRED, f"{waiting.message.key!r} was not handled before its deadline")
-
-
-def _digest(message: Message) -> int:
-    return int(xxhash.xxh64_intdigest(bytes(message.payload)))

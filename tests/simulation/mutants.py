@@ -260,7 +260,7 @@ class LeavesThoseWhoAskedForTheSameWaiting(Mutant):
 class ForgetsAnswersBeforeTheCommit(Mutant):
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            self._answers.clear()
+            self._answers.given.clear()
             super()._seal_if_wanted(now_ms)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from sublet.runtime.answers import IDEMPOTENCY_TTL_MS
 from sublet.runtime.frames import Extra, Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.partition import IDEMPOTENCY_TTL_MS
 from sublet.runtime.work import RunResult
 from sublet.statestore.contract import IDEMPOTENCY, PARKED
 from tests.unit.partition_harness import BROKEN, CLIENT, REJECTED, Owner, make_function

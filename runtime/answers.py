@@ -1,0 +1,141 @@
+"""Idempotency keys: a request that is asked again gets the answer that was given, and runs once.
+
+Pure bookkeeping. A key is *claimed* by the first message that brings it, before its record is
+looked up, so that two messages never both find that nobody has answered yet; others with the same
+key wait for the answer of the one that claimed it. The answer is a record of the commit that holds
+the message's effects; until that is done, a load does not find it, so it is kept here as well. One
+that ends without an effect gives no answer: then those who waited run themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+
+from sublet.functions.codec import codec_for
+from sublet.functions.errors import EncodeError
+from sublet.runtime.calls import NIL
+from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.pending import reply_too_large
+from sublet.runtime.work import Message, Waiting
+from sublet.statestore.contract import IDEMPOTENCY, Record
+
+IDEMPOTENCY_TTL_MS = 24 * 3_600_000
+
+_any = codec_for(Any)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What an idempotency record remembers."""
+
+    digest: int
+    result: msgspec.Raw
+    error: ErrorInfo | None = None
+
+    def error_for(self, message: Message) -> ErrorInfo | None:
+        """Return the error to tell a message that asks again, which may not ask for the same."""
+        if self.digest == _digest(message):
+            return self.error
+        return ErrorInfo(
+            "idempotency_conflict",
+            f"idempotency key {message.extra.idempotency_key!r} was used for another request",
+        )
+
+
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+class Answers:
+    """The messages given to it have an idempotency key."""
+
+    __slots__ = ("_bytes_max", "claims", "given")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.claims: dict[str, list[Waiting]] = {}
+        """The message that runs for a key of a request, then those that want the same answer."""
+        self.given: dict[str, Answer] = {}
+        """Given, but not committed: a load does not find them yet."""
+        self._bytes_max = bytes_max
+
+    def claim(self, waiting: Waiting, asked: list[str]) -> bool:
+        """Tell whether the message is the one to run; if it is new, `asked` gets the id of the
+        record that may know the answer."""
+        id_ = idempotency_id(waiting.message)
+        claimed = self.claims.get(id_)
+        if claimed is None:
+            self.claims[id_] = [waiting]
+            asked.append(id_)
+            return True
+        if claimed[0] is waiting:
+            return True  # A retry of the one that runs.
+        claimed.append(waiting)
+        return False
+
+    def answered_before(self, waiting: Waiting) -> list[Waiting]:
+        """A record knows the answer: return all who get it."""
+        return self.claims.pop(idempotency_id(waiting.message), [waiting])
+
+    def remember(
+        self, message: Message, value: Any, error: ErrorInfo | None, clock_ms: int
+    ) -> tuple[Answer, Record, list[Waiting]]:
+        """Keep the answer; return it, its record for the commit, and who else gets it."""
+        id_ = idempotency_id(message)
+        result = NIL
+        if error is None:
+            try:
+                result = msgspec.Raw(_any.encode(value))
+            except EncodeError as problem:
+                error = ErrorInfo(problem.code, f"the reply: {problem}")
+        size_bytes = len(bytes(result))
+        if size_bytes > self._bytes_max:
+            result, error = NIL, reply_too_large(size_bytes, self._bytes_max)
+        answer = self.given[id_] = Answer(_digest(message), result, error)
+        record = Record(IDEMPOTENCY, id_, _encode(answer), clock_ms + IDEMPOTENCY_TTL_MS)
+        return answer, record, self.claims.pop(id_, [])[1:]
+
+    def committed(self, ids: Iterable[str]) -> None:
+        """The store knows these answers now."""
+        for id_ in ids:
+            self.given.pop(id_, None)
+
+    def abandoned(self, waiting: Waiting) -> list[Waiting]:
+        """A message ends without an answer; return who waited for it and has to run now."""
+        id_ = idempotency_id(waiting.message)
+        claimed = self.claims.get(id_, [])
+        if claimed and claimed[0] is waiting:
+            del self.claims[id_]
+            return claimed[1:]
+        if waiting in claimed:
+            claimed.remove(waiting)
+        return []
+
+    def has_followers(self, waiting: Waiting) -> bool:
+        """Tell whether others wait for the answer of this message."""
+        claimed = self.claims.get(idempotency_id(waiting.message), [])
+        return len(claimed) > 1 and claimed[0] is waiting
+
+    def follows(self, waiting: Waiting) -> bool:
+        """Tell whether the message waits for the answer of another one."""
+        claimed = self.claims.get(idempotency_id(waiting.message), [])
+        return waiting in claimed and waiting is not claimed[0]
+
+
+def idempotency_id(message: Message) -> str:
+    return f"{message.key}\x00{message.extra.idempotency_key}"
+
+
+def still_valid(records: Sequence[Record], clock_ms: int) -> dict[str, Answer]:
+    """Return the answers in stored records that are not too old, by id."""
+    return {
+        each.id: _decode_answer(each.value)
+        for each in records
+        if each.value is not None and (each.due_ms is None or each.due_ms > clock_ms)
+    }
+
+
+def _digest(message: Message) -> int:
+    return int(xxhash.xxh64_intdigest(bytes(message.payload)))
