@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from sublet.functions.errors import StateTypeError
-from sublet.functions.state import Cell, StateClock, StateKind
+from sublet.functions.state import Cell, ChangedRow, StateClock, StateKind, StoredRow
+from sublet.functions.state.cell import WHOLE
 from sublet.statestore.contract import StateRow
 
 ENTRY_BYTES = 150
@@ -31,8 +32,17 @@ class BrokenCell:
     def rollback(self) -> None:
         self.undo.clear()
 
-    def drain(self) -> list[tuple[bytes, bytes | None, int | None]]:
+    def drain(self) -> list[ChangedRow]:
         return []
+
+    def rows(self) -> list[StoredRow]:
+        """Return nothing, as nothing of it is known; `StateCache.rows` refuses to take that for
+        an empty state."""
+        return []
+
+    @property
+    def error(self) -> StateTypeError:
+        return self._error
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +104,7 @@ class StateCache:
         return [key for key in keys if key not in cells]
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
-        by_key: dict[str, list[tuple[bytes, bytes, int | None]]] = {key: [] for key in keys}
+        by_key: dict[str, list[StoredRow]] = {key: [] for key in keys}
         for key, subkey, value, expires_ms in rows:
             if value is not None:
                 by_key[key].append((subkey, value, expires_ms))
@@ -102,14 +112,16 @@ class StateCache:
             if key not in self.cells:
                 self._insert(key, stored)
 
-    def _insert(self, key: str, stored: Sequence[tuple[bytes, bytes, int | None]]) -> None:
-        try:
-            cell = self._kind.cell(stored, self._clock)
-        except StateTypeError as error:
-            cell = BrokenCell(StateTypeError(f"the state of {self._function}[{key}]: {error}"))
-        self.cells[key] = cell
+    def _insert(self, key: str, stored: Sequence[StoredRow]) -> None:
+        self.cells[key] = cell = self._cell(key, stored)
         self._sizes[key] = size = cell.size_bytes
         self.bytes += size + len(key) + ENTRY_BYTES
+
+    def _cell(self, key: str, stored: Sequence[StoredRow]) -> Cell:
+        try:
+            return self._kind.cell(stored, self._clock)
+        except StateTypeError as error:
+            return BrokenCell(StateTypeError(f"the state of {self._function}[{key}]: {error}"))
 
     def changed(self, keys: Collection[str]) -> None:
         """Account for cells that a run has changed."""
@@ -121,6 +133,49 @@ class StateCache:
                 if size != before:
                     self.bytes += size - before
                     sizes[key] = size
+
+    def is_readable(self, keys: Collection[str]) -> bool:
+        """Tell whether `rows` can say what the states of loaded keys are."""
+        cells = self.cells
+        return all(type(cells[key]) is not BrokenCell for key in keys)
+
+    def rows(self, keys: Collection[str]) -> list[tuple[str, list[StoredRow]]]:
+        """Return all that the states of loaded keys consist of; no rows: there is no state.
+
+        `StateTypeError` if one cannot be read: whoever is given no rows for it would begin anew.
+        """
+        found = []
+        for key in keys:
+            cell = self.cells[key]
+            if isinstance(cell, BrokenCell):
+                raise cell.error
+            found.append((key, cell.rows()))
+        return found
+
+    def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
+        """Take over changes that somebody else made to the same, loaded states.
+
+        The cells are then as if a handler had left and drained them here. Objects that stood for
+        them before are not theirs any more. Returned is what has to be stored after the given
+        rows: what has expired meanwhile; mostly nothing.
+        """
+        by_key: dict[str, dict[bytes, ChangedRow]] = {}
+        for key, subkey, value, expires_ms in rows:
+            by_key.setdefault(key, {})[subkey] = (subkey, value, expires_ms)
+        expired: list[StateRow] = []
+        for key, changes in by_key.items():
+            before = self.cells[key]
+            # A state that is one row is replaced by it; nobody has to know what it was.
+            whole = changes.get(WHOLE) if len(changes) == 1 else None
+            pending = [] if whole else [each for each in before.drain() if each[0] not in changes]
+            kept = [] if whole else [each for each in before.rows() if each[0] not in changes]
+            kept += [
+                (subkey, value, end) for subkey, value, end in changes.values() if value is not None
+            ]
+            self.cells[key] = cell = self._cell(key, kept)
+            expired += [StateRow(key, *each) for each in (*pending, *cell.drain())]
+        self.changed(by_key)
+        return expired
 
     def drop(self, key: str) -> None:
         """Forget a key's cell; it is read again when it is needed."""

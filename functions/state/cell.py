@@ -87,6 +87,12 @@ class Cell(Protocol):
         """
         ...
 
+    def rows(self) -> list[StoredRow]:
+        """Return all rows as they would be stored now: what `StateKind.cell` makes an equal cell
+        of. Called on settled cells only; neither the cell nor the next `drain()` is changed.
+        """
+        ...
+
     @property
     def size_bytes(self) -> int:
         """An estimate of the bytes that the state takes; costs next to nothing."""

@@ -113,12 +113,12 @@ class MapState(Generic[K, V]):
     def values(self) -> list[V]:
         """Return all values, in the order of `keys()`."""
         decode = self._kind.values.decode
-        return [decode(data) for _, data in self._entries.rows()]
+        return [decode(data) for _, data in self._entries.items()]
 
     def items(self) -> list[tuple[K, V]]:
         """Return all keys with their values."""
         decode_key, decode_value = self._kind.keys.decode, self._kind.values.decode
-        return [(decode_key(key), decode_value(data)) for key, data in self._entries.rows()]
+        return [(decode_key(key), decode_value(data)) for key, data in self._entries.items()]
 
     def rollback(self) -> None:
         """See `Cell.rollback`."""
@@ -127,6 +127,10 @@ class MapState(Generic[K, V]):
     def drain(self) -> list[ChangedRow]:
         """See `Cell.drain`."""
         return self._entries.drain()
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        return self._entries.rows()
 
     @property
     def size_bytes(self) -> int:
@@ -286,6 +290,14 @@ class ListState(Generic[T]):
         )
         self._stored_first, self._stored_end = first, end
         return changed
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        self._expire()
+        return [
+            (_subkey(position), data, expires_ms)
+            for position, (data, expires_ms) in enumerate(self._elements, self._first)
+        ]
 
     @property
     def size_bytes(self) -> int:

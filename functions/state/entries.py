@@ -92,9 +92,14 @@ class Entries:
         self.expire()
         return list(self._data)
 
-    def rows(self) -> list[tuple[bytes, bytes]]:
+    def items(self) -> list[tuple[bytes, bytes]]:
         self.expire()
         return list(self._data.items())
+
+    def rows(self) -> list[StoredRow]:
+        self.expire()
+        end_of = self._expires_ms.get
+        return [(subkey, value, end_of(subkey)) for subkey, value in self._data.items()]
 
     def __len__(self) -> int:
         self.expire()

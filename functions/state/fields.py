@@ -23,7 +23,7 @@ from sublet.functions.state.value import Value
 _SEPARATOR = b"\0"
 _KINDS_PACKAGE = "sublet.functions.state"
 # Names that a cell needs for itself.
-_RESERVED = ("undo", "rollback", "drain", "size_bytes", "is_empty")
+_RESERVED = ("undo", "rollback", "drain", "rows", "size_bytes", "is_empty")
 
 
 class Fields:
@@ -122,6 +122,14 @@ class FieldsState:
                 prefix = name.encode() + _SEPARATOR
                 changed.extend((prefix + subkey, value, end) for subkey, value, end in rows)
         return changed
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        found: list[StoredRow] = []
+        for name, cell in self._cells.items():
+            prefix = name.encode() + _SEPARATOR
+            found.extend((prefix + subkey, value, end) for subkey, value, end in cell.rows())
+        return found
 
     @property
     def size_bytes(self) -> int:

@@ -403,6 +403,10 @@ class SetUnionState(Generic[T]):
         """See `Cell.drain`."""
         return self._entries.drain()
 
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        return self._entries.rows()
+
     @property
     def size_bytes(self) -> int:
         """See `Cell.size_bytes`."""
@@ -489,6 +493,10 @@ class MergedState(Generic[T]):
     def drain(self) -> list[ChangedRow]:
         """See `Cell.drain`."""
         return self._cell.drain()
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        return self._cell.rows()
 
     @property
     def size_bytes(self) -> int:

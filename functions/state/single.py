@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, Protocol, TypeVar
 
-from sublet.functions.state.cell import ABSENT, NO_UNDO, WHOLE, ChangedRow, StateClock
+from sublet.functions.state.cell import ABSENT, NO_UNDO, WHOLE, ChangedRow, StateClock, StoredRow
 from sublet.functions.state.typed import Typed
 
 
@@ -49,6 +49,11 @@ class SingleRow(Generic[KindT]):
             return []
         self._stored = self._value
         return [(WHOLE, self.encoded(), None)]
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        data = self.encoded()
+        return [] if data is None else [(WHOLE, data, None)]
 
     def encoded(self) -> bytes | None:
         """Return the value as it is stored; None if there is none."""

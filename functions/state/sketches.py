@@ -247,11 +247,16 @@ class TopKState(Generic[T]):
 
     def drain(self) -> list[ChangedRow]:
         """See `Cell.drain`."""
-        if not self._tally.settle():
-            return []
+        return [(WHOLE, self._encoded(), None)] if self._tally.settle() else []
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        return [] if self.is_empty else [(WHOLE, self._encoded(), None)]
+
+    def _encoded(self) -> bytes:
         partial = self.partial()
         stored = _StoredTopK(_VERSION, partial.counts, partial.error)
-        return [(WHOLE, msgspec.msgpack.encode(stored), None)]
+        return msgspec.msgpack.encode(stored)
 
     @property
     def size_bytes(self) -> int:
@@ -459,10 +464,15 @@ class QuantilesState:
 
     def drain(self) -> list[ChangedRow]:
         """See `Cell.drain`."""
-        if not self._tally.settle():
-            return []
+        return [(WHOLE, self._encoded(), None)] if self._tally.settle() else []
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        return [] if self.is_empty else [(WHOLE, self._encoded(), None)]
+
+    def _encoded(self) -> bytes:
         stored = _StoredQuantiles(_VERSION, self._kind.relative_error, self._tally.counts)
-        return [(WHOLE, msgspec.msgpack.encode(stored), None)]
+        return msgspec.msgpack.encode(stored)
 
     @property
     def size_bytes(self) -> int:

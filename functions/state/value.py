@@ -78,6 +78,8 @@ class ValueCell(ValueState[Any], Protocol):
 
     def drain(self) -> list[ChangedRow]: ...
 
+    def rows(self) -> list[StoredRow]: ...
+
     @property
     def size_bytes(self) -> int: ...
 
@@ -356,6 +358,9 @@ class MutableCell:
         self._stored = self._data
         return [(WHOLE, self._data, None)]
 
+    def rows(self) -> list[StoredRow]:
+        return [] if self._data is None else [(WHOLE, self._data, None)]
+
     def encoded(self) -> bytes | None:
         return self._data
 
@@ -432,6 +437,10 @@ class ExpiringCell:
             return []
         self._stored = (data, self._expires_ms)
         return [(WHOLE, data, self._expires_ms)]
+
+    def rows(self) -> list[StoredRow]:
+        data = self.encoded()
+        return [] if data is None else [(WHOLE, data, self._expires_ms)]
 
     def encoded(self) -> bytes | None:
         self._expire()

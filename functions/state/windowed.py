@@ -231,8 +231,19 @@ class WindowedState:
         self._changed = {}
         return changed
 
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
+        found: list[StoredRow] = []
+        for window in self._windows.values():
+            name = _name(window.start_ms)
+            description = (window.end_ms, window.timer, window.closed)
+            found.append((_DESCRIPTION + name, _encode(description), None))
+            prefix = _STATE + name
+            found.extend((prefix + subkey, value, end) for subkey, value, end in window.cell.rows())
+        return found
+
     def _drain_window(self, start_ms: int, changed: list[ChangedRow]) -> None:
-        name = (start_ms + _START_BASE).to_bytes(_START_BYTES, "big")
+        name = _name(start_ms)
         window, stored = self._windows.get(start_ms), self._stored.pop(start_ms, None)
         rows: dict[bytes, ChangedRow] = {}
         subkeys: set[bytes] = set()
@@ -269,6 +280,10 @@ class WindowedState:
     def is_empty(self) -> bool:
         """See `Cell.is_empty`."""
         return not self._windows
+
+
+def _name(start_ms: int) -> bytes:
+    return (start_ms + _START_BASE).to_bytes(_START_BYTES, "big")
 
 
 class NoWindowState:
@@ -310,6 +325,10 @@ class NothingState:
 
     def drain(self) -> list[ChangedRow]:
         """See `Cell.drain`."""
+        return []
+
+    def rows(self) -> list[StoredRow]:
+        """See `Cell.rows`."""
         return []
 
     def __getattr__(self, name: str) -> Any:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sublet.functions.errors import StateTooLargeError
 from sublet.functions.state import (
+    Cell,
     Count,
     Fields,
     List,
@@ -27,6 +28,8 @@ from sublet.functions.state import (
     Value,
     state_kind_of,
 )
+from sublet.runtime.state_cache import StateCache
+from sublet.statestore.contract import StateRow
 
 
 @dataclass
@@ -188,6 +191,84 @@ def test_failed_handlers_leave_no_trace_and_what_is_stored_is_what_is_seen(
             assert loaded.is_empty == cell.is_empty
             if data.draw(st.booleans()):
                 cell = loaded
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_the_rows_of_a_cell_are_all_that_it_has_ever_drained(name: str, data: Any) -> None:
+    kind, verbs, apply, view = KINDS[name]
+    operations = st.lists(st.tuples(st.sampled_from(tuple(verbs)), NUMBERS), max_size=6)
+    clock, rows = StateClock(), Rows()
+    cell = kind.cell((), clock)
+    for _ in range(data.draw(st.integers(1, 6))):
+        clock.now_ms += data.draw(st.sampled_from([0, 0, 20, 60]))
+        for operation in data.draw(operations):
+            apply(cell, operation)
+        if cell.undo:
+            cell.undo.clear()
+        found, size_bytes = cell.rows(), cell.size_bytes
+        assert cell.rows() == found
+        assert cell.size_bytes == size_bytes
+        assert view(kind.cell(found, clock)) == view(cell)
+        if data.draw(st.booleans()):
+            rows.apply(cell.drain())
+            assert sorted(found) == sorted(rows.load())
+            assert sorted(cell.rows()) == sorted(found)
+        if data.draw(st.booleans()):
+            cell = kind.cell(cell.rows(), clock)
+            rows = Rows()
+            rows.apply(found)
+
+
+def a_cache(kind: Any, clock: StateClock) -> StateCache:
+    return StateCache("app/f", kind, clock, complete=True, bytes_max=lambda: 10**9)
+
+
+def as_rows(cell: Cell) -> list[StateRow]:
+    if cell.undo:
+        cell.undo.clear()
+    return [StateRow("key", *each) for each in cell.drain()]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_changes_made_elsewhere_leave_what_a_handler_here_would_have_left(
+    name: str, data: Any
+) -> None:
+    kind, verbs, apply, view = KINDS[name]
+    operations = st.lists(st.tuples(st.sampled_from(tuple(verbs)), NUMBERS), max_size=6)
+    clock, rows = StateClock(), Rows()
+    here, lent = a_cache(kind, clock), a_cache(kind, clock)
+    for cache in (here, lent):
+        assert cache.missing(["key"]) == ()
+    for _ in range(data.draw(st.integers(1, 6))):
+        clock.now_ms += data.draw(st.sampled_from([0, 0, 20, 60]))
+        [(_, stored)] = lent.rows(["key"])
+        elsewhere = kind.cell(stored, clock)
+        for operation in data.draw(operations):
+            apply(here.cells["key"], operation)
+            apply(elsewhere, operation)
+        as_rows(here.cells["key"])
+        here.changed(["key"])
+        if data.draw(st.booleans()):
+            clock.now_ms += 60
+        changed = as_rows(elsewhere)
+        changed += lent.apply(changed)
+        rows.apply([each[1:] for each in changed])
+
+        cell = lent.cells["key"]
+        assert not changed or cell.drain() == []
+        assert view(cell) == view(here.cells["key"])
+        loaded = a_cache(kind, clock)
+        loaded.insert(["key"], [StateRow("key", *each) for each in rows.load()])
+        assert view(loaded.cells["key"]) == view(cell)
+        # Those who were not read since weigh as much as those that were just loaded.
+        unread = a_cache(kind, clock)
+        unread.insert(["key"], [StateRow("key", *each) for each in cell.rows()])
+        lent.changed(["key"])
+        assert name.startswith("dataclass") or lent.bytes == unread.bytes
 
 
 @pytest.mark.parametrize("name", KINDS)

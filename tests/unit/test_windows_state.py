@@ -114,6 +114,7 @@ class WindowsOfOneKey(RuleBasedStateMachine):
         assert self.cell.size_bytes == load(self.kind, self.rows).size_bytes
         assert (self.cell.size_bytes == 0) == (not self.model)
         assert content(load(self.kind, self.rows)) == self.model
+        assert {subkey: (value, end) for subkey, value, end in self.cell.rows()} == self.rows
 
     @precondition(lambda self: not self.cell.undo)
     @rule()
