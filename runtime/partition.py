@@ -18,21 +18,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from heapq import heapify, heappop, heappush
 from typing import Any
 
 import msgspec
 
 from sublet.functions.address import is_client
 from sublet.functions.app import Function
-from sublet.functions.codec import split_column
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.runtime.admission import Admission, Clients, infeasible
 from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
 from sublet.runtime.backlog import IN_LINE, Backlog, Place
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
+from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, withdrawals
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
@@ -81,13 +81,7 @@ COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """What runs ahead of the commit under way should not make the next one larger than this."""
 ROWS_WEIGHED = 16
 HOUSEKEEPING_MS = 1_000
-EXPIRIES_SPARE = 64
 UNRUN_KEPT_MAX = 256
-EXPIRED = "deadline_exceeded"
-TRUE = b"\xc3"
-TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")
-WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
@@ -181,15 +175,12 @@ class Partition:
             )
         self._announced: float | None = None
         """The rank that was told by `Ready`, until `take` answers it."""
-        self._ready: deque[Waiting] = deque()
-        # Keys on which somebody runs, awaits or waits for a retry, with who waits behind.
-        self._keys: dict[str, deque[Waiting]] = {}
-        self._retries: list[tuple[float, int, Waiting]] = []
+        self._lines = KeyLines(function.kind)
+        self._ready, self._keys = self._lines.ready, self._lines.keys
         self._running: dict[int, Work] = {}
         self._suspect: set[str] = set()
         self._awaiting: dict[str, Waiting] = {}
-        self._expiries: list[tuple[float, int, Waiting]] = []
-        """When nobody waits any more for handlers that await something."""
+        self._expiries = Expiries()
         self._calls = Calls(function.name)
         self._parked: dict[str, Waiting] = {}
         """All messages that are on record by themselves, by id."""
@@ -241,7 +232,7 @@ class Partition:
                 self.progress.opened(message)
             if is_client(message.source):
                 self.open_from_clients += 1
-            self._make_ready_or_wait(waiting)
+            self._lines.make_ready_or_wait(waiting)
         self._calls.recover(journal, self._parked, self._pending)
 
     def start(self, now_ms: float) -> None:
@@ -573,7 +564,7 @@ class Partition:
         together = Counter(map(id, result.failed.values()))
         for index in range(work.count):
             waiting = work.waiting[index] if work.waiting else self._own_message(work, index)
-            lock = self._lock_of(waiting.message)
+            lock = self._lines.lock_of(waiting.message)
             holds = held.get(lock, False)
             failure = result.failed.get(index)
             if index in result.suspended:
@@ -594,10 +585,12 @@ class Partition:
         for chunk, _, stop in work.spans:
             self._took(chunk.batch.source, chunk.batch.first + stop - 1)
         for lock, messages in behind.items():
-            self._put_first(lock, messages)
+            self._lines.put_first(lock, messages)
+            for waiting in messages:
+                self._park(waiting, anew=waiting.message.attempt > 1)
         for lock, is_held in held.items():
             if not is_held:
-                self._release_key(lock)
+                self._lines.release(lock)
 
     def _took(self, source: str, upto: int) -> None:
         """All of a source's messages up to here are done, or on record."""
@@ -624,12 +617,8 @@ class Partition:
             # Taken back during its first step.
             self.effects.append(Interrupt(message.id, waiting.interrupted))
         elif waiting.expires and waiting.deadline_ms is not None:
-            heappush(self._expiries, (waiting.deadline_ms, message.order, waiting))
-            if len(self._expiries) > 2 * len(self._awaiting) + EXPIRIES_SPARE:
-                # Most end long before: forget those now and then.
-                self._expiries = [each for each in self._expiries if not each[2].ended]
-                heapify(self._expiries)
-        self._hold_key(waiting)
+            self._expiries.add(waiting, len(self._awaiting))
+        self._lines.hold(waiting)
         self._park(waiting)
 
     def _own_message(self, work: Work, index: int) -> Waiting:
@@ -672,7 +661,7 @@ class Partition:
             pending.traced = pending.traced or waiting.traced is not None
             self._consume(waiting, value, None, now_ms)
         if not holds:
-            self._release_key(self._lock_of(waiting.message))
+            self._lines.release(self._lines.lock_of(waiting.message))
         self._advance(now_ms)
 
     def cells_suspect(self, keys: Collection[str]) -> None:
@@ -739,10 +728,10 @@ class Partition:
             wait_ms = retry.wait_ms(message.attempt)
             message.attempt += 1
             self._park(waiting, anew=True)
-            heappush(self._retries, (now_ms + wait_ms, message.order, waiting))
+            self._lines.retry_at(now_ms + wait_ms, waiting)
             waiting.holds_key = self.function.order == "key"
             if waiting.holds_key:
-                self._hold_key(waiting)
+                self._lines.hold(waiting)
             return waiting.holds_key
         if wants_grave:
             letter = DeadLetter(message, failure.error, self.clock_ms(now_ms))
@@ -766,47 +755,6 @@ class Partition:
         waiting.parked = True
         self._parked[message.id] = waiting
         self._pending.record(Record(PARKED, message.id, _encode(message)))
-
-    # Keys that wait
-
-    def _lock_of(self, message: Message) -> str:
-        kind = self.function.kind
-        if kind == "keyed":
-            return message.key
-        return "" if kind == "stateful" else f"\x00{message.id}"
-
-    def _hold_key(self, waiting: Waiting) -> None:
-        self._keys.setdefault(self._lock_of(waiting.message), deque())
-
-    def _wait_behind(self, waiting: Waiting, lock: str) -> None:
-        """Queue a message behind its busy key."""
-        self._keys[lock].append(waiting)
-        self._pending.message_count += 1
-        self._park(waiting)
-
-    def _put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
-        """Put messages that came back from a run before those that were taken after them."""
-        self._keys.setdefault(lock, deque()).extendleft(reversed(messages))
-        for waiting in messages:
-            self._park(waiting, anew=waiting.message.attempt > 1)
-
-    def _release_key(self, lock: str) -> None:
-        behind = self._keys.get(lock)
-        if behind is None:
-            return
-        if behind:
-            self._ready.append(behind.popleft())
-        else:
-            del self._keys[lock]
-
-    def _make_ready_or_wait(self, waiting: Waiting) -> None:
-        lock = self._lock_of(waiting.message)
-        behind = self._keys.get(lock)
-        if behind is None:
-            self._keys[lock] = deque()
-            self._ready.append(waiting)
-        else:
-            behind.append(waiting)
 
     # Taking work
 
@@ -847,10 +795,11 @@ class Partition:
             self._let_time_pass(now_ms)
         if self._committing is None and self._pending.must_flush:
             self._seal_if_wanted(now_ms)
-        if self._retries and not self._runs_alone():
-            self._take_retries(now_ms)
-        if self._expiries:
-            self._interrupt_expired(now_ms)
+        if self._lines.retries and not self._runs_alone():
+            self._lines.take_retries(now_ms)
+        if self._expiries.heap:
+            for waiting in self._expiries.due(now_ms):
+                self._interrupt(waiting, expired(waiting))
         self._gathering_until_ms = None
         if (
             (self._backlog.count or self._ready)
@@ -913,14 +862,6 @@ class Partition:
             return work.exclusive
         return False
 
-    def _take_retries(self, now_ms: float) -> None:
-        while self._retries and self._retries[0][0] <= now_ms:
-            waiting = heappop(self._retries)[2]
-            if waiting.holds_key:
-                self._ready.append(waiting)
-            else:
-                self._make_ready_or_wait(waiting)
-
     def _can_start(self, off_loop: bool) -> bool:
         """Tell whether one more run may start now."""
         if self._running:
@@ -975,7 +916,7 @@ class Partition:
             ready.popleft()
             if (over := self._is_over(first, now_ms)) is not None:
                 self._consume_unrun(first, over, now_ms)
-                self._release_key(self._lock_of(first.message))
+                self._lines.release(self._lines.lock_of(first.message))
             else:
                 taken.append(first)
         if not taken:
@@ -994,7 +935,7 @@ class Partition:
         for holder in tuple(taken):
             if holder.message.attempt > 1:
                 continue
-            behind = self._keys.get(self._lock_of(holder.message))
+            behind = self._keys.get(self._lines.lock_of(holder.message))
             while behind and len(taken) < size and behind[0].message.attempt == 1:
                 follower = behind.popleft()
                 over = self._is_over(follower, now_ms)
@@ -1118,14 +1059,16 @@ class Partition:
             if (over := self._is_over(waiting, now_ms)) is not None:
                 self._consume_unrun(waiting, over, now_ms)
                 continue
-            lock = self._lock_of(waiting.message)
+            lock = self._lines.lock_of(waiting.message)
             if lock in self._keys and lock not in mine:
-                self._wait_behind(waiting, lock)
+                self._keys[lock].append(waiting)
+                self._pending.message_count += 1
+                self._park(waiting)
                 continue
             if many_runs:
                 # Others may commit before this run does, so its messages have to be on record.
                 mine.add(lock)
-                self._hold_key(waiting)
+                self._lines.hold(waiting)
                 self._park(waiting)
             runnable.append(waiting)
         first, last = places[0][0], places[-1][0]
@@ -1148,13 +1091,8 @@ class Partition:
         """Return why a message that waits for a run need not run."""
         due_ms = waiting.deadline_ms
         if waiting.expires and due_ms is not None and due_ms < now_ms:
-            return _expired(waiting)
+            return expired(waiting)
         return waiting.interrupted
-
-    def _interrupt_expired(self, now_ms: float) -> None:
-        while self._expiries and self._expiries[0][0] < now_ms:
-            waiting = heappop(self._expiries)[2]
-            self._interrupt(waiting, _expired(waiting))
 
     def _interrupt(self, waiting: Waiting, error: ErrorInfo) -> None:
         """Let a handler that awaits something end now; its caller gets the error."""
@@ -1167,28 +1105,17 @@ class Partition:
 
     def _is_wanted_by_others(self, waiting: Waiting) -> bool:
         """Tell whether others have asked for the same by its idempotency key."""
-        message = waiting.message
-        key = message.extra.idempotency_key
-        if not key:
+        if not waiting.message.extra.idempotency_key:
             return False
-        if self._answers.has_followers(waiting):
-            return True
-        behind = self._keys.get(self._lock_of(message), ())
-        return waiting not in behind and any(
-            each.message.extra.idempotency_key == key and each.message.key == message.key
-            for each in behind
-        )
+        return self._answers.has_followers(waiting) or self._lines.has_same_behind(waiting)
 
     def _take_withdrawals(self, batch: Batch, skip: int, now_ms: float) -> None:
         """The source does not wait any more for these calls of its own."""
         source = batch.source
         done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
-        reasons = split_column(batch.payloads)
-        for index in range(skip, batch.count):
-            if index not in done:
-                error = TOO_LATE if bytes(reasons[index]) == TRUE else WITHDRAWN
-                self._withdraw(source, int(batch.keys[index]), error, now_ms)
-                self._took_ahead(source, batch.first + index)
+        for index, number, error in withdrawals(batch, skip, done):
+            self._withdraw(source, number, error, now_ms)
+            self._took_ahead(source, batch.first + index)
         self._pending.must_flush = True
 
     def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
@@ -1209,21 +1136,14 @@ class Partition:
 
     def _end_waiting(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
         """End a message that stands somewhere; one that runs, or is about to, ends in its turn."""
-        lock, message = self._lock_of(waiting.message), waiting.message
-        behind = self._keys.get(lock, ())
-        if waiting in behind:
-            self._keys[lock].remove(waiting)
-            self._consume_unrun(waiting, error, now_ms)
-        elif message.extra.idempotency_key and self._answers.follows(waiting):
+        if self._lines.remove(waiting) or (
+            waiting.message.extra.idempotency_key and self._answers.follows(waiting)
+        ):
             self._consume_unrun(waiting, error, now_ms)
         else:
             waiting.interrupted = error
             # Who waits for a retry need not wait any longer.
-            self._retries = [
-                (now_ms, order, each) if each is waiting else (at_ms, order, each)
-                for at_ms, order, each in self._retries
-            ]
-            heapify(self._retries)
+            self._lines.hurry(waiting, now_ms)
 
     def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
         """End a message without effect; asked again by its idempotency key, it does run."""
@@ -1236,7 +1156,7 @@ class Partition:
         if message.extra.idempotency_key:
             for follower in self._answers.abandoned(waiting):
                 # As a retry that is due; see `dead_letter_taken`.
-                heappush(self._retries, (now_ms, follower.message.order, follower))
+                self._lines.retry_at(now_ms, follower)
             extra = msgspec.structs.replace(message.extra, idempotency_key="")
             waiting.message = msgspec.structs.replace(message, extra=extra)
         self._consume(waiting, None, error, now_ms)
@@ -1325,10 +1245,10 @@ class Partition:
         remaining.off_loop, remaining.exclusive = work.off_loop, work.exclusive
         remaining.recorded = work.recorded
         self._running[work.id] = remaining
-        still_used = {self._lock_of(each.message) for each in left}
-        for lock in {self._lock_of(each.message): None for each in work.waiting}:
+        still_used = {self._lines.lock_of(each.message) for each in left}
+        for lock in {self._lines.lock_of(each.message): None for each in work.waiting}:
             if lock not in still_used:
-                self._release_key(lock)
+                self._lines.release(lock)
         return remaining
 
     def _answer_repeated(self, work: Work, records: Sequence[Record], now_ms: float) -> Work:
@@ -1378,7 +1298,7 @@ class Partition:
     def release_key(self, key: str, now_ms: float) -> None:
         """Let the messages of a held key go on."""
         if not self.stopped:
-            self._release_key(key)
+            self._lines.release(key)
             self._advance(now_ms)
 
     def commit_wanted(self, ticket: object, now_ms: float) -> None:
@@ -1397,7 +1317,7 @@ class Partition:
             self._prefetch.touched(key)
         self._cells.drop(key)
         self._cells.insert([key], rows)
-        self._release_key(key)
+        self._lines.release(key)
         self.commit_wanted(ticket, now_ms)
 
     def dead_letter_taken(
@@ -1418,7 +1338,7 @@ class Partition:
                 self.open_from_clients += 1
             self._park(waiting)
             # As a retry that is due: a run on the loop may be using its key without holding it.
-            heappush(self._retries, (now_ms, message.order, waiting))
+            self._lines.retry_at(now_ms, waiting)
         self.commit_wanted(ticket, now_ms)
 
     # Calls that handlers await
@@ -1476,7 +1396,7 @@ class Partition:
             self._order += 1
             message = closing_message(timer, key, self._order)
             progress.opened(message)
-            self._make_ready_or_wait(Waiting(message, deadline_ms, arrived_ms=now_ms))
+            self._lines.make_ready_or_wait(Waiting(message, deadline_ms, arrived_ms=now_ms))
         told = progress.tell()
         if told is not None:
             pending.markers.update(dict.fromkeys(progress.downstream, told[0]))
@@ -1539,10 +1459,11 @@ class Partition:
         timer_ms = self._timers.next_due_ms
         if timer_ms is not None:
             wake_ms = min(wake_ms, timer_ms - self._clock_base_ms)
-        if self._retries and self._retries[0][0] > now_ms:
-            wake_ms = min(wake_ms, self._retries[0][0])
-        if self._expiries:
-            wake_ms = min(wake_ms, self._expiries[0][0] + 1)
+        retries, expiries = self._lines.retries, self._expiries.heap
+        if retries and retries[0][0] > now_ms:
+            wake_ms = min(wake_ms, retries[0][0])
+        if expiries:
+            wake_ms = min(wake_ms, expiries[0][0] + 1)
         if self.progress.is_used:
             due_ms = self.progress.wake_ms(now_ms, self._clock_base_ms)
             wake_ms = wake_ms if due_ms is None else min(wake_ms, due_ms)
@@ -1665,8 +1586,7 @@ class Partition:
         self.stopped = True
         self.open_from_clients = 0
         self._backlog.clear()
-        self._ready.clear()
-        self._keys.clear()
+        self._lines.clear()
         self.effects.append(Stop(outcome))
 
     @property
@@ -1679,7 +1599,3 @@ class Partition:
             or self._committing is not None
             or self._pending.must_flush
         )
-
-
-def _expired(waiting: Waiting) -> ErrorInfo:
-    return ErrorInfo(EXPIRED, f"{waiting.message.key!r} was not handled before its deadline")

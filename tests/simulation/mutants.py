@@ -11,6 +11,7 @@ from sublet.runtime.admission import Clients
 from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
 from sublet.runtime.steps import Acknowledge, Deliver, Store
@@ -271,22 +272,38 @@ class FiresWhatIsLoadedAgain(Mutant):
             super().timers_loaded(records, until_ms, now_ms)
 
 
+class _BackToTheEnd(KeyLines):
+    __slots__ = ()
+
+    def put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
+        later = list(self.keys[lock]) if lock in self.keys else []
+        super().put_first(lock, messages)
+        queue = self.keys[lock]
+        for waiting in later:
+            queue.remove(waiting)
+        queue.extendleft(reversed(later))
+
+
 class PutsWhatCameBackLast(Mutant):
     class partition(Partition):  # noqa: N801
-        def _put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
-            later = list(self._keys[lock]) if lock in self._keys else []
-            super()._put_first(lock, messages)
-            queue = self._keys[lock]
-            for waiting in later:
-                queue.remove(waiting)
-            queue.extendleft(reversed(later))
+        def start(self, now_ms: float) -> None:
+            self._lines.__class__ = _BackToTheEnd
+            super().start(now_ms)
+
+
+class _LooseKeys(KeyLines):
+    __slots__ = ()
+
+    def hold(self, waiting: Waiting) -> None:
+        if waiting.message.attempt == 1:
+            super().hold(waiting)
 
 
 class LetsKeysGoWhileTheyWait(Mutant):
     class partition(Partition):  # noqa: N801
-        def _hold_key(self, waiting: Waiting) -> None:
-            if waiting.message.attempt == 1:
-                super()._hold_key(waiting)
+        def start(self, now_ms: float) -> None:
+            self._lines.__class__ = _LooseKeys
+            super().start(now_ms)
 
 
 class ChangesACommitOnResend(Mutant):

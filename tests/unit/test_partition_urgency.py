@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sublet.runtime import channels
-from sublet.runtime import partition as partition_module
+from sublet.runtime.early_ends import EXPIRIES_SPARE
 from sublet.runtime.frames import Batch, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.scheduler.laxity_queue import LaxityQueue
@@ -509,7 +509,7 @@ def test_deadlines_of_handlers_that_have_ended_are_forgotten() -> None:
         owner.end(f"{CLIENT}:{number}")
         owner.settle()
 
-    assert len(owner.partition._expiries) <= 2 + partition_module.EXPIRIES_SPARE
+    assert len(owner.partition._expiries.heap) <= 2 + EXPIRIES_SPARE
 
 
 # Withdrawal

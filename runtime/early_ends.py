@@ -1,0 +1,60 @@
+"""Requests that end before they are done: taken back by their callers, or past their deadlines.
+
+Only what such an end is called and when it comes; the partition ends the messages. `expires` of a
+message says that nobody waits for its reply after its deadline: then it need not run, and if its
+handler awaits something, it is interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from heapq import heapify, heappop, heappush
+
+from sublet.functions.codec import split_column
+from sublet.runtime.frames import Batch, ErrorInfo
+from sublet.runtime.work import Waiting
+
+EXPIRED = "deadline_exceeded"
+TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")
+WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
+EXPIRIES_SPARE = 64
+TRUE = b"\xc3"
+
+
+def expired(waiting: Waiting) -> ErrorInfo:
+    return ErrorInfo(EXPIRED, f"{waiting.message.key!r} was not handled before its deadline")
+
+
+def withdrawals(
+    batch: Batch, skip: int, done: Collection[int]
+) -> Iterator[tuple[int, int, ErrorInfo]]:
+    """Give each withdrawal of a batch that is new and not done: its place, the number of the call
+    that is taken back, and why."""
+    reasons = split_column(batch.payloads)
+    for index in range(skip, batch.count):
+        if index not in done:
+            error = TOO_LATE if bytes(reasons[index]) == TRUE else WITHDRAWN
+            yield index, int(batch.keys[index]), error
+
+
+class Expiries:
+    """When nobody waits any more for handlers that await something."""
+
+    __slots__ = ("heap",)
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[float, int, Waiting]] = []
+
+    def add(self, waiting: Waiting, awaiting: int) -> None:
+        """Remember the deadline of one handler of so many that await something."""
+        assert waiting.deadline_ms is not None
+        heappush(self.heap, (waiting.deadline_ms, waiting.message.order, waiting))
+        if len(self.heap) > 2 * awaiting + EXPIRIES_SPARE:
+            # Most end long before: forget those now and then.
+            self.heap[:] = [each for each in self.heap if not each[2].ended]
+            heapify(self.heap)
+
+    def due(self, now_ms: float) -> Iterator[Waiting]:
+        """Give, once, each whose deadline has passed; it may have ended long ago."""
+        while self.heap and self.heap[0][0] < now_ms:
+            yield heappop(self.heap)[2]

@@ -1,0 +1,109 @@
+"""Who waits for whom: each busy key with the messages behind it, what may run, what is tried again.
+
+Pure bookkeeping of messages that wait by themselves. A key is *busy* while a message of it runs
+beside others, awaits something or waits for a retry; later messages of it stand behind, in their
+order, and the first of them becomes ready when the key is released, which then stays busy for it.
+Runs that go on alone hold no keys: they are told apart by the partition.
+
+What one message locks depends on the kind of function: its key; everything, in a function with one
+state; only itself, in one without.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from sublet.runtime.work import Message, Waiting
+
+
+class KeyLines:
+    __slots__ = ("_kind", "keys", "ready", "retries")
+
+    def __init__(self, kind: str) -> None:
+        """`kind` is that of the function."""
+        self._kind = kind
+        self.keys: dict[str, deque[Waiting]] = {}
+        """Each busy lock with those behind it."""
+        self.ready: deque[Waiting] = deque()
+        """What may run now; its keys are busy."""
+        self.retries: list[tuple[float, int, Waiting]] = []
+        """A heap: when each is tried again, and its order."""
+
+    def lock_of(self, message: Message) -> str:
+        kind = self._kind
+        if kind == "keyed":
+            return message.key
+        return "" if kind == "stateful" else f"\x00{message.id}"
+
+    def hold(self, waiting: Waiting) -> None:
+        """Let later messages of its key wait for this one."""
+        self.keys.setdefault(self.lock_of(waiting.message), deque())
+
+    def put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
+        """Put messages that came back from a run before those that were taken after them."""
+        self.keys.setdefault(lock, deque()).extendleft(reversed(messages))
+
+    def release(self, lock: str) -> None:
+        """Let the next message go on, if the key is busy."""
+        behind = self.keys.get(lock)
+        if behind is None:
+            return
+        if behind:
+            self.ready.append(behind.popleft())
+        else:
+            del self.keys[lock]
+
+    def make_ready_or_wait(self, waiting: Waiting) -> None:
+        """Let a message run next, or stand behind its busy key."""
+        lock = self.lock_of(waiting.message)
+        behind = self.keys.get(lock)
+        if behind is None:
+            self.keys[lock] = deque()
+            self.ready.append(waiting)
+        else:
+            behind.append(waiting)
+
+    def retry_at(self, at_ms: float, waiting: Waiting) -> None:
+        heappush(self.retries, (at_ms, waiting.message.order, waiting))
+
+    def take_retries(self, now_ms: float) -> None:
+        """Let run, or stand behind their keys, those whose time has come."""
+        retries = self.retries
+        while retries and retries[0][0] <= now_ms:
+            waiting = heappop(retries)[2]
+            if waiting.holds_key:
+                self.ready.append(waiting)
+            else:
+                self.make_ready_or_wait(waiting)
+
+    def hurry(self, waiting: Waiting, now_ms: float) -> None:
+        """Let a message not wait for its retry any longer, if it does."""
+        self.retries[:] = [
+            (now_ms, order, each) if each is waiting else (at_ms, order, each)
+            for at_ms, order, each in self.retries
+        ]
+        heapify(self.retries)
+
+    def remove(self, waiting: Waiting) -> bool:
+        """Take a message from behind its key; return whether it stood there."""
+        behind = self.keys.get(self.lock_of(waiting.message))
+        if behind is None or waiting not in behind:
+            return False
+        behind.remove(waiting)
+        return True
+
+    def has_same_behind(self, waiting: Waiting) -> bool:
+        """Tell whether a message with its idempotency key stands behind the one that goes on."""
+        message = waiting.message
+        behind = self.keys.get(self.lock_of(message), ())
+        return waiting not in behind and any(
+            each.message.extra.idempotency_key == message.extra.idempotency_key
+            and each.message.key == message.key
+            for each in behind
+        )
+
+    def clear(self) -> None:
+        self.ready.clear()
+        self.keys.clear()
