@@ -1,0 +1,544 @@
+"""The binding policies that come with Sublet; `auto_binding` chooses among them.
+
+Three families. The direct ones ask two workers about everything that arrives, so load is even and
+states travel. The others leave messages with their lessor until something would be late: forward
+first lends at once and lets the lessee refuse, check first asks before it lends. What is refused
+stays with the lessor: it is run after one hop at the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heapreplace
+from math import isfinite
+
+from sublet.scheduler.binding import (
+    Ask,
+    Asked,
+    Bid,
+    Bindable,
+    Choice,
+    Lend,
+    Scene,
+    binding_policy,
+)
+
+SEARCH_RANGE = 4
+SEARCH_RANGE_MAX = 128
+FETCH_MS = 0.5
+FETCH_MS_MAX = 60_000.0
+KNOWN_MS = 2_000.0
+"""What was heard of a worker longer ago says little: those of whom more is known come first."""
+EQUALS_DRAWN = 4
+"""So many workers are drawn by chance to win against others that are just as good; more would
+cost more than it spreads."""
+
+
+def _checked_flag(policy: str, name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{policy}: {name} is {value!r}; allowed: true, false")
+    return value
+
+
+def _checked_count(policy: str, name: str, value: int, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{policy}: {name} is {value!r}; allowed: {least}..{most}")
+    return value
+
+
+class _Fetches:
+    """What it costs lessees to get the states that they do not have."""
+
+    def __init__(self, policy: str, cache_aware: bool, fetch_ms: float) -> None:
+        if not (isfinite(fetch_ms) and 0 <= fetch_ms <= FETCH_MS_MAX):
+            raise ValueError(f"{policy}: fetch_ms is {fetch_ms}; allowed: 0..{FETCH_MS_MAX:.0f}")
+        self._is_aware = _checked_flag(policy, "cache_aware", cache_aware)
+        self._fetch_ms = fetch_ms
+
+    def holders(self, work: Bindable) -> Iterable[str]:
+        return work.holders if self._is_aware else ()
+
+    def held(self, work: Bindable, worker: str) -> int:
+        return work.holders.get(worker, 0) if self._is_aware else 0
+
+    def cost_ms(self, work: Bindable, worker: str) -> float:
+        """Return what is spent on states that another worker has, or nobody but the lessor."""
+        # Whoever adds to a state that is merged later starts from an empty one.
+        if not self._is_aware or work.is_mergeable:
+            return 0.0
+        needed = max(work.holders.values(), default=0) or (1 if work.state_bytes else 0)
+        return self._fetch_ms * max(needed - work.holders.get(worker, 0), 0)
+
+
+# Direct: everything is asked about
+
+
+class _Draw:
+    """Draws two of all workers, of which the lessor is one."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def is_home_drawn(self, scene: Scene) -> bool:
+        """Tell whether the lessor is one of the two: as often as any other worker, but evenly
+        spread, because chance is only offered among the neighbours."""
+        self._due += 2 / (len(scene.neighbours) + 1)
+        if self._due < 1 - 1e-9:
+            return False
+        self._due = max(self._due - 1, 0.0)
+        return True
+
+
+def _asked_directly(works: Sequence[Bindable], draw: _Draw, scene: Scene) -> Iterator[Choice]:
+    for work in works:
+        if draw.is_home_drawn(scene):
+            # Nobody has a shorter queue than a lessor with nothing else to do.
+            if scene.queued <= work.work.count and scene.fits(work):
+                continue
+            names = [each.name for each in scene.pick(1)]
+        else:
+            names = [each.name for each in scene.pick(2)]
+        yield Ask([work], names, len(names))
+
+
+def _queued_without(work: Bindable, scene: Scene) -> int:
+    """Return how much waits here besides the messages in question."""
+    return max(scene.queued - work.work.count, 0)
+
+
+@binding_policy("queue-direct")
+class QueueDirect:
+    """Asks two workers, drawn by chance, how much waits there; the shorter queue gets the
+    messages, whatever they need and whenever they are due."""
+
+    asked = Asked.EACH
+
+    def __init__(self, *, cache_aware: bool = True) -> None:
+        """`cache_aware`: of equal queues, the one that has more of the states."""
+        self._fetches = _Fetches("queue-direct", cache_aware, 0.0)
+        self._draw = _Draw()
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        return _asked_directly(works, self._draw, scene) if scene.neighbours else ()
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        queued = {bid.worker: bid.queued for bid in bids}
+        for work in works if bids else ():
+            worker = min(queued, key=lambda name: (queued[name], -self._fetches.held(work, name)))
+            # With fewer than two replies, the lessor was drawn itself, or stands in for a worker
+            # that is silent.
+            if len(bids) < 2 and _queued_without(work, scene) <= queued[worker]:
+                continue
+            queued[worker] += work.work.count
+            yield Lend(work, worker, forced=True)
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+@binding_policy("laxity-direct")
+class LaxityDirect:
+    """Asks two workers, drawn by chance, whether the messages would be in time there without
+    making others late; if both say the same, the shorter queue gets them."""
+
+    asked = Asked.EACH
+
+    def __init__(self, *, cache_aware: bool = True, fetch_ms: float = FETCH_MS) -> None:
+        """`cache_aware`: a state that a worker lacks makes its queue `fetch_ms` longer."""
+        self._fetches = _Fetches("laxity-direct", cache_aware, fetch_ms)
+        self._draw = _Draw()
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        return _asked_directly(works, self._draw, scene) if scene.neighbours else ()
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        lent_ms = dict.fromkeys((bid.worker for bid in bids), 0.0)
+        for work in works if bids else ():
+            keys = {bid.worker: self._key(work, bid, lent_ms[bid.worker]) for bid in bids}
+            worker = min(keys, key=keys.__getitem__)
+            # As in `QueueDirect`: the lessor is the second of the two.
+            if len(bids) < 2 and self._home_key(work, scene) <= keys[worker]:
+                continue
+            lent_ms[worker] += work.cost_ms
+            yield Lend(work, worker, forced=True)
+
+    def _key(self, work: Bindable, bid: Bid, lent_ms: float) -> tuple[bool, float, int]:
+        queued_ms = bid.queued_ms + lent_ms + self._fetches.cost_ms(work, bid.worker)
+        return not bid.fits, queued_ms, bid.queued
+
+    def _home_key(self, work: Bindable, scene: Scene) -> tuple[bool, float, int]:
+        queued_ms = max(scene.queued_ms - work.cost_ms, 0.0)
+        return not scene.fits(work), queued_ms, _queued_without(work, scene)
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+# Forward first: lent at once, when something would be late
+
+
+class _Queues:
+    """What is known to wait at the neighbours, and what one call has lent to them."""
+
+    def __init__(self, scene: Scene) -> None:
+        now_ms = scene.now_ms
+        self._keys: dict[str, tuple[bool, int]] = {}
+        self._heaps: tuple[list[tuple[float, int, str]], ...] = ([], [])
+        """Of those that were heard of lately, and of the others."""
+        self.queued_ms: dict[str, float] = {}
+        # Those drawn by chance come first, so that not all lessors take the same of equal queues.
+        for each in (*scene.pick(EQUALS_DRAWN), *scene.neighbours):
+            name = each.name
+            if name not in self._keys:
+                is_unknown, place = now_ms - each.heard_ms > KNOWN_MS, len(self._keys)
+                self._keys[name] = is_unknown, place
+                self.queued_ms[name] = each.queued_ms
+                self._heaps[is_unknown].append((each.queued_ms, place, name))
+        for heap in self._heaps:
+            heapify(heap)
+
+    def key(self, worker: str, fetch_ms: float) -> tuple[bool, float, int]:
+        """Return what is smallest for the best worker."""
+        is_unknown, place = self._keys[worker]
+        return is_unknown, self.queued_ms[worker] + fetch_ms, place
+
+    def __contains__(self, worker: str) -> bool:
+        return worker in self._keys
+
+    def shortest(self) -> list[str]:
+        """Return who has the shortest queue of those that were heard of lately, then of others."""
+        return [self._top(heap) for heap in self._heaps if heap]
+
+    def _top(self, heap: list[tuple[float, int, str]]) -> str:
+        while True:
+            queued_ms, place, worker = heap[0]
+            # Queues only grow during a call, so whoever is on top with what it has now is it.
+            if queued_ms == self.queued_ms[worker]:
+                return worker
+            heapreplace(heap, (self.queued_ms[worker], place, worker))
+
+
+class _Forwarding:
+    """Lends messages at once, to a worker by chance or to the shortest queue that is known."""
+
+    def __init__(
+        self,
+        policy: str,
+        *,
+        force_migrate: bool,
+        random_lessee: bool,
+        cache_aware: bool,
+        fetch_ms: float,
+    ) -> None:
+        self._is_forced = _checked_flag(policy, "force_migrate", force_migrate)
+        self._is_random = _checked_flag(policy, "random_lessee", random_lessee)
+        self._fetches = _Fetches(policy, cache_aware, fetch_ms)
+
+    def lend(self, works: Iterable[Bindable], scene: Scene, *, eases: bool) -> Iterator[Lend]:
+        """With `eases`, each one that goes lets those after it begin earlier here."""
+        if not scene.neighbours:
+            return
+        queues = _Queues(scene)
+        # One after the other, so that chance does not give many messages of one call to one.
+        drawn = [each.name for each in scene.pick(len(scene.neighbours))] if self._is_random else []
+        eased_ms = 0.0
+        for turn, work in enumerate(works):
+            home_ms = work.home_ms - eased_ms
+            if self._is_random:
+                start = turn % len(drawn)
+                tried: Iterable[str] = (*drawn[start:], *drawn[:start])
+            else:
+                tried = self._best(work, queues)
+            for worker in tried:
+                there_ms = (
+                    queues.queued_ms[worker] + self._fetches.cost_ms(work, worker) + work.cost_ms
+                )
+                if self._is_forced or there_ms < home_ms:
+                    queues.queued_ms[worker] = there_ms
+                    eased_ms += work.cost_ms if eases else 0.0
+                    yield Lend(work, worker, self._is_forced)
+                    break
+
+    def _best(self, work: Bindable, queues: _Queues) -> list[str]:
+        """Return whom to try: first the worker where the messages would be done first."""
+        shortest = queues.shortest()
+        # Only who has something cached can be better than the shortest queue of all.
+        holders = [each for each in self._fetches.holders(work) if each in queues]
+        if not holders:
+            return shortest
+        best = min(
+            (shortest[0], *holders),
+            key=lambda each: queues.key(each, self._fetches.cost_ms(work, each)),
+        )
+        return [best, *shortest]
+
+
+@binding_policy("reject-and-send")
+class RejectAndSend:
+    """Lends messages that would be late here, or would make others late, when they arrive. What
+    has been let in stays."""
+
+    asked = Asked.LATE
+
+    def __init__(
+        self,
+        *,
+        force_migrate: bool = False,
+        random_lessee: bool = False,
+        cache_aware: bool = True,
+        fetch_ms: float = FETCH_MS,
+    ) -> None:
+        """`force_migrate`: the lessee may not refuse. `random_lessee`: by chance, instead of the
+        shortest queue that is known, to which `fetch_ms` is added for each state that has to be
+        sent there if `cache_aware`."""
+        self._forwarding = _Forwarding(
+            "reject-and-send",
+            force_migrate=force_migrate,
+            random_lessee=random_lessee,
+            cache_aware=cache_aware,
+            fetch_ms=fetch_ms,
+        )
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        urgent_first = sorted(works, key=lambda each: each.work.deadline_ms)
+        return self._forwarding.lend(urgent_first, scene, eases=True)
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        return ()
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+@binding_policy("accept-and-check")
+class AcceptAndCheck:
+    """Lets everything in; when something that waits would be late, it lends what has to go, the
+    least urgent first."""
+
+    asked = Asked.QUEUED
+
+    def __init__(
+        self,
+        *,
+        force_migrate: bool = False,
+        random_lessee: bool = False,
+        cache_aware: bool = True,
+        fetch_ms: float = FETCH_MS,
+    ) -> None:
+        """Parameters as those of `reject-and-send`."""
+        self._forwarding = _Forwarding(
+            "accept-and-check",
+            force_migrate=force_migrate,
+            random_lessee=random_lessee,
+            cache_aware=cache_aware,
+            fetch_ms=fetch_ms,
+        )
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        # What goes was behind whatever comes after it in this order: that is not eased.
+        return self._forwarding.lend(reversed(works), scene, eases=False)
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        return ()
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+# Check first: asked before it is lent, when something would be late
+
+
+class _Search:
+    """Asks some neighbours, and gives the messages to the best of those that have room."""
+
+    def __init__(
+        self,
+        policy: str,
+        *,
+        search_range: int,
+        reply_required: int,
+        cache_aware: bool,
+        fetch_ms: float,
+    ) -> None:
+        self.range = _checked_count(policy, "search_range", search_range, 1, SEARCH_RANGE_MAX)
+        self.replies = (
+            _checked_count(policy, "reply_required", reply_required, 0, search_range)
+            or search_range
+        )
+        self._fetches = _Fetches(policy, cache_aware, fetch_ms)
+
+    def candidates(self, works: Sequence[Bindable], scene: Scene) -> list[str]:
+        """Return whom to ask: by chance, but with the neighbour that has most of the states."""
+        names = [each.name for each in scene.pick(self.range)]
+        held: dict[str, int] = {}
+        for work in works:
+            for worker in self._fetches.holders(work):
+                held[worker] = held.get(worker, 0) + self._fetches.held(work, worker)
+        known = [each.name for each in scene.neighbours if each.name in held] if held else []
+        if known:
+            best = max(known, key=held.__getitem__)
+            if best not in names:
+                names[-1] = best
+        return names
+
+    def lend(self, works: Sequence[Bindable], bids: Sequence[Bid]) -> list[Choice]:
+        """Give everything to one of those that have room, if there are any."""
+        fitting = [bid for bid in bids if bid.fits]
+        if not fitting:
+            return []
+
+        def key(bid: Bid) -> tuple[float, int]:
+            fetch_ms = sum(self._fetches.cost_ms(work, bid.worker) for work in works)
+            return bid.queued_ms + fetch_ms, bid.queued
+
+        best = min(fitting, key=key).worker
+        # It may still refuse: others may have asked it at the same time.
+        return [Lend(work, best) for work in works]
+
+
+@binding_policy("check-sequential")
+class CheckSequential:
+    """Asks some neighbours for room for all that has to go, one question after the other; one of
+    them gets all of it."""
+
+    asked = Asked.QUEUED
+
+    def __init__(
+        self,
+        *,
+        search_range: int = SEARCH_RANGE,
+        reply_required: int = 0,
+        cache_aware: bool = True,
+        fetch_ms: float = FETCH_MS,
+    ) -> None:
+        """`search_range`: how many are asked. `reply_required`: how many replies are waited for;
+        0: all. `cache_aware`: a state that a neighbour lacks makes its queue `fetch_ms` longer."""
+        self._search = _Search(
+            "check-sequential",
+            search_range=search_range,
+            reply_required=reply_required,
+            cache_aware=cache_aware,
+            fetch_ms=fetch_ms,
+        )
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        if not works or not scene.neighbours or scene.searches:
+            return ()
+        names = self._search.candidates(works, scene)
+        return (Ask(works, names, min(self._search.replies, len(names))),)
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        return self._search.lend(works, bids)
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+@binding_policy("check-pipelined")
+class CheckPipelined:
+    """As `check-sequential`, but waits for all replies, and begins the next question when each
+    of those before has some."""
+
+    asked = Asked.QUEUED
+
+    def __init__(
+        self,
+        *,
+        search_range: int = SEARCH_RANGE,
+        reply_required: int = 1,
+        cache_aware: bool = True,
+        fetch_ms: float = FETCH_MS,
+    ) -> None:
+        """`reply_required`: after how many replies the next question may be asked; 0: all. The
+        others are those of `check-sequential`."""
+        self._search = _Search(
+            "check-pipelined",
+            search_range=search_range,
+            reply_required=reply_required,
+            cache_aware=cache_aware,
+            fetch_ms=fetch_ms,
+        )
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        if not works or not scene.neighbours or self._is_waiting(scene):
+            return ()
+        names = self._search.candidates(works, scene)
+        return (Ask(works, names, len(names)),)
+
+    def _is_waiting(self, scene: Scene) -> bool:
+        return any(replied < self._search.replies for replied in scene.searches)
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        return self._search.lend(works, bids)
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+@binding_policy("check-parallel")
+class CheckParallel:
+    """Cuts what has to go into parts and asks different neighbours for room for each of them, all
+    at once; a part for which nobody has room stays."""
+
+    asked = Asked.QUEUED
+
+    def __init__(
+        self,
+        *,
+        search_range: int = SEARCH_RANGE,
+        reply_required: int = 0,
+        cache_aware: bool = True,
+        fetch_ms: float = FETCH_MS,
+    ) -> None:
+        """`search_range`: how many are asked in all, and the most parts there are.
+        `reply_required`: how many replies each part waits for, if more are asked about it; 0: all.
+        The others are those of `check-sequential`."""
+        self._search = _Search(
+            "check-parallel",
+            search_range=search_range,
+            reply_required=reply_required,
+            cache_aware=cache_aware,
+            fetch_ms=fetch_ms,
+        )
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        if not works or not scene.neighbours:
+            return ()
+        names = self._search.candidates(works, scene)
+        parts = _parts(works, len(names))
+        asks: list[Choice] = []
+        for index, part in enumerate(parts):
+            own = names[index :: len(parts)]
+            asks.append(Ask(part, own, min(self._search.replies, len(own))))
+        return asks
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        return self._search.lend(works, bids)
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+def _parts(works: Sequence[Bindable], count: int) -> list[list[Bindable]]:
+    """Return at most so many parts that take about equally long, none of them empty."""
+    parts: list[list[Bindable]] = [[] for _ in range(min(count, len(works)))]
+    heap = [(0.0, 0, index) for index in range(len(parts))]
+    for work in works:
+        cost_ms, size, index = heap[0]
+        parts[index].append(work)
+        heapreplace(heap, (cost_ms + work.cost_ms, size + 1, index))
+    return parts
