@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from auction_bids import DISORDER_MS_MAX, generate_bids
 from machine_outlier_observations import generate_observations
+from social_network_requests import generate_follows, generate_requests
 from spike_detection_readings import generate_readings
 from word_count_text import generate_lines
 
@@ -24,6 +26,8 @@ from sublet import Client
 
 BATCH_MESSAGES = 500
 MESSAGES_MAX = 10_000_000
+USERS = 200
+HOT_USERS_SHARE = 0.05
 
 
 class Source(NamedTuple):
@@ -31,6 +35,9 @@ class Source(NamedTuple):
 
     function: str
     generate: Callable[[int], Iterator[tuple[str, Any]]]
+    disorder_ms: int | None = None
+    """For windows of event time: how much earlier than the latest `at_ms` a message may still be;
+    None: nobody waits for watermarks."""
 
 
 def _lines(seed: int) -> Iterator[tuple[str, str]]:
@@ -49,10 +56,24 @@ def _observations(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "all", {"at_s": at_s, "machine": machine, "cpu": cpu, "memory": memory}
 
 
+def _requests(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    for follower, followed in generate_follows(seed, USERS):
+        yield follower, {"type": "follow", "user": followed}
+    for _, user, request in generate_requests(seed, USERS, hot_users_share=HOT_USERS_SHARE):
+        yield user, request
+
+
+def _bids(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    for bid in generate_bids(seed):
+        yield bid.bidder, bid._asdict()
+
+
 SOURCES = {
     "word_count": Source("word_count/split", _lines),
     "spike_detection": Source("spike_detection/average", _readings),
     "machine_outlier": Source("machine_outlier/score", _observations),
+    "social_network": Source("social_network/parse", _requests),
+    "auction": Source("auction/sort_bids", _bids, DISORDER_MS_MAX),
 }
 
 
@@ -67,6 +88,9 @@ async def feed(source: Source, address: str, messages: int, seed: int) -> float:
             left -= len(batch)
             keys, values = zip(*batch, strict=True)
             await client.call_many(source.function, keys, values)
+            if source.disorder_ms is not None:
+                latest_ms = max(value["at_ms"] for value in values)
+                await client.watermark(source.function, latest_ms - source.disorder_ms)
     return time.perf_counter() - started_s
 
 
