@@ -27,7 +27,7 @@ from sublet.functions.app import Function
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.runtime.admission import Admission, Clients, infeasible
 from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
-from sublet.runtime.backlog import IN_LINE, Backlog, Place
+from sublet.runtime.backlog import IN_LINE, Place
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, withdrawals
@@ -48,7 +48,6 @@ from sublet.runtime.steps import (
     LoadTimers,
     LoadWindows,
     Pace,
-    Ready,
     Refuse,
     Resume,
     Run,
@@ -61,9 +60,8 @@ from sublet.runtime.steps import (
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
 from sublet.runtime.windows import StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, RunResult, Span, Waiting, Work
-from sublet.scheduler.batching import Curve, batching_of
-from sublet.scheduler.grouped_queue import GroupedQueue
-from sublet.scheduler.orders import BEHIND_MS
+from sublet.runtime.work_queue import Singly, WorkQueue
+from sublet.scheduler.batching import Curve
 from sublet.scheduler.pace import RUNS_AT_ONCE
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
@@ -151,30 +149,12 @@ class Partition:
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
-        self._backlog = Backlog(
-            None if self._urgency.waiting is None else self._weigh_chunk,
-            in_order=not self._urgency.order.by_deadline,
-        )
-        self._batching = batching_of(function, curve)
+        self._queue = WorkQueue(name, function, self._inbox, self._urgency, curve, limits, now_ms)
+        self._backlog = self._queue.backlog
         self._prefetch: Prefetch | None = None
         """None where no state is read ahead."""
         if fetchable is not None and function.kind == "keyed":
             self._prefetch = Prefetch(fetchable, prefetch_keys_max)
-        self._gathering_since_ms = now_ms
-        """Since when the first message of the next run has been waiting, about."""
-        self._gathering_until_ms: float | None = None
-        self._gathering_from_ms: float | None = None
-        """Since when a run could have begun that waits for more messages."""
-        self._grouped: GroupedQueue[str, Place] | None = None
-        """The messages of the backlog by key, for functions that want runs of few keys."""
-        if function.grouping:
-            self._grouped = GroupedQueue(
-                batch_size=function.batch_size or function.batch_size_max or limits.batch_size_max,
-                batch_wait_ms=0.0,
-                executors_max=function.concurrency or RUNS_AT_ONCE,
-            )
-        self._announced: float | None = None
-        """The rank that was told by `Ready`, until `take` answers it."""
         self._lines = KeyLines(function.kind)
         self._ready, self._keys = self._lines.ready, self._lines.keys
         self._running: dict[int, Work] = {}
@@ -193,7 +173,7 @@ class Partition:
         """What one message adds to a commit, about: its replies, messages and state."""
         self._message_bytes_free = COMMIT_BYTES_MAX / limits.commit_messages_max
         """As long as it is less than this, no commit can grow too large."""
-        self._work_number = self._order = 0
+        self._order = 0
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
             function,
@@ -305,23 +285,7 @@ class Partition:
             self._count_from_frontier(chunk, now_ms)
         if self._prefetch is not None and batch.kind not in IN_LINE:
             self._prefetch.arrived(chunk)
-        if self._batching is not None:
-            self._batching.arrived(fresh)
-            if not self._backlog.count:
-                self._gathering_since_ms = now_ms
-        chunk.rank = urgency.rank(function, self.name, fresh, now_ms, chunk.earliest_ms)
-        self._backlog.add(chunk, self._priority(chunk))
-        if self._grouped is not None and batch.kind not in IN_LINE:
-            for index in chunk.places():
-                self._grouped.put(batch.keys[index], (chunk, index), now_ms)
-
-    def _priority(self, chunk: Chunk) -> float:
-        """Return a chunk's place in this partition."""
-        if not self._urgency.order.by_deadline:
-            chunk.urgent = None
-            return chunk.arrived_ms
-        # What the order puts behind everything else has no deadline to be kept any more.
-        return chunk.rank if chunk.rank >= BEHIND_MS else chunk.earliest_ms
+        self._queue.add(chunk, fresh, now_ms)
 
     def _answer_infeasible(self, chunk: Chunk, now_ms: float) -> None:
         """Answer calls at once that cannot be in time by what waits already."""
@@ -333,17 +297,6 @@ class Partition:
             self._took_ahead(batch.source, batch.first + index)
             self._consume_unrun(chunk.message(index, self._order), error, now_ms)
             self._admission.count("infeasible", 1)
-
-    def _weigh_chunk(self, chunk: Chunk) -> None:
-        """Say what is left of a chunk to those who ask how long a request would take."""
-        waiting = self._urgency.waiting
-        assert waiting is not None
-        if chunk.entry is not None:
-            waiting.remove(chunk.entry)
-            chunk.entry = None
-        if chunk.count and not self.stopped:
-            cost_ms = self._urgency.occupies_ms(self.function, chunk.count)
-            chunk.entry = waiting.put(chunk.earliest_ms, cost_ms, None)
 
     def _count_from_frontier(self, chunk: Chunk, now_ms: float) -> None:
         """Let messages be due as long after their window can close as they would be after now."""
@@ -500,8 +453,8 @@ class Partition:
         self.counters.runs += 1
         if len(result.suspended) < work.count:
             self._pace.learn(self.function, result.cut_at or work.count, result.elapsed_ms)
-        if self._batching is not None:
-            self._batching.ended(work.count, self._backlog.count, now_ms)
+        if self._queue.batching is not None:
+            self._queue.batching.ended(work.count, self._backlog.count, now_ms)
         pending = self._pending
         pending.rows.extend(result.rows)
         pending.runs += 1
@@ -760,9 +713,7 @@ class Partition:
 
     def take(self, now_ms: float) -> None:
         """It is this partition's turn: start one run, if one can start."""
-        if self._urgency.begun is not None and self._announced is not None:
-            self._urgency.begun(self._announced)
-        self._announced = None
+        self._queue.begin()
         if self.stopped:
             return
         # Asked once: a run on the loop must not begin beside one that goes on elsewhere.
@@ -770,10 +721,8 @@ class Partition:
         while (self._backlog.count or self._ready) and self._can_start(off_loop):
             if self._start_work(off_loop, now_ms):
                 break
-        if self._batching is not None and self._backlog.count:
-            first = self._backlog.first()
-            assert first is not None
-            self._gathering_since_ms = first.arrived_ms
+        if self._queue.batching is not None:
+            self._queue.took()
         if not self._runs_alone():
             self._advance(now_ms)  # Otherwise there is nothing to begin until the end of the run.
         prefetch = self._prefetch
@@ -800,60 +749,19 @@ class Partition:
         if self._expiries.heap:
             for waiting in self._expiries.due(now_ms):
                 self._interrupt(waiting, expired(waiting))
-        self._gathering_until_ms = None
+        queue = self._queue
+        queue.gathering_until_ms = None
         if (
             (self._backlog.count or self._ready)
             and self._can_start(self._pace.off_loop(self.function))
-            and not self._gathers(now_ms)
+            and (self._ready or not queue.gathers(now_ms, self._batch_size))
         ):
-            self._announce(now_ms)
+            ready = queue.announce(self._ready, now_ms)
+            if ready is not None:
+                self.effects.append(ready)
         elif self._prefetch is not None and self._prefetch.unseen:
             self._fetch_ahead()
         self._plan_wake(now_ms)
-
-    def _gathers(self, now_ms: float) -> bool:
-        """Tell whether the next run should wait for more messages, and until when."""
-        if self._batching is None or self._ready or self._announced is not None:
-            return False
-        queued = self._backlog.count
-        wait_ms = self._batching.wait_ms(queued, now_ms - self._gathering_since_ms, now_ms)
-        if wait_ms <= 0 or queued >= self._batch_size():
-            return False
-        chunk = self._backlog.first()
-        assert chunk is not None
-        start_by_ms = self._urgency.start_by_ms(self.function, queued, chunk.earliest_ms)
-        until_ms = min(now_ms + wait_ms, start_by_ms)
-        if until_ms <= now_ms:
-            return False  # Also when it is too short for any clock.
-        self._gathering_until_ms = until_ms
-        if self._gathering_from_ms is None:
-            self._gathering_from_ms = now_ms
-        return True
-
-    def _announce(self, now_ms: float) -> None:
-        chunk = self._backlog.first()
-        if self._ready:
-            # They have been waiting since before the backlog.
-            first = self._ready[0]
-            if first.rank is None:
-                due_ms = first.deadline_ms
-                if due_ms is None:
-                    due_ms = now_ms + self._urgency.patience_ms
-                first.rank = self._urgency.rank(self.function, self.name, 1, now_ms, due_ms)
-            rank, arrived_ms = first.rank, first.arrived_ms
-            if arrived_ms is None:
-                arrived_ms = now_ms
-            if chunk is not None and chunk.rank < rank:
-                rank = chunk.rank
-        else:
-            assert chunk is not None
-            rank, arrived_ms = chunk.rank, chunk.arrived_ms
-            if not self._urgency.order.by_deadline:
-                # The first in line speaks for the most urgent one behind it.
-                rank = self._backlog.least_rank()
-        if rank != self._announced:
-            self._announced = rank
-            self.effects.append(Ready(rank, arrived_ms))
 
     def _runs_alone(self) -> bool:
         """Tell whether a run goes on that holds no keys: until its end nothing else starts."""
@@ -890,9 +798,8 @@ class Partition:
             return False
         work.off_loop = off_loop
         work.exclusive = not off_loop
-        if self._gathering_from_ms is not None:
-            work.gathering_ms = now_ms - self._gathering_from_ms
-            self._gathering_from_ms = None
+        if self._queue.batching is not None:
+            self._queue.begun(work, now_ms)
         self._running[work.id] = work
         return self._load_or_run(work, now_ms)
 
@@ -922,7 +829,7 @@ class Partition:
         if not taken:
             return None
         self._take_followers(taken, size, now_ms)
-        work = self._work(taken)
+        work = self._queue.work(taken)
         work.rank_last = max([each.rank or 0.0 for each in taken])
         return work
 
@@ -963,79 +870,30 @@ class Partition:
             limit = max(1, int(COMMIT_BYTES_MAX / self._message_bytes))
         return max(1, self._pace.batch_size(self.function, limit))
 
-    def _work(self, waiting: Sequence[Waiting] = (), spans: Sequence[Span] = ()) -> Work:
-        self._work_number += 1
-        return Work(self._work_number, spans=spans, waiting=waiting)
-
     def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
         """Take up to `size` messages; None if what was taken does not run (now)."""
-        marker = self._backlog.next_marker() if self._grouped is not None else None
-        if self._grouped and marker is None:
-            grouped = self._grouped.take(now_ms, len(self._running), size)
-            places = [place for place in grouped if self._backlog.take_out(*place)]
-            return self._take_single(places, now_ms, many_runs=off_loop) if places else None
-        chunk, is_pulled = (marker, False) if marker else self._next_chunk(size)
-        if chunk is None:
-            return None
-        if is_pulled:
-            places = self._backlog.pull(chunk, size)
-            return self._take_single(places, now_ms, many_runs=off_loop)
-        if chunk.batch.kind in IN_LINE:
-            span = self._backlog.take(chunk, chunk.stop - chunk.start)
-            if chunk.batch.kind is Kind.CANCEL:
-                self._take_cancels(span)
-            else:
-                self._take_markers(span, now_ms)
-            return None
-        if off_loop or self._keys or self._is_single(chunk, now_ms):
-            spans = self._take_heads(chunk, size)
-            places = [(each, index) for each, start, end in spans for index in range(start, end)]
-            return self._take_single(places, now_ms, many_runs=off_loop, spans=spans)
-        spans = []
-        room = size
-        rank = rank_last = chunk.rank
-        arrived_ms = chunk.arrived_ms
-        while room and chunk is not None and not is_pulled:
-            if chunk.batch.kind in IN_LINE or self._is_single(chunk, now_ms):
-                break
-            if chunk.rank > rank_last:
-                rank_last = chunk.rank
-            span = self._backlog.take(chunk, room)
-            spans.append(span)
-            room -= span.stop - span.start
-            if not self._backlog.count:
-                break
-            chunk, is_pulled = self._next_chunk(room)
-        work = self._work(spans=spans)
-        work.rank, work.rank_last, work.arrived_ms = rank, rank_last, arrived_ms
-        return work
-
-    def _take_heads(self, head: Chunk, room: int) -> list[Span]:
-        """Take messages from the heads of lines, most urgent first."""
-        spans: list[Span] = []
-        chunk: Chunk | None = head
-        is_pulled = False
-        # What waits for a busy key is in the next commit, too.
-        room = min(room, max(1, self._limits.commit_messages_max - self._pending.message_count))
-        while room and chunk is not None and not is_pulled and chunk.batch.kind not in IN_LINE:
-            span = self._backlog.take(chunk, room)
-            spans.append(span)
-            room -= span.stop - span.start
-            chunk, is_pulled = self._next_chunk(room)
-        return spans
-
-    def _next_chunk(self, room: int) -> tuple[Chunk | None, bool]:
-        if len(self._awaiting) >= self._limits.open_calls_max:
+        limits = self._limits
+        chosen = self._queue.choose(
+            size,
+            now_ms,
+            singly=off_loop or bool(self._keys),
             # Handlers may be waiting for messages of other partitions: clients come later.
-            return self._backlog.next_of_peers(), False
-        chunk, is_pulled = self._backlog.next(room)
-        if chunk is not None and is_pulled and not self._inbox.may_go_ahead(chunk.batch.source):
-            return self._backlog.next(room, pulls=False)
-        return chunk, is_pulled
-
-    def _is_single(self, chunk: Chunk, now_ms: float) -> bool:
-        """Tell whether messages of the chunk have to be looked at one by one."""
-        return bool(chunk.batch.extras) or (chunk.earliest_ms < now_ms and chunk.expires)
+            peers_only=len(self._awaiting) >= limits.open_calls_max,
+            # What waits for a busy key is in the next commit, too.
+            heads_max=limits.commit_messages_max - self._pending.message_count,
+            running=len(self._running),
+        )
+        if chosen is None or type(chosen) is Work:
+            return chosen
+        if type(chosen) is Span:
+            if chosen.chunk.batch.kind is Kind.CANCEL:
+                self._take_cancels(chosen)
+            else:
+                self._take_markers(chosen, now_ms)
+            return None
+        assert type(chosen) is Singly
+        places, spans = chosen
+        return self._take_single(places, now_ms, many_runs=off_loop, spans=spans)
 
     def _take_single(
         self,
@@ -1077,7 +935,7 @@ class Partition:
         self._pending.must_flush = True
         if not runnable:
             return None
-        work = self._work(runnable)
+        work = self._queue.work(runnable)
         work.rank, work.rank_last, work.arrived_ms = first.rank, last.rank, first.arrived_ms
         if not many_runs:
             # Until it ends, the positions above include messages that are nowhere else.
@@ -1467,8 +1325,8 @@ class Partition:
         if self.progress.is_used:
             due_ms = self.progress.wake_ms(now_ms, self._clock_base_ms)
             wake_ms = wake_ms if due_ms is None else min(wake_ms, due_ms)
-        if self._gathering_until_ms is not None:
-            wake_ms = min(wake_ms, self._gathering_until_ms)
+        if self._queue.gathering_until_ms is not None:
+            wake_ms = min(wake_ms, self._queue.gathering_until_ms)
         if self._pending.acknowledged and self._committing is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
@@ -1585,7 +1443,7 @@ class Partition:
             return
         self.stopped = True
         self.open_from_clients = 0
-        self._backlog.clear()
+        self._queue.close()
         self._lines.clear()
         self.effects.append(Stop(outcome))
 

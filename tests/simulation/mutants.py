@@ -16,6 +16,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
 from sublet.runtime.steps import Acknowledge, Deliver, Store
 from sublet.runtime.work import Chunk, Waiting, Work
+from sublet.runtime.work_queue import WorkQueue
 from sublet.statestore.contract import (
     AHEAD,
     IDEMPOTENCY,
@@ -234,14 +235,20 @@ class TakesBackSends(Mutant):
             batch.kind = Kind.SEND
 
 
+class _OneByOne(WorkQueue):
+    def is_single(self, chunk: Chunk, now_ms: float) -> bool:
+        return True
+
+
 class LetsSendsExpire(Mutant):
     class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._queue.__class__ = _OneByOne
+            super().start(now_ms)
+
         def _is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
             waiting.expires = True
             return super()._is_over(waiting, now_ms)
-
-        def _is_single(self, chunk: Chunk, now_ms: float) -> bool:
-            return True
 
 
 class RemembersThatItDidNotRun(Mutant):

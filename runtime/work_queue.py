@@ -1,0 +1,262 @@
+"""What waits in a partition for its first run: how urgent it is, and what the next run takes.
+
+Beside the `Backlog`, which knows the order of messages, stands what depends on the function: ranks
+from costs and deadlines, runs that wait for more messages, runs of few keys. No effects: the
+partition says when there is a turn, and what comes of the messages that it is given.
+
+- `announce` says how urgent the most urgent message is, whenever that changes, until `begin`.
+- `choose` takes messages: whole columns as `Work` that is ready to run, as long as nothing has to
+  be known of single messages; otherwise their places, to be taken `Singly`; or a `Span` of what
+  keeps its place in line and is not run at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sublet.functions.app import Function
+from sublet.runtime.backlog import IN_LINE, Backlog, Place
+from sublet.runtime.channels import Inbox
+from sublet.runtime.limits import Limits
+from sublet.runtime.steps import Ready
+from sublet.runtime.work import Chunk, Span, Waiting, Work
+from sublet.scheduler.batching import Curve, batching_of
+from sublet.scheduler.grouped_queue import GroupedQueue
+from sublet.scheduler.orders import BEHIND_MS
+from sublet.scheduler.pace import RUNS_AT_ONCE
+from sublet.scheduler.urgency import Urgency
+
+
+class Singly(NamedTuple):
+    """Messages to be looked at one by one."""
+
+    places: Sequence[Place]
+    spans: Sequence[Span] = ()
+    """What they are together; without any, they were pulled out of their lines."""
+
+
+class WorkQueue:
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        inbox: Inbox,
+        urgency: Urgency,
+        curve: Curve | None,
+        limits: Limits,
+        now_ms: float,
+    ) -> None:
+        self.backlog = Backlog(
+            None if urgency.waiting is None else self._weigh,
+            in_order=not urgency.order.by_deadline,
+        )
+        self.batching = batching_of(function, curve)
+        self.announced: float | None = None
+        """The rank that was told, until `begin` answers it."""
+        self.gathering_until_ms: float | None = None
+        """When the next run starts although more messages might come."""
+        self._gathering_since_ms = now_ms
+        """Since when the first message of the next run has been waiting, about."""
+        self._gathering_from_ms: float | None = None
+        """Since when a run could have begun that waits for more messages."""
+        self._grouped: GroupedQueue[str, Place] | None = None
+        """The messages of the backlog by key, for functions that want runs of few keys."""
+        if function.grouping:
+            self._grouped = GroupedQueue(
+                batch_size=function.batch_size or function.batch_size_max or limits.batch_size_max,
+                batch_wait_ms=0.0,
+                executors_max=function.concurrency or RUNS_AT_ONCE,
+            )
+        self._name = name
+        self._function = function
+        self._inbox = inbox
+        self._urgency = urgency
+        self._work_number = 0
+        self._closed = False
+
+    def work(self, waiting: Sequence[Waiting] = (), spans: Sequence[Span] = ()) -> Work:
+        self._work_number += 1
+        return Work(self._work_number, spans=spans, waiting=waiting)
+
+    def close(self) -> None:
+        """Forget everything, for good."""
+        self._closed = True
+        self.backlog.clear()
+
+    # Ranks
+
+    def add(self, chunk: Chunk, fresh: int, now_ms: float) -> None:
+        """Let a chunk of so many messages wait in its place."""
+        batch, urgency, backlog = chunk.batch, self._urgency, self.backlog
+        if self.batching is not None:
+            self.batching.arrived(fresh)
+            if not backlog.count:
+                self._gathering_since_ms = now_ms
+        rank = urgency.rank(self._function, self._name, fresh, now_ms, chunk.earliest_ms)
+        chunk.rank = rank
+        if not urgency.order.by_deadline:
+            chunk.urgent = None
+            backlog.add(chunk, chunk.arrived_ms)
+        else:
+            # What the order puts behind everything else has no deadline to be kept any more.
+            backlog.add(chunk, rank if rank >= BEHIND_MS else chunk.earliest_ms)
+        if self._grouped is not None and batch.kind not in IN_LINE:
+            for index in chunk.places():
+                self._grouped.put(batch.keys[index], (chunk, index), now_ms)
+
+    def _weigh(self, chunk: Chunk) -> None:
+        """Say what is left of a chunk to those who ask how long a request would take."""
+        waiting = self._urgency.waiting
+        assert waiting is not None
+        if chunk.entry is not None:
+            waiting.remove(chunk.entry)
+            chunk.entry = None
+        if chunk.count and not self._closed:
+            cost_ms = self._urgency.occupies_ms(self._function, chunk.count)
+            chunk.entry = waiting.put(chunk.earliest_ms, cost_ms, None)
+
+    def announce(self, ready: Sequence[Waiting], now_ms: float) -> Ready | None:
+        """Return the rank of the most urgent message here or among those that are ready, if it
+        is not known; there is at least one."""
+        chunk = self.backlog.first()
+        if ready:
+            # They have been waiting since before the backlog.
+            first = ready[0]
+            if first.rank is None:
+                due_ms = first.deadline_ms
+                if due_ms is None:
+                    due_ms = now_ms + self._urgency.patience_ms
+                first.rank = self._urgency.rank(self._function, self._name, 1, now_ms, due_ms)
+            rank, arrived_ms = first.rank, first.arrived_ms
+            if arrived_ms is None:
+                arrived_ms = now_ms
+            if chunk is not None and chunk.rank < rank:
+                rank = chunk.rank
+        else:
+            assert chunk is not None
+            rank, arrived_ms = chunk.rank, chunk.arrived_ms
+            if not self._urgency.order.by_deadline:
+                # The first in line speaks for the most urgent one behind it.
+                rank = self.backlog.least_rank()
+        if rank == self.announced:
+            return None
+        self.announced = rank
+        return Ready(rank, arrived_ms)
+
+    def begin(self) -> None:
+        """The turn that was announced has come."""
+        if self._urgency.begun is not None and self.announced is not None:
+            self._urgency.begun(self.announced)
+        self.announced = None
+
+    # Runs that wait for more messages
+
+    def gathers(self, now_ms: float, batch_size: Callable[[], int]) -> bool:
+        """Tell whether the next run should wait for more messages, and until when."""
+        batching = self.batching
+        if batching is None or self.announced is not None:
+            return False
+        queued = self.backlog.count
+        wait_ms = batching.wait_ms(queued, now_ms - self._gathering_since_ms, now_ms)
+        if wait_ms <= 0 or queued >= batch_size():
+            return False
+        chunk = self.backlog.first()
+        assert chunk is not None
+        start_by_ms = self._urgency.start_by_ms(self._function, queued, chunk.earliest_ms)
+        until_ms = min(now_ms + wait_ms, start_by_ms)
+        if until_ms <= now_ms:
+            return False  # Also when it is too short for any clock.
+        self.gathering_until_ms = until_ms
+        if self._gathering_from_ms is None:
+            self._gathering_from_ms = now_ms
+        return True
+
+    def begun(self, work: Work, now_ms: float) -> None:
+        """A run begins: note how long it has waited for more messages, where runs do."""
+        if self._gathering_from_ms is not None:
+            work.gathering_ms = now_ms - self._gathering_from_ms
+            self._gathering_from_ms = None
+
+    def took(self) -> None:
+        """Count from here on how long those that are left wait for a run."""
+        first = self.backlog.first()
+        if first is not None:
+            self._gathering_since_ms = first.arrived_ms
+
+    # What a run takes
+
+    def choose(
+        self,
+        size: int,
+        now_ms: float,
+        *,
+        singly: bool,
+        peers_only: bool,
+        heads_max: int,
+        running: int,
+    ) -> Work | Singly | Span | None:
+        """Take up to `size` messages, the most urgent first; None if there are none.
+
+        `singly`: nothing may run as whole columns now; then at most `heads_max` are taken from the
+        heads of lines. `peers_only`: messages of clients have to wait. `running` runs go on.
+        """
+        backlog, grouped = self.backlog, self._grouped
+        marker = backlog.next_marker() if grouped is not None else None
+        if grouped and marker is None:
+            found = grouped.take(now_ms, running, size)
+            places = [place for place in found if backlog.take_out(*place)]
+            return Singly(places) if places else None
+        chunk, is_pulled = (marker, False) if marker else self._next_chunk(size, peers_only)
+        if chunk is None:
+            return None
+        if is_pulled:
+            return Singly(backlog.pull(chunk, size))
+        if chunk.batch.kind in IN_LINE:
+            return backlog.take(chunk, chunk.stop - chunk.start)
+        if singly or self.is_single(chunk, now_ms):
+            spans = self._take_heads(chunk, min(size, max(1, heads_max)), peers_only)
+            places = [(each, index) for each, start, end in spans for index in range(start, end)]
+            return Singly(places, spans)
+        spans = []
+        room = size
+        rank = rank_last = chunk.rank
+        arrived_ms = chunk.arrived_ms
+        while room and chunk is not None and not is_pulled:
+            if chunk.batch.kind in IN_LINE or self.is_single(chunk, now_ms):
+                break
+            if chunk.rank > rank_last:
+                rank_last = chunk.rank
+            span = backlog.take(chunk, room)
+            spans.append(span)
+            room -= span.stop - span.start
+            if not backlog.count:
+                break
+            chunk, is_pulled = self._next_chunk(room, peers_only)
+        work = self.work(spans=spans)
+        work.rank, work.rank_last, work.arrived_ms = rank, rank_last, arrived_ms
+        return work
+
+    def _take_heads(self, head: Chunk, room: int, peers_only: bool) -> list[Span]:
+        """Take messages from the heads of lines, most urgent first."""
+        spans: list[Span] = []
+        chunk: Chunk | None = head
+        is_pulled = False
+        while room and chunk is not None and not is_pulled and chunk.batch.kind not in IN_LINE:
+            span = self.backlog.take(chunk, room)
+            spans.append(span)
+            room -= span.stop - span.start
+            chunk, is_pulled = self._next_chunk(room, peers_only)
+        return spans
+
+    def _next_chunk(self, room: int, peers_only: bool) -> tuple[Chunk | None, bool]:
+        if peers_only:
+            return self.backlog.next_of_peers(), False
+        chunk, is_pulled = self.backlog.next(room)
+        if chunk is not None and is_pulled and not self._inbox.may_go_ahead(chunk.batch.source):
+            return self.backlog.next(room, pulls=False)
+        return chunk, is_pulled
+
+    def is_single(self, chunk: Chunk, now_ms: float) -> bool:
+        """Tell whether messages of the chunk have to be looked at one by one."""
+        return bool(chunk.batch.extras) or (chunk.earliest_ms < now_ms and chunk.expires)
