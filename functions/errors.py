@@ -152,6 +152,15 @@ class UnknownOutcomeError(SubletError):
     code = "unknown_outcome"
 
 
+class ReadsStateError(BaseException):
+    """A handler that runs in parts, with an empty state to add to, asks for what only the owner of
+    the real state knows; its message has to be run there.
+
+    For the runtime alone: it is never told to a caller, so it has no code. Not an `Exception`, for
+    handlers often catch those, and would go on without knowing.
+    """
+
+
 def _kinds(root: type[SubletError]) -> dict[str, type[SubletError]]:
     found = {root.code: root}
     for kind in root.__subclasses__():

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sublet.functions.effects import TooLate, WindowDue
+from sublet.functions.effects import Effect, TooLate, WindowDue
+from sublet.functions.errors import ReadsStateError
 from sublet.functions.state.cell import MergeableKind
+from sublet.functions.state.partial import PartialWindows, absorb
 from sublet.functions.state.windowed import OpenWindow, WindowedState
 from sublet.functions.windows import Window, WindowSpec
 
@@ -24,12 +27,24 @@ if TYPE_CHECKING:
     from sublet.functions.context import Context
 
 Handler = Callable[..., Any]
+Arm = Callable[[int], str]
+"""Sets a timer for a window's end at a time; returns its name."""
 
 
 class Closing(NamedTuple):
     """The time of a window has come."""
 
     timer: str
+
+
+class Absorption(NamedTuple):
+    """Where parts are put together: whose windows, and when."""
+
+    key: str
+    watermark_ms: int
+    next_timer: Callable[[], str]
+    effects: list[Effect]
+    """Takes the ends of windows that are opened, as those of a handler's run would be."""
 
 
 class WindowRuns:
@@ -93,8 +108,12 @@ class WindowRuns:
             await result
 
     def _enter(self, ctx: Context, windows: WindowedState, window: OpenWindow) -> None:
-        ctx.window = Window(window.start_ms, window.end_ms)
         ctx.state = windows.use(window)
+        if self._spec.merges and isinstance(windows, PartialWindows):
+            # How far the session really reaches depends on messages that are not here.
+            ctx.window = windows.unknown_window
+        else:
+            ctx.window = Window(window.start_ms, window.end_ms)
 
     # Messages
 
@@ -111,48 +130,72 @@ class WindowRuns:
         else:
             at_ms = ctx.now_ms if spec.time == "processing" else scope.arrived_ms(ctx._index)
             watermark_ms = min(watermark_ms, at_ms)
+        in_parts = isinstance(windows, PartialWindows)
+        arm: Arm
+        if isinstance(windows, PartialWindows):
+            arm = windows.arm
+        else:
+            arm = partial(_arm, ctx.key, scope.next_timer, ctx._effects.items)
         taken: list[tuple[OpenWindow, bool]] = []
         for bounds in spec.windows_of(at_ms):
-            if spec.merges:
-                window = self._join(ctx, windows, bounds, watermark_ms)
-            else:
-                window = self._open(ctx, windows, bounds, watermark_ms)
+            window = self._take(arm, windows, bounds, watermark_ms)
             if window is not None:
                 taken.append((window, window.closed))
+        if in_parts and (not taken or any(closes for _, closes in taken)):
+            raise ReadsStateError("what became of a window that is over")
         if not taken:
             ctx._effects.items.append(TooLate(ctx.key))
             if spec.late_egress is not None:
                 ctx.emit(spec.late_egress, message)
         return taken
 
-    def _open(
-        self, ctx: Context, windows: WindowedState, bounds: Window, watermark_ms: int
+    def absorb_window(
+        self, at: Absorption, windows: WindowedState, start_ms: int, end_ms: int, value: bytes
+    ) -> bool:
+        """Merge what messages have added to a window elsewhere into the key's own; see
+        `state.partial.partial_windows`. The caller settles it.
+
+        The window is opened, or joins others, as by one of those messages. False if that would
+        have to close it at once, or comes too late: the caller rolls the state back and runs all
+        messages of the key here. The same if it fails, as `state.partial.absorb` does.
+        """
+        arm = partial(_arm, at.key, at.next_timer, at.effects)
+        window = self._take(arm, windows, Window(start_ms, end_ms), at.watermark_ms)
+        if window is None or window.closed:
+            return False
+        absorb(windows.kind, windows.use(window), value)
+        return True
+
+    def _take(
+        self, arm: Arm, windows: WindowedState, bounds: Window, watermark_ms: int
     ) -> OpenWindow | None:
-        """Return the window with these bounds; None if it is over."""
+        """Return the window that takes what lies within these bounds; None if it is over."""
+        if self._spec.merges:
+            return self._join(arm, windows, bounds, watermark_ms)
+        return self._open(arm, windows, bounds, watermark_ms)
+
+    def _open(
+        self, arm: Arm, windows: WindowedState, bounds: Window, watermark_ms: int
+    ) -> OpenWindow | None:
         if bounds.end_ms + self._spec.lateness_ms <= watermark_ms:
             return None
         known = windows.get(bounds.start_ms)
-        return known or self._open_new(ctx, windows, bounds, watermark_ms)
+        return known or self._open_new(arm, windows, bounds, watermark_ms)
 
     def _open_new(
-        self, ctx: Context, windows: WindowedState, bounds: Window, watermark_ms: int
+        self, arm: Arm, windows: WindowedState, bounds: Window, watermark_ms: int
     ) -> OpenWindow:
         start_ms, end_ms = bounds
         closed = end_ms <= watermark_ms
-        timer = self._arm(ctx, end_ms + self._spec.lateness_ms if closed else end_ms)
+        timer = arm(end_ms + self._spec.lateness_ms if closed else end_ms)
         window = OpenWindow(start_ms, end_ms, timer, closed, windows.new_cell())
         windows.put(window)
         return window
 
-    def _arm(self, ctx: Context, due_ms: int) -> str:
-        timer = ctx._scope.next_timer()
-        ctx._effects.items.append(WindowDue(timer, due_ms, ctx.key))
-        return timer
-
     # Sessions
 
     def _join(
-        self, ctx: Context, windows: WindowedState, bounds: Window, watermark_ms: int
+        self, arm: Arm, windows: WindowedState, bounds: Window, watermark_ms: int
     ) -> OpenWindow | None:
         """Return the session that a message is in, made of all that it touches."""
         lateness_ms = self._spec.lateness_ms
@@ -169,14 +212,14 @@ class WindowRuns:
         if end_ms + lateness_ms <= watermark_ms:
             return None
         if not touched:
-            return self._open_new(ctx, windows, Window(start_ms, end_ms), watermark_ms)
+            return self._open_new(arm, windows, Window(start_ms, end_ms), watermark_ms)
         first = touched[0]
         still_open = next((each for each in touched if not each.closed), None)
         closed = end_ms <= watermark_ms and any(each.closed for each in touched)
         timer = (still_open or first).timer
         if still_open is None and not closed:
             # Their timers are those of their removal: the session ends before that.
-            timer = self._arm(ctx, end_ms)
+            timer = arm(end_ms)
         cell = first.cell
         if len(touched) > 1 or start_ms != first.start_ms:
             cell = self._merged(windows, touched)
@@ -198,20 +241,28 @@ class WindowRuns:
 
     def _ending(self, ctx: Context, windows: WindowedState, closing: Closing) -> OpenWindow | None:
         """Return the window that is to be closed now; keep it only as long as it may change."""
+        if isinstance(windows, PartialWindows):
+            raise ReadsStateError("a window's end")
         window = windows.by_timer(closing.timer)
         if window is None:
             return None
         watermark_ms = ctx._scope.progress.watermark_ms
         gone_ms = window.end_ms + self._spec.lateness_ms
+        arm = partial(_arm, ctx.key, ctx._scope.next_timer, ctx._effects.items)
         ends = not window.closed and window.end_ms <= watermark_ms
         if gone_ms <= watermark_ms:
             windows.remove(window.start_ms)
         elif window.closed or ends:
-            timer = self._arm(ctx, gone_ms)
-            windows.put(window._replace(closed=True, timer=timer))
+            windows.put(window._replace(closed=True, timer=arm(gone_ms)))
         else:
-            windows.put(window._replace(timer=self._arm(ctx, window.end_ms)))
+            windows.put(window._replace(timer=arm(window.end_ms)))
         return window if ends else None
+
+
+def _arm(key: str, next_timer: Callable[[], str], effects: list[Effect], due_ms: int) -> str:
+    timer = next_timer()
+    effects.append(WindowDue(timer, due_ms, key))
+    return timer
 
 
 def _without_message(handler: Handler) -> Handler:

@@ -67,6 +67,10 @@ class Fields:
                 cells[name] = kind.cell(by_name.get(name.encode(), ()), clock)
             except StateTypeError as error:
                 raise StateTypeError(f"field {name}: {error}") from error
+        return self.state_of(cells)
+
+    def state_of(self, cells: dict[str, Cell]) -> FieldsState:
+        """Return the state that consists of these cells, one for each field."""
         return self._state_class(cells)
 
 
@@ -167,11 +171,11 @@ def state_kind_of(declaration: Any) -> StateKind:
 class MergeableFields:
     """`Fields` of which every field is mergeable. A partial value is a dict by field name."""
 
-    __slots__ = ("_fields", "_kinds", "partial_type")
+    __slots__ = ("_fields", "kinds", "partial_type")
 
     def __init__(self, fields: Fields, kinds: dict[str, MergeableKind[Any]]) -> None:
         self._fields = fields
-        self._kinds = kinds
+        self.kinds = kinds
         # mypy knows TypedDicts only by sight; this one has the names that the user chose.
         make_type: Any = TypedDict
         self.partial_type = make_type(
@@ -182,21 +186,25 @@ class MergeableFields:
         """See `StateKind.cell`."""
         return self._fields.cell(rows, clock)
 
+    def state_of(self, cells: dict[str, Cell]) -> FieldsState:
+        """Return a state that consists of these cells."""
+        return self._fields.state_of(cells)
+
     def zero(self) -> dict[str, Any]:
         """Return the zero of each field."""
-        return {name: kind.zero() for name, kind in self._kinds.items()}
+        return {name: kind.zero() for name, kind in self.kinds.items()}
 
     def merge(self, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         """Merge field by field."""
-        return {name: kind.merge(one[name], other[name]) for name, kind in self._kinds.items()}
+        return {name: kind.merge(one[name], other[name]) for name, kind in self.kinds.items()}
 
     def partial_of(self, cell: FieldsState) -> dict[str, Any]:
         """See `MergeableKind.partial_of`."""
-        return {name: kind.partial_of(getattr(cell, name)) for name, kind in self._kinds.items()}
+        return {name: kind.partial_of(getattr(cell, name)) for name, kind in self.kinds.items()}
 
     def absorb(self, cell: FieldsState, partial: dict[str, Any]) -> None:
         """See `MergeableKind.absorb`."""
-        for name, kind in self._kinds.items():
+        for name, kind in self.kinds.items():
             kind.absorb(getattr(cell, name), partial[name])
 
 

@@ -84,7 +84,9 @@ class Sum:
 
     def absorb(self, cell: SumState, partial: Number) -> None:
         """See `MergeableKind.absorb`."""
-        cell.add(partial)
+        # Adding 0.0 makes an int a float; adding 0 would only write what is there.
+        if partial or type(partial) is float:
+            cell.add(partial)
 
 
 class SumState(SingleRow[Sum]):
@@ -141,7 +143,8 @@ class Count:
 
     def absorb(self, cell: CountState, partial: int) -> None:
         """See `MergeableKind.absorb`."""
-        cell.increment(partial)
+        if partial:
+            cell.increment(partial)
 
 
 class CountState(SingleRow[Count]):
@@ -286,7 +289,7 @@ class Mean:
 
     def absorb(self, cell: MeanState, partial: tuple[Number, int]) -> None:
         """See `MergeableKind.absorb`."""
-        if partial[1]:
+        if any(partial):
             cell.add_many(*partial)
 
 

@@ -153,7 +153,8 @@ class TopK(Generic[T]):
 
     def absorb(self, cell: TopKState[T], partial: TopKPartial) -> None:
         """See `MergeableKind.absorb`."""
-        cell.replace(self.merge(cell.partial(), partial))
+        if partial.counts or partial.error:
+            cell.replace(self.merge(cell.partial(), partial))
 
     def _cut(self, partial: TopKPartial) -> TopKPartial:
         """Bring a summary down to the capacity, by what the first one too many weighs."""

@@ -150,6 +150,11 @@ class WindowedState:
         start_ms = self._by_timer.get(timer)
         return None if start_ms is None else self._windows[start_ms]
 
+    @property
+    def kind(self) -> StateKind:
+        """What the state of each window is."""
+        return self._kind.kind
+
     def new_cell(self) -> Cell:
         """Return an empty state for a window."""
         return self._kind.kind.cell((), self._clock)

@@ -77,7 +77,7 @@ def test_a_field_cannot_be_assigned_or_mistyped() -> None:
         _ = cell.m
 
 
-@pytest.mark.parametrize("name", ["", "a b", "_x", "undo", "drain", "rollback"])
+@pytest.mark.parametrize("name", ["", "a b", "_x", "undo", "drain", "rollback", "rows"])
 def test_a_field_needs_a_name_that_is_free(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be named"):
         state_kind_of({name: int})
