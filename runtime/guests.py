@@ -1,0 +1,647 @@
+"""Work of neighbours: what a lessee does with an offer that it has accepted.
+
+A guest runs as any other work does, with the same runners; only what comes of it goes back to the
+lessor instead of into a commit. States that came with an offer stay here for the next one, up to a
+bound, and are known by the version that the lessor has given them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from math import inf
+from typing import Any, NamedTuple
+
+from sublet.functions.app import Function
+from sublet.functions.effects import Routes
+from sublet.functions.state import Cell, StateClock
+from sublet.functions.state.partial import runs_in_parts
+from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.executor import Place
+from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation, invocation_lock
+from sublet.runtime.lease_messages import LeaseId, Load, Offer, Return, StoredState
+from sublet.runtime.lease_results import encode_result, lent_cells, timer_prefix
+from sublet.runtime.limits import Limits
+from sublet.runtime.partial_runs import gather, in_parts, partial_cache
+from sublet.runtime.state_cache import ENTRY_BYTES, StateCache
+from sublet.runtime.threads import Watchdog
+from sublet.runtime.work import RunResult, Waiting, Work
+from sublet.statestore.contract import StateRow
+
+CALLS = "calls"
+"""Why messages go home: their handlers call somebody, and calls are on record there."""
+
+
+class OfferError(ValueError):
+    """An offer does not make sense; it cannot be run."""
+
+
+def offered_keys(offer: Offer, function: Function) -> Collection[str]:
+    """Return the keys whose states the offered messages need."""
+    if offer.partial or function.state_kind is None:
+        return ()
+    if function.kind == "keyed":
+        return dict.fromkeys(each.key for each in offer.messages)
+    return ("",)
+
+
+class _Kept(NamedTuple):
+    cell: Cell
+    version: int
+    size_bytes: int
+
+
+class _Home:
+    """A partition of a neighbour, with what is here of it."""
+
+    __slots__ = ("clock", "clock_base_ms", "epoch", "kept", "lent")
+
+    def __init__(self, epoch: int, state_bytes_max: int) -> None:
+        self.epoch = epoch
+        self.clock = StateClock(bytes_max=state_bytes_max)
+        """One for all guests of the partition, as their cells stay."""
+        self.clock_base_ms: int | None = None
+        self.kept: dict[str, _Kept] = {}
+        self.lent: dict[str, int] = {}
+        """Key to the latest lease that has its cell."""
+
+    def told(self, clock_ms: int, now_ms: float) -> None:
+        """Learn the partition's clock. An offer was some time on its way: the latest is right."""
+        base_ms = clock_ms - int(now_ms)
+        if self.clock_base_ms is None or base_ms > self.clock_base_ms:
+            self.clock_base_ms = base_ms
+
+    def clock_ms(self, now_ms: float) -> int:
+        return int(now_ms) + (self.clock_base_ms or 0)
+
+    def advance(self, now_ms: float) -> None:
+        """Set the clock that handlers see, never backwards."""
+        self.clock.now_ms = max(self.clock.now_ms, self.clock_ms(now_ms))
+
+
+class GuestStates:
+    """States of neighbours' keys, by partition, epoch and key, each with its version.
+
+    A guest has the cells of its keys to itself: they are not here while it runs, and come back
+    when it has ended. Those that were not used for longest are dropped at the bound; so are all of
+    an earlier owner of their partition.
+    """
+
+    def __init__(self, bytes_max: Callable[[], int], state_bytes_max: int) -> None:
+        """`state_bytes_max` is the bound of one key's state."""
+        self.bytes = 0
+        self.evicted = 0
+        self._bytes_max = bytes_max
+        self._state_bytes_max = state_bytes_max
+        self._homes: dict[str, _Home] = {}
+        self._order: dict[tuple[str, str], None] = {}
+        """Partition and key of all that is kept; what was used last is last."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def missing(self, offer: Offer, function: Function) -> list[str]:
+        """Return the keys whose states neither come with the offer nor are here."""
+        kept = self._kept_for(offer.lease)
+        found = {each.key for each in offer.states if _is_here(each, kept)}
+        return [key for key in offered_keys(offer, function) if key not in found]
+
+    def take(self, offer: Offer, function: Function, home: _Home) -> StateCache | None:
+        """Return the cells of the offered messages' keys, for one guest alone.
+
+        `OfferError` if some are `missing`. Who takes them gives them back by `settled`.
+        """
+        if function.state_kind is None:
+            return None
+        missing = self.missing(offer, function)
+        if missing:
+            raise OfferError(f"the states of {len(missing)} keys are missing: {missing[0]!r:.80}")
+        cache = StateCache(
+            function.name, function.state_kind, home.clock, complete=True, bytes_max=lambda: 0
+        )
+        wanted = offered_keys(offer, function)
+        for state in offer.states:
+            key = state.key
+            if key not in wanted:
+                continue
+            kept = self._forget(offer.lease.partition, key) if home.kept else None
+            if state.rows is not None:
+                cache.insert([key], [StateRow(key, *row) for row in state.rows])
+            else:
+                assert kept is not None
+                cache.insert([key], ())
+                cache.cells[key] = kept.cell
+                cache.changed([key])
+            home.lent[key] = offer.lease.number
+        return cache
+
+    def home_of(self, lease: LeaseId) -> _Home:
+        """Return the place of a partition's states. What an earlier owner left is dropped."""
+        home = self._homes.get(lease.partition)
+        if home is not None and home.epoch == lease.epoch:
+            return home
+        new = _Home(lease.epoch, self._state_bytes_max)
+        if home is not None and home.epoch > lease.epoch:
+            return new  # Of a former owner, who does not know yet: nothing of it is kept.
+        if home is not None:
+            for key in list(home.kept):
+                self._forget(lease.partition, key)
+        self._homes[lease.partition] = new
+        return new
+
+    def settled(
+        self,
+        lease: LeaseId,
+        cache: StateCache,
+        versions: dict[str, int],
+        changed: Collection[str],
+        doubtful: Collection[str],
+    ) -> None:
+        """A guest has ended: keep its cells for the next one.
+
+        A state that was changed has the next version, as the lessor will say when it has taken
+        the result. What is in a doubtful cell nobody knows: it is dropped.
+        """
+        home = self._homes.get(lease.partition)
+        if home is None or home.epoch != lease.epoch:
+            return
+        for key, version in versions.items():
+            if home.lent.get(key) != lease.number:
+                continue  # A later lease has it, or had: this one was given up by its lessor.
+            del home.lent[key]
+            if key not in doubtful:
+                self._keep(lease.partition, home, key, cache.cells[key], version + (key in changed))
+        self._shrink()
+        self._leave_if_empty(lease.partition, home)
+
+    def _kept_for(self, lease: LeaseId) -> dict[str, _Kept]:
+        home = self._homes.get(lease.partition)
+        return home.kept if home is not None and home.epoch == lease.epoch else {}
+
+    def _keep(self, partition: str, home: _Home, key: str, cell: Cell, version: int) -> None:
+        self._forget(partition, key)
+        size_bytes = cell.size_bytes + len(key) + ENTRY_BYTES
+        home.kept[key] = _Kept(cell, version, size_bytes)
+        self._order[partition, key] = None
+        self.bytes += size_bytes
+
+    def _forget(self, partition: str, key: str) -> _Kept | None:
+        if (partition, key) not in self._order:
+            return None
+        del self._order[partition, key]
+        kept = self._homes[partition].kept.pop(key)
+        self.bytes -= kept.size_bytes
+        return kept
+
+    def _shrink(self) -> None:
+        bytes_max = self._bytes_max()
+        while self.bytes > bytes_max:
+            partition, key = next(iter(self._order))
+            self._forget(partition, key)
+            self.evicted += 1
+            self._leave_if_empty(partition, self._homes[partition])
+
+    def _leave_if_empty(self, partition: str, home: _Home) -> None:
+        if not home.kept and not home.lent:
+            self._homes.pop(partition, None)
+
+
+def _is_here(state: StoredState, kept: dict[str, _Kept]) -> bool:
+    if state.rows is not None:
+        return True
+    found = kept.get(state.key)
+    return found is not None and found.version == state.version
+
+
+class GuestProgress:
+    """How far the time of the lessor's windows had come."""
+
+    __slots__ = ("seen_ms", "watermark_ms")
+
+    def __init__(self, watermark_ms: int) -> None:
+        self.watermark_ms = watermark_ms
+        self.seen_ms = BEGINNING_MS
+
+
+class CarriedTrace:
+    """A sampled message's trace: what the message causes belongs to it, as at home."""
+
+    __slots__ = ("traceparent",)
+
+    def __init__(self, traceparent: str) -> None:
+        self.traceparent = traceparent
+
+    def entered(self) -> AbstractContextManager[None]:
+        """See `Traced.entered`."""
+        return nullcontext()
+
+    def committed(self, times: Any) -> None:
+        """See `Traced.committed`; the lessor's to tell."""
+
+    def failed(self, error: ErrorInfo) -> None:
+        """See `Traced.failed`; the lessor's to tell."""
+
+
+class GuestWork:
+    """An accepted offer, ready to run: a `Work` with the `Place` for it.
+
+    `begin`, run, then `finish`; or `drop` if it is not to be run. Each once, on the loop.
+    """
+
+    __slots__ = (
+        "_home",
+        "_limits",
+        "_states",
+        "arrived_ms",
+        "doubtful",
+        "function",
+        "lessor",
+        "offer",
+        "over_ms",
+        "place",
+        "rank",
+        "reason",
+        "work",
+    )
+
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
+        self,
+        offer: Offer,
+        lessor: str,
+        function: Function,
+        *,
+        states: GuestStates,
+        routes: Routes,
+        limits: Limits,
+        monotonic_ms: Callable[[], float],
+        number: int = 0,
+    ) -> None:
+        """`OfferError` if states are `missing`, or the offer makes no sense.
+
+        `number` is the work's id, for whoever needs one.
+        """
+        _check_offer(offer, function)
+        now_ms = monotonic_ms()
+        self.offer = offer
+        self.lessor = lessor
+        """The worker that it is for."""
+        self.function = function
+        self.arrived_ms = now_ms
+        self.rank = now_ms + offer.due_left_ms - offer.cost_ms
+        """When it has to start to be in time; local, monotonic."""
+        self.over_ms = now_ms + offer.term_ms
+        """From then on the lessor does not wait for it."""
+        self.doubtful: set[str] = set()
+        """Keys whose cells may still be changed by handlers that were given up."""
+        self.reason = ""
+        """Why the first message goes home that does, where it has a name."""
+        self._states = states
+        self._limits = limits
+        self._home = states.home_of(offer.lease)
+        self._home.told(offer.clock_ms, now_ms)
+        self._home.advance(now_ms)
+        self.work = work = Work(number, waiting=_waiting_of(offer, now_ms))
+        work.rank = work.rank_last = self.rank
+        work.arrived_ms = now_ms
+        prefix, numbers = timer_prefix(offer.lease), count(1)
+        cache = (
+            partial_cache(function, work.keys, self._home.clock)
+            if offer.partial
+            else states.take(offer, function, self._home)
+        )
+        self.place = Place(
+            offer.lease.partition,
+            in_parts(function) if offer.partial else function,
+            cache=cache,
+            clock=self._home.clock,
+            routes=routes,
+            limits=limits,
+            next_timer=lambda: f"{prefix}{next(numbers)}",
+            monotonic_ms=monotonic_ms,
+            clock_ms=self._home.clock_ms,
+            progress=GuestProgress(offer.watermark_ms),
+        )
+
+    @property
+    def lease(self) -> LeaseId:
+        return self.offer.lease
+
+    def begin(self) -> None:
+        """It runs from now on: let its clock go on."""
+        self._home.advance(self.place.monotonic_ms())
+
+    def goes_home(self, reason: str) -> None:
+        """Some message goes home for this reason; the first that is known is told."""
+        self.reason = self.reason or reason
+
+    def drop(self) -> None:
+        """It is not run, or nobody wants to know: only the states stay."""
+        self._settle(())
+
+    def finish(
+        self, result: RunResult, now_ms: float, load: Load, *, suspect: bool = False
+    ) -> Return:
+        """Return what the lessor has to know; its states may be used by others from now on.
+
+        `suspect`: a handler was given up and may go on, so the states are in doubt.
+        """
+        if suspect:
+            self.doubtful.update(lent_cells(self.work, self.function))
+        partials = None
+        if self.offer.partial:
+            assert self.place.cache is not None
+            doubtful = bool(self.doubtful)
+            partials, reason = gather(
+                self.function, self.place.cache, self.work, result, doubtful=doubtful
+            )
+            self.goes_home(reason)
+        returned = encode_result(
+            self.lease,
+            self.work,
+            result,
+            now_ms,
+            load=load,
+            reply_bytes_max=self._limits.message_bytes_max,
+            partials=partials,
+            reason=self.reason,
+        )
+        self._settle({row[0] for row in returned.rows})
+        return returned
+
+    def _settle(self, changed: Collection[str]) -> None:
+        cache = self.place.cache
+        if cache is not None and not self.offer.partial:
+            versions = {each.key: each.version for each in self.offer.states}
+            versions = {key: each for key, each in versions.items() if key in cache.cells}
+            self._states.settled(self.lease, cache, versions, changed, self.doubtful)
+
+
+def _check_offer(offer: Offer, function: Function) -> None:
+    count, times = len(offer.messages), len(offer.time_left_ms)
+    if not count or times != count:
+        raise OfferError(
+            f"{count} messages with {times} times left; allowed: one for each, and one at least"
+        )
+    if len({(each.source, each.number) for each in offer.messages}) != count:
+        raise OfferError("a message is offered twice; allowed: once")
+    if offer.partial and not runs_in_parts(function):
+        raise OfferError(f"{function.name} cannot be run in parts")
+
+
+def _waiting_of(offer: Offer, now_ms: float) -> list[Waiting]:
+    waiting: list[Waiting] = []
+    for message, left_ms in zip(offer.messages, offer.time_left_ms, strict=True):
+        each = Waiting(message, None if left_ms < 0 else now_ms + left_ms)
+        if message.extra.trace:
+            each.traced = CarriedTrace(message.extra.trace)
+        waiting.append(each)
+    return waiting
+
+
+OnGuestEnd = Callable[[GuestWork, RunResult], None]
+Lock = str | int
+
+
+class _AsyncRun:
+    """A guest whose handlers await something: all of them have to end."""
+
+    __slots__ = (
+        "busy",
+        "going_home",
+        "guest",
+        "is_planned",
+        "limit_s",
+        "lines",
+        "on_end",
+        "open",
+        "result",
+        "waits",
+    )
+
+    def __init__(self, guest: GuestWork, on_end: OnGuestEnd, limit_s: float) -> None:
+        self.guest = guest
+        self.on_end = on_end
+        self.limit_s = limit_s
+        self.result = RunResult()
+        self.result.values = [None] * guest.work.count
+        self.lines: dict[Lock, deque[int]] = {}
+        """What handlers have to themselves, to the messages that wait for it."""
+        for index in range(guest.work.count):
+            self.lines.setdefault(self.lock_of(index), deque()).append(index)
+        self.busy: set[Lock] = set()
+        self.waits: set[Lock] = set()
+        """Whose handlers were seen to wait: messages behind them are started one by one."""
+        self.open: dict[str, tuple[int, Lock]] = {}
+        """Handlers that have not ended, by message."""
+        self.going_home: set[str] = set()
+        self.is_planned = False
+
+    def lock_of(self, index: int) -> Lock:
+        guest = self.guest
+        return invocation_lock(guest.function, index, guest.work.keys[index])
+
+    def take(self, locks: Iterable[Lock]) -> list[int]:
+        """Return what may start now, in the order of the offer."""
+        one_by_one = self.guest.work.off_loop
+        taken: list[int] = []
+        for lock in locks:
+            line = self.lines[lock]
+            if line and lock not in self.busy:
+                if one_by_one or lock in self.waits:
+                    taken.append(line.popleft())
+                else:
+                    taken.extend(line)
+                    line.clear()
+        taken.sort()
+        return taken
+
+    def close(self, lock: Lock) -> None:
+        """What waits in this line goes home, behind a message that does."""
+        line = self.lines[lock]
+        self.result.unfinished.update(line)
+        line.clear()
+
+
+class AsyncGuests:
+    """Runs guests whose handlers are `async def`, beside those of the worker's own partitions.
+
+    A handler that calls another instance is ended and its message goes home, with all behind it
+    that must not pass it: calls are on record in the commits of the partition's owner.
+    """
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._runner = AsyncRunner(
+            watchdog,
+            on_call=self._call_opened,
+            on_unwanted=lambda _partition, _message, _call: None,
+            on_end=self._handler_ended,
+        )
+        self._open: dict[tuple[str, str], _AsyncRun] = {}
+        self._runs: dict[LeaseId, _AsyncRun] = {}
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        self._runner.start(tasks)
+
+    def stop(self) -> None:
+        self._runner.stop()
+
+    def run(self, guest: GuestWork, on_end: OnGuestEnd, limit_s: float = inf) -> None:
+        """Run a guest; `on_end` hears once, perhaps at once, what came of it.
+
+        Handlers run where `guest.work.off_loop` says. On this loop they are stepped for about
+        `limit_s` at a time.
+        """
+        if guest.lease in self._runs:
+            raise OfferError(f"{guest.lease} runs already")
+        run = self._runs[guest.lease] = _AsyncRun(guest, on_end, limit_s)
+        self._advance(run, tuple(run.lines))
+
+    def revoke(self, lease: LeaseId) -> None:
+        """Nobody waits for this guest any more: let its handlers end. `on_end` is still told."""
+        run = self._runs.get(lease)
+        if run is None:
+            return
+        for lock in run.lines:
+            run.close(lock)
+        for message_id in tuple(run.open):
+            self._send_home(run, message_id)
+        self._end_if_over(run)
+
+    # Beginning
+
+    def _advance(self, run: _AsyncRun, locks: Iterable[Lock]) -> None:
+        """Start what waits for nothing else; leave the loop after a while."""
+        until_s = time.perf_counter() + run.limit_s
+        while taken := run.take(locks):
+            left_s = until_s - time.perf_counter()
+            locks = self._start(run, taken, left_s)
+            if left_s <= 0:
+                self._plan(run)
+                break
+        self._end_if_over(run)
+
+    def _plan(self, run: _AsyncRun) -> None:
+        if not run.is_planned:
+            run.is_planned = True
+            asyncio.get_running_loop().call_soon(self._go_on, run)
+
+    def _go_on(self, run: _AsyncRun) -> None:
+        run.is_planned = False
+        self._advance(run, tuple(run.lines))
+
+    def _start(self, run: _AsyncRun, indexes: list[int], limit_s: float) -> set[Lock]:
+        """Run handlers as far as they go; return whose lines may go on."""
+        guest, total = run.guest, run.result
+        indexes = self._without_doubles(run, indexes)
+        if not indexes:
+            return set()
+        guest.begin()
+        locks = [run.lock_of(index) for index in indexes]
+        part = Work(guest.work.id, waiting=[guest.work.waiting[index] for index in indexes])
+        part.off_loop = guest.work.off_loop
+        if part.off_loop:
+            result, waiting = self._runner.run_aside(part, guest.place)
+        else:
+            result, waiting = self._runner.run(part, guest.place, limit_s)
+        total.rows.extend(result.rows)
+        total.effects.extend(result.effects)
+        total.elapsed_ms += result.elapsed_ms
+        closed: set[Lock] = set()
+        again: list[tuple[Lock, int]] = []
+        unrun = len(indexes) if result.cut_at is None else result.cut_at
+        for at, (index, lock) in enumerate(zip(indexes, locks, strict=True)):
+            failure = result.failed.get(at)
+            if at >= unrun or at in result.unfinished:
+                again.append((lock, index))
+            elif failure is not None:
+                total.failed[index] = failure
+                if failure.retryable and guest.function.order == "key":
+                    closed.add(lock)
+            elif at not in result.suspended:
+                total.values[index] = result.values[at]
+        for lock, index in reversed(again):
+            run.lines[lock].appendleft(index)
+        for lock in closed:
+            run.close(lock)
+        for invocation in waiting:
+            self._opened(run, invocation, indexes[invocation.index], locks[invocation.index])
+        if result.cut_at is not None:
+            self._plan(run)
+            return set()
+        return set(locks)
+
+    def _without_doubles(self, run: _AsyncRun, indexes: list[int]) -> list[int]:
+        """Send home what still runs here under an earlier lease, which its lessor gave up."""
+        partition, waiting = run.guest.lease.partition, run.guest.work.waiting
+        ids = [(partition, waiting[index].message.id) for index in indexes]
+        if self._open.keys().isdisjoint(ids):
+            return indexes
+        doubled = {
+            run.lock_of(index) for index, id_ in zip(indexes, ids, strict=True) if id_ in self._open
+        }
+        for lock in doubled:
+            run.close(lock)
+        left = [index for index in indexes if run.lock_of(index) not in doubled]
+        run.result.unfinished.update(set(indexes) - set(left))
+        return left
+
+    def _opened(self, run: _AsyncRun, invocation: Invocation, index: int, lock: Lock) -> None:
+        run.open[invocation.id] = (index, lock)
+        run.busy.add(lock)
+        run.waits.add(lock)
+        self._open[run.guest.lease.partition, invocation.id] = run
+        if invocation.calls:
+            run.guest.goes_home(CALLS)
+            self._send_home(run, invocation.id)
+
+    # Ending
+
+    def _call_opened(self, opened: CallOpened) -> None:
+        run = self._open.get((opened.partition, opened.message_id))
+        if run is not None:
+            run.guest.goes_home(CALLS)
+            self._send_home(run, opened.message_id)
+
+    def _send_home(self, run: _AsyncRun, message_id: str) -> None:
+        run.going_home.add(message_id)
+        self._runner.interrupt(run.guest.lease.partition, message_id)
+
+    def _handler_ended(self, ended: Ended) -> None:
+        run = self._open.pop((ended.partition, ended.message_id), None)
+        if run is None:
+            return
+        index, lock = run.open.pop(ended.message_id)
+        run.busy.discard(lock)
+        guest, total, failure = run.guest, run.result, ended.failure
+        if guest.work.off_loop:
+            total.elapsed_ms += ended.step_ms
+        is_doubtful = ended.abandoned
+        closes = guest.function.order == "key"
+        if ended.message_id in run.going_home:
+            # It may have ended as if nothing were; what it did to its state is then there.
+            is_doubtful = is_doubtful or bool(failure is None and ended.rows)
+            total.unfinished.add(index)
+        elif failure is not None:
+            total.failed[index] = failure
+            closes = closes and failure.retryable
+        else:
+            closes = False
+            total.values[index] = ended.value
+            total.rows.extend(ended.rows)
+            total.effects.extend(ended.effects)
+        if is_doubtful:
+            guest.doubtful.add(ended.key if guest.function.kind == "keyed" else "")
+        if closes or is_doubtful:
+            run.close(lock)
+        self._advance(run, (lock,))
+
+    def _end_if_over(self, run: _AsyncRun) -> None:
+        if run.open or run.is_planned or any(run.lines.values()):
+            return
+        if self._runs.pop(run.guest.lease, None) is not None:
+            run.on_end(run.guest, run.result)
