@@ -84,8 +84,8 @@ class Sum:
 
     def absorb(self, cell: SumState, partial: Number) -> None:
         """See `MergeableKind.absorb`."""
-        # Adding 0.0 makes an int a float; adding 0 would only write what is there.
-        if partial or type(partial) is float:
+        # Adding 0.0 makes an int a float; adding 0 would only write again what is there.
+        if partial or type(partial) is float or cell.is_empty:
             cell.add(partial)
 
 
@@ -143,7 +143,7 @@ class Count:
 
     def absorb(self, cell: CountState, partial: int) -> None:
         """See `MergeableKind.absorb`."""
-        if partial:
+        if partial or cell.is_empty:
             cell.increment(partial)
 
 
