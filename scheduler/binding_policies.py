@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heapreplace
-from math import isfinite
+from math import inf, isfinite
 
 from sublet.scheduler.binding import (
     Ask,
@@ -90,20 +90,16 @@ class _Draw:
 
 
 def _asked_directly(works: Sequence[Bindable], draw: _Draw, scene: Scene) -> Iterator[Choice]:
+    queued = scene.queued
     for work in works:
         if draw.is_home_drawn(scene):
             # Nobody has a shorter queue than a lessor with nothing else to do.
-            if scene.queued <= work.work.count and scene.fits(work):
+            if queued <= work.work.count and scene.fits(work):
                 continue
             names = [each.name for each in scene.pick(1)]
         else:
             names = [each.name for each in scene.pick(2)]
         yield Ask([work], names, len(names))
-
-
-def _queued_without(work: Bindable, scene: Scene) -> int:
-    """Return how much waits here besides the messages in question."""
-    return max(scene.queued - work.work.count, 0)
 
 
 @binding_policy("queue-direct")
@@ -129,7 +125,7 @@ class QueueDirect:
             worker = min(queued, key=lambda name: (queued[name], -self._fetches.held(work, name)))
             # With fewer than two replies, the lessor was drawn itself, or stands in for a worker
             # that is silent.
-            if len(bids) < 2 and _queued_without(work, scene) <= queued[worker]:
+            if len(bids) < 2 and scene.queued <= queued[worker]:
                 continue
             queued[worker] += work.work.count
             yield Lend(work, worker, forced=True)
@@ -171,8 +167,7 @@ class LaxityDirect:
         return not bid.fits, queued_ms, bid.queued
 
     def _home_key(self, work: Bindable, scene: Scene) -> tuple[bool, float, int]:
-        queued_ms = max(scene.queued_ms - work.cost_ms, 0.0)
-        return not scene.fits(work), queued_ms, _queued_without(work, scene)
+        return not scene.fits(work), scene.queued_ms, scene.queued
 
     def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
         return ()
@@ -238,15 +233,19 @@ class _Forwarding:
         self._is_random = _checked_flag(policy, "random_lessee", random_lessee)
         self._fetches = _Fetches(policy, cache_aware, fetch_ms)
 
-    def lend(self, works: Iterable[Bindable], scene: Scene, *, eases: bool) -> Iterator[Lend]:
-        """With `eases`, each one that goes lets those after it begin earlier here."""
+    def lend(self, works: Iterable[Bindable], scene: Scene) -> Iterator[Lend]:
+        """Lend in this order. What is due later than something that goes begins earlier here."""
         if not scene.neighbours:
             return
         queues = _Queues(scene)
         # One after the other, so that chance does not give many messages of one call to one.
         drawn = [each.name for each in scene.pick(len(scene.neighbours))] if self._is_random else []
-        eased_ms = 0.0
+        eased_ms = going_ms = 0.0
+        due_ms = inf
         for turn, work in enumerate(works):
+            if work.work.deadline_ms > due_ms:
+                eased_ms, going_ms = eased_ms + going_ms, 0.0
+            due_ms = work.work.deadline_ms
             home_ms = work.home_ms - eased_ms
             if self._is_random:
                 start = turn % len(drawn)
@@ -259,7 +258,7 @@ class _Forwarding:
                 )
                 if self._is_forced or there_ms < home_ms:
                     queues.queued_ms[worker] = there_ms
-                    eased_ms += work.cost_ms if eases else 0.0
+                    going_ms += work.cost_ms
                     yield Lend(work, worker, self._is_forced)
                     break
 
@@ -305,7 +304,7 @@ class RejectAndSend:
 
     def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
         urgent_first = sorted(works, key=lambda each: each.work.deadline_ms)
-        return self._forwarding.lend(urgent_first, scene, eases=True)
+        return self._forwarding.lend(urgent_first, scene)
 
     def answered(
         self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
@@ -341,8 +340,8 @@ class AcceptAndCheck:
         )
 
     def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        # What goes was behind whatever comes after it in this order: that is not eased.
-        return self._forwarding.lend(reversed(works), scene, eases=False)
+        urgent_last = sorted(works, key=lambda each: -each.work.deadline_ms)
+        return self._forwarding.lend(urgent_last, scene)
 
     def answered(
         self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene

@@ -236,8 +236,8 @@ def test_when_nobody_replies_the_lessor_keeps_it(name: str) -> None:
 def test_of_one_reply_and_the_lessor_the_shorter_queue_wins(
     name: str, there_ms: int, goes: bool
 ) -> None:
-    # 11 messages wait here, of which one is in question.
-    scene = FakeScene(neighbours({"a": 0}), queued=11, queued_ms=11.0)
+    # Besides the message in question.
+    scene = FakeScene(neighbours({"a": 0}), queued=10, queued_ms=10.0)
 
     choices = binding_named(name).answered([messages()], [bid("a", there_ms, fits=False)], scene)
 
@@ -349,13 +349,23 @@ def test_forced_it_goes_in_any_case(name: str) -> None:
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_lending_ends_when_neighbours_are_as_full(name: str) -> None:
     scene = FakeScene(neighbours({"a": 0, "b": 0}))
-    works = [messages(home_ms=4.0, deadline_ms=NOW_MS) for _ in range(20)]
+    works = [messages(home_ms=4.0) for _ in range(20)]
 
-    found = Counter(lessees(binding_named(name).bind(works, scene)))
+    # Up to 3 ms each: a fourth message would be done there when it is done here.
+    assert Counter(lessees(binding_named(name).bind(works, scene))) == {"a": 3, "b": 3}
 
-    # Up to 3 ms each: a fourth message would be done there when it is done here. Of what arrives,
-    # each that goes lets the others begin earlier, so fewer have to.
-    assert found == ({"a": 3, "b": 3} if name == "accept-and-check" else {"a": 1, "b": 1})
+
+def test_what_goes_lets_begin_earlier_what_is_due_later_but_not_what_is_due_before() -> None:
+    scene = FakeScene(neighbours({"a": 0}))
+    works = [messages(home_ms=ms, deadline_ms=NOW_MS + ms) for ms in range(1, 11)]
+
+    arriving = lent(binding_named("reject-and-send").bind(works, scene))
+    waiting = lent(binding_named("accept-and-check").bind(works, scene))
+
+    # Every second one goes: then both have as much to do, in the order in which it is due.
+    assert [each.work.home_ms for each in arriving] == [2, 4, 6, 8, 10]
+    # Half of them go: each would be done sooner there than here, whatever goes after it.
+    assert [each.work.home_ms for each in waiting] == [10, 9, 8, 7, 6]
 
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
