@@ -623,8 +623,10 @@ class AsyncGuests:
         is_doubtful = ended.abandoned
         closes = guest.function.order == "key"
         if ended.message_id in run.going_home:
-            # It may have ended as if nothing were; what it did to its state is then there.
-            is_doubtful = is_doubtful or bool(failure is None and ended.rows)
+            # It may have ended as if nothing were; what it did to its state is then there, and of
+            # a state in parts nobody can tell.
+            if failure is None and (ended.rows or guest.offer.partial):
+                is_doubtful = True
             total.unfinished.add(index)
         elif failure is not None:
             total.failed[index] = failure

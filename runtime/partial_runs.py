@@ -17,7 +17,6 @@ import msgspec
 from sublet.functions.app import Function
 from sublet.functions.codec import codec_for
 from sublet.functions.context import Context
-from sublet.functions.effects import Effect, TooLate, WindowDue
 from sublet.functions.errors import EncodeError, ReadsStateError
 from sublet.functions.state import Cell, StateClock, StateKind, StoredRow
 from sublet.functions.state.partial import (
@@ -27,7 +26,6 @@ from sublet.functions.state.partial import (
     partial_windows,
     runs_in_parts,
 )
-from sublet.functions.window_runs import Closing
 from sublet.runtime.lease_messages import PartialState
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.work import RunResult, Work
@@ -40,8 +38,6 @@ EFFECTS = "effects"
 FUNCTIONS_MAX = 1024
 """Of so many functions the other handler is remembered."""
 
-_QUIET: tuple[type[Effect], ...] = (WindowDue, TooLate)
-"""Effects that nobody outside sees."""
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
 _any = codec_for(Any)
@@ -114,7 +110,6 @@ def gather(
         result.values = [None] * work.count
         result.unfinished = set(range(work.count)) - set(result.failed)
         return Gathered([], reason)
-    result.effects = [each for each in result.effects if type(each) is not WindowDue]
     return Gathered(partials, reason)
 
 
@@ -155,8 +150,6 @@ def _watched(function: Function) -> Callable[[Context, Any], Any]:
     def run(context: Context, message: Any) -> Any:
         cell, items = context.state, context._effects.items
         mark = len(items)
-        if type(message) is Closing:
-            raise GoesHomeError(READS)
         try:
             value = handler(context, message) if takes_message else handler(context)
         except ReadsStateError as error:
@@ -166,7 +159,7 @@ def _watched(function: Function) -> Callable[[Context, Any], Any]:
             raise
         _check(cell, value)
         if in_order and len(items) > mark:
-            _check_effects(items[mark:])
+            raise GoesHomeError(EFFECTS)
         return value
 
     return run
@@ -178,8 +171,6 @@ def _watched_async(function: Function) -> Callable[[Context, Any], Any]:
 
     async def run(context: Context, message: Any) -> Any:
         cell = context.state
-        if type(message) is Closing:
-            raise GoesHomeError(READS)
         try:
             value = await (handler(context, message) if takes_message else handler(context))
         except ReadsStateError as error:
@@ -188,8 +179,8 @@ def _watched_async(function: Function) -> Callable[[Context, Any], Any]:
             _check_failed(cell, error)
             raise
         _check(cell, value)
-        if in_order:
-            _check_effects(context._effects.items)
+        if in_order and context._effects.items:
+            raise GoesHomeError(EFFECTS)
         return value
 
     return run
@@ -212,8 +203,3 @@ def _check(cell: Cell, value: Any) -> None:
         _any.encode(value)
     except (EncodeError, ReadsStateError) as error:
         raise GoesHomeError(READS) from error
-
-
-def _check_effects(effects: list[Effect]) -> None:
-    if any(type(each) not in _QUIET for each in effects):
-        raise GoesHomeError(EFFECTS)
