@@ -96,6 +96,14 @@ class Ledger:
                     if not ended:
                         yield source, target, first + place
 
+    def open_roots(self) -> Iterator[tuple[str, Root]]:
+        """Yield for each open message its target and what caused it."""
+        for (_, target), channel in self._channels.items():
+            for roots, done in zip(channel.roots, channel.done, strict=True):
+                for place, ended in enumerate(done or b""):
+                    if not ended:
+                        yield target, roots[place]
+
     @property
     def open(self) -> int:
         """Messages on their way, waiting, or executed and not committed."""
@@ -142,6 +150,19 @@ class Series:
         ]
 
 
+class LeaseTally:
+    """What the simulation has seen of leases, of all workers."""
+
+    def __init__(self) -> None:
+        self.probes = self.replies = 0
+        self.offered = self.accepted = self.declined = 0
+        self.returned = self.expired = self.revoked = self.too_late = 0
+        self.messages = self.home = self.partials = 0
+        self.said = self.bytes = 0
+        self.states_sent = self.states_held = self.state_bytes = 0
+        self.core_ms = 0.0
+
+
 class FunctionTally:
     """What the simulation has seen of one function."""
 
@@ -153,6 +174,7 @@ class FunctionTally:
         self.busy_ms = 0.0
         self.loads = self.fetched = self.hits = self.misses = self.evicted = 0
         self.duplicates = self.refused = self.failures = self.prefetched = 0
+        self.lent = 0
 
     def committed(self, roots: Sequence[Root], now_ms: float) -> None:
         """Messages have durably taken effect."""

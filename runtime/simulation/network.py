@@ -52,6 +52,11 @@ class SimulatedNetwork:
         self._model = model
         self._unreliable = bool(model.loss or model.duplication or model.reordering)
         self._resend_ms = milliseconds(model.resend)
+        self._ms_per_byte = 0.0
+        if model.megabits_per_s is not None:
+            self._ms_per_byte = 8 / 1_000 / model.megabits_per_s
+        self._sent_ms: dict[str, float] = {}
+        """When the line of a machine is free again."""
         self._last_ms: dict[tuple[str, str], float] = {}
         self._cuts: list[tuple[frozenset[int], frozenset[int]]] = []
         self._held: list[tuple[Frame, Node]] = []
@@ -69,6 +74,8 @@ class SimulatedNetwork:
             return
         events = self._events
         at_ms = events.now_ms + self._latency()
+        if self._ms_per_byte:
+            at_ms += self._line_ms(frame)
         if self._unreliable and not self._lucky(frame, to, at_ms):
             return
         link = (frame.sender.name, to.name)
@@ -77,6 +84,13 @@ class SimulatedNetwork:
             at_ms = last_ms
         self._last_ms[link] = at_ms
         events.at(at_ms, to.receive, frame)
+
+    def _line_ms(self, frame: Frame) -> float:
+        """Return how long it takes until a frame has left its machine."""
+        now_ms, name = self._events.now_ms, frame.sender.name
+        left_ms = max(now_ms, self._sent_ms.get(name, 0.0)) + frame.bytes * self._ms_per_byte
+        self._sent_ms[name] = left_ms
+        return left_ms - now_ms
 
     def _lucky(self, frame: Frame, to: Node, at_ms: float) -> bool:
         """Return whether the frame goes the usual way."""

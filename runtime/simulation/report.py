@@ -87,6 +87,37 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Leases:
+    """Work that ran at neighbours, and what it took."""
+
+    probes: int
+    """Questions whether there is room; `replies` to them."""
+    replies: int
+    offered: int
+    accepted: int
+    declined: int
+    returned: int
+    expired: int
+    revoked: int
+    too_late: int
+    """Returned when the lessor had given them up: dropped."""
+    messages: int
+    """Messages in returned leases, without those that came home unrun (`home`)."""
+    home: int
+    partials: int
+    """States that lessees had begun from nothing, merged."""
+    said: int
+    """Messages between lessors and lessees, of all kinds, and their `bytes`."""
+    bytes: int
+    states_sent: int
+    """States that travelled with an offer; `states_held` need not, since the lessee had them."""
+    states_held: int
+    state_bytes: int
+    core_ms: float
+    """What all this took of cores (`lease_overhead`, and merging)."""
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionReport:
     """One function (or stage), all loads together."""
 
@@ -104,6 +135,8 @@ class FunctionReport:
     failures: int
     refused: int
     duplicates: int
+    lent: int
+    """Of its messages, those that ran at neighbours."""
 
     @property
     def batch_mean(self) -> float:
@@ -128,6 +161,7 @@ class Report:
         self.until_ms = until_ms
         self.wall_s = wall_s
         self.events = around.events.handled
+        self._ledger = around.ledger
         self.sent = around.ledger.sent
         self.executed = around.ledger.executed
         self.trace_hash = around.trace.hexdigest()
@@ -145,6 +179,9 @@ class Report:
             network.doubled,
             network.reordered,
             network.stopped,
+        )
+        self.leases = Leases(
+            **{name: getattr(around.leases, name) for name in Leases.__dataclass_fields__}
         )
         for worker in cluster.workers:
             for hosted in worker.partitions.values():
@@ -199,6 +236,20 @@ class Report:
         for series in self._series(function, load):
             values.extend(series.since(self._warmup_s)[0])
         return sorted(values)
+
+    def open_ages_ms(self, load: str | None = None) -> list[float]:
+        """Return, sorted, how long the causes of what is still open have been waiting.
+
+        With these, latencies of a cluster that did not keep up are lower bounds; without, they
+        are those of the lucky ones.
+        """
+        now_ms = self.duration_ms
+        warmup_ms = 1_000 * self._warmup_s
+        return sorted(
+            now_ms - root[0]
+            for _, root in self._ledger.open_roots()
+            if root[0] >= warmup_ms and (load is None or self._label(root[2]) == load)
+        )
 
     def timeline(self, function: str, load: str | None = None) -> list[Second]:
         """Return what was measured in each second."""
@@ -256,6 +307,7 @@ class Report:
             "trace_hash": self.trace_hash,
             "seed": self.simulation.seed,
             "order": str(self.simulation.order),
+            "binding": self.simulation.binding,
             "workers": self.simulation.workers,
             "duration_ms": self.duration_ms,
             "sent": self.sent,
@@ -267,6 +319,7 @@ class Report:
             "commit_groups": self.commit_groups,
             "busy": {"mean": sum(self.busy) / len(self.busy), "max": max(self.busy)},
             "traffic": _fields(self.traffic),
+            "leases": _fields(self.leases),
             "functions": {
                 name: {**_fields(each), "batch_mean": each.batch_mean}
                 for name, each in self.functions.items()

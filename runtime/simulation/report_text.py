@@ -20,7 +20,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     simulation = report.simulation
     order = simulation.order if isinstance(simulation.order, str) else "an order of its own"
     console.print(
-        f"[bold]{simulation.workers} workers, {order}, seed {simulation.seed}[/bold]: "
+        f"[bold]{simulation.workers} workers, {order}, binding {simulation.binding}, "
+        f"seed {simulation.seed}[/bold]: "
         f"{report.duration_ms / 1000:g} s of virtual time in {report.wall_s:.1f} s, "
         f"{report.hops:,} messages executed ({report.hops_per_wall_s:,.0f}/s)"
     )
@@ -94,6 +95,23 @@ def _cluster(report: Report) -> Table:
     if any(troubles):
         shown = ", ".join(f"{each:,}" for each in troubles)
         rows.append(("frames lost, doubled, late, stopped", shown))
+    rows += _lease_rows(report)
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _lease_rows(report: Report) -> list[tuple[str, str]]:
+    each = report.leases
+    if not each.offered and not each.probes:
+        return []
+    ends = (each.accepted, each.declined, each.returned, each.expired, each.revoked)
+    shown = ", ".join(f"{count:,}" for count in ends)
+    return [
+        ("leases offered", f"{each.offered:,}"),
+        ("accepted, declined, returned, expired, revoked", shown),
+        ("messages run at neighbours", f"{each.messages:,}"),
+        ("neighbours asked for room", f"{each.probes:,}"),
+        ("lease messages, megabytes", f"{each.said:,}, {each.bytes / 1e6:,.1f}"),
+        ("states sent with leases, not sent again", f"{each.states_sent:,}, {each.states_held:,}"),
+    ]

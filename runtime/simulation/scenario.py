@@ -11,6 +11,7 @@ from typing import Any
 from sublet.functions.app import FunctionKind
 from sublet.functions.duration import Duration, milliseconds
 from sublet.runtime.simulation.chance import Cost, Distribution, Keys, distribution, keys_of
+from sublet.scheduler.binding import binding_named
 
 ARRIVALS = ("poisson", "uniform", "pareto", "lognormal")
 WORKERS_MAX = 10_000
@@ -66,9 +67,28 @@ class Stage:
     batch_size_max: int | None = None
     window: Duration | None = None
     frontier: bool = True
+    binding: str | None = None
+    """Where its messages run, as in `@app.function`; the simulation's, if not said."""
+    parallelism_range: int | None = None
+    """How many workers, its owner among them, may work for one partition."""
+    reads_only: bool = False
+    """Runs change no state: whoever has been sent it once need not be sent it again."""
+    mergeable: bool = False
+    """It only adds to its state: lessees begin with an empty one, and send what they added."""
+    merge: Cost | Duration = 0
+    """What merging that takes of the owner's core, for so many states."""
 
     def __post_init__(self) -> None:
         Cost.of(self.cost)
+        Cost.of(self.merge)
+        if self.binding is not None:
+            binding_named(self.binding)
+        if self.parallelism_range is not None and self.parallelism_range < 1:
+            raise ValueError(
+                f"{self.name}: parallelism_range is {self.parallelism_range}; allowed: 1 or more"
+            )
+        if self.mergeable and (self.reads_only or self.kind == "stateless"):
+            raise ValueError(f"{self.name}: what is mergeable changes a state")
         if self.window is not None and not milliseconds(self.window) > 0:
             raise ValueError(f"{self.name}: window is {self.window}; allowed: more than 0")
         if self.state_bytes < 0 or self.message_bytes < 0:
@@ -141,10 +161,12 @@ class Network:
     """What is between workers, and between them and their clients.
 
     Frames of a link stay in order, except a share `reordering`. What is lost is noticed after
-    `resend`, and sent again.
+    `resend`, and sent again. With `megabits_per_s`, what a machine sends takes its turn on that
+    machine's line.
     """
 
     latency: Duration | Distribution = "0.3ms"
+    megabits_per_s: float | None = None
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
@@ -154,6 +176,10 @@ class Network:
         distribution(self.latency)
         for name in ("loss", "duplication", "reordering"):
             _check_share("network", name, getattr(self, name))
+        if self.megabits_per_s is not None and not self.megabits_per_s > 0:
+            raise ValueError(
+                f"network: megabits_per_s is {self.megabits_per_s}; allowed: more than 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +188,8 @@ class StoreModel:
 
     `commit` is a cost of the messages in a group, `load` of the keys that are read together. At
     most `cache_keys` states, or `cache_bytes`, stay in a worker's memory; 0: none, every run reads
-    them from the store.
+    them from the store. States of others, which came with leases, have bounds of their own
+    (`lessee_keys`, `lessee_bytes`); 0: none is kept, they are sent with every lease.
     """
 
     commit: Cost | Duration = "1ms + 0us"
@@ -171,11 +198,13 @@ class StoreModel:
     cache_bytes: int | None = 256 * 1024 * 1024
     prefetch: bool = True
     """Read the states of what waits before its turn has come."""
+    lessee_keys: int | None = None
+    lessee_bytes: int | None = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         Cost.of(self.commit)
         Cost.of(self.load)
-        for name in ("cache_keys", "cache_bytes"):
+        for name in ("cache_keys", "cache_bytes", "lessee_keys", "lessee_bytes"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"store: {name} is {value}; allowed: 0 or more")

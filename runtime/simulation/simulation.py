@@ -39,6 +39,7 @@ from sublet.runtime.simulation.store import SimulatedStore
 from sublet.runtime.simulation.trace import Trace
 from sublet.runtime.simulation.worker import SimulatedWorker, Surroundings
 from sublet.scheduler.api import QueueOrder
+from sublet.scheduler.binding import binding_named
 from sublet.scheduler.orders import DEFAULT_ORDER, TokenShares, order_named
 from sublet.scheduler.pace import QUANTUM_MS
 from sublet.scheduler.urgency import PATIENCE_MS, Urgency
@@ -76,6 +77,11 @@ class Simulation:
     """How long a run may take if it can be cut at a message's end."""
     patience: Duration = PATIENCE_MS
     """When a message without deadline is due."""
+    binding: str = "static"
+    """Where messages run, as in the settings; stages can say otherwise for theirs."""
+    lease_overhead: Cost | Duration = 0
+    """What a message between lessor and lessee takes of a core, at either end: for itself, and
+    for each kilobyte of state in it."""
     estimation_noise: Duration = 0
     """Deviation of a normal error in every expected cost."""
     member_term: Duration = "2s"
@@ -99,6 +105,8 @@ class Simulation:
         for fault in self.faults:
             check_fault(fault, self.workers)
         self.make_order()
+        binding_named(self.binding)
+        Cost.of(self.lease_overhead)
         functions = self.functions()
         for load in self.loads:
             if load.recorded is None:

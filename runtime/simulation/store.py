@@ -148,6 +148,13 @@ class ModelledCells:
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         self._keys.update(dict.fromkeys(keys))
 
+    @property
+    def mean_bytes(self) -> int:
+        return self._weight
+
+    def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
+        return []
+
     def drop(self, key: str) -> None:
         if self._keys.pop(key, self) is None:
             self.is_complete = False

@@ -20,7 +20,7 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
 from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.hosted import Handlers, Hosted
-from sublet.runtime.simulation.ledger import Ledger
+from sublet.runtime.simulation.ledger import LeaseTally, Ledger
 from sublet.runtime.simulation.network import Frame, Node, SimulatedNetwork
 from sublet.runtime.simulation.pace import CorePace
 from sublet.runtime.simulation.store import (
@@ -83,6 +83,7 @@ class Surroundings:
         self.overhead_ms = overhead_ms
         self.functions = [each.function for each in handlers.values()]
         self.partition_counts = {each.name: each.partition_count for each in self.functions}
+        self.leases = LeaseTally()
         self.clients: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
 

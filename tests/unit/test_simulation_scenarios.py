@@ -236,9 +236,21 @@ def test_a_file_that_is_not_there_is_a_value_error(tmp_path: Path) -> None:
         (lambda: Stage("a", window=0), "window is 0"),
         (lambda: Stage("a", state_bytes=-1), "cannot be negative"),
         (lambda: Stage("a", "quick"), "is no cost"),
+        (lambda: Stage("a", merge="often"), "is no cost"),
+        (lambda: Stage("a", binding="nowhere"), "binding is 'nowhere'; allowed: "),
+        (lambda: Stage("a", parallelism_range=0), "parallelism_range is 0"),
+        (lambda: Stage("a", mergeable=True, reads_only=True), "changes a state"),
+        (
+            lambda: Simulation(
+                stages=[Stage("a")], loads=[Load(target="a", rate=1)], binding="static:x=1"
+            ),
+            "no parameter 'x'",
+        ),
         (lambda: To("a", fan_out=0), "fan_out is 0"),
         (lambda: Network(loss=1), "loss is 1"),
+        (lambda: Network(megabits_per_s=0), "megabits_per_s is 0"),
         (lambda: StoreModel(cache_keys=-1), "cache_keys is -1"),
+        (lambda: StoreModel(lessee_keys=-1), "lessee_keys is -1"),
         (lambda: Slow(worker=0, factor=0, at=0, until=1), "factor is 0"),
         (lambda: Zipf(0), "there are 0 keys"),
         (lambda: Zipf(10, 11), "exponent is 11"),

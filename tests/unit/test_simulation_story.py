@@ -212,3 +212,22 @@ def test_windows_survive_a_takeover() -> None:
     report = simulation.run()
     assert report.open == 0
     assert report.functions["result"].messages == 9
+
+
+def test_what_a_machine_sends_takes_its_turn_on_its_line() -> None:
+    stages = [Stage("work", "1ms", message_bytes=100_000)]
+    loads = [Load(target="work", rate=1, arrivals="uniform", aligned=True, batch=2, until="1s")]
+    # Two messages of 100 kB at 16 megabits a second take 100 ms.
+    slow = one_stage(stages=stages, loads=loads, network=Network(megabits_per_s=16.0)).run()
+    fast = one_stage(stages=stages, loads=loads, network=Network()).run()
+    assert slow.latency("work").max > fast.latency("work").max
+
+
+def test_what_is_open_at_the_end_has_an_age() -> None:
+    loads = [Load(target="work", rate=10, arrivals="uniform", aligned=True, until="1s")]
+    report = one_stage(stages=[Stage("work", "400ms")], loads=loads, drain="0s").run()
+    ages_ms = report.open_ages_ms()
+    assert len(ages_ms) == report.open > 0
+    assert ages_ms == sorted(ages_ms)
+    assert ages_ms[-1] < 1_000
+    assert report.open_ages_ms("work") == ages_ms
