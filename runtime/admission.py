@@ -128,7 +128,7 @@ class Admission:
 
     def refusal(self, batch: Batch, now_ms: float) -> tuple[str, ErrorInfo] | None:
         """Return why there is no room now for a batch of a client, if there is none."""
-        limits, backlog = self._limits, self._backlog
+        limits, backlog, outbox = self._limits, self._backlog, self._outbox
         queued = backlog.count
         if batch.kind is Kind.WITHDRAW:
             # It makes room; but each is a number in the commits until all before it are done.
@@ -141,13 +141,16 @@ class Admission:
         if backlog.size_bytes > limits.queue_bytes_max:
             text = f"the queue of {self._name} holds {backlog.size_bytes} bytes"
             return "queue", ErrorInfo("overloaded", text, 50)
-        if self._outbox.message_count > limits.outbox_max:
+        if outbox.message_count > limits.outbox_max:
             text = f"{self._name} waits for other partitions"
             return "outbox", ErrorInfo("overloaded", text, 100)
-        if self._owes_too_much(batch.source):
+        owed = outbox.owed.get(batch.source)
+        if owed is not None and (owed[0] > limits.client_credit or owed[1] > limits.link_bytes_max):
             text = f"{self._name} keeps replies for this client that it has not taken"
             return "replies", ErrorInfo("overloaded", text, 100)
-        if self._owes_too_much_in_all(now_ms):
+        if (
+            outbox.owed_count > limits.outbox_max or outbox.owed_bytes > OWED_BYTES_MAX
+        ) and not self._makes_room(now_ms):
             text = f"{self._name} keeps too many replies that clients have not taken"
             return "replies", ErrorInfo("overloaded", text, 100)
         if batch.kind is Kind.MARKER and not self._progress.has_room_for(batch.keys):
@@ -155,21 +158,15 @@ class Admission:
             return "sources", ErrorInfo("rejected", text)
         return None
 
-    def _owes_too_much(self, client: str) -> bool:
-        count, size_bytes = self._outbox.owed.get(client, (0, 0))
-        limits = self._limits
-        return count > limits.client_credit or size_bytes > limits.link_bytes_max
-
-    def _owes_too_much_in_all(self, now_ms: float) -> bool:
+    def _makes_room(self, now_ms: float) -> bool:
         """Forget clients that have been silent for long before others have to wait for them."""
-        outbox, limits = self._outbox, self._limits
+        outbox, limits, seen_ms = self._outbox, self._limits, self._clients.seen_ms
         while outbox.owed_count > limits.outbox_max or outbox.owed_bytes > OWED_BYTES_MAX:
-            seen_ms = self._clients.seen_ms
             silent = min(outbox.owed, key=lambda client: seen_ms.get(client, now_ms))
             if now_ms - seen_ms.get(silent, now_ms) < CLIENT_SILENT_MS:
-                return True
+                return False
             self._forget(silent, now_ms)
-        return False
+        return True
 
 
 def infeasible(
