@@ -56,7 +56,7 @@ class _Kept(NamedTuple):
     size_bytes: int
 
 
-class _Home:
+class HomePartition:
     """A partition of a neighbour, with what is here of it."""
 
     __slots__ = ("clock", "clock_base_ms", "epoch", "kept", "lent")
@@ -80,8 +80,8 @@ class _Home:
         return int(now_ms) + (self.clock_base_ms or 0)
 
     def advance(self, now_ms: float) -> None:
-        """Set the clock that handlers see, never backwards."""
-        self.clock.now_ms = max(self.clock.now_ms, self.clock_ms(now_ms))
+        """Set the clock that handlers see. Never backwards, as its base does not go back."""
+        self.clock.now_ms = self.clock_ms(now_ms)
 
 
 class GuestStates:
@@ -98,7 +98,7 @@ class GuestStates:
         self.evicted = 0
         self._bytes_max = bytes_max
         self._state_bytes_max = state_bytes_max
-        self._homes: dict[str, _Home] = {}
+        self._homes: dict[str, HomePartition] = {}
         self._order: dict[tuple[str, str], None] = {}
         """Partition and key of all that is kept; what was used last is last."""
 
@@ -111,7 +111,7 @@ class GuestStates:
         found = {each.key for each in offer.states if _is_here(each, kept)}
         return [key for key in offered_keys(offer, function) if key not in found]
 
-    def take(self, offer: Offer, function: Function, home: _Home) -> StateCache | None:
+    def take(self, offer: Offer, function: Function, home: HomePartition) -> StateCache | None:
         """Return the cells of the offered messages' keys, for one guest alone.
 
         `OfferError` if some are `missing`. Who takes them gives them back by `settled`.
@@ -140,12 +140,12 @@ class GuestStates:
             home.lent[key] = offer.lease.number
         return cache
 
-    def home_of(self, lease: LeaseId) -> _Home:
+    def home_of(self, lease: LeaseId) -> HomePartition:
         """Return the place of a partition's states. What an earlier owner left is dropped."""
         home = self._homes.get(lease.partition)
         if home is not None and home.epoch == lease.epoch:
             return home
-        new = _Home(lease.epoch, self._state_bytes_max)
+        new = HomePartition(lease.epoch, self._state_bytes_max)
         if home is not None and home.epoch > lease.epoch:
             return new  # Of a former owner, who does not know yet: nothing of it is kept.
         if home is not None:
@@ -183,7 +183,9 @@ class GuestStates:
         home = self._homes.get(lease.partition)
         return home.kept if home is not None and home.epoch == lease.epoch else {}
 
-    def _keep(self, partition: str, home: _Home, key: str, cell: Cell, version: int) -> None:
+    def _keep(
+        self, partition: str, home: HomePartition, key: str, cell: Cell, version: int
+    ) -> None:
         self._forget(partition, key)
         size_bytes = cell.size_bytes + len(key) + ENTRY_BYTES
         home.kept[key] = _Kept(cell, version, size_bytes)
@@ -206,7 +208,7 @@ class GuestStates:
             self.evicted += 1
             self._leave_if_empty(partition, self._homes[partition])
 
-    def _leave_if_empty(self, partition: str, home: _Home) -> None:
+    def _leave_if_empty(self, partition: str, home: HomePartition) -> None:
         if not home.kept and not home.lent:
             self._homes.pop(partition, None)
 

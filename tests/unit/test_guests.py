@@ -570,16 +570,19 @@ async def test_messages_of_a_key_run_one_after_the_other_whether_or_not_they_wai
 
 
 async def test_what_is_behind_a_message_that_will_be_tried_again_comes_home() -> None:
-    keys = ["a", "a", "a", "b", "b", "b"]
-    texts = ["1", "wait fail", "2", "wait refuse", "3", "fail"]
+    keys = ["a", "a", "a", "b", "b", "b", "b", "b"]
+    texts = ["1", "wait fail", "2", "wait refuse", "3", "refuse", "wait 4", "fail"]
     offered = offer(keys, texts, [stored("a", 1), stored("b", 1)])
     async with async_guests() as guests:
         returned = await run_async(guests, Lessee(), offered, note)
     result = at_home(offered, returned, note)
 
-    assert (set(result.failed), result.unfinished) == ({1, 3, 5}, {2})
+    assert (set(result.failed), result.unfinished) == ({1, 3, 5, 7}, {2})
     assert result.effects == []
-    assert {row.key: row.value for row in result.rows} == {"a": encode(["1"]), "b": encode(["3"])}
+    assert {row.key: row.value for row in result.rows} == {
+        "a": encode(["1"]),
+        "b": encode(["3", "wait 4"]),
+    }
 
 
 @pytest.mark.parametrize("how", ["now", "late", "aside"])
@@ -599,14 +602,20 @@ async def test_a_handler_that_calls_somebody_goes_home_with_all_behind_it(
     assert lessee.states.missing(offer(["a"], ["no"], [known("a", 2)], number=2), ask) == []
 
 
-async def test_what_a_handler_did_that_would_not_end_is_not_told_and_not_kept() -> None:
-    offered = offer(["a", "a"], ["no", "stubborn"], [stored("a", 1)])
+ask_loosely = app.function(state=int, order="none", name="ask_loosely")(ask.__wrapped__)
+
+
+@pytest.mark.parametrize("function", [ask, ask_loosely])
+async def test_what_a_handler_did_that_would_not_end_is_not_told_and_not_kept(
+    function: Function,
+) -> None:
+    offered = offer(["a", "a", "a"], ["no", "stubborn", "no"], [stored("a", 1)])
     lessee = Lessee()
     async with async_guests() as guests:
-        returned = await run_async(guests, lessee, offered, ask)
-    result = at_home(offered, returned, ask)
+        returned = await run_async(guests, lessee, offered, function)
+    result = at_home(offered, returned, function)
 
-    assert result.unfinished == {1}
+    assert result.unfinished == {1, 2}
     assert [row.value for row in result.rows] == [encode(1)]
     assert len(lessee.states) == 0
 
@@ -655,6 +664,33 @@ async def test_a_message_that_still_runs_under_an_earlier_lease_goes_home() -> N
         assert not first_end.done()
         guests.revoke(first.lease)
         assert (await first_end).unfinished == {0}
+
+
+ENOUGH: list[asyncio.Event] = []
+
+
+@app.function(state=int)
+async def ignore(ctx: Context, n: int) -> None:
+    ctx.state.set(n)
+    enough = asyncio.Event()
+    ENOUGH.append(enough)
+    while not enough.is_set():
+        try:
+            await enough.wait()
+        except asyncio.CancelledError:
+            continue
+
+
+async def test_a_guest_ends_without_a_handler_that_never_does() -> None:
+    offered = offer(["a", "a"], [1, 2], [stored("a", 1)])
+    lessee = Lessee()
+    async with async_guests() as guests:
+        returned = await run_async(
+            guests, lessee, offered, ignore, during=lambda: guests.revoke(offered.lease)
+        )
+        ENOUGH.pop().set()
+    assert (returned.home, returned.rows) == ([0, 1], [])
+    assert len(lessee.states) == 0
 
 
 # In parts
