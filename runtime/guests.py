@@ -252,10 +252,11 @@ class CarriedTrace:
 class GuestWork:
     """An accepted offer, ready to run: a `Work` with the `Place` for it.
 
-    `begin`, run, then `finish`; or `drop` if it is not to be run. Each once, on the loop.
+    `begin`, run, then `finish`; or `drop` if nobody wants it any more. On the loop.
     """
 
     __slots__ = (
+        "_has_begun",
         "_home",
         "_limits",
         "_states",
@@ -302,6 +303,7 @@ class GuestWork:
         """Keys whose cells may still be changed by handlers that were given up."""
         self.reason = ""
         """Why the first message goes home that does, where it has a name."""
+        self._has_begun = False
         self._states = states
         self._limits = limits
         self._home = states.home_of(offer.lease)
@@ -335,6 +337,7 @@ class GuestWork:
 
     def begin(self) -> None:
         """It runs from now on: let its clock go on."""
+        self._has_begun = True
         self._home.advance(self.place.monotonic_ms())
 
     def goes_home(self, reason: str) -> None:
@@ -342,7 +345,9 @@ class GuestWork:
         self.reason = self.reason or reason
 
     def drop(self) -> None:
-        """It is not run, or nobody wants to know: only the states stay."""
+        """Nobody wants to know of it. Its states stay, if it has not begun to change them."""
+        if self._has_begun:
+            self.doubtful.update(lent_cells(self.work, self.function))
         self._settle(())
 
     def finish(

@@ -251,6 +251,16 @@ def test_what_a_guest_uses_is_not_there_for_another() -> None:
     assert lessee.states.missing(again, add) == []
 
 
+def test_what_a_guest_has_made_of_a_state_is_not_taken_for_what_it_was() -> None:
+    lessee = Lessee()
+    guest = lessee.accept(offer(["a"], [1], [stored("a", 5, 10)]), add)
+    guest.begin()
+    lessee.sync.run(guest.work, guest.place)
+    guest.drop()
+
+    assert lessee.states.missing(offer(["a"], [1], [known("a", 5)], number=2), add) == ["a"]
+
+
 def test_a_late_end_of_an_earlier_lease_does_not_replace_a_later_state() -> None:
     lessee = Lessee()
     given_up = lessee.accept(offer(["a"], [1], [stored("a", 5, 10)]), add)
