@@ -348,7 +348,7 @@ class PartialWindows(WindowedState):
         self._refused = True
         raise ReadsStateError(what)
 
-    def arm(self, _due_ms: int) -> str:
-        """Return a name for a window's timer; the owner sets the real ones."""
+    def next_timer(self) -> str:
+        """Return a name for a window's timer; only the owner sets real ones."""
         self._opened += 1
         return f"~{self._opened}"
