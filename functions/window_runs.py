@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 from sublet.functions.effects import Effect, TooLate, WindowDue
 from sublet.functions.errors import ReadsStateError
 from sublet.functions.state.cell import MergeableKind
-from sublet.functions.state.partial import PartialWindows, absorb
+from sublet.functions.state.partial import PartialWindows, absorb, merge_failures
 from sublet.functions.state.windowed import OpenWindow, WindowedState
 from sublet.functions.windows import Window, WindowSpec
 
@@ -162,7 +162,8 @@ class WindowRuns:
         messages of the key here. The same if it fails, as `state.partial.absorb` does.
         """
         take = self._join if self._spec.merges else self._open
-        window = take(at, windows, Window(start_ms, end_ms), at.watermark_ms)
+        with merge_failures():
+            window = take(at, windows, Window(start_ms, end_ms), at.watermark_ms)
         if window is None or window.closed:
             return False
         absorb(windows.kind, windows.use(window), value)

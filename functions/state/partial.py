@@ -9,12 +9,13 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from sublet.functions.codec import Codec, codec_for
-from sublet.functions.errors import ReadsStateError
+from sublet.functions.errors import HandlerError, ReadsStateError, SubletError
 from sublet.functions.state.cell import (
     Cell,
     ChangedRow,
@@ -94,10 +95,23 @@ def partial_windows(kind: StateKind, cell: Cell) -> list[PartialWindow]:
 def absorb(kind: StateKind, cell: Cell, value: bytes) -> None:
     """Merge what `partial_value` returned into a real cell; the caller settles it.
 
-    Fails as adding does, such as with `StateTooLargeError`: the caller rolls it back then.
+    Fails with a `SubletError`, as adding does, such as `StateTooLargeError`, or `HandlerError` if
+    the user's own merge function raised: the caller rolls the cell back then.
     """
     parts = _known_parts(kind)
-    parts.kind.absorb(cell, parts.codec.decode(value))
+    with merge_failures():
+        parts.kind.absorb(cell, parts.codec.decode(value))
+
+
+@contextmanager
+def merge_failures() -> Iterator[None]:
+    """Make `HandlerError` of whatever a user's merge function raises."""
+    try:
+        yield
+    except SubletError:
+        raise
+    except Exception as error:
+        raise HandlerError(f"merging raised {type(error).__name__}: {error}") from error
 
 
 def has_refused(cell: Cell) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sublet import App, Batch, Context, SessionWindow, TumblingWindow
 from sublet.functions.codec import codec_for
-from sublet.functions.errors import EncodeError, ReadsStateError, StateTooLargeError
+from sublet.functions.errors import EncodeError, HandlerError, ReadsStateError, StateTooLargeError
 from sublet.functions.state import (
     Count,
     Fields,
@@ -224,6 +224,15 @@ def test_a_part_that_is_too_much_for_the_state_leaves_it_as_it_was() -> None:
     home.rollback()
 
     assert list(home) == ["here"]
+
+
+def test_a_merge_function_that_raises_is_the_users_fault() -> None:
+    kind = Merged(int, zero=1, merge=divide)
+    home = kind.cell((), StateClock())
+    with pytest.raises(HandlerError, match="merging raised ZeroDivisionError"):
+        absorb(kind, home, b"\x00")
+    home.rollback()
+    assert home.is_empty
 
 
 class Theirs(Sum):
