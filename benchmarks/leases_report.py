@@ -25,7 +25,8 @@ OTHER_COLOUR = "#888888"
 
 
 def _of(records: Iterable[Record], experiment: str) -> list[Record]:
-    return [each for each in records if each["experiment"] == experiment]
+    """Return the cases of an experiment that came to an end."""
+    return [each for each in records if each["experiment"] == experiment and "error" not in each]
 
 
 def _ms(value: float) -> str:
@@ -218,8 +219,12 @@ def show(records: Sequence[Record], about: Record, directory: Path) -> None:
         "every key is what was sent to it."
     )
     parts = ["# Leases on real workers\n", note + "\n"]
-    if any(each["experiment"] in ("flooded", "hot-key") for each in records):
+    if _of(records, "flooded") or _of(records, "hot-key"):
         parts.append(f"![p99, misses and throughput by binding]({NAME}.svg)\n")
     parts += [markdown(grid) for grid in found]
+    for each in records:
+        if "error" in each:
+            named = ", ".join(str(value) for name, value in each.items() if name != "error")
+            parts.append(f"Failed: {named}: {each['error']}\n")
     (directory / f"{NAME}.md").write_text("\n".join(parts), encoding="utf-8")
     draw(records, directory / f"{NAME}.svg")

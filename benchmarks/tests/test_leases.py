@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import leases
-from benchmarks.leases import BINDINGS, CALM_SHARE, EXPERIMENTS, Skew, flood_figures, keys_of
+from benchmarks.leases import BINDINGS, EXPERIMENTS
 from benchmarks.leases_app import COUNTS, LARGE, LARGE_STATE_BYTES, SLO_MS, SMALL, SUMS, app
+from benchmarks.leases_load import CALM_SHARE, Skew, flood_figures, keys_of
 from benchmarks.leases_report import flooded_grid, grids, hot_key_grid, pairs_grid, show
 from sublet.functions.address import partition_index_of
 from sublet.functions.state import mergeable_kind_of
@@ -195,5 +195,14 @@ def test_without_floods_there_is_nothing_to_draw(tmp_path: Path) -> None:
     assert "svg" not in (tmp_path / "leases.md").read_text()
 
 
+def test_a_case_that_failed_is_told_and_in_no_table(tmp_path: Path) -> None:
+    failed = {"experiment": "flooded", "binding": "auto", "error": "TimeoutError()", "exact": False}
+
+    show([HOT, failed], {}, tmp_path)
+
+    assert [grid.title for grid in grids([HOT, failed])] == ["One hot key of a sum"]
+    assert "Failed: flooded, auto, False: TimeoutError()" in (tmp_path / "leases.md").read_text()
+
+
 def test_static_binding_is_always_there_to_compare_with() -> None:
-    assert BINDINGS[0] == leases.STATIC
+    assert BINDINGS[0] == "static"
