@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from sublet.functions.errors import StateTypeError
-from sublet.functions.state import Cell, ChangedRow, StateClock, StateKind, StoredRow
+from sublet.functions.state import (
+    Cell,
+    ChangedRow,
+    MapState,
+    SetUnionState,
+    StateClock,
+    StateKind,
+    StoredRow,
+)
 from sublet.functions.state.cell import WHOLE
 from sublet.statestore.contract import StateRow
 
@@ -77,6 +85,11 @@ class StateCache:
         """Asked each time: partitions share the worker's memory."""
         self._order_matters = False
         self._sizes: dict[str, int] = {}
+
+    @property
+    def mean_bytes(self) -> int:
+        """What one key's state weighs, about."""
+        return self.bytes // len(self.cells) if self.cells else 0
 
     def missing(self, keys: Sequence[str]) -> Sequence[str]:
         """Return the keys whose state must be read; make cells for those known to have none."""
@@ -155,8 +168,8 @@ class StateCache:
     def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
         """Take over changes that somebody else made to the same, loaded states.
 
-        The cells are then as if a handler had left and drained them here. Objects that stood for
-        them before are not theirs any more. Returned is what has to be stored after the given
+        The cells are then as if a handler had left and drained them here; they may be other
+        objects than before. Returned is what has to be stored after the given
         rows: what has expired meanwhile; mostly nothing.
         """
         by_key: dict[str, dict[bytes, ChangedRow]] = {}
@@ -165,6 +178,11 @@ class StateCache:
         expired: list[StateRow] = []
         for key, changes in by_key.items():
             before = self.cells[key]
+            if isinstance(before, MapState | SetUnionState):
+                # They may be large, and need not be made anew for a few rows.
+                before.take(changes.values())
+                expired += [StateRow(key, *each) for each in before.drain()]
+                continue
             # A state that is one row is replaced by it; nobody has to know what it was.
             whole = changes.get(WHOLE) if len(changes) == 1 else None
             pending = [] if whole else [each for each in before.drain() if each[0] not in changes]

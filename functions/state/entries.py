@@ -122,6 +122,20 @@ class Entries:
         self._sort_expiries()
         self.undo = NO_UNDO
 
+    def take(self, changed: Iterable[ChangedRow]) -> None:
+        """Take over rows that somebody else has changed and stored; no handler is at it."""
+        for subkey, value, expires_ms in changed:
+            if subkey in self._data:
+                self._drop(subkey)
+            self._touched.pop(subkey, None)
+            if value is not None:
+                self._data[subkey] = value
+                self._size_bytes += _row_bytes(subkey, value)
+                expires_ms = loaded_expiry(expires_ms, self._ttl_ms, self._clock)
+                if expires_ms is not None:
+                    self._expires_ms[subkey] = expires_ms
+        self._sort_expiries()
+
     def drain(self) -> list[ChangedRow]:
         self.expire()
         if not self.undo:
