@@ -180,7 +180,7 @@ class StateCache:
             before = self.cells[key]
             if isinstance(before, MapState | SetUnionState):
                 # They may be large, and need not be made anew for a few rows.
-                before.take(changes.values())
+                before._entries.take(changes.values())
                 expired += [StateRow(key, *each) for each in before.drain()]
                 continue
             # A state that is one row is replaced by it; nobody has to know what it was.

@@ -132,10 +132,6 @@ class MapState(Generic[K, V]):
         """See `Cell.rows`."""
         return self._entries.rows()
 
-    def take(self, changed: Iterable[ChangedRow]) -> None:
-        """See `Entries.take`."""
-        self._entries.take(changed)
-
     @property
     def size_bytes(self) -> int:
         """See `Cell.size_bytes`."""

@@ -410,10 +410,6 @@ class SetUnionState(Generic[T]):
         """See `Cell.rows`."""
         return self._entries.rows()
 
-    def take(self, changed: Iterable[ChangedRow]) -> None:
-        """See `Entries.take`."""
-        self._entries.take(changed)
-
     @property
     def size_bytes(self) -> int:
         """See `Cell.size_bytes`."""
