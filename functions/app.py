@@ -55,6 +55,8 @@ class FunctionOptions:
     window: WindowSpec | None
     upstream: Sequence[Function | str]
     idle_after: str | timedelta | None
+    binding: str | None
+    parallelism_range: int | None
 
 
 class Function:
@@ -84,6 +86,8 @@ class Function:
         self.concurrency = options.concurrency
         self.tenant = options.tenant
         self.infeasible: Literal["run", "refuse"] = options.infeasible
+        self.binding = options.binding
+        self.parallelism_range = options.parallelism_range
         self.state_kind: StateKind | None = (
             None if self.kind == "stateless" else state_kind_of(options.state)
         )
@@ -106,9 +110,14 @@ class Function:
         self.__name__ = getattr(handler, "__name__", name)
         self.__wrapped__ = handler
         self._check()
-        self._runs: WindowRuns | None = None
+        self.window_runs: WindowRuns | None = None
         if options.window is not None:
             self._run_in_windows(options.window, options.state)
+
+    def _check_lending(self) -> None:
+        size = self.parallelism_range
+        if size is not None and (type(size) is not int or size < 1):
+            raise ValueError(f"{self.name}: parallelism_range is {size!r}; allowed: 1 or more")
 
     def _check(self) -> None:
         if self.kind not in typing.get_args(FunctionKind):
@@ -132,6 +141,7 @@ class Function:
             raise ValueError(
                 f"{self.name}: partitions is {self.partition_count}; allowed: 1..{SLOT_COUNT}"
             )
+        self._check_lending()
         if self.infeasible not in ("run", "refuse"):
             raise ValueError(
                 f"{self.name}: infeasible is {self.infeasible!r}; allowed: 'run', 'refuse'"
@@ -199,10 +209,10 @@ class Function:
                 "of those"
             )
         self.state_kind = Windowed(kind, window.open_max)
-        self._runs = WindowRuns(
+        self.window_runs = WindowRuns(
             window, self.handler, takes_message=self.takes_message, merging=merging
         )
-        self.handler = self._runs.handler
+        self.handler = self.window_runs.handler
         self.takes_message = True
 
     def on_close(self, handler: Handler) -> Handler:
@@ -211,7 +221,7 @@ class Function:
         It runs once for each key and window, with `ctx.window` and the window's `ctx.state`, and
         once more for each late message that the window still takes.
         """
-        runs = self._runs
+        runs = self.window_runs
         if runs is None:
             raise ValueError(f"{self.name} has no windows; declare it with window=…")
         if runs.closer is not None:
@@ -272,6 +282,8 @@ class App:
         window: WindowSpec | None = None,
         upstream: Sequence[Function | str] = (),
         idle_after: str | timedelta | None = None,
+        binding: str | None = None,
+        parallelism_range: int | None = None,
     ) -> Callable[[Handler], Function]: ...
 
     def function(  # noqa: PLR0913  # Each option is a word of the declaration.
@@ -299,6 +311,8 @@ class App:
         window: WindowSpec | None = None,
         upstream: Sequence[Function | str] = (),
         idle_after: str | timedelta | None = None,
+        binding: str | None = None,
+        parallelism_range: int | None = None,
     ) -> Function | Callable[[Handler], Function]:
         """Register a handler; use as `@app.function` or `@app.function(slo="50ms", …)`.
 
@@ -324,6 +338,11 @@ class App:
           of clients' sources (`client.watermark(…, source=…)`).
         - `idle_after`: a source that says nothing for so long is not waited for.
         - `tenant`: to whom its work counts where shares are configured; the app, if not said.
+        - `binding`: who may run its messages beside the owner of their partition, and when: the
+          name of a binding policy, with parameters ("check-parallel:search_range=4"); as the
+          worker's setting says, if not said.
+        - `parallelism_range`: so many workers, the owner included, may work for one partition; all,
+          if not said.
         - `infeasible`: "refuse" answers a call at once with `InfeasibleError` if, by what waits
           already, its reply cannot come in time; "run" tries all the same.
         """
@@ -357,6 +376,8 @@ class App:
                 window=window,
                 upstream=upstream,
                 idle_after=idle_after,
+                binding=binding,
+                parallelism_range=parallelism_range,
             )
             function = self.functions[full_name] = Function(full_name, handler, options)
             return function

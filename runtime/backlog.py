@@ -20,6 +20,9 @@ from sublet.runtime.work import Chunk, Span
 PULL_MS = 2.0
 """Less of a difference is not worth leaving the order of a line."""
 
+LOOKED_THROUGH_MAX = 2_000
+"""Messages before one that is to be lent: among more, nobody looks for those of its key."""
+
 IN_LINE = (Kind.CANCEL, Kind.MARKER)
 """What is about everything before it: never pulled ahead."""
 
@@ -184,7 +187,31 @@ class Backlog:
 
         At most `room` in all: then the urgent ones themselves may have to wait for the next time.
         """
-        wanted = chunk.most_urgent(PULL_MS)[:room]
+        return self._take_with_earlier(chunk, chunk.most_urgent(PULL_MS)[:room], room)
+
+    def lend(self, chunk: Chunk, count: int, *, in_order: bool) -> list[Place]:
+        """Take the last messages of a chunk; if the order matters, behind the earlier ones of
+        their keys, and not more than `count` in all.
+
+        Behind a long line it would take too long to look for those: then the messages come from
+        its head, where none stand before them.
+        """
+        wanted = chunk.places()[-count:]
+        if in_order:
+            head = self._head(chunk.batch.source)
+            before = chunk.batch.first + wanted[0] - head.batch.first - head.start
+            if before <= LOOKED_THROUGH_MAX:
+                return self._take_with_earlier(chunk, wanted, count)
+            if head.batch.kind in IN_LINE:
+                return []
+            chunk, wanted = head, head.places()[:count]
+        for index in wanted:
+            self._remove(chunk, index)
+        if chunk.start < chunk.stop and chunk.urgent is not None:
+            self._rank_anew(chunk)
+        return [(chunk, index) for index in wanted]
+
+    def _take_with_earlier(self, chunk: Chunk, wanted: list[int], room: int) -> list[Place]:
         keys = chunk.batch.keys
         mine = {keys[index] for index in wanted}
         places: list[Place] = []

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sublet.runtime.limits import Limits
+from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.api import QueueOrder
+from sublet.scheduler.binding import BindingPolicy, binding_named
 from sublet.scheduler.orders import TokenShares, order_named
 
 StoreName = Literal["sqlite", "memory"]
@@ -102,6 +104,12 @@ class WorkerConfig:
     """Whatever the order says: for who has waited so long, one turn in ten is kept."""
     frontier: bool = True
     """Messages for windows are due only after their window can close; off: after they came."""
+    binding: str = "static"
+    """Who may run messages beside the owner of their partition, and when: a binding policy's name,
+    with parameters such as `check-parallel:search_range=4`. `static` lends nothing."""
+    lease_term_ms: int = 1_000
+    """A lessee that has not returned what it was lent after so long, and four times what it should
+    have taken, is not waited for."""
     quantum_ms: float = 1.0
     """How long a run may keep the loop; then what is more urgent has its turn."""
     log_level: LogLevel = "info"
@@ -136,6 +144,8 @@ class WorkerConfig:
         _check_range("starvation_ms", self.starvation_ms, 1, 86_400_000)
         _check_range("quantum_ms", self.quantum_ms, 0.1, 1_000)
         self.queue_order()
+        self.binding_policy()
+        _check_range("lease_term_ms", self.lease_term_ms, 10, 600_000)
         _check_range("trace_sample_ratio", self.trace_sample_ratio, 0, 1)
         if not self.host:
             raise ConfigError("host is empty; allowed: an address or name of this machine")
@@ -145,6 +155,13 @@ class WorkerConfig:
                 "encrypted nor authenticated yet; allowed: 127.0.0.1, ::1, localhost, or any host "
                 "with --allow-remote (SUBLET_ALLOW_REMOTE=1) in a network that you trust"
             )
+
+    def binding_policy(self, text: str | None = None) -> BindingPolicy:
+        """Return a new policy by what is set, or by what a function says."""
+        try:
+            return binding_named(text or self.binding)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def queue_order(self) -> QueueOrder:
         """Return a new order of the kind that is set; it may keep a state of its own."""

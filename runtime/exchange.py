@@ -58,6 +58,8 @@ class Exchange:
         self._clients: dict[str, Port] = {}
         self._peers: dict[str, Port] = {}
         self._connecting: set[str] = set()
+        self._callers: dict[str, Port] = {}
+        """Neighbours that have connected to us; what we tell them of leases goes the same way."""
         self._sources: dict[str, Port] = {}
         self._heard: dict[str, set[str]] = {}
         """Partition to the sources whose batches have come here for it."""
@@ -102,6 +104,7 @@ class Exchange:
                 port.forget(partition)
         for worker in [name for name in self._peers if name not in topology.workers]:
             self._peers.pop(worker).link.close("the worker has left")
+        self.host.workers_changed(topology.workers)
         if moved:
             self.host.deliver_again(moved.__contains__)
 
@@ -143,9 +146,13 @@ class Exchange:
         port = self._peers.get(owner)
         if port is not None:
             port.offer(partition, entry)
-        elif owner not in self._connecting:
-            self._connecting.add(owner)
-            self._tasks.create_task(self._connect_peer(owner))
+        else:
+            self._connect_later(owner)
+
+    def _connect_later(self, worker: str) -> None:
+        if worker not in self._connecting:
+            self._connecting.add(worker)
+            self._tasks.create_task(self._connect_peer(worker))
 
     def acknowledge(self, ack: Ack) -> None:
         source = endpoint_of(ack.source)
@@ -155,6 +162,15 @@ class Exchange:
         port = self._sources.get(ack.source)
         if port is not None:
             port.acknowledge(ack)
+
+    def tell_neighbour(self, worker: str, message: bytes) -> bool:
+        """Say something of leases to a neighbour; False if it cannot be reached now."""
+        port = self._peers.get(worker) or self._callers.get(worker)
+        if port is None:
+            self._connect_later(worker)
+            return False
+        port.lease(message)
+        return True
 
     def refuse(self, refused: Refused) -> None:
         self.refused += 1
@@ -189,6 +205,8 @@ class Exchange:
                 superseded.link.close("the client has opened another link")
             # After the link is adopted: what it has missed while it was away.
             self._tasks.create_task(self._offer_missed(port))
+        else:
+            self._callers[hello.endpoint] = port
         return _Receiver(self, port)
 
     async def _offer_missed(self, port: Port) -> None:
@@ -236,6 +254,8 @@ class Exchange:
             del self._sources[source]
         for sources in self._heard.values():
             sources -= gone
+        if not is_client(port.name):
+            self._neighbour_left(port)
         if self._clients.get(port.name) is port:
             del self._clients[port.name]
             if clean and not self._stopping:
@@ -244,6 +264,12 @@ class Exchange:
             del self._peers[port.name]
             # Whoever owns those partitions now, or this neighbour when it is back, gets it again.
             self._loop_later(RETRY_S, lambda: self._room(port))
+
+    def _neighbour_left(self, port: Port) -> None:
+        if self._callers.get(port.name) is port:
+            del self._callers[port.name]
+        # What was said on this link may be lost, although there may be another one.
+        self.host.neighbour_lost(port.name)
 
     def _loop_later(self, delay_s: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, call)
@@ -267,6 +293,8 @@ class Exchange:
             self.host.acknowledged(ack)
         if data.credit:
             port.credit = data.credit
+        if data.leases:
+            self._leases_received(port, data.leases)
         if not data.batches:
             return
         partitions, heard = self.host.partitions, self._heard
@@ -295,6 +323,11 @@ class Exchange:
                 heard[target].add(source)
                 self.host.batch_arrived(batch, hosted)
         self.host.pump()
+
+    def _leases_received(self, port: Port, messages: list[msgspec.Raw]) -> None:
+        if not is_client(port.name):
+            for message in messages:
+                self.host.lease_message(port.name, message)
 
     def _has_room(self, count: int, hosted: Hosted) -> bool:
         """Return whether the worker may take so many more from clients.

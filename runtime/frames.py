@@ -90,6 +90,8 @@ class Data(msgspec.Struct, array_like=True):
     credit: int = 0
     """How many unacknowledged messages the sender of this frame allows its peer from now on; 0
     leaves it as it was."""
+    leases: list[Raw] = []
+    """What lessors and lessees say to each other: see `lease_messages`. Workers only."""
 
 
 class FunctionInfo(msgspec.Struct, frozen=True):

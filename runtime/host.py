@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import msgspec
 import structlog
 
 from sublet.functions.address import split_partition_name
@@ -22,12 +24,17 @@ from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import RetryLaterError, UnavailableError, UnknownOutcomeError
 from sublet.functions.state import StateClock
+from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.group_commit import GroupCommitter
+from sublet.runtime.guests import AsyncGuests, GuestWork
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
+from sublet.runtime.lending import Lending
+from sublet.runtime.lessor import TERM_MS
 from sublet.runtime.limits import Limits
+from sublet.runtime.merging import StateMerger
 from sublet.runtime.notices import Notices
 from sublet.runtime.partition import Partition
 from sublet.runtime.state_cache import StateCache
@@ -36,6 +43,7 @@ from sublet.runtime.steps import (
     Deliver,
     Fetch,
     Interrupt,
+    Lend,
     Load,
     LoadTimers,
     LoadWindows,
@@ -62,6 +70,7 @@ from sublet.runtime.tracing import Tracing
 from sublet.runtime.windows import downstream_partitions, expected_sources
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.batching import FrameTurns
+from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, LearnedPace
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
@@ -84,6 +93,7 @@ THREADS_BUSY_MAX = max(2, os.cpu_count() or 1)
 """Plain `def` handlers that are too slow for the loop: so many runs go on at once. More would only
 share the cores with them, and make what is urgent wait for what is not."""
 ABANDON_GRACE_S = 1.0
+GUEST_ON_LOOP_MS = 2.0
 
 
 class Outside(Protocol):
@@ -97,6 +107,10 @@ class Outside(Protocol):
 
     def lost(self, partition: str, outcome: Outcome) -> None:
         """The partition has another owner now."""
+        ...
+
+    def tell_neighbour(self, worker: str, message: bytes) -> bool:
+        """Say something of leases to a neighbour; False if it cannot be reached now."""
         ...
 
 
@@ -139,6 +153,14 @@ class Hosted:
         """Changes by hand that are not committed yet."""
 
 
+class Binding(NamedTuple):
+    """By what messages are bound to workers."""
+
+    worker: str
+    policy_of: Callable[[Function], BindingPolicy]
+    term_ms: float = TERM_MS
+
+
 class Host:
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
@@ -154,9 +176,10 @@ class Host:
         starvation_ms: float = STARVATION_MS,
         watchdog: Watchdog | None = None,
         tracing: Tracing | None = None,
+        binding: Binding | None = None,
     ) -> None:
         """Without others, what came first runs first, the pace is learned from what runs cost,
-        and a thread watches the loop."""
+        a thread watches the loop, and nothing is lent."""
         self.partitions: dict[str, Hosted] = {}
         self.telemetry = Telemetry()
         self._functions = functions
@@ -170,7 +193,8 @@ class Host:
         self._notices = Notices(clock.monotonic_ms)
         self.pace: Pace = pace or LearnedPace()
         self.urgency = urgency or Urgency()
-        if any(each.infeasible == "refuse" for each in functions.values()):
+        self.urgency.weighs_all = any(each.infeasible == "refuse" for each in functions.values())
+        if self.urgency.weighs_all or binding is not None:
             self.urgency.waiting = LaxityQueue()
         # Who does not learn what runs cost, cuts none: in a test all runs must be alike.
         quantum_ms = self.pace.quantum_ms if isinstance(self.pace, LearnedPace) else inf
@@ -187,8 +211,8 @@ class Host:
         self._loop: asyncio.AbstractEventLoop
         self._threads: RunnerThreads
         self._tasks: asyncio.TaskGroup
-        self._ready: ReadyQueue[Hosted] = ReadyQueue(starvation_ms)
-        self._aside: ReadyQueue[Hosted] = ReadyQueue(starvation_ms)
+        self._ready: ReadyQueue[Hosted | GuestWork] = ReadyQueue(starvation_ms)
+        self._aside: ReadyQueue[Hosted | GuestWork] = ReadyQueue(starvation_ms)
         """Partitions whose runs need a thread, while all that may be busy are."""
         self._threads_busy = 0
         self._aside_runs: set[AsideRun] = set()
@@ -197,6 +221,10 @@ class Host:
         """Partition and message to the timeouts of the calls that its handler awaits."""
         self._pump_planned = False
         self._turns = FrameTurns()
+        self.lending: Lending | None = None
+        """None where nothing is lent or taken."""
+        if binding is not None:
+            self.lending = self._open_lending(binding)
 
     @property
     def threads_abandoned(self) -> int:
@@ -209,11 +237,32 @@ class Host:
         self._tasks = tasks
         self._watchdog.start()
         self._async.start(tasks)
+        if self.lending is not None:
+            self.lending.async_guests.start(tasks)
         tasks.create_task(self.committer.run())
 
     def stop(self) -> None:
+        if self.lending is not None:
+            self.lending.stop()
+            self.lending.async_guests.stop()
         self._async.stop()
         self._watchdog.stop()
+
+    def _open_lending(self, binding: Binding) -> Lending:
+        self.urgency.unseen = deque()
+        return Lending(
+            binding.worker,
+            self._functions,
+            self,
+            urgency=self.urgency,
+            async_guests=AsyncGuests(self._watchdog),
+            routes=self._routes,
+            limits=self._limits,
+            policy_of=binding.policy_of,
+            tell=self._outside.tell_neighbour,
+            monotonic_ms=self._clock.monotonic_ms,
+            term_ms=binding.term_ms,
+        )
 
     # Partitions
 
@@ -231,10 +280,16 @@ class Host:
                 complete=recovered.empty,
                 bytes_max=self._cache_share,
             )
+        merger = None
+        if self.lending is not None and cache is not None and runs_in_parts(function):
+            merger = StateMerger(
+                function, cache, lambda: partition.progress, lambda: partition.next_timer()
+            )
         partition = Partition(
             name,
             function,
             recovered,
+            merger=merger,
             cells=cache or NoCells(),
             pace=self.pace,
             limits=self._limits,
@@ -280,6 +335,8 @@ class Host:
         self._aside.discard(name)
         self.telemetry.partition_left(hosted.place.function.name, hosted.partition)
         hosted.partition.stop(Outcome.FENCED)
+        if self.lending is not None:
+            self.lending.partition_left(hosted.partition)
         if hosted.wake is not None:
             hosted.wake.cancel()
         self._async.forget(name)
@@ -406,6 +463,10 @@ class Host:
                 self._tasks.create_task(self._load(hosted, effect))
             case Fetch():
                 self._tasks.create_task(self._fetch(hosted, effect.keys))
+            case Lend():
+                assert self.lending is not None
+                assert effect.work.lease is not None
+                self.lending.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows():
                 self._tasks.create_task(self._load_timers(hosted, effect))
             case Resume():
@@ -541,31 +602,49 @@ class Host:
         """A frame has come: run what is ready at once, if not more is to come in this turn."""
         if (self._ready or self._aside) and self._turns.arrived():
             self._run_turn()
+        if self.lending is not None and self._threads_busy:
+            self._look(self.lending)
 
     def _pump(self) -> None:
         self._turns.ended()
         self._run_turn()
+        if self.lending is not None:
+            self._look(self.lending)
         if self._ready:
             self._loop.call_soon(self._pump)
         else:
             self._pump_planned = False
 
+    def _look(self, lending: Lending) -> None:
+        """Let the policies see what has to wait."""
+        if self._ready or self._aside or self._threads_busy:
+            lending.look(self._clock.monotonic_ms())
+        else:
+            assert self.urgency.unseen is not None
+            self.urgency.unseen.clear()  # All of it has run.
+
     def _run_turn(self) -> None:
         """Run the most urgent work for one turn, then let the loop breathe."""
         now_ms = self._clock.monotonic_ms()
+        if self.lending is not None and self.lending.asks_each:
+            self.lending.look(now_ms, at_once=True)
         while self._aside and self._threads_busy < THREADS_BUSY_MAX:
-            hosted = self._aside.pop(now_ms)
-            assert hosted is not None
-            self._take(hosted, now_ms)
+            next_ = self._aside.pop(now_ms)
+            assert next_ is not None
+            self._take(next_, now_ms)
         until_ms = now_ms + TURN_MS
         while self._ready and now_ms <= until_ms:
-            hosted = self._ready.pop(now_ms)
-            assert hosted is not None
-            self._take(hosted, now_ms)
+            next_ = self._ready.pop(now_ms)
+            assert next_ is not None
+            self._take(next_, now_ms)
             now_ms = self._clock.monotonic_ms()
 
-    def _take(self, hosted: Hosted, now_ms: float) -> None:
-        """It is the partition's turn."""
+    def _take(self, hosted: Hosted | GuestWork, now_ms: float) -> None:
+        """It is the partition's turn, or a guest's."""
+        if type(hosted) is GuestWork:
+            self._run_guest(hosted)
+            return
+        assert type(hosted) is Hosted
         if hosted.partition.stopped:
             return
         work, hosted.loaded = hosted.loaded, None
@@ -730,11 +809,16 @@ class Host:
             result, waiting = self._async.run_aside(work, place)
             self._finish(hosted, work, result, waiting)
         else:
-            run = AsideRun(hosted, work, self._sync, self._threads, self._aside_ended)
-            if not place.function.blocking:
-                self._threads_busy += 1
-                self._aside_runs.add(run)
-            run.start()
+            self._start_aside(AsideRun(hosted, work, self._sync, self._threads, self._aside_ended))
+
+    def _start_aside(self, run: AsideRun) -> None:
+        function = run.hosted.place.function
+        if not function.blocking:
+            self._threads_busy += 1
+            self._aside_runs.add(run)
+            expected_ms = self.urgency.expected_ms(function, run.work.count)
+            run.ends_ms = self._clock.monotonic_ms() + expected_ms
+        run.start()
 
     def _aside_ended(self, run: AsideRun, result: RunResult, suspect: bool) -> None:
         hosted, work = run.hosted, run.work
@@ -743,6 +827,11 @@ class Host:
             self._aside_runs.remove(run)
         if self._aside:
             self._plan_pump()
+        if type(hosted) is GuestWork:
+            assert self.lending is not None
+            self.lending.guest_ran(hosted, result, suspect)
+            return
+        assert type(hosted) is Hosted
         if hosted.partition.stopped:
             return
         if suspect:
@@ -752,13 +841,88 @@ class Host:
             hosted.cache.changed({row.key for row in result.rows})
         self._finish(hosted, work, result, [])
 
+    # Leases
+
+    def workers_changed(self, workers: Iterable[str]) -> None:
+        """Learn who could be asked to run something."""
+        if self.lending is not None:
+            self.lending.workers_changed(workers)
+
+    def neighbour_lost(self, worker: str) -> None:
+        """A link to another worker has ended."""
+        if self.lending is not None:
+            self.lending.neighbour_lost(worker)
+
+    def lease_message(self, worker: str, message: msgspec.Raw) -> None:
+        """Another worker says something of leases."""
+        if self.lending is not None:
+            self.lending.message(worker, message)
+
+    def cache_of(self, partition: Partition) -> StateCache | None:
+        """See `LendingHost`."""
+        return self.partitions[partition.name].cache
+
+    def changed(self, partition: Partition) -> None:
+        """See `LendingHost`."""
+        hosted = self.partitions.get(partition.name)
+        if hosted is not None and hosted.partition is partition:
+            self._carry_out(hosted)
+
+    def queued(self) -> int:
+        """See `LendingHost`."""
+        return sum([hosted.partition.queued for hosted in self.partitions.values()])
+
+    def starts_ms(self, now_ms: float) -> float:
+        """See `LendingHost`."""
+        if self._threads_busy < THREADS_BUSY_MAX:
+            return now_ms
+        return max(now_ms, min([run.ends_ms for run in self._aside_runs]))
+
+    def line_up_guest(self, guest: GuestWork, rank: float) -> None:
+        """See `LendingHost`."""
+        work, function = guest.work, guest.function
+        work.rank = work.rank_last = rank
+        # It is not cut: a long one must not keep the loop.
+        cost_ms = max(guest.offer.cost_ms, self.urgency.expected_ms(function, work.count))
+        work.off_loop = self.pace.off_loop(function) or (
+            cost_ms > GUEST_ON_LOOP_MS and not function.is_async
+        )
+        needs_thread = work.off_loop and not function.is_async and not function.blocking
+        queue = self._aside if needs_thread else self._ready
+        queue.put(_guest_name(guest), guest, rank, work.arrived_ms)
+        self._plan_pump()
+
+    def discard_guest(self, guest: GuestWork) -> None:
+        """See `LendingHost`."""
+        self._ready.discard(_guest_name(guest))
+        self._aside.discard(_guest_name(guest))
+
+    def _run_guest(self, guest: GuestWork) -> None:
+        lending = self.lending
+        assert lending is not None
+        guest.begin()
+        lending.begun(guest)
+        if guest.function.is_async:
+            lending.async_guests.run(guest, lending.guest_ran, self._quantum_s)
+        elif guest.work.off_loop:
+            run = AsideRun(guest, guest.work, self._sync, self._threads, self._aside_ended)
+            run.scope.quantum_s = run.scope.limit_s = inf
+            self._start_aside(run)
+        else:
+            lending.guest_ran(guest, self._sync.run(guest.work, guest.place))
+
+
+def _guest_name(guest: GuestWork) -> str:
+    """Return its name in line; no partition has one like it."""
+    return "\x00" + "/".join(map(str, guest.lease))
+
 
 class AsideRun:
     """One run of a plain `def` handler in a thread, with somebody who looks at the clock."""
 
     def __init__(
         self,
-        hosted: Hosted,
+        hosted: Hosted | GuestWork,
         work: Work,
         runner: SyncRunner,
         threads: RunnerThreads,
@@ -776,6 +940,8 @@ class AsideRun:
         self._thread: RunnerThread | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._over = False
+        self.ends_ms = 0.0
+        """When it should be over, by what is known of its function."""
 
     def rank(self) -> float:
         return self.work.rank_last

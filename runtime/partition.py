@@ -33,6 +33,7 @@ from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, withdrawals
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.key_lines import KeyLines
+from sublet.runtime.leases import Lease, StateVersions
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
@@ -44,9 +45,11 @@ from sublet.runtime.steps import (
     Fetch,
     Fetchable,
     Interrupt,
+    Lend,
     Load,
     LoadTimers,
     LoadWindows,
+    Merger,
     Pace,
     Refuse,
     Resume,
@@ -112,13 +115,14 @@ class Partition:
         expected: Sequence[str] = (),
         downstream: Sequence[str] = (),
         timers_loaded_max: int = LOADED_MAX,
+        merger: Merger | None = None,
     ) -> None:
         """Without urgency, what came first is the most urgent; without a curve of costs,
         what there is runs, unless the function says how many should run together. `fetchable`
         are the cells, if states may be read before they are needed.
 
         `expected` are the sources whose watermarks are waited for, `downstream` the partitions
-        that wait for those of this one.
+        that wait for those of this one. With a `merger`, messages may run in parts.
         """
         self.name = name
         self.function = function
@@ -150,6 +154,7 @@ class Partition:
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
         self._queue = WorkQueue(name, function, self._inbox, self._urgency, curve, limits, now_ms)
+        self._queue.owner = self
         self._backlog = self._queue.backlog
         self._prefetch: Prefetch | None = None
         """None where no state is read ahead."""
@@ -158,6 +163,15 @@ class Partition:
         self._lines = KeyLines(function.kind)
         self._ready, self._keys = self._lines.ready, self._lines.keys
         self._running: dict[int, Work] = {}
+        self._lent: dict[int, Work] = {}
+        """What others run; the keys of whole leases are busy meanwhile."""
+        self._merges: dict[int, tuple[Work, RunResult]] = {}
+        """What lessees have added, until nobody uses the states that it belongs to."""
+        self._merges_loading: set[int] = set()
+        self._merger = merger
+        self.mergeable = merger is not None
+        self.versions = StateVersions()
+        """Of the states that lessees have."""
         self._suspect: set[str] = set()
         self._awaiting: dict[str, Waiting] = {}
         self._expiries = Expiries()
@@ -395,11 +409,24 @@ class Partition:
             if not work.count:
                 if prefetch is not None:
                     prefetch.ended(work)
+                if work.lease is not None:
+                    self._begin(work)  # Whoever has lent it learns that there is nothing in it.
                 self._work_ended(work)
                 self._advance(now_ms)
                 return
-        if prefetch is None or not prefetch.waits(work):
+        if work.id in self._merges:
+            self._merges_loading.discard(work.id)
+            self._merge_all(now_ms)
+            self._advance(now_ms)
+        elif prefetch is None or not prefetch.waits(work):
+            self._begin(work)
+
+    def _begin(self, work: Work) -> None:
+        """All that a work needs is in memory: let it run here, or where it was lent to."""
+        if work.lease is None:
             self.effects.append(Run(work))
+        elif work.id in self._lent:
+            self.effects.append(Lend(work))
 
     def fetched(self, keys: Sequence[str], rows: Sequence[StateRow], now_ms: float) -> None:
         """The state that `Fetch` asked for is here."""
@@ -414,7 +441,7 @@ class Partition:
         self.counters.prefetched += len(fresh)
         for work in able:
             self.counters.prefetch_hits += self._prefetch.use(work.keys)
-            self.effects.append(Run(work))
+            self._begin(work)
         if able or self._running:
             self._fetch_ahead()
 
@@ -455,6 +482,17 @@ class Partition:
             self._pace.learn(self.function, result.cut_at or work.count, result.elapsed_ms)
         if self._queue.batching is not None:
             self._queue.batching.ended(work.count, self._backlog.count, now_ms)
+        self._gather(work, result)
+        if work.spans and result.is_plain:
+            self._consume_spans(work.spans, result.values, now_ms)
+        else:
+            self._settle_each(work, result, now_ms)
+        if self._merges:
+            self._merge_all(now_ms)
+        self._advance(now_ms)
+
+    def _gather(self, work: Work, result: RunResult) -> None:
+        """Put what a run has changed and sent into the next commit."""
         pending = self._pending
         pending.rows.extend(result.rows)
         pending.runs += 1
@@ -465,13 +503,11 @@ class Partition:
             if work.waiting and any(each.traced is not None for each in work.waiting):
                 pending.traced = True
         pending.must_flush = True
-        if work.spans and result.is_plain:
-            self._consume_spans(work.spans, result.values, now_ms)
-        else:
-            self._settle_each(work, result, now_ms)
-        self._advance(now_ms)
 
     def _work_ended(self, work: Work) -> None:
+        if work.lease is not None:
+            self._lent.pop(work.id, None)
+            return
         del self._running[work.id]
         if not work.recorded:
             self._unrecorded = None
@@ -615,6 +651,8 @@ class Partition:
             self._consume(waiting, value, None, now_ms)
         if not holds:
             self._lines.release(self._lines.lock_of(waiting.message))
+        if self._merges:
+            self._merge_all(now_ms)
         self._advance(now_ms)
 
     def cells_suspect(self, keys: Collection[str]) -> None:
@@ -790,7 +828,11 @@ class Partition:
     def _start_work(self, off_loop: bool, now_ms: float) -> bool:
         """Start one run, or take what does not run; return whether a run has started."""
         size = self._batch_size()
-        if self._ready:
+        if self._ready and not (
+            # Of a full partition's backlog only neighbours' messages may run, if there are any.
+            len(self._awaiting) < self._limits.open_calls_max
+            and self._queue.is_more_urgent(self._ready)
+        ):
             work = self._take_ready(size, now_ms)
         else:
             work = self._take_from_backlog(size, off_loop, now_ms)
@@ -902,10 +944,12 @@ class Partition:
         *,
         many_runs: bool,
         spans: Sequence[Span] = (),
+        in_parts: bool = False,
     ) -> Work | None:
         """Take messages as objects: keys may be busy, or several runs go on at once.
 
-        They are those of the spans; without any, they were pulled out of their lines.
+        They are those of the spans; without any, they were pulled out of their lines. Those that
+        run in parts need no key.
         """
         runnable: list[Waiting] = []
         mine: set[str] = set()
@@ -917,11 +961,21 @@ class Partition:
             if (over := self._is_over(waiting, now_ms)) is not None:
                 self._consume_unrun(waiting, over, now_ms)
                 continue
+            if in_parts:
+                self._park(waiting)
+                if _is_lendable(waiting):
+                    runnable.append(waiting)
+                else:
+                    # As a retry that is due: see `dead_letter_taken`.
+                    self._lines.retry_at(now_ms, waiting)
+                continue
             lock = self._lines.lock_of(waiting.message)
             if lock in self._keys and lock not in mine:
                 self._keys[lock].append(waiting)
                 self._pending.message_count += 1
                 self._park(waiting)
+                if self.mergeable and self._urgency.unseen is not None:
+                    self._urgency.crowds[self.name, lock] = self
                 continue
             if many_runs:
                 # Others may commit before this run does, so its messages have to be on record.
@@ -1052,6 +1106,8 @@ class Partition:
             self.open_from_clients -= taken
 
     def _load_or_run(self, work: Work, now_ms: float) -> bool:
+        if self.versions and work.lease is None:
+            self.versions.forget(self.state_keys(work))
         asked: list[str] = []
         if work.waiting:
             work = self._set_repeated_aside(work, asked, now_ms)
@@ -1072,8 +1128,151 @@ class Partition:
         if missing or asked:
             self.effects.append(Load(work, missing, asked))
         elif prefetch is None or not prefetch.waits(work):
-            self.effects.append(Run(work))
+            self._begin(work)
         return True
+
+    # Leases
+
+    def state_keys(self, work: Work) -> Collection[str]:
+        """Return the keys whose states a work uses."""
+        if self.function.kind == "keyed":
+            return dict.fromkeys(work.keys)
+        return ("",) if self.function.kind == "stateful" else ()
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state of one key weighs, about."""
+        return self._cells.mean_bytes
+
+    def lends(self, *, in_parts: bool) -> bool:
+        """Tell whether somebody else may run messages now."""
+        if self.stopped or self._runs_alone() or self._suspect:
+            return False
+        if self._pending.message_count >= self._limits.commit_messages_max:
+            return False
+        if self._message_bytes > self._message_bytes_free and not self._may_start():
+            return False
+        if in_parts and self.mergeable:
+            return True
+        function = self.function
+        return function.window is None and (function.kind != "stateful" or "" not in self._keys)
+
+    def weigh(self, chunk: Chunk) -> None:
+        """Count a chunk of the backlog in all that waits in the worker."""
+        self._queue.weigh(chunk)
+
+    def unweigh(self, chunk: Chunk) -> None:
+        self._queue.unweigh(chunk)
+
+    def lend(self, chunk: Chunk, count: int, lease: Lease, now_ms: float) -> bool:
+        """Take messages of a chunk, or what must run before them, for a lease.
+
+        Returns whether there is anything in it; then `lease.work` is set, and `Lend` is said as
+        soon as the states are in memory. `lease_ended` follows.
+        """
+        if not self._inbox.may_go_ahead(chunk.batch.source):
+            return False
+        in_order = not lease.partial and self.function.order == "key"
+        places = self._backlog.lend(chunk, count, in_order=in_order)
+        if not places:
+            return False
+        work = self._take_single(places, now_ms, many_runs=True, in_parts=lease.partial)
+        is_lent = work is not None and self._lend(work, lease, now_ms)
+        self._advance(now_ms)
+        return is_lent
+
+    def crowd(self, lock: str) -> list[Waiting]:
+        """Return what waits behind a busy key and could run in parts."""
+        return [each for each in self._keys.get(lock, ()) if _is_lendable(each)]
+
+    def lend_crowd(self, lock: str, count: int, lease: Lease, now_ms: float) -> bool:
+        """As `lend`: the last messages behind a busy key, which run in parts."""
+        behind = self._keys.get(lock)
+        taken: list[Waiting] = []
+        while behind and len(taken) < count and _is_lendable(behind[-1]):
+            taken.append(behind.pop())
+        if not taken:
+            return False
+        taken.reverse()
+        is_lent = self._lend(self._queue.work(taken), lease, now_ms)
+        self._advance(now_ms)
+        return is_lent
+
+    def _lend(self, work: Work, lease: Lease, now_ms: float) -> bool:
+        work.off_loop, work.exclusive, work.lease = True, False, lease
+        lease.work = work
+        self._lent[work.id] = work
+        self._pending.message_count += work.count  # Each is a record in the next commit.
+        if lease.partial:
+            self._begin(work)
+            return True
+        return self._load_or_run(work, now_ms)
+
+    def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
+        """What was lent has been worked off; without a result, it has not, and runs here."""
+        work = lease.work
+        if self.stopped or self._lent.pop(work.id, None) is None:
+            return
+        if self._prefetch is not None:
+            self._prefetch.ended(work)
+        if result is None:
+            result = RunResult()
+            result.unfinished = set(range(work.count))
+        elif lease.partial:
+            self._merges[work.id] = (work, result)
+            self._merge_all(now_ms)
+            self._advance(now_ms)
+            return
+        else:
+            self.counters.runs += 1
+            self._gather(work, result)
+            if result.rows:
+                self._pending.rows.extend(self._cells.apply(result.rows))
+        if lease.partial:
+            self._settle_parts(work, result, now_ms)
+        else:
+            self._settle_each(work, result, now_ms)
+        self._advance(now_ms)
+
+    def _merge_all(self, now_ms: float) -> None:
+        for work, result in tuple(self._merges.values()):
+            if self._merge(work, result):
+                del self._merges[work.id]
+                self._settle_parts(work, result, now_ms)
+
+    def _merge(self, work: Work, result: RunResult) -> bool:
+        """Merge what a lessee has added, unless somebody uses these states now."""
+        assert self._merger is not None
+        keys = {each.key for each in result.partials}
+        if any(not keys.isdisjoint(self.state_keys(each)) for each in self._running.values()):
+            return False
+        if any(each.message.key in keys for each in self._awaiting.values()):
+            return False
+        missing = self._cells.missing(list(keys))
+        if missing:
+            if work.id not in self._merges_loading:
+                self._merges_loading.add(work.id)
+                self.effects.append(Load(work, missing, ()))
+            return False
+        if self.versions:
+            self.versions.forget(keys)
+        merged = self._merger.absorb(result.partials)
+        if merged is None:
+            result.unfinished = set(range(work.count))
+            return True
+        self.counters.runs += 1
+        result.rows, effects = merged
+        result.effects = [*result.effects, *effects]
+        self._gather(work, result)
+        return True
+
+    def _settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
+        """End messages that ran in parts; those that could not, or failed, run here."""
+        for index, waiting in enumerate(work.waiting):
+            if index in result.unfinished or index in result.failed:
+                self._lines.retry_at(now_ms, waiting)
+            else:
+                self._consume(waiting, result.values[index], None, now_ms)
 
     # Idempotency keys
 
@@ -1102,7 +1301,11 @@ class Partition:
         remaining = Work(work.id, waiting=left)
         remaining.off_loop, remaining.exclusive = work.off_loop, work.exclusive
         remaining.recorded = work.recorded
-        self._running[work.id] = remaining
+        if work.lease is None:
+            self._running[work.id] = remaining
+        else:
+            remaining.lease = work.lease
+            work.lease.work = self._lent[work.id] = remaining
         still_used = {self._lines.lock_of(each.message) for each in left}
         for lock in {self._lines.lock_of(each.message): None for each in work.waiting}:
             if lock not in still_used:
@@ -1435,6 +1638,8 @@ class Partition:
             in_use.update(self._prefetch.fetched)
         for work in self._running.values():
             in_use.update(work.keys if self.function.kind == "keyed" else ("",))
+        for work, _ in self._merges.values():
+            in_use.update(self.state_keys(work))
         return in_use
 
     def stop(self, outcome: Outcome) -> None:
@@ -1445,6 +1650,8 @@ class Partition:
         self.open_from_clients = 0
         self._queue.close()
         self._lines.clear()
+        self._lent.clear()
+        self._merges.clear()
         self.effects.append(Stop(outcome))
 
     @property
@@ -1452,8 +1659,21 @@ class Partition:
         """Nothing runs, waits to run, or is being committed."""
         return not (
             self._running
+            or self._lent
+            or self._merges
             or self._backlog
             or self._ready
             or self._committing is not None
             or self._pending.must_flush
         )
+
+
+def _is_lendable(waiting: Waiting) -> bool:
+    """Tell whether a message that waits by itself may run in parts elsewhere."""
+    message = waiting.message
+    return (
+        message.attempt == 1
+        and message.kind is not Kind.MARKER
+        and not message.extra.idempotency_key
+        and waiting.interrupted is None
+    )

@@ -36,6 +36,7 @@ class Port:
         self._batches: list[msgspec.Raw] = []
         self._bytes = 0
         self._acks: dict[tuple[str, str], Ack] = {}
+        self._leases: list[msgspec.Raw] = []
         self._planned = False
         self._sent: dict[tuple[str, str], int] = {}
         self._acknowledged: dict[tuple[str, str], int] = {}
@@ -76,6 +77,17 @@ class Port:
         if not self._planned:
             self._plan()
 
+    def lease(self, message: bytes) -> None:
+        """Send what a lessor or a lessee says; it is not repeated if it is lost."""
+        if self._bytes and self._bytes + len(message) > FRAME_BYTES:
+            self._flush()
+        self._leases.append(msgspec.Raw(message))
+        self._bytes += len(message)
+        if self._bytes >= FRAME_BYTES:
+            self._flush()
+        elif not self._planned:
+            self._plan()
+
     def acknowledged(self, partition: str, destination: str, upto: int) -> None:
         """The other end has taken messages: there may be room again."""
         channel = (partition, destination)
@@ -113,7 +125,7 @@ class Port:
     def _flush(self) -> None:
         # A flush may still be planned: then it finds nothing, or what has come since.
         self._planned = False
-        if self._batches or self._acks:
+        if self._batches or self._acks or self._leases:
             batches: list[Batch] = self._batches  # type: ignore[assignment]  # Encoded already.
-            self.link.send(Data(batches, list(self._acks.values())))
-            self._batches, self._acks, self._bytes = [], {}, 0
+            self.link.send(Data(batches, list(self._acks.values()), 0, self._leases))
+            self._batches, self._acks, self._leases, self._bytes = [], {}, [], 0

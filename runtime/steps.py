@@ -13,7 +13,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from sublet.functions.app import Function
+from sublet.functions.effects import Effect
 from sublet.runtime.frames import Ack, ErrorInfo, Refused
+from sublet.runtime.lease_messages import PartialState
 from sublet.runtime.work import Work
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome, StateRow
 
@@ -45,6 +47,12 @@ class Ready(NamedTuple):
 
 class Run(NamedTuple):
     """Run user code on the work, then `finished`."""
+
+    work: Work
+
+
+class Lend(NamedTuple):
+    """All that a lessee needs of the work is in memory: see `Lessor.loaded`."""
 
     work: Work
 
@@ -122,6 +130,7 @@ StepEffect = (
     | Load
     | Fetch
     | Run
+    | Lend
     | Store
     | Deliver
     | Acknowledge
@@ -153,11 +162,34 @@ class Cells(Protocol):
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None: ...
 
+    @property
+    def mean_bytes(self) -> int:
+        """What one key's state weighs, about."""
+        ...
+
+    def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
+        """Take over changes that a lessee has made to states that are in memory; return what has
+        to be stored beside them."""
+        ...
+
     def drop(self, key: str) -> None: ...
 
     def over_bound(self) -> bool: ...
 
     def shrink(self, in_use: Collection[str]) -> None: ...
+
+
+class Merger(Protocol):
+    """Puts together what handlers have added at several places."""
+
+    def absorb(
+        self, partials: Sequence[PartialState]
+    ) -> tuple[list[StateRow], list[Effect]] | None:
+        """Merge into states that are in memory; return what has changed, and what that causes.
+
+        None if that cannot be: then nothing has changed.
+        """
+        ...
 
 
 class Fetchable(Protocol):
@@ -179,6 +211,11 @@ class NoCells:
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         return
+
+    mean_bytes = 0
+
+    def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
+        return []
 
     def drop(self, key: str) -> None:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,6 +18,10 @@ from sublet.functions.effects import Effect
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.scheduler.laxity_queue import Entry
 from sublet.statestore.contract import StateRow
+
+if TYPE_CHECKING:
+    from sublet.runtime.lease_messages import PartialState
+    from sublet.runtime.leases import Lease
 
 NO_EXTRA = Extra()
 
@@ -282,6 +286,7 @@ class Work:
         "gathering_ms",
         "id",
         "keys",
+        "lease",
         "loading_ms",
         "off_loop",
         "rank",
@@ -307,6 +312,8 @@ class Work:
         """How long it waited for state, and for more messages; for telemetry alone."""
         self.recorded = True
         """False if the pending commit speaks of messages whose end it does not hold yet."""
+        self.lease: Lease | None = None
+        """Somebody else runs it."""
         self.keys: Sequence[str]
         if waiting:
             self.keys = [each.message.key for each in waiting]
@@ -370,6 +377,7 @@ class RunResult:
         "effects",
         "elapsed_ms",
         "failed",
+        "partials",
         "rows",
         "suspended",
         "unfinished",
@@ -386,6 +394,8 @@ class RunResult:
         """Their handlers await something and end later, through `Partition.invocation_ended`."""
         self.rows: list[StateRow] = []
         self.effects: list[Effect] = []
+        self.partials: Sequence[PartialState] = ()
+        """What a lessee that started from empty states has added."""
         self.elapsed_ms = 0.0
         self.cut_at: int | None = None
         """From here on nothing was run, and nothing stands above; see `Partition.cut`."""

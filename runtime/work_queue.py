@@ -48,7 +48,7 @@ class WorkQueue:
         now_ms: float,
     ) -> None:
         self.backlog = Backlog(
-            None if urgency.waiting is None else self._weigh,
+            None if urgency.waiting is None else self._weigh_again,
             in_order=not urgency.order.by_deadline,
         )
         self.batching = batching_of(function, curve)
@@ -74,6 +74,8 @@ class WorkQueue:
         self._urgency = urgency
         self._work_number = 0
         self._closed = False
+        self.owner: object = None
+        """Whose queue this is: told to those who look at what waits in the worker."""
 
     def work(self, waiting: Sequence[Waiting] = (), spans: Sequence[Span] = ()) -> Work:
         self._work_number += 1
@@ -101,20 +103,39 @@ class WorkQueue:
         else:
             # What the order puts behind everything else has no deadline to be kept any more.
             backlog.add(chunk, rank if rank >= BEHIND_MS else chunk.earliest_ms)
+        if urgency.unseen is not None:
+            urgency.unseen.append((self.owner, chunk))
         if self._grouped is not None and batch.kind not in IN_LINE:
             for index in chunk.places():
                 self._grouped.put(batch.keys[index], (chunk, index), now_ms)
 
-    def _weigh(self, chunk: Chunk) -> None:
-        """Say what is left of a chunk to those who ask how long a request would take."""
-        waiting = self._urgency.waiting
-        assert waiting is not None
-        if chunk.entry is not None:
-            waiting.remove(chunk.entry)
-            chunk.entry = None
+    def weigh(self, chunk: Chunk) -> None:
+        """Count what is left of a chunk in all that waits in the worker."""
+        urgency = self._urgency
+        assert urgency.waiting is not None
+        self.unweigh(chunk)
         if chunk.count and not self._closed:
-            cost_ms = self._urgency.occupies_ms(self._function, chunk.count)
-            chunk.entry = waiting.put(chunk.earliest_ms, cost_ms, None)
+            due_ms = urgency.due_ms(self._function, chunk.earliest_ms)
+            cost_ms = urgency.occupies_ms(self._function, chunk.count)
+            chunk.entry = urgency.waiting.put(due_ms, cost_ms, (self.owner, chunk))
+
+    def unweigh(self, chunk: Chunk) -> None:
+        """Do not count a chunk any more."""
+        if chunk.entry is not None:
+            assert self._urgency.waiting is not None
+            self._urgency.waiting.remove(chunk.entry)
+            chunk.entry = None
+
+    def _weigh_again(self, chunk: Chunk) -> None:
+        if chunk.entry is not None or self._urgency.weighs_all:
+            self.weigh(chunk)
+
+    def is_more_urgent(self, ready: Sequence[Waiting]) -> bool:
+        """Tell whether something here goes before those that are ready, as far as is known."""
+        if not self._urgency.order.by_deadline or self._grouped is not None:
+            return False
+        chunk, rank = self.backlog.first(), ready[0].rank
+        return chunk is not None and rank is not None and chunk.rank < rank
 
     def announce(self, ready: Sequence[Waiting], now_ms: float) -> Ready | None:
         """Return the rank of the most urgent message here or among those that are ready, if it

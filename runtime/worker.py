@@ -18,7 +18,7 @@ from sublet.functions.app import Function
 from sublet.runtime.config import WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello
-from sublet.runtime.host import THREADS_BUSY_MAX, Clock, Host, SystemClock
+from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
@@ -137,6 +137,7 @@ class Worker:
             pace=pace,
             starvation_ms=config.starvation_ms,
             tracing=self.tracing,
+            binding=self._binding(),
         )
         exchange.start(tasks)
         host.start(tasks)
@@ -158,6 +159,17 @@ class Worker:
                     await self._take_part(tasks, store, directory)
         finally:
             host.stop()
+
+    def _binding(self) -> Binding | None:
+        """Return by what messages are bound; None if all run where their partition is."""
+        config, texts = self._config, {each.binding for each in self.functions.values()}
+        if not texts - {None, "static"} and config.binding == "static":
+            return None
+        return Binding(
+            self.id,
+            lambda function: config.binding_policy(function.binding),
+            config.lease_term_ms,
+        )
 
     @asynccontextmanager
     async def _http(

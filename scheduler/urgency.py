@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections import deque
+from typing import Any, NamedTuple, Protocol
 
 from sublet.functions.app import Function
 from sublet.scheduler.api import ArrivalOrder, FollowsWork, QueueOrder, WorkView
@@ -66,13 +67,26 @@ class Urgency:
         self.waiting: LaxityQueue[object] | None = None
         """All that waits in the worker, by deadline; kept only once somebody has to be told
         whether a request can be in time."""
+        self.weighs_all = False
+        """Everything that comes is put into the queue above at once; otherwise what has to wait."""
+        self.unseen: deque[tuple[Any, Any]] | None = None
+        """Partitions with what has come to them and is not in the queue above yet, where work may
+        be lent; whoever runs all that waits clears it."""
+        self.crowds: dict[tuple[str, str], Any] = {}
+        """Keys behind which messages wait that could be lent: (partition, key) to the partition."""
 
     def rank(
         self, function: Function, partition: str, count: int, arrived_ms: float, deadline_ms: float
     ) -> float:
         """Return the place of messages among all that waits in the worker."""
+        return self.order.rank(self.view(function, partition, count, arrived_ms, deadline_ms))
+
+    def view(
+        self, function: Function, partition: str, count: int, arrived_ms: float, deadline_ms: float
+    ) -> WorkView:
+        """Return what policies may know of messages."""
         name = function.name
-        view = WorkView(
+        return WorkView(
             name,
             partition,
             function.tenant,
@@ -82,12 +96,20 @@ class Urgency:
             self._costs.expected_ms(function, 1),
             self.paths.path_ms(name),
         )
-        return self.order.rank(view)
+
+    def expected_ms(self, function: Function, count: int) -> float:
+        """Return what running so many messages is expected to take; 0 if nothing is known."""
+        return self._costs.expected_ms(function, count)
+
+    def due_ms(self, function: Function, deadline_ms: float) -> float:
+        """Return when messages have to be finished here, so that what they cause is in time."""
+        return deadline_ms - self.paths.path_ms(function.name)
 
     def estimate_ms(self, function: Function, count: int, deadline_ms: float) -> float:
         """Return after how long a request would be answered that is behind `count` others of its
         own batch and behind everything that is due before it."""
-        ahead_ms = self.waiting.cost_ahead_ms(deadline_ms) if self.waiting is not None else 0.0
+        due_ms = self.due_ms(function, deadline_ms)
+        ahead_ms = self.waiting.cost_ahead_ms(due_ms) if self.waiting is not None else 0.0
         own_ms = self._costs.expected_ms(function, count + 1)
         return ahead_ms + own_ms + self.paths.path_ms(function.name)
 

@@ -150,7 +150,7 @@ class ModelledCells:
 
     @property
     def mean_bytes(self) -> int:
-        return self._weight
+        return self._weight - ENTRY_BYTES
 
     def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
         return []

@@ -126,6 +126,9 @@ class LocalExchange:
     def lost(self, partition: str, outcome: Outcome) -> None:
         self._loop.fail(AssertionError(f"{partition} was lost ({outcome.value})"))
 
+    def tell_neighbour(self, worker: str, message: bytes) -> bool:
+        return False  # It has none.
+
     # From the test
 
     def ask(

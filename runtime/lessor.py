@@ -1,0 +1,675 @@
+"""A worker as lessor: asks the binding policies, and keeps the table of its leases.
+
+Pure: events in, effects out. The shell calls `look` while messages wait, tells what arrives from
+neighbours, and then carries out what has gathered in `effects`. Nothing here can make anything
+wrong: a lease only takes messages out of their queue and ends in exactly one of two ways, worked
+off or home again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple, Protocol, cast
+
+import xxhash
+
+from sublet.functions.app import Function
+from sublet.runtime.backlog import IN_LINE
+from sublet.runtime.lease_messages import Answer, LeaseId, LeaseMessage, Load, Probe, Reply, Revoke
+from sublet.runtime.leases import Lease, LeaseState
+from sublet.runtime.partition import Partition
+from sublet.runtime.work import Chunk, RunResult
+from sublet.scheduler.binding import (
+    Ask,
+    Asked,
+    Bid,
+    Bindable,
+    BindingPolicy,
+    Choice,
+    Lend,
+    Neighbour,
+)
+from sublet.scheduler.urgency import Urgency
+
+PIECE_MS = 20.0
+"""Work that is lent together takes about so long: longer pieces would be returned late."""
+WORKS_MAX = 32
+"""What one look may be about; the next one comes soon."""
+CROWD_MS = 20.0
+"""Behind a busy key of a mergeable function so much may wait before it is lent."""
+ASK_MS = 50.0
+"""Who has not replied by then is not waited for."""
+TERM_MS = 1_000.0
+TERM_FACTOR = 4.0
+"""A lease ends after its term and so many times what it is expected to take."""
+LEASES_MAX = 1_000
+"""Open at once in a worker."""
+
+
+class SendTo(NamedTuple):
+    """Tell a neighbour something."""
+
+    worker: str
+    message: LeaseMessage
+
+
+class OfferTo(NamedTuple):
+    """Send the messages of a lease to its lessee, with the states that it does not have."""
+
+    lease: Lease
+
+
+class Changed(NamedTuple):
+    """A partition has effects to carry out."""
+
+    partition: Partition
+
+
+LessorEffect = SendTo | OfferTo | Changed
+
+
+class Chance(Protocol):
+    def sample(self, population: Sequence[Neighbour], k: int) -> list[Neighbour]: ...
+
+
+class Crowd(NamedTuple):
+    """Messages that wait behind a busy key."""
+
+    lock: str
+
+
+class Piece:
+    """Where the messages of a `Bindable` stand."""
+
+    __slots__ = ("count", "partition", "place")
+
+    def __init__(self, partition: Partition, place: Chunk | Crowd, count: int) -> None:
+        self.partition = partition
+        self.place = place
+        self.count = count
+
+
+class Tally:
+    """What has become of a function's leases; read by metrics and by `auto`."""
+
+    __slots__ = (
+        "declined",
+        "elapsed_ms",
+        "expired",
+        "homebound",
+        "late_returns",
+        "lent",
+        "lent_partial",
+        "messages",
+        "partials_merged",
+        "returned",
+        "revoked",
+        "round_trip_ms",
+        "states_known",
+        "states_sent",
+    )
+
+    def __init__(self) -> None:
+        self.lent = self.lent_partial = self.messages = 0
+        self.returned = self.declined = self.expired = self.revoked = 0
+        self.late_returns = 0
+        """Came after the lease had ended, and were dropped."""
+        self.homebound = 0
+        """Messages that came back because they can only run at home."""
+        self.partials_merged = 0
+        self.states_sent = self.states_known = 0
+        """States that went with offers, and states that lessees had already."""
+        self.elapsed_ms = self.round_trip_ms = 0.0
+        """What returned leases took there, and from offer to return."""
+
+
+class Question:
+    """Neighbours that were asked whether they have room."""
+
+    __slots__ = ("asked", "bids", "leases", "partition", "policy", "replies", "until_ms")
+
+    def __init__(
+        self, partition: Partition, policy: BindingPolicy, leases: list[Lease], ask: Ask
+    ) -> None:
+        self.partition = partition
+        self.policy = policy
+        self.leases = leases
+        self.asked = set(ask.workers)
+        self.replies = ask.replies
+        self.bids: list[Bid] = []
+        self.until_ms = 0.0
+
+
+class Lessor:
+    def __init__(
+        self,
+        worker: str,
+        urgency: Urgency,
+        policy_of: Callable[[Function], BindingPolicy],
+        chance: Chance,
+        *,
+        queued: Callable[[], int],
+        term_ms: float = TERM_MS,
+    ) -> None:
+        """`queued` tells how many messages wait in the worker."""
+        assert urgency.waiting is not None
+        self.worker = worker
+        self.effects: list[LessorEffect] = []
+        self.open: dict[LeaseId, Lease] = {}
+        self.tallies: dict[str, Tally] = {}
+        """By function."""
+        self.neighbours: dict[str, Neighbour] = {}
+        self._urgency = urgency
+        self._waiting = urgency.waiting
+        self._policy_of = policy_of
+        self.policies: dict[str, BindingPolicy] = {}
+        """Of each function that has had messages here."""
+        self._chance = chance
+        self._queued = queued
+        self._term_ms = term_ms
+        self._ranges: dict[str, list[Neighbour]] = {}
+        self._number = self._question = 0
+        self._questions: dict[int, Question] = {}
+        self._terms: list[tuple[float, int, Lease]] = []
+        self._homebound: set[str] = set()
+        """Functions whose messages came back, since they call others: they run at home."""
+        self._whole: set[str] = set()
+        """Functions that cannot run in parts, whatever their state is."""
+        self.now_ms = self.start_ms = 0.0
+
+    # Who is there
+
+    def workers_changed(self, workers: Iterable[str], now_ms: float) -> None:
+        """Learn which other workers there are."""
+        others = set(workers) - {self.worker}
+        for gone in [each for each in self.neighbours if each not in others]:
+            del self.neighbours[gone]
+            self.peer_lost(gone, now_ms)
+        for name in sorted(others):
+            self.neighbours.setdefault(name, Neighbour(name))
+        self._ranges.clear()
+
+    def range_of(self, partition: Partition) -> list[Neighbour]:
+        """Return the neighbours that may work for a partition."""
+        found = self._ranges.get(partition.name)
+        if found is None:
+            found = list(self.neighbours.values())
+            size = partition.function.parallelism_range
+            if size is not None and len(found) >= size:
+                # The same few each time, and others for each partition.
+                name = partition.name
+                found.sort(key=lambda each: xxhash.xxh64_intdigest(f"{name}\0{each.name}".encode()))
+                found = found[: size - 1]
+            self._ranges[partition.name] = found
+        return found
+
+    def peer_lost(self, worker: str, now_ms: float) -> None:
+        """A neighbour cannot be reached: what it has is lost."""
+        self.now_ms = now_ms
+        for lease in [each for each in self.open.values() if each.lessee == worker]:
+            self._home(lease, LeaseState.REVOKED)
+        for number, question in tuple(self._questions.items()):
+            question.asked.discard(worker)
+            self._decide_if_answered(number, question)
+
+    def partition_left(self, partition: Partition) -> None:
+        """The partition has another owner: its leases are void."""
+        for lease in [each for each in self.open.values() if each.partition is partition]:
+            del self.open[lease.id]
+            if lease.lessee:
+                self.effects.append(SendTo(lease.lessee, Revoke(lease.id)))
+        self._ranges.pop(partition.name, None)
+
+    # Messages that wait
+
+    def policy(self, function: Function) -> BindingPolicy:
+        policy = self.policies.get(function.name)
+        if policy is None:
+            policy = self.policies[function.name] = self._policy_of(function)
+        return policy
+
+    def look(self, now_ms: float, start_ms: float) -> None:
+        """Messages wait that cannot run at once: ask the policies about them.
+
+        Nothing that waits starts before `start_ms`.
+        """
+        self.now_ms, self.start_ms = now_ms, max(now_ms, start_ms)
+        unseen = self._urgency.unseen
+        assert unseen is not None
+        wanted: dict[str, list[Bindable]] = {}
+        left: list[tuple[Partition, Chunk]] = []
+        for_queue = False
+        while unseen:
+            partition, chunk = unseen.popleft()
+            if partition.stopped or not chunk.count or chunk.batch.kind in IN_LINE:
+                continue
+            if chunk.entry is not None:
+                partition.unweigh(chunk)  # It must not be compared with itself.
+            policy = self.policy(partition.function)
+            asked = policy.asked if self._may_lend(partition) else Asked.NEVER
+            if asked is Asked.EACH or (asked is Asked.LATE and not self._fits(partition, chunk)):
+                works = wanted.setdefault(partition.name, [])
+                works += self._pieces(partition, chunk, chunk.count)
+                left.append((partition, chunk))
+            else:
+                partition.weigh(chunk)
+                for_queue = for_queue or asked is Asked.QUEUED
+        for works in wanted.values():
+            self._bind(works)
+        for partition, chunk in left:
+            if chunk.count and not partition.stopped:
+                partition.weigh(chunk)
+        if self._urgency.crowds:
+            self._look_at_crowds()
+        if for_queue or self._waiting.laxity_ms(self.start_ms) <= 0:
+            self._look_at_queue()
+
+    def weigh_unseen(self) -> None:
+        """Count what has come, without asking about it: somebody wants to know what waits."""
+        unseen = self._urgency.unseen
+        assert unseen is not None
+        for partition, chunk in unseen:
+            if not partition.stopped and chunk.count and chunk.entry is None:
+                partition.weigh(chunk)
+
+    def _may_lend(self, partition: Partition) -> bool:
+        name = partition.function.name
+        if not self.neighbours or name in self._homebound or len(self.open) >= LEASES_MAX:
+            return False
+        return partition.lends(in_parts=name not in self._whole)
+
+    def _fits(self, partition: Partition, chunk: Chunk) -> bool:
+        cost_ms = self._urgency.occupies_ms(partition.function, chunk.count)
+        due_ms = self._urgency.due_ms(partition.function, chunk.earliest_ms)
+        return self._waiting.fits(due_ms, cost_ms, self.start_ms)
+
+    def _pieces(self, partition: Partition, place: Chunk, count: int) -> list[Bindable]:
+        """Return the last messages of a chunk as pieces of about the same cost."""
+        function = partition.function
+        one_ms = self._urgency.expected_ms(function, 1)
+        size = max(1, int(PIECE_MS / one_ms)) if one_ms > 0 else count
+        due_ms = self._urgency.due_ms(function, place.earliest_ms)
+        ahead_ms = self.start_ms - self.now_ms + self._waiting.cost_ahead_ms(due_ms)
+        if place.entry is not None:
+            ahead_ms -= place.entry.cost_ms
+        found: list[Bindable] = []
+        left = place.count
+        while count > 0 and len(found) < WORKS_MAX:
+            taken = min(count, size)
+            piece = Piece(partition, place, taken)
+            home_ms = ahead_ms + self._urgency.occupies_ms(function, left)
+            found.append(self._bindable(piece, due_ms, place.arrived_ms, home_ms))
+            count -= taken
+            left -= taken
+        return found
+
+    def _bindable(self, piece: Piece, due_ms: float, arrived_ms: float, home_ms: float) -> Bindable:
+        partition, place, count = piece.partition, piece.place, piece.count
+        function = partition.function
+        view = self._urgency.view(function, partition.name, count, arrived_ms, due_ms)
+        cost_ms = self._urgency.expected_ms(function, count)
+        in_parts = function.name not in self._whole and partition.mergeable
+        bindable = Bindable(view, cost_ms, home_ms, in_parts, ref=piece)
+        if not in_parts and isinstance(place, Chunk):
+            keys = place.batch.keys[place.start : place.stop][-count:]
+            bindable.holders = partition.versions.holders(keys) if partition.versions else {}
+            bindable.state_bytes = partition.state_bytes * count
+        return bindable
+
+    def _look_at_queue(self) -> None:
+        """Ask about what would have to go, so that all that stays is in time."""
+        wanted: dict[str, list[Bindable]] = {}
+        count, going_ms = 0, 0.0
+        for entry in self._waiting.violators(self.start_ms):
+            if entry.item is None:
+                continue  # A guest.
+            waits = cast("tuple[Partition, Chunk]", entry.item)
+            partition, chunk = waits
+            function = partition.function
+            if self.policy(function).asked is not Asked.QUEUED or not self._may_lend(partition):
+                continue
+            ahead_ms = self._waiting.cost_ahead_ms(entry.deadline_ms) - going_ms
+            room_ms = entry.deadline_ms - self.start_ms - ahead_ms + entry.cost_ms
+            one_ms = entry.cost_ms / chunk.count
+            stay = max(0, int(room_ms / one_ms)) if one_ms > 0 else chunk.count
+            if stay >= chunk.count:
+                continue
+            works = self._pieces(partition, chunk, chunk.count - stay)
+            going_ms += entry.cost_ms
+            wanted.setdefault(partition.name, []).extend(works)
+            count += len(works)
+            if count >= WORKS_MAX:
+                break
+        for works in wanted.values():
+            self._bind(works)
+
+    def _look_at_crowds(self) -> None:
+        """Ask about what waits behind busy keys of functions that can run in parts."""
+        crowds = self._urgency.crowds
+        for name, lock in tuple(crowds):
+            partition: Partition = crowds[name, lock]
+            waiting = partition.crowd(lock)
+            if not waiting or partition.stopped:
+                del crowds[name, lock]
+                continue
+            function = partition.function
+            policy = self.policy(function)
+            if policy.asked is Asked.NEVER or not self._may_lend(partition):
+                continue
+            if function.name in self._whole or not partition.mergeable:
+                continue
+            one_ms = self._urgency.expected_ms(function, 1)
+            if one_ms <= 0:
+                continue
+            size, works = max(1, int(PIECE_MS / one_ms)), []
+            stay = max(1, int(CROWD_MS / one_ms))
+            due_ms = min([each.deadline_ms or inf for each in waiting[:WORKS_MAX]])
+            if due_ms == inf:
+                due_ms = self.now_ms + self._urgency.patience_ms
+            for at in range(stay, len(waiting), size):
+                piece = Piece(partition, Crowd(lock), min(size, len(waiting) - at))
+                home_ms = (at + piece.count) * one_ms
+                works.append(self._bindable(piece, due_ms, self.now_ms, home_ms))
+                if len(works) >= WORKS_MAX:
+                    break
+            self._bind(works)
+
+    # Choices
+
+    def _bind(self, works: Sequence[Bindable]) -> None:
+        if works:
+            partition: Partition = works[0].ref.partition
+            policy = self.policy(partition.function)
+            self._apply(policy.bind(works, self._scene(partition, policy)), partition, policy)
+
+    def _scene(self, partition: Partition, policy: BindingPolicy) -> CurrentScene:
+        searches = [len(each.bids) for each in self._questions.values() if each.policy is policy]
+        return CurrentScene(self, self.range_of(partition), searches)
+
+    def _apply(
+        self, choices: Iterable[Choice], partition: Partition, policy: BindingPolicy
+    ) -> None:
+        for choice in choices:
+            if isinstance(choice, Lend):
+                lease = self._lease_of(choice.work, policy)
+                if lease is not None:
+                    self._offer(lease, choice.worker, forced=choice.forced)
+            else:
+                leases = [
+                    lease
+                    for work in choice.works
+                    if (lease := self._lease_of(work, policy)) is not None
+                ]
+                if leases:
+                    self._ask(partition, policy, leases, choice)
+
+    def _lease_of(self, work: Bindable, policy: BindingPolicy) -> Lease | None:
+        """Return the lease for messages; take them out of their queue if nobody has."""
+        ref = work.ref
+        if isinstance(ref, Lease):
+            return ref if ref.id in self.open else None
+        piece: Piece = ref
+        partition = piece.partition
+        self._number += 1
+        id_ = LeaseId(partition.name, partition.epoch, self._number)
+        partial = work.is_mergeable
+        lease = Lease(id_, partition, policy, work, partial=partial, now_ms=self.now_ms)
+        self.open[id_] = lease
+        # Until it has found out whether there is anything to lend: effects look at the table.
+        taken = (
+            partition.lend_crowd(piece.place.lock, piece.count, lease, self.now_ms)
+            if isinstance(piece.place, Crowd)
+            else partition.lend(piece.place, piece.count, lease, self.now_ms)
+        )
+        self.effects.append(Changed(partition))
+        if not taken:
+            del self.open[id_]
+            return None
+        work.ref = lease
+        tally = self.tally(partition.function)
+        tally.lent += 1
+        tally.lent_partial += partial
+        tally.messages += lease.work.count
+        lease.ends_ms = inf
+        return lease
+
+    def _offer(self, lease: Lease, worker: str, *, forced: bool) -> None:
+        neighbour = self.neighbours.get(worker)
+        if neighbour is None:
+            self._home(lease, LeaseState.REVOKED)
+            return
+        lease.lessee = worker
+        lease.forced = forced
+        lease.state = LeaseState.OFFERED
+        lease.begun_ms = self.now_ms
+        lease.ends_ms = self.now_ms + self._term_ms + TERM_FACTOR * lease.bindable.cost_ms
+        heappush(self._terms, (lease.ends_ms, lease.id.number, lease))
+        neighbour.queued += lease.work.count
+        neighbour.queued_ms += lease.bindable.cost_ms
+        if lease.is_loaded:
+            self.effects.append(OfferTo(lease))
+
+    def loaded(self, lease: Lease, now_ms: float) -> None:
+        """The states of a lease are in memory: it can go to its lessee."""
+        if not lease.work.count:
+            self.open.pop(lease.id, None)  # Its messages were answered before.
+            return
+        lease.is_loaded = True
+        if lease.state is LeaseState.OFFERED and lease.id in self.open:
+            self.effects.append(OfferTo(lease))
+
+    def _ask(
+        self, partition: Partition, policy: BindingPolicy, leases: list[Lease], ask: Ask
+    ) -> None:
+        self._question += 1
+        question = Question(partition, policy, leases, ask)
+        question.until_ms = self.now_ms + ASK_MS
+        self._questions[self._question] = question
+        works = [lease.bindable for lease in leases]
+        probe = Probe(
+            self._question,
+            partition.function.name,
+            sum([lease.work.count for lease in leases]),
+            sum([work.cost_ms for work in works]),
+            min([work.work.deadline_ms for work in works]) - self.now_ms,
+            max([work.home_ms for work in works]),
+        )
+        for worker in ask.workers:
+            self.effects.append(SendTo(worker, probe))
+        self._decide_if_answered(self._question, question)
+
+    # What neighbours say
+
+    def replied(self, worker: str, reply: Reply, now_ms: float) -> None:
+        self.now_ms = now_ms
+        self._heard(worker, reply.load)
+        question = self._questions.get(reply.question)
+        if question is None or worker not in question.asked:
+            return
+        question.asked.remove(worker)
+        load = reply.load
+        question.bids.append(Bid(worker, reply.fits, load.queued, load.queued_ms))
+        self._decide_if_answered(reply.question, question)
+
+    def _decide_if_answered(self, number: int, question: Question) -> None:
+        if len(question.bids) >= question.replies or not question.asked:
+            self._decide(number, question)
+
+    def _decide(self, number: int, question: Question) -> None:
+        del self._questions[number]
+        open_leases = [lease for lease in question.leases if lease.id in self.open]
+        for lease in open_leases:
+            lease.bindable.ref = lease
+        works = [lease.bindable for lease in open_leases]
+        if works:
+            scene = self._scene(question.partition, question.policy)
+            choices = question.policy.answered(works, question.bids, scene)
+            self._apply(choices, question.partition, question.policy)
+        for lease in open_leases:
+            is_over = lease.state is not LeaseState.ASKED or lease.id not in self.open
+            if not is_over and not self._is_asked_again(lease):
+                self._home(lease, LeaseState.DECLINED)
+
+    def _is_asked_again(self, lease: Lease) -> bool:
+        return any(lease in question.leases for question in self._questions.values())
+
+    def answered(self, worker: str, answer: Answer, now_ms: float) -> None:
+        self.now_ms = now_ms
+        self._heard(worker, answer.load)
+        lease = self.open.get(answer.lease)
+        if lease is None or lease.lessee != worker or lease.state is not LeaseState.OFFERED:
+            return
+        if answer.accepted:
+            lease.state = LeaseState.RUNNING
+            return
+        self.tally(lease.partition.function).declined += 1
+        lease.state, lease.lessee = LeaseState.ASKED, ""
+        scene = self._scene(lease.partition, lease.policy)
+        choices = lease.policy.declined(lease.bindable, worker, scene)
+        self._apply(choices, lease.partition, lease.policy)
+        if lease.state is LeaseState.ASKED and not self._is_asked_again(lease):
+            self._home(lease, LeaseState.DECLINED, counted=True)
+
+    def needed(self, worker: str, id_: LeaseId, keys: Sequence[str]) -> None:
+        """A lessee has forgotten states that it was taken to have."""
+        lease = self.open.get(id_)
+        if lease is not None and lease.lessee == worker:
+            lease.partition.versions.lost(keys, worker)
+            self.effects.append(OfferTo(lease))
+
+    def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+        """A lease has come back; None if it has ended otherwise before.
+
+        The shell answers with `finish` or `failed`.
+        """
+        self.now_ms = now_ms
+        self._heard(worker, load)
+        lease = self.open.get(id_)
+        if lease is None or lease.lessee != worker:
+            function = id_.partition.rpartition("/")[0]
+            if function in self.tallies:
+                self.tallies[function].late_returns += 1
+            return None
+        return lease
+
+    def finish(
+        self, lease: Lease, result: RunResult, homebound: int, reason: str, now_ms: float
+    ) -> None:
+        """The result of a lease is here."""
+        del self.open[lease.id]
+        lease.state = LeaseState.RETURNED
+        function = lease.partition.function
+        tally = self.tally(function)
+        tally.returned += 1
+        tally.elapsed_ms += result.elapsed_ms
+        tally.round_trip_ms += now_ms - lease.begun_ms
+        if homebound:
+            tally.homebound += homebound
+            if reason == "calls":
+                self._homebound.add(function.name)
+            elif lease.partial:
+                self._whole.add(function.name)
+        if lease.partial:
+            tally.partials_merged += 1
+        partition, changed = lease.partition, {row.key for row in result.rows}
+        if not lease.partial:
+            for key in partition.state_keys(lease.work):
+                partition.versions.returned(key, lease.lessee, changed=key in changed)
+        partition.lease_ended(lease, result, now_ms)
+        self.effects.append(Changed(partition))
+
+    def failed(self, lease: Lease, now_ms: float) -> None:
+        """What has come back does not fit the lease: nothing of it counts."""
+        self.now_ms = now_ms
+        self._home(lease, LeaseState.REVOKED)
+
+    def _heard(self, worker: str, load: Load) -> None:
+        neighbour = self.neighbours.get(worker)
+        if neighbour is not None:
+            neighbour.queued, neighbour.queued_ms = load.queued, load.queued_ms
+            neighbour.heard_ms = self.now_ms
+
+    # Time
+
+    @property
+    def wakes_ms(self) -> float:
+        """When `woken` has something to do; inf if never."""
+        until_ms = min([each.until_ms for each in self._questions.values()], default=inf)
+        while self._terms and self._terms[0][2].id not in self.open:
+            heappop(self._terms)
+        return min(until_ms, self._terms[0][0] if self._terms else inf)
+
+    def woken(self, now_ms: float) -> None:
+        """Time has passed: end what is over."""
+        self.now_ms = now_ms
+        for number, question in tuple(self._questions.items()):
+            if question.until_ms <= now_ms:
+                self._decide(number, question)
+        while self._terms and self._terms[0][0] <= now_ms:
+            ends_ms, _, lease = heappop(self._terms)
+            if lease.id in self.open and lease.ends_ms == ends_ms:
+                self.effects.append(SendTo(lease.lessee, Revoke(lease.id)))
+                self._home(lease, LeaseState.EXPIRED)
+
+    def _home(self, lease: Lease, state: LeaseState, *, counted: bool = False) -> None:
+        """End a lease that was not worked off: its messages run at home."""
+        del self.open[lease.id]
+        lease.state = state
+        if not counted:
+            tally = self.tally(lease.partition.function)
+            setattr(tally, state.value, getattr(tally, state.value) + 1)
+        lease.partition.lease_ended(lease, None, self.now_ms)
+        self.effects.append(Changed(lease.partition))
+
+    def tally(self, function: Function) -> Tally:
+        tally = self.tallies.get(function.name)
+        if tally is None:
+            tally = self.tallies[function.name] = Tally()
+        return tally
+
+    # For scenes
+
+    @property
+    def queued_ms(self) -> float:
+        return self._waiting.cost_ms
+
+    @property
+    def queued(self) -> int:
+        return self._queued()
+
+    def fits(self, work: Bindable) -> bool:
+        function = work.ref.partition.function
+        cost_ms = self._urgency.occupies_ms(function, work.work.count)
+        return self._waiting.fits(work.work.deadline_ms, cost_ms, self.start_ms)
+
+    def pick(self, neighbours: Sequence[Neighbour], count: int) -> list[Neighbour]:
+        return self._chance.sample(neighbours, min(count, len(neighbours)))
+
+
+class CurrentScene:
+    """See `scheduler.binding.Scene`."""
+
+    def __init__(
+        self, lessor: Lessor, neighbours: Sequence[Neighbour], searches: Sequence[int]
+    ) -> None:
+        self._lessor = lessor
+        self.worker = lessor.worker
+        self.now_ms = lessor.now_ms
+        self.neighbours = neighbours
+        self.searches = searches
+
+    @property
+    def queued(self) -> int:
+        return self._lessor.queued
+
+    @property
+    def queued_ms(self) -> float:
+        return self._lessor.queued_ms
+
+    def pick(self, count: int) -> list[Neighbour]:
+        return self._lessor.pick(self.neighbours, count)
+
+    def fits(self, work: Bindable) -> bool:
+        return self._lessor.fits(work)
