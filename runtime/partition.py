@@ -1170,7 +1170,7 @@ class Partition:
         Returns whether there is anything in it; then `lease.work` is set, and `Lend` is said as
         soon as the states are in memory. `lease_ended` follows.
         """
-        if not self._inbox.may_go_ahead(chunk.batch.source):
+        if not chunk.count or not self._inbox.may_go_ahead(chunk.batch.source):
             return False
         in_order = not lease.partial and self.function.order == "key"
         places = self._backlog.lend(chunk, count, in_order=in_order)
