@@ -872,6 +872,10 @@ class Host:
         """See `LendingHost`."""
         return sum([hosted.partition.queued for hosted in self.partitions.values()])
 
+    def owned(self) -> list[Partition]:
+        """See `LendingHost`."""
+        return [hosted.partition for hosted in self.partitions.values()]
+
     def starts_ms(self, now_ms: float) -> float:
         """See `LendingHost`."""
         if self._threads_busy < THREADS_BUSY_MAX:

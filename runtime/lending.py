@@ -19,6 +19,7 @@ from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
+from sublet.runtime.lease_measures import LeaseMeasures
 from sublet.runtime.lease_messages import (
     Answer,
     LeaseId,
@@ -81,6 +82,10 @@ class LendingHost(Protocol):
         """Return how many messages wait."""
         ...
 
+    def owned(self) -> Iterable[Partition]:
+        """Return all partitions of the worker."""
+        ...
+
 
 class Lending:
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
@@ -120,6 +125,7 @@ class Lending:
             term_ms=term_ms,
         )
         self.lessee = Lessee(urgency.waiting)
+        self._measures = LeaseMeasures(self.lessor, urgency, monotonic_ms())
         self._guests: dict[LeaseId, GuestWork] = {}
         self._begun: set[LeaseId] = set()
         self._looked_ms = -inf
@@ -154,6 +160,8 @@ class Lending:
         if not self.lessor.neighbours or (now_ms - self._looked_ms < LOOK_MS and not at_once):
             return
         self._looked_ms = now_ms
+        if self._measures.is_due(now_ms):
+            self._measures.measure(self._host.owned(), now_ms)
         self.lessor.look(now_ms, self._host.starts_ms(now_ms))
         self._flush()
 

@@ -1,0 +1,123 @@
+"""What `auto` is told about a worker's functions, about once a second. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from sublet.runtime.lessor import Lessor, Tally
+from sublet.runtime.partition import Partition
+from sublet.scheduler.auto_binding import AutoBinding, Measured
+from sublet.scheduler.binding import BindingPolicy
+from sublet.scheduler.urgency import Urgency
+
+MEASURE_EVERY_MS = 1_000.0
+HEARD_MS = 5_000.0
+"""What a neighbour said longer ago says nothing about it now."""
+
+
+class _Seen(NamedTuple):
+    """Counters as they were the last time."""
+
+    consumed: float = 0
+    late: float = 0
+    lent: float = 0
+    messages: float = 0
+    declined: float = 0
+    returned: float = 0
+    round_trip_ms: float = 0
+    states_sent: float = 0
+    states_known: float = 0
+
+
+class LeaseMeasures:
+    def __init__(self, lessor: Lessor, urgency: Urgency, now_ms: float) -> None:
+        self._lessor = lessor
+        self._urgency = urgency
+        self._seen: dict[str, _Seen] = {}
+        self._queued_ms = 0.0
+        self._measured_ms = now_ms
+
+    def is_due(self, now_ms: float) -> bool:
+        return now_ms - self._measured_ms >= MEASURE_EVERY_MS
+
+    def measure(self, partitions: Iterable[Partition], now_ms: float) -> None:
+        """Tell each function's policy how it fared, if it wants to know."""
+        by_function: dict[str, list[Partition]] = {}
+        for partition in partitions:
+            by_function.setdefault(partition.function.name, []).append(partition)
+        lessor, urgency = self._lessor, self._urgency
+        elapsed_ms, self._measured_ms = now_ms - self._measured_ms, now_ms
+        queued_ms = lessor.queued_ms
+        busy_ms, self._queued_ms = queued_ms - self._queued_ms, queued_ms
+        since: dict[str, _Seen] = {}
+        for name, mine in by_function.items():
+            since[name] = self._since(name, mine)
+            busy_ms += urgency.occupies_ms(mine[0].function, int(since[name].consumed))
+        load = max(0.0, busy_ms / elapsed_ms) if elapsed_ms > 0 else None
+        neighbours_ms = self._neighbours_ms(now_ms)
+        for name, mine in by_function.items():
+            policy = lessor.policy(mine[0].function)
+            if isinstance(policy, AutoBinding):
+                policy.measured(self._measured(since[name], mine, now_ms, neighbours_ms, load))
+
+    def _since(self, name: str, partitions: list[Partition]) -> _Seen:
+        tally = self._lessor.tallies.get(name) or Tally()
+        seen = _Seen(
+            sum([each.counters.consumed for each in partitions]),
+            sum([each.counters.late for each in partitions]),
+            tally.lent,
+            tally.messages,
+            tally.declined,
+            tally.returned,
+            tally.round_trip_ms,
+            tally.states_sent,
+            tally.states_known,
+        )
+        before = self._seen.get(name, _Seen())
+        self._seen[name] = seen
+        # A partition that has left takes its counts with it.
+        return _Seen(*[max(0, now - then) for now, then in zip(seen, before, strict=True)])
+
+    def _neighbours_ms(self, now_ms: float) -> float | None:
+        heard = [
+            each.queued_ms
+            for each in self._lessor.neighbours.values()
+            if now_ms - each.heard_ms < HEARD_MS
+        ]
+        return sum(heard) / len(heard) if heard else None
+
+    def _measured(
+        self,
+        since: _Seen,
+        partitions: list[Partition],
+        now_ms: float,
+        neighbours_ms: float | None,
+        load: float | None,
+    ) -> Measured:
+        function = partitions[0].function
+        states = since.states_sent + since.states_known
+        return Measured(
+            now_ms=now_ms,
+            messages=int(since.consumed),
+            late=min(1.0, since.late / since.consumed) if since.consumed else 0.0,
+            queued_ms=self._lessor.queued_ms,
+            neighbours_queued_ms=neighbours_ms,
+            cost_ms=self._urgency.expected_ms(function, 1),
+            state_bytes=max([each.state_bytes for each in partitions]),
+            is_mergeable=partitions[0].mergeable,
+            lent=min(1.0, since.messages / since.consumed) if since.consumed else 0.0,
+            fetched=since.states_sent / states if states else 0.0,
+            declined=min(1.0, since.declined / since.lent) if since.lent else 0.0,
+            round_trip_ms=since.round_trip_ms / since.returned if since.returned else 0.0,
+            load=load,
+        )
+
+
+def told_of(policies: Mapping[str, BindingPolicy]) -> dict[str, tuple[str, str]]:
+    """Return, for each function whose policy is chosen by `auto`, the choice and its reason."""
+    return {
+        name: (policy.choice, policy.reason)
+        for name, policy in policies.items()
+        if isinstance(policy, AutoBinding)
+    }
