@@ -33,7 +33,7 @@ from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent,
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.store import SimulatedStore, at_once
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.steps import Cells, Fetchable, Interrupt, NoCells, Resume
+from sublet.runtime.steps import Cells, Fetchable, Interrupt, Merger, NoCells, Resume
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import TIMER, Commit, Recovered, StateRow
 
@@ -89,7 +89,8 @@ class AppHandlers:
         seed: int,
     ) -> None:
         self.tally = FunctionTally(function.name)
-        self.message_bytes = 0
+        self.message_bytes = self.state_bytes = 0
+        self.writes = True
         self._ledger = ledger
         self._events = events
         self._routes = routes
@@ -227,6 +228,20 @@ class AppHandlers:
             return True
         blamed = self.function.batch is False or count == 1
         return blamed and attempt >= self.function.retry.attempts
+
+    # Leases: `Simulation` refuses them for real functions.
+
+    def merger(self, hosted: Hosted, occupy: Callable[[float], None]) -> Merger | None:
+        return None
+
+    def begin_lent(self, count: int) -> float:
+        raise AssertionError("real functions are not lent")
+
+    def lent(self, hosted: Hosted, work: Work) -> None:
+        raise AssertionError("real functions are not lent")
+
+    def end_lent(self, hosted: Hosted, work: Work, now_ms: float, *, partial: bool) -> RunResult:
+        raise AssertionError("real functions are not lent")
 
     def sealed(self, hosted: Hosted, commit: Commit) -> list[Sent]:
         sent: list[Sent] = []

@@ -90,6 +90,9 @@ class Source:
     def start(self) -> None:
         self._plan()
 
+    def neighbour_lost(self, worker: str) -> None:
+        """A client has no leases."""
+
     def _plan(self) -> None:
         arrival = next(self._arrivals, None)
         if arrival is None:

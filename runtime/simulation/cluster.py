@@ -72,6 +72,7 @@ class Cluster:
     ) -> None:
         if not moved:
             return
+        self._around.members = [worker.name for worker in self._alive()]
         self._term += 1
         placement = self._placement = {
             **self._placement,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sublet.functions.app import Function
 from sublet.runtime.partition import Partition
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
-from sublet.runtime.steps import Cells, Fetchable
+from sublet.runtime.steps import Cells, Fetchable, Merger
 from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
@@ -25,6 +25,10 @@ class Handlers(Protocol):
     function: Function
     tally: FunctionTally
     message_bytes: int
+    state_bytes: int
+    """What the state of one key weighs, in a lease; 0: nothing travels."""
+    writes: bool
+    """Runs change the states that they use."""
 
     def cells(self, recovered: Recovered, cache: CacheShare) -> Cells: ...
 
@@ -48,6 +52,24 @@ class Handlers(Protocol):
     def end(self, hosted: Hosted, work: Work, begun: Any, now_ms: float) -> tuple[Work, RunResult]:
         """Return what has run and what it has come to, and note in `hosted` what it has handled
         and sent."""
+        ...
+
+    def merger(self, hosted: Hosted, occupy: Callable[[float], None]) -> Merger | None:
+        """Return what merges states that were added to elsewhere, if they can be. `occupy` is
+        told what that takes of a core."""
+        ...
+
+    def begin_lent(self, count: int) -> float:
+        """Start a run for another worker; return how long it takes."""
+        ...
+
+    def lent(self, hosted: Hosted, work: Work) -> None:
+        """Somebody else has this work: it may end in any order with what runs here."""
+        ...
+
+    def end_lent(self, hosted: Hosted, work: Work, now_ms: float, *, partial: bool) -> RunResult:
+        """As `end`, for what another worker has run. What it only added (`partial`) counts when
+        it is merged."""
         ...
 
     def sealed(self, hosted: Hosted, commit: Commit) -> list[Sent]:
@@ -90,7 +112,6 @@ class Hosted:
         "committing_count",
         "executed",
         "handlers",
-        "loaded",
         "memory",
         "name",
         "partition",
@@ -107,8 +128,6 @@ class Hosted:
         self.partition: Partition
         self.handlers = handlers
         self.cells = cells
-        self.loaded: Work | None = None
-        """Waits for its turn once more, since its state had to be read."""
         self.executed: list[Executed] = []
         """Handled, and not in a commit yet."""
         self.committing: list[Executed] = []
@@ -129,7 +148,8 @@ def roots_of(
     """Return the messages of a work as they were sent, and what caused each of them.
 
     What a partition makes itself (the end of a window) was sent by nobody; its time counts from
-    now.
+    now. So does what another owner has done already, while this one does not know that it is none
+    any more: its commit will be refused, or the ledger notices.
     """
     name = hosted.name
     executed: list[Executed] = []
@@ -137,14 +157,20 @@ def roots_of(
     for chunk, start, stop in work.spans:
         batch = chunk.batch
         causes = ledger.roots(batch.source, name, batch.first + start, stop - start)
+        if len(causes) < stop - start:
+            causes = [_nobody(now_ms)] * (stop - start)
         executed.append((batch.source, batch.first + start, causes))
         roots.extend(causes)
     for waiting in work.waiting:
         message = waiting.message
         if ledger.knows(message.source, name):
-            causes = ledger.roots(message.source, name, message.number, 1)
+            causes = ledger.roots(message.source, name, message.number, 1) or [_nobody(now_ms)]
             executed.append((message.source, message.number, causes))
             roots.extend(causes)
         else:
-            roots.append((now_ms, math.inf, -1, now_ms))
+            roots.append(_nobody(now_ms))
     return executed, roots
+
+
+def _nobody(now_ms: float) -> Root:
+    return (now_ms, math.inf, -1, now_ms)

@@ -8,6 +8,7 @@ from typing import Protocol
 from sublet.functions.duration import milliseconds
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.frames import Ack, Batch, Refused
+from sublet.runtime.lease_messages import LeaseMessage
 from sublet.runtime.simulation.chance import distribution, stream
 from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.scenario import Network
@@ -19,13 +20,15 @@ ACK_BYTES = 24
 class Frame:
     """All that one end has for another in one moment."""
 
-    __slots__ = ("acks", "batches", "bytes", "refusals", "sender")
+    __slots__ = ("acks", "batches", "bytes", "leases", "refusals", "sender")
 
     def __init__(self, sender: Node) -> None:
         self.sender = sender
         self.batches: list[Batch] = []
         self.acks: dict[tuple[str, str], Ack] = {}
         self.refusals: list[Refused] = []
+        self.leases: list[tuple[LeaseMessage, int]] = []
+        """With what they weigh; workers only."""
         self.bytes = FRAME_BYTES
 
 
@@ -40,6 +43,10 @@ class Node(Protocol):
 
     def reachable(self, endpoints: Collection[str]) -> None:
         """Send again what these partitions or clients have not acknowledged."""
+        ...
+
+    def neighbour_lost(self, worker: str) -> None:
+        """The link to another worker was broken: what was said of leases may be lost."""
         ...
 
 
@@ -123,6 +130,10 @@ class SimulatedNetwork:
                 targets = again.setdefault(to.name, (to, set()))[1]
                 targets.update(endpoint_of(ack.target) for ack in frame.acks.values())
                 targets.update(endpoint_of(refused.target) for refused in frame.refusals)
+        for frame, to in lost:
+            if frame.leases:
+                frame.sender.neighbour_lost(to.name)
+                to.neighbour_lost(frame.sender.name)
         for node, endpoints in again.values():
             node.reachable(endpoints)
 

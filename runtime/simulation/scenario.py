@@ -11,6 +11,7 @@ from typing import Any
 from sublet.functions.app import FunctionKind
 from sublet.functions.duration import Duration, milliseconds
 from sublet.runtime.simulation.chance import Cost, Distribution, Keys, distribution, keys_of
+from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.binding import binding_named
 
 ARRIVALS = ("poisson", "uniform", "pareto", "lognormal")
@@ -87,8 +88,10 @@ class Stage:
             raise ValueError(
                 f"{self.name}: parallelism_range is {self.parallelism_range}; allowed: 1 or more"
             )
-        if self.mergeable and (self.reads_only or self.kind == "stateless"):
-            raise ValueError(f"{self.name}: what is mergeable changes a state")
+        if self.mergeable and (self.reads_only or self.kind != "keyed"):
+            raise ValueError(f"{self.name}: what is mergeable changes the states of keys")
+        if self.mergeable and self.sends and self.window is None:
+            raise ValueError(f"{self.name}: what is mergeable sends only when its window ends")
         if self.window is not None and not milliseconds(self.window) > 0:
             raise ValueError(f"{self.name}: window is {self.window}; allowed: more than 0")
         if self.state_bytes < 0 or self.message_bytes < 0:

@@ -39,7 +39,7 @@ from sublet.runtime.simulation.store import SimulatedStore
 from sublet.runtime.simulation.trace import Trace
 from sublet.runtime.simulation.worker import SimulatedWorker, Surroundings
 from sublet.scheduler.api import QueueOrder
-from sublet.scheduler.binding import binding_named
+from sublet.scheduler.binding import Asked, BindingPolicy, binding_named
 from sublet.scheduler.orders import DEFAULT_ORDER, TokenShares, order_named
 from sublet.scheduler.pace import QUANTUM_MS
 from sublet.scheduler.urgency import PATIENCE_MS, Urgency
@@ -105,7 +105,8 @@ class Simulation:
         for fault in self.faults:
             check_fault(fault, self.workers)
         self.make_order()
-        binding_named(self.binding)
+        if not self.lends_nothing and self.app is not None:
+            raise ValueError(f"binding is {self.binding!r}; allowed for a real app: static")
         Cost.of(self.lease_overhead)
         functions = self.functions()
         for load in self.loads:
@@ -123,6 +124,12 @@ class Simulation:
                 return dict(self.app)
             return functions_of([self.app] if isinstance(self.app, App) else self.app)
         return functions_of_stages(self.stages, self.workers)
+
+    @property
+    def lends_nothing(self) -> bool:
+        """Every message runs at the owner of its partition."""
+        texts = {self.binding, *(stage.binding or self.binding for stage in self.stages)}
+        return all(binding_named(text).asked is Asked.NEVER for text in texts)
 
     @property
     def until_ms(self) -> float:
@@ -174,6 +181,9 @@ class _Run:
             trace=self._trace,
             limits=simulation.limits,
             overhead_ms=Cost.of(simulation.overhead).sampler(stream(seed, "overhead")),
+            lease_overhead_ms=_each_kilobyte(Cost.of(simulation.lease_overhead)),
+            policy_of=None if simulation.lends_nothing else self._make_policy,
+            seed=seed,
         )
         self._until_ms = simulation.until_ms
         self._sources = [
@@ -226,15 +236,24 @@ class _Run:
             for name, stage in by_name.items()
         }
 
+    def _make_policy(self, function: Function) -> BindingPolicy:
+        return binding_named(function.binding or self._simulation.binding)
+
     def _make_worker(self, number: int) -> SimulatedWorker:
         simulation = self._simulation
         quantum_ms = milliseconds(simulation.quantum)
         sigma_ms = milliseconds(simulation.estimation_noise)
+        beside = not simulation.lends_nothing
         if sigma_ms:
             gauss = stream(simulation.seed, "noise", number).gauss
-            pace: CorePace = MistakenPace(quantum_ms, lambda: gauss(0.0, sigma_ms))
+            pace: CorePace = MistakenPace(
+                quantum_ms,
+                lambda: gauss(0.0, sigma_ms),
+                cores=simulation.cores,
+                beside=beside,
+            )
         else:
-            pace = CorePace(quantum_ms)
+            pace = CorePace(quantum_ms, cores=simulation.cores, beside=beside)
         urgency = Urgency(
             simulation.make_order(), pace, patience_ms=milliseconds(simulation.patience)
         )
@@ -291,6 +310,9 @@ class _Run:
         last_ms = self._until_ms + milliseconds(self._simulation.drain)
         while events.now_ms < last_ms and not cluster.is_quiet:
             events.run_until(min(events.now_ms + QUIET_CHECK_MS, last_ms))
+        for worker in cluster.workers:
+            if worker.lending is not None:
+                worker.lending.count()
         return Report(
             simulation=self._simulation,
             around=self._around,
@@ -298,3 +320,8 @@ class _Run:
             until_ms=self._until_ms,
             wall_s=time.perf_counter() - began,
         )
+
+
+def _each_kilobyte(cost: Cost) -> Callable[[float], float]:
+    fixed_ms, each_ms = milliseconds(cost.fixed), milliseconds(cost.each)
+    return lambda kilobytes: fixed_ms + each_ms * kilobytes

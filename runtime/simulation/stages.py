@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
+
+from msgspec import Raw
 
 from sublet.functions.app import App, Function
 from sublet.functions.duration import milliseconds
 from sublet.functions.effects import Effect, Outgoing
 from sublet.runtime.channels import REPLY_MARK
+from sublet.runtime.lease_messages import PartialState
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, KeySampler, keys_of, stream
-from sublet.runtime.simulation.hosted import CacheShare, Hosted, Sent, roots_of
+from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent, roots_of
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.scenario import Stage, To
 from sublet.runtime.simulation.store import ModelledCells
-from sublet.runtime.steps import Cells, Fetchable, NoCells
+from sublet.runtime.steps import Cells, Fetchable, Merger, NoCells
 from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
@@ -43,6 +46,8 @@ def functions_of_stages(stages: Sequence[Stage], workers: int) -> dict[str, Func
             partitions=min(1024, workers) if stage.partitions is None else stage.partitions,
             batch_size_max=stage.batch_size_max,
             tenant=stage.tenant,
+            binding=stage.binding,
+            parallelism_range=stage.parallelism_range,
         )(no_code)
     return app.functions
 
@@ -90,9 +95,11 @@ class _Sending:
 class WindowMemory:
     """What one partition of a windowed stage knows of the streams that it gets."""
 
-    __slots__ = ("pending", "progress")
+    __slots__ = ("held", "pending", "progress")
 
     def __init__(self) -> None:
+        self.held: dict[tuple[str, int], tuple[int, float]] = {}
+        """Messages that others run, or have given back: source and number, to load and window."""
         self.progress: dict[int, dict[str, float]] = {}
         """Load to its senders, with how far each has come."""
         self.pending: dict[int, dict[float, int]] = {}
@@ -112,11 +119,39 @@ class WindowMemory:
         progress = self.progress[load].values()
         idle_ms = max(progress) - IDLE_WINDOWS * window_ms
         frontier = min(each for each in progress if each >= idle_ms)
+        held_ms = min([end for of, end in self.held.values() if of == load], default=math.inf)
         open_windows = self.pending[load]
-        complete = sorted(end for end in open_windows if end <= frontier)
+        complete = sorted(end for end in open_windows if end <= frontier and end < held_ms)
         for end in complete:
             del open_windows[end]
         return complete
+
+
+class Parts(list[PartialState]):
+    """What a lessee has added, with what that stands for."""
+
+    def __init__(self, keys: Iterable[str], executed: list[Executed], now_ms: float) -> None:
+        super().__init__([PartialState(key, Raw(NIL)) for key in keys])
+        self.executed = executed
+        self.now_ms = now_ms
+
+
+class StageMerger:
+    """Merges what lessees have added to the states of one partition."""
+
+    def __init__(
+        self, handlers: StageHandlers, hosted: Hosted, occupy: Callable[[float], None]
+    ) -> None:
+        self._handlers = handlers
+        self._hosted = hosted
+        self._occupy = occupy
+
+    def absorb(
+        self, partials: Sequence[PartialState]
+    ) -> tuple[list[StateRow], list[Effect]] | None:
+        assert isinstance(partials, Parts)
+        self._occupy(self._handlers.merge_ms(len(partials)))
+        return self._handlers.merged(self._hosted, partials)
 
 
 class StageHandlers:
@@ -135,6 +170,9 @@ class StageHandlers:
         self.function = function
         self.tally = FunctionTally(stage.name)
         self.message_bytes = stage.message_bytes
+        self.state_bytes = 0 if stage.kind == "stateless" else stage.state_bytes
+        self.writes = not stage.reads_only and stage.kind != "stateless"
+        self.merge_ms = Cost.of(stage.merge).sampler(stream(seed, "merge", stage.name))
         self._ledger = ledger
         self._cost_ms = Cost.of(stage.cost).run_sampler(stream(seed, "cost", stage.name))
         self._sendings = [
@@ -143,6 +181,7 @@ class StageHandlers:
         self._chance = stream(seed, "fan out", stage.name)
         self._state = bytes(min(stage.state_bytes, 1024 * 1024))
         self._has_rows = stage.kind != "stateless"
+        self._lent_ms = Cost.of(stage.cost).sampler(stream(seed, "lent", stage.name))
         self._window_ms = 0.0 if stage.window is None else milliseconds(stage.window)
         self._windows: dict[str, WindowMemory] = {}
 
@@ -185,15 +224,60 @@ class StageHandlers:
             ran = work if work.spans else Work(0, waiting=work.waiting[:begun])
         executed, roots = roots_of(self._ledger, hosted, ran, now_ms)
         hosted.executed += executed
-        if self._has_rows:
-            state, keys = self._state, ran.keys
-            distinct = dict.fromkeys(keys if self.stage.kind == "keyed" else ("",))
-            result.rows = [StateRow(key, b"", state) for key in distinct]
+        self._change(ran, result)
         if self._window_ms:
             self._gather(hosted, executed, result.effects, now_ms)
         elif self._sendings:
             self._send_each(hosted, ran, roots, result.effects)
         return work, result
+
+    def _change(self, work: Work, result: RunResult) -> None:
+        if self.writes:
+            state = self._state
+            result.rows = [StateRow(key, b"", state) for key in self._keys(work)]
+
+    def _keys(self, work: Work) -> Iterable[str]:
+        return dict.fromkeys(work.keys if self.stage.kind == "keyed" else ("",))
+
+    # Leases
+
+    def merger(self, hosted: Hosted, occupy: Callable[[float], None]) -> Merger | None:
+        return StageMerger(self, hosted, occupy) if self.stage.mergeable else None
+
+    def begin_lent(self, count: int) -> float:
+        return self._lent_ms(count)
+
+    def lent(self, hosted: Hosted, work: Work) -> None:
+        if not self._window_ms:
+            return
+        held = hosted.memory.held
+        for source, first, roots in roots_of(self._ledger, hosted, work, 0.0)[0]:
+            for place, root in enumerate(roots):
+                held[source, first + place] = root[2], window_end_ms(root[3], self._window_ms)
+
+    def end_lent(self, hosted: Hosted, work: Work, now_ms: float, *, partial: bool) -> RunResult:
+        result = RunResult()
+        result.values = [None] * work.count
+        executed, roots = roots_of(self._ledger, hosted, work, now_ms)
+        if partial:
+            # Until it is merged, nothing of it is in any commit.
+            result.partials = Parts(self._keys(work), executed, now_ms)
+            return result
+        hosted.executed += executed
+        self._change(work, result)
+        if self._window_ms:
+            self._gather(hosted, executed, result.effects, now_ms)
+        elif self._sendings:
+            self._send_each(hosted, work, roots, result.effects)
+        return result
+
+    def merged(self, hosted: Hosted, parts: Parts) -> tuple[list[StateRow], list[Effect]]:
+        """Let what was added count."""
+        effects: list[Effect] = []
+        hosted.executed += parts.executed
+        if self._window_ms:
+            self._gather(hosted, parts.executed, effects, parts.now_ms)
+        return [StateRow(each.key, b"", self._state) for each in parts], effects
 
     def sealed(self, hosted: Hosted, commit: Commit) -> list[Sent]:
         sent: list[Sent] = []
@@ -262,8 +346,11 @@ class StageHandlers:
         memory: WindowMemory = hosted.memory
         window_ms = self._window_ms
         last: dict[int, Root] = {}
-        for source, _, roots in executed:
+        for source, first, roots in executed:
             memory.note(source, roots, window_ms)
+            if memory.held:
+                for number in range(first, first + len(roots)):
+                    memory.held.pop((source, number), None)
             for root in roots:
                 if root[2] not in last or root[0] > last[root[2]][0]:
                     last[root[2]] = root

@@ -14,13 +14,17 @@ from typing import Any
 import msgspec
 
 from sublet.functions.address import is_client, split_partition_name
+from sublet.functions.app import Function
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.lease_messages import LeaseMessage
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
+from sublet.runtime.simulation.chance import stream
 from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.hosted import Handlers, Hosted
 from sublet.runtime.simulation.ledger import LeaseTally, Ledger
+from sublet.runtime.simulation.lending import GuestRun, SimulatedLending
 from sublet.runtime.simulation.network import Frame, Node, SimulatedNetwork
 from sublet.runtime.simulation.pace import CorePace
 from sublet.runtime.simulation.store import (
@@ -34,6 +38,7 @@ from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
     Fetch,
+    Lend,
     Load,
     LoadTimers,
     LoadWindows,
@@ -46,7 +51,9 @@ from sublet.runtime.steps import (
 from sublet.runtime.steps import Store as StoreCommit
 from sublet.runtime.windows import downstream_partitions, expected_sources
 from sublet.runtime.work import Work
-from sublet.scheduler.pace import QUANTA_MAX
+from sublet.scheduler.binding import BindingPolicy
+from sublet.scheduler.laxity_queue import LaxityQueue
+from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import TIMER, WINDOW, Commit, OutboxEntry, Outcome
@@ -72,7 +79,11 @@ class Surroundings:
         trace: Trace,
         limits: Limits,
         overhead_ms: Callable[[int], float],
+        lease_overhead_ms: Callable[[float], float],
+        policy_of: Callable[[Function], BindingPolicy] | None,
+        seed: int,
     ) -> None:
+        """Without `policy_of` nothing is lent."""
         self.events = events
         self.network = network
         self.store = store
@@ -81,11 +92,26 @@ class Surroundings:
         self.trace = trace
         self.limits = limits
         self.overhead_ms = overhead_ms
+        self.lease_overhead_ms = lease_overhead_ms
+        self.policy_of = policy_of
+        self.seed = seed
         self.functions = [each.function for each in handlers.values()]
         self.partition_counts = {each.name: each.partition_count for each in self.functions}
         self.leases = LeaseTally()
         self.clients: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
+        self.members: Sequence[str] = ()
+        """The workers that are taken to be alive."""
+
+
+class LoadedWork:
+    """Waits for its turn once more, since its state had to be read."""
+
+    __slots__ = ("hosted", "work")
+
+    def __init__(self, hosted: Hosted, work: Work) -> None:
+        self.hosted = hosted
+        self.work = work
 
 
 class SimulatedWorker:
@@ -123,7 +149,7 @@ class SimulatedWorker:
         self._deferred: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
         self._committer = SimulatedCommitter(around.store, self._applied, self._committed)
         self._free = cores
-        self._ready: ReadyQueue[Hosted] = ReadyQueue(STARVATION_MS)
+        self._ready: ReadyQueue[Hosted | LoadedWork | GuestRun] = ReadyQueue(STARVATION_MS)
         self._taking: Hosted | None = None
         self._others: list[object] = []
         """Effects that concern handlers which wait."""
@@ -135,6 +161,31 @@ class SimulatedWorker:
         self._refusals: dict[tuple[str, str], int] = {}
         """Channel to the first message that is sent again after a while."""
         self._open_at_most = 0
+        self._ends_ms: dict[tuple[str, int], float] = {}
+        """When what runs here should be over, by partition and work, where work may be lent."""
+        self._occupied_ms = 0.0
+        """Until then a core is busy with what the runtime itself has to do for leases."""
+        self.lending: SimulatedLending | None = None
+        """None where nothing is lent or taken."""
+        self._open_lending()
+
+    def _open_lending(self) -> None:
+        around, urgency = self._around, self.urgency
+        if around.policy_of is None:
+            return
+        urgency.waiting, urgency.unseen = LaxityQueue(), deque()
+        urgency.crowds.clear()
+        self.lending = SimulatedLending(
+            self,
+            events=self._events,
+            urgency=urgency,
+            handlers=around.handlers,
+            policy_of=around.policy_of,
+            chance=stream(around.seed, "lending", self.number, self._life),
+            model=around.store.model,
+            overhead_ms=around.lease_overhead_ms,
+            tally=around.leases,
+        )
 
     # Life
 
@@ -159,6 +210,7 @@ class SimulatedWorker:
             fetchable=handlers.fetchable(hosted) if around.store.model.prefetch else None,
             expected=expected_sources(handlers.function, around.partition_counts),
             downstream=downstream_partitions(handlers.function.name, around.functions),
+            merger=None if self.lending is None else handlers.merger(hosted, self.occupy),
         )
         self.partitions[name] = hosted
         handlers.added(hosted)
@@ -171,8 +223,10 @@ class SimulatedWorker:
         """Stop owning a partition. What it has not committed is forgotten."""
         hosted = self.partitions.pop(name, None)
         if hosted is not None:
-            hosted.partition.stopped = True
+            hosted.partition.stop(Outcome.FENCED)
             self._ready.discard(name)
+            if self.lending is not None:
+                self.lending.partition_left(hosted.partition)
 
     def crash(self) -> None:
         for name in tuple(self.partitions):
@@ -180,6 +234,11 @@ class SimulatedWorker:
         self.alive = False
         self._life += 1
         self._free = self._cores
+        self._ready = ReadyQueue(STARVATION_MS)
+        self._ends_ms.clear()
+        if self.lending is not None:
+            self.lending.count()
+            self._open_lending()
         self._committer.forget()
         self._paused_ms = None
         self._deferred.clear()
@@ -204,7 +263,8 @@ class SimulatedWorker:
         deferred, self._deferred = self._deferred, []
         for at_ms, call, arguments in deferred:
             # Frames have been waiting all the time; runs have not been running.
-            wait_ms = at_ms + lost_ms if call == self._finish else self._events.now_ms
+            is_run = call in (self._finish, self._finish_guest)
+            wait_ms = at_ms + lost_ms if is_run else self._events.now_ms
             self._events.at(wait_ms, call, *arguments)
 
     def _is_deferred(self, call: Callable[..., None], *arguments: Any) -> bool:
@@ -253,7 +313,17 @@ class SimulatedWorker:
             else:
                 hosted.partition.batch_arrived(batch, now_ms)
                 self._carry_out(hosted)
+        if frame.leases and self.lending is not None:
+            for message, size_bytes in frame.leases:
+                self.lending.message(sender.name, message, size_bytes)
         self._settle()
+
+    def neighbour_lost(self, worker: str) -> None:
+        if not self.alive or self.lending is None:
+            return
+        if not self._is_deferred(self.neighbour_lost, worker):
+            self.lending.neighbour_lost(worker)
+            self._settle()
 
     def _has_room(self, count: int) -> bool:
         """As `runtime.exchange` counts: what comes is added up, and only at the bound counted."""
@@ -326,6 +396,8 @@ class SimulatedWorker:
             return
         if term > self.term:
             self.placement, self.term = placement, term
+        if self.lending is not None:
+            self.lending.workers_changed(self._around.members)
         for name in moved:
             if name in self.partitions and self.placement[name][0] != self.name:
                 self.remove(name)
@@ -366,6 +438,11 @@ class SimulatedWorker:
                 self._events.at(effect.at_ms, self._woken, hosted, hosted.wake)
             case Fetch():
                 self._fetch(hosted, effect)
+            case Lend():
+                assert self.lending is not None
+                assert effect.work.lease is not None
+                hosted.handlers.lent(hosted, effect.work)
+                self.lending.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows():
                 self._load_timers(hosted, effect)
             case Refuse():
@@ -425,7 +502,7 @@ class SimulatedWorker:
 
     def _settle(self) -> None:
         """Bring what has gathered on its way, and give free cores to who is first in line."""
-        local, ready = self._local, self._ready
+        local, ready, lending = self._local, self._ready, self.lending
         while True:
             while local:
                 batch = local.popleft()
@@ -433,14 +510,95 @@ class SimulatedWorker:
                 if hosted is not None:
                     hosted.partition.batch_arrived(batch, self._events.now_ms)
                     self._carry_out(hosted)
+            if lending is not None and lending.asks_each:
+                lending.look(at_once=True)
+                if local:
+                    continue
             if not self._free or not ready:
-                break
+                if lending is None or not self._look(lending):
+                    break
+                continue
             self._take(ready.pop(self._events.now_ms))
         if self._frames:
             frames, self._frames = self._frames, {}
             send = self._around.network.send
             for name, frame in frames.items():
                 send(frame, self._receivers[name])
+
+    # Leases
+
+    def _look(self, lending: SimulatedLending) -> bool:
+        """Let the policies see what has to wait; return whether there is something to do then."""
+        if self._ready or not self._free:
+            lending.look()
+            return bool(self._local or (self._free and self._ready))
+        assert self.urgency.unseen is not None
+        self.urgency.unseen.clear()  # All of it has run.
+        return False
+
+    def hosted_of(self, partition: Partition) -> Hosted | None:
+        hosted = self.partitions.get(partition.name)
+        return hosted if hosted is not None and hosted.partition is partition else None
+
+    def carry_out(self, hosted: Hosted) -> None:
+        self._carry_out(hosted)
+
+    def starts_ms(self, now_ms: float) -> float:
+        """Return when the next run can begin."""
+        if not self._free:
+            now_ms = max(now_ms, min(self._ends_ms.values()))
+        return max(now_ms, self._occupied_ms)
+
+    def queued(self) -> int:
+        """Return how many messages wait."""
+        return sum([hosted.partition.queued for hosted in self.partitions.values()])
+
+    def occupy(self, core_ms: float) -> None:
+        """The runtime itself takes so much of a core, as soon as one is free."""
+        self.busy_ms += core_ms
+        self._occupied_ms = self.starts_ms(self._events.now_ms) + core_ms
+
+    def tell(self, worker: str, message: LeaseMessage, size_bytes: int) -> None:
+        frame = self._frame_to(self._around.workers[worker])
+        frame.leases.append((message, size_bytes))
+        frame.bytes += size_bytes
+
+    def wake_lending(self, at_ms: float) -> None:
+        self._events.at(at_ms, self._lending_woken, self._life, at_ms)
+
+    def _lending_woken(self, life: int, at_ms: float) -> None:
+        if life != self._life or self._is_deferred(self._lending_woken, life, at_ms):
+            return
+        assert self.lending is not None
+        self.lending.woken(at_ms)
+        self._settle()
+
+    def line_up(self, guest: GuestRun, now_ms: float) -> None:
+        self._ready.put(guest.name, guest, guest.rank, now_ms)
+
+    def take_out(self, guest: GuestRun) -> None:
+        self._ready.discard(guest.name)
+
+    def _start_guest(self, guest: GuestRun) -> None:
+        assert self.lending is not None
+        now_ms, offer = self._events.now_ms, guest.offer
+        self.lending.begun(guest)
+        count = len(offer.messages)
+        guest.elapsed_ms = guest.handlers.begin_lent(count) * self.slowness
+        core_ms = guest.elapsed_ms + self._around.overhead_ms(count) * self.slowness
+        self._occupy_core((guest.name, 0), guest.handlers, count, core_ms)
+        self._around.trace.ran(now_ms, f"{offer.lease.partition}@{self.name}", count, core_ms)
+        wait_ms = max(0.0, self._occupied_ms - now_ms)
+        self._events.after(wait_ms + core_ms, self._finish_guest, self._life, guest)
+
+    def _finish_guest(self, life: int, guest: GuestRun) -> None:
+        if life != self._life or self._is_deferred(self._finish_guest, life, guest):
+            return
+        assert self.lending is not None
+        self._free += 1
+        del self._ends_ms[guest.name, 0]
+        self.lending.ran(guest)
+        self._settle()
 
     # State
 
@@ -512,12 +670,16 @@ class SimulatedWorker:
 
     # Runs
 
-    def _take(self, hosted: Hosted | None) -> None:
-        if hosted is None or hosted.partition.stopped:
+    def _take(self, next_: Hosted | LoadedWork | GuestRun | None) -> None:
+        if type(next_) is GuestRun:
+            self._start_guest(next_)
             return
-        work, hosted.loaded = hosted.loaded, None
-        if work is not None:
-            self._start(hosted, work)
+        if type(next_) is LoadedWork:
+            if not next_.hosted.partition.stopped:
+                self._start(next_.hosted, next_.work)
+            return
+        hosted = next_
+        if type(hosted) is not Hosted or hosted.partition.stopped:
             return
         self._taking = hosted
         hosted.partition.take(self._events.now_ms)
@@ -529,25 +691,37 @@ class SimulatedWorker:
             self._taking = None
             self._start(hosted, work)
         else:
-            hosted.loaded = work
-            self._ready.put(hosted.name, hosted, work.rank, work.arrived_ms)
+            name = f"{hosted.name}\x00{work.id}"
+            self._ready.put(name, LoadedWork(hosted, work), work.rank, work.arrived_ms)
 
     def _start(self, hosted: Hosted, work: Work) -> None:
         now_ms = self._events.now_ms
-        limit_ms = self.pace.quantum_ms
+        limit_ms = OFF_LOOP_QUANTUM_MS if work.off_loop else self.pace.quantum_ms
         first = self._ready.rank()
         if first is None or first >= work.rank_last:
             limit_ms *= QUANTA_MAX
         elapsed_ms, begun = hosted.handlers.begin(hosted, work, limit_ms, now_ms)
         elapsed_ms *= self.slowness
         core_ms = elapsed_ms + self._around.overhead_ms(work.count) * self.slowness
+        wait_ms = max(0.0, self._occupied_ms - now_ms)
+        self._occupy_core((hosted.name, work.id), hosted.handlers, work.count, core_ms)
+        self._around.trace.ran(now_ms, hosted.name, work.count, core_ms)
+        self._events.after(
+            wait_ms + core_ms, self._finish, self._life, hosted, work, begun, elapsed_ms
+        )
+
+    def _occupy_core(
+        self, run: tuple[str, int], handlers: Handlers, count: int, core_ms: float
+    ) -> None:
         self._free -= 1
         self.busy_ms += core_ms
-        tally = hosted.handlers.tally
+        tally = handlers.tally
         tally.runs += 1
         tally.busy_ms += core_ms
-        self._around.trace.ran(now_ms, hosted.name, work.count, core_ms)
-        self._events.after(core_ms, self._finish, self._life, hosted, work, begun, elapsed_ms)
+        if self.lending is not None:
+            expected_ms = self.urgency.expected_ms(handlers.function, count)
+            start_ms = max(self._events.now_ms, self._occupied_ms)
+            self._ends_ms[run] = start_ms + expected_ms
 
     def _finish(self, life: int, hosted: Hosted, work: Work, begun: Any, elapsed_ms: float) -> None:
         if life != self._life:
@@ -556,6 +730,8 @@ class SimulatedWorker:
             self._is_deferred(self._finish, life, hosted, work, begun, elapsed_ms)
             return
         self._free += 1
+        if self._ends_ms:
+            del self._ends_ms[hosted.name, work.id]
         if not hosted.partition.stopped:
             now_ms = self._events.now_ms
             work, result = hosted.handlers.end(hosted, work, begun, now_ms)

@@ -239,7 +239,8 @@ def test_a_file_that_is_not_there_is_a_value_error(tmp_path: Path) -> None:
         (lambda: Stage("a", merge="often"), "is no cost"),
         (lambda: Stage("a", binding="nowhere"), "binding is 'nowhere'; allowed: "),
         (lambda: Stage("a", parallelism_range=0), "parallelism_range is 0"),
-        (lambda: Stage("a", mergeable=True, reads_only=True), "changes a state"),
+        (lambda: Stage("a", mergeable=True, reads_only=True), "changes the states"),
+        (lambda: Stage("a", mergeable=True, sends=[To("b")]), "only when its window ends"),
         (
             lambda: Simulation(
                 stages=[Stage("a")], loads=[Load(target="a", rate=1)], binding="static:x=1"

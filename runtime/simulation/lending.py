@@ -1,0 +1,446 @@
+"""A simulated worker as lessor and lessee: what `runtime.lending` does, at virtual moments.
+
+Who lends what to whom, and who takes it, is decided by the runtime's own lessors, lessees and
+policies. Modelled are the runs of guests, the states that travel with offers, and what all that
+is said takes of a core.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from math import inf, isfinite
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from sublet.functions.app import Function
+from sublet.runtime.lease_messages import (
+    Answer,
+    LeaseId,
+    LeaseMessage,
+    Needs,
+    Offer,
+    Probe,
+    Reply,
+    Return,
+    Revoke,
+    StoredState,
+)
+from sublet.runtime.leases import Lease
+from sublet.runtime.lending import LOOK_MS, PATIENCE_LEFT_MS
+from sublet.runtime.lessee import Lessee
+from sublet.runtime.lessor import Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.partition import Partition
+from sublet.runtime.simulation.ledger import LeaseTally
+from sublet.runtime.simulation.scenario import StoreModel
+from sublet.runtime.simulation.store import ENTRY_BYTES
+from sublet.scheduler.binding import Asked, BindingPolicy
+from sublet.scheduler.urgency import Urgency
+
+if TYPE_CHECKING:
+    from sublet.runtime.simulation.events import Events
+    from sublet.runtime.simulation.hosted import Handlers, Hosted
+
+SAID_BYTES = 60
+"""What a message between lessor and lessee weighs without what it carries, about."""
+MESSAGE_BYTES = 60
+"""Of each message in an offer, beside its payload."""
+REPLY_BYTES = 20
+"""Of each message in a return."""
+
+_NIL = msgspec.Raw(b"\xc0")
+
+
+class GuestRun:
+    """A lease that this worker has taken."""
+
+    __slots__ = ("elapsed_ms", "handlers", "has_begun", "lessor", "offer", "rank")
+
+    def __init__(self, offer: Offer, lessor: str, handlers: Handlers, rank: float) -> None:
+        self.offer = offer
+        self.lessor = lessor
+        self.handlers = handlers
+        self.rank = rank
+        self.has_begun = False
+        self.elapsed_ms = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name in line; no partition has one like it."""
+        return "\x00" + "/".join(map(str, self.offer.lease))
+
+
+class LendingShell(Protocol):
+    """What leases need of the worker around them."""
+
+    name: str
+
+    def hosted_of(self, partition: Partition) -> Hosted | None: ...
+
+    def carry_out(self, hosted: Hosted) -> None:
+        """Carry out what a partition wants."""
+        ...
+
+    def line_up(self, guest: GuestRun, now_ms: float) -> None:
+        """Run a guest in its turn: `begun`, then `ran`."""
+        ...
+
+    def take_out(self, guest: GuestRun) -> None:
+        """Take a guest out of the line."""
+        ...
+
+    def starts_ms(self, now_ms: float) -> float: ...
+
+    def queued(self) -> int: ...
+
+    def occupy(self, core_ms: float) -> None:
+        """The runtime itself takes so much of a core."""
+        ...
+
+    def tell(self, worker: str, message: LeaseMessage, size_bytes: int) -> None: ...
+
+    def wake_lending(self, at_ms: float) -> None:
+        """Call `woken` then."""
+        ...
+
+
+class StatesOfOthers:
+    """Which states of neighbours are in memory, and in which version; the oldest go first."""
+
+    def __init__(self, model: StoreModel) -> None:
+        self._keys_max = inf if model.lessee_keys is None else model.lessee_keys
+        self._bytes_max = inf if model.lessee_bytes is None else model.lessee_bytes
+        self._known: OrderedDict[tuple[str, int, str], tuple[int, int]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def keeps_none(self) -> bool:
+        return not self._keys_max or not self._bytes_max
+
+    def missing(self, offer: Offer) -> list[str]:
+        """Return the keys of which the lessor thinks, wrongly, that they are here."""
+        partition, epoch, _ = offer.lease
+        known = self._known
+        return [
+            each.key
+            for each in offer.states
+            if each.rows is None
+            and known.get((partition, epoch, each.key), (None, 0))[0] != each.version
+        ]
+
+    def settled(self, offer: Offer, *, changed: bool, state_bytes: int) -> None:
+        """A lease was worked off: keep its states as they are now."""
+        partition, epoch, _ = offer.lease
+        weight = state_bytes + ENTRY_BYTES
+        for each in offer.states:
+            name = (partition, epoch, each.key)
+            self._bytes -= self._known.pop(name, (0, 0))[1]
+            # As `leases.StateVersions` counts: the number after it is for what a lessee makes.
+            self._known[name] = (each.version + changed, weight)
+            self._bytes += weight
+        while self._known and (len(self._known) > self._keys_max or self._bytes > self._bytes_max):
+            self._bytes -= self._known.popitem(last=False)[1][1]
+
+
+class SimulatedLending:
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
+        self,
+        shell: LendingShell,
+        *,
+        events: Events,
+        urgency: Urgency,
+        handlers: Mapping[str, Handlers],
+        policy_of: Callable[[Function], BindingPolicy],
+        chance: Random,
+        model: StoreModel,
+        overhead_ms: Callable[[float], float],
+        tally: LeaseTally,
+    ) -> None:
+        """`overhead_ms`: what saying or hearing something with so many kilobytes of states in
+        it takes of a core."""
+        assert urgency.waiting is not None
+        self._shell = shell
+        self._events = events
+        self._urgency = urgency
+        self._handlers = handlers
+        self._overhead_ms = overhead_ms
+        self._tally = tally
+        self._states = StatesOfOthers(model)
+        self.lessor = Lessor(
+            shell.name,
+            urgency,
+            policy_of,
+            chance,
+            queued=lambda: shell.queued() + self.lessee.messages,
+        )
+        self.lessee = Lessee(urgency.waiting)
+        self._guests: dict[LeaseId, GuestRun] = {}
+        self._looked_ms = -inf
+        self._wake_ms = inf
+        self._flushing = False
+
+    @property
+    def asks_each(self) -> bool:
+        """Some policy wants to be asked before anything runs."""
+        return any(each.asked is Asked.EACH for each in self.lessor.policies.values())
+
+    # Events
+
+    def workers_changed(self, workers: Iterable[str]) -> None:
+        self.lessor.workers_changed(workers, self._events.now_ms)
+        self._flush()
+
+    def neighbour_lost(self, worker: str) -> None:
+        """What was said to it, or by it, may be lost."""
+        self.lessor.peer_lost(worker, self._events.now_ms)
+        for guest in [each for each in self._guests.values() if each.lessor == worker]:
+            self._revoked(guest.offer.lease)
+        self._flush()
+
+    def partition_left(self, partition: Partition) -> None:
+        self.lessor.partition_left(partition)
+        self._flush()
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Messages wait: ask the policies, now and then."""
+        now_ms = self._events.now_ms
+        if not self.lessor.neighbours or (now_ms - self._looked_ms < LOOK_MS and not at_once):
+            return
+        self._looked_ms = now_ms
+        self.lessor.look(now_ms, self._shell.starts_ms(now_ms))
+        self._flush()
+
+    def loaded(self, lease: Lease) -> None:
+        """The states for a lease are in memory."""
+        self.lessor.loaded(lease, self._events.now_ms)
+        self._flush()
+
+    def message(self, worker: str, message: LeaseMessage, size_bytes: int) -> None:
+        """A neighbour says something."""
+        now_ms = self._events.now_ms
+        self._work(size_bytes)
+        match message:
+            case Probe():
+                self._probed(worker, message, now_ms)
+            case Reply():
+                self.lessor.replied(worker, message, now_ms)
+            case Offer():
+                self._offered(worker, message, now_ms)
+            case Answer():
+                self.lessor.answered(worker, message, now_ms)
+            case Needs():
+                self.lessor.needed(worker, message.lease, message.keys)
+            case Return():
+                self._returned(worker, message, now_ms)
+            case Revoke():
+                self._revoked(message.lease)
+        self._flush()
+
+    def woken(self, planned_ms: float) -> None:
+        if planned_ms != self._wake_ms:
+            return  # Something else was to be done before.
+        self._wake_ms = inf
+        self.lessor.woken(self._events.now_ms)
+        self._flush()
+
+    # As lessor
+
+    def _flush(self) -> None:
+        """Carry out what the lessor has decided; that may lead to more."""
+        if self._flushing:
+            return
+        self._flushing = True
+        while self.lessor.effects:
+            effects, self.lessor.effects = self.lessor.effects, []
+            for effect in effects:
+                match effect:
+                    case SendTo():
+                        self._say(effect.worker, effect.message)
+                    case OfferTo():
+                        self._offer(effect.lease)
+                    case Changed():
+                        hosted = self._shell.hosted_of(effect.partition)
+                        if hosted is not None:
+                            self._shell.carry_out(hosted)
+        self._flushing = False
+        wakes_ms = self.lessor.wakes_ms
+        if wakes_ms < self._wake_ms and isfinite(wakes_ms):
+            self._wake_ms = wakes_ms
+            self._shell.wake_lending(wakes_ms)
+
+    def _say(self, worker: str, message: LeaseMessage, carried_bytes: int = 0) -> None:
+        tally, size_bytes = self._tally, SAID_BYTES + carried_bytes
+        tally.said += 1
+        tally.bytes += size_bytes
+        match message:
+            case Probe():
+                tally.probes += 1
+            case Reply():
+                tally.replies += 1
+        self._work(size_bytes)
+        self._shell.tell(worker, message, size_bytes)
+
+    def _work(self, size_bytes: int) -> None:
+        core_ms = self._overhead_ms(size_bytes / 1024)
+        if core_ms:
+            self._tally.core_ms += core_ms
+            self._shell.occupy(core_ms)
+
+    def _offer(self, lease: Lease) -> None:
+        if lease.id not in self.lessor.open:
+            return
+        now_ms = self._events.now_ms
+        partition, work, bindable = lease.partition, lease.work, lease.bindable
+        handlers = self._handlers[partition.function.name]
+        states = [] if lease.partial else self._states_for(lease)
+        sent = sum([each.rows is not None for each in states])
+        carried_bytes = work.count * (MESSAGE_BYTES + handlers.message_bytes)
+        carried_bytes += sent * handlers.state_bytes
+        tally = self._tally
+        tally.offered += 1
+        tally.states_sent += sent
+        tally.states_held += len(states) - sent
+        tally.state_bytes += sent * handlers.state_bytes
+        offer = Offer(
+            lease=lease.id,
+            function=partition.function.name,
+            partial=lease.partial,
+            forced=lease.forced,
+            messages=[each.message for each in work.waiting],
+            time_left_ms=[],
+            due_left_ms=min(bindable.work.deadline_ms - now_ms, PATIENCE_LEFT_MS),
+            home_ms=bindable.home_ms,
+            cost_ms=bindable.cost_ms,
+            term_ms=lease.ends_ms - now_ms,
+            clock_ms=0,
+            watermark_ms=0,
+            states=states,
+        )
+        self._say(lease.lessee, offer, carried_bytes)
+
+    def _states_for(self, lease: Lease) -> list[StoredState]:
+        partition, lessee = lease.partition, lease.lessee
+        if not self._handlers[partition.function.name].state_bytes:
+            return []
+        versions, keys = partition.versions, partition.state_keys(lease.work)
+        if self._states.keeps_none:
+            versions.lost(keys, lessee)  # All workers are alike.
+        states: list[StoredState] = []
+        for key in keys:
+            known = versions.is_at(key, lessee)
+            states.append(StoredState(key, versions.of(key), None if known else []))
+        tally = self.lessor.tally(partition.function)
+        tally.states_known += sum([each.rows is None for each in states])
+        tally.states_sent += sum([each.rows is not None for each in states])
+        return states
+
+    def _returned(self, worker: str, message: Return, now_ms: float) -> None:
+        lease = self.lessor.returned(worker, message.lease, message.load, now_ms)
+        tally = self._tally
+        if lease is None:
+            tally.too_late += 1
+            return
+        hosted = self._shell.hosted_of(lease.partition)
+        assert hosted is not None
+        result = hosted.handlers.end_lent(hosted, lease.work, now_ms, partial=lease.partial)
+        result.elapsed_ms = message.elapsed_ms
+        tally.messages += lease.work.count
+        tally.partials += len(result.partials)
+        hosted.handlers.tally.lent += lease.work.count
+        self.lessor.finish(lease, result, 0, "", now_ms)
+
+    def count(self) -> None:
+        """Put what the lessor and the lessee have counted into the tally of the simulation."""
+        tally = self._tally
+        for each in self.lessor.tallies.values():
+            tally.returned += each.returned
+            tally.declined += each.declined
+            tally.expired += each.expired
+            tally.revoked += each.revoked
+        tally.accepted += self.lessee.accepted
+
+    # As lessee
+
+    def _probed(self, worker: str, probe: Probe, now_ms: float) -> None:
+        self.lessor.weigh_unseen()
+        start_ms = self._shell.starts_ms(now_ms)
+        fits = self.lessee.has_room(
+            probe.cost_ms, probe.time_left_ms, probe.home_ms, now_ms, start_ms
+        )
+        self._say(worker, Reply(probe.question, fits, self.lessee.load(self._shell.queued())))
+
+    def _offered(self, worker: str, offer: Offer, now_ms: float) -> None:
+        id_ = offer.lease
+        if id_ in self.lessee:
+            return  # It was doubled on its way.
+        missing = self._states.missing(offer)
+        if missing:
+            self._say(worker, Needs(id_, missing))
+            return
+        self.lessor.weigh_unseen()
+        accepted = self.lessee.offered(
+            id_,
+            len(offer.messages),
+            cost_ms=offer.cost_ms,
+            left_ms=offer.due_left_ms,
+            home_ms=offer.home_ms,
+            forced=offer.forced,
+            now_ms=now_ms,
+            start_ms=self._shell.starts_ms(now_ms),
+        )
+        if accepted:
+            handlers = self._handlers[offer.function]
+            rank = self._urgency.rank(
+                handlers.function,
+                id_.partition,
+                len(offer.messages),
+                now_ms,
+                now_ms + offer.due_left_ms,
+            )
+            guest = self._guests[id_] = GuestRun(offer, worker, handlers, rank)
+            self._shell.line_up(guest, now_ms)
+        if not accepted or not offer.forced:
+            load = self.lessee.load(self._shell.queued())
+            self._say(worker, Answer(id_, accepted, load))
+
+    def begun(self, guest: GuestRun) -> None:
+        """A guest has its turn."""
+        guest.has_begun = True
+        self.lessee.begun(guest.offer.lease)
+
+    def ran(self, guest: GuestRun) -> None:
+        """A guest has been worked off: bring it back."""
+        offer, handlers = guest.offer, guest.handlers
+        if self._guests.pop(offer.lease, None) is None:
+            return
+        self.lessee.ended(offer.lease)
+        if not offer.partial:
+            changed, state_bytes = handlers.writes, handlers.state_bytes
+            self._states.settled(offer, changed=changed, state_bytes=state_bytes)
+        carried_bytes = REPLY_BYTES * len(offer.messages)
+        if handlers.writes:
+            keys = {each.key for each in offer.messages}
+            carried_bytes += handlers.state_bytes * len(keys)
+        message = Return(
+            lease=offer.lease,
+            load=self.lessee.load(self._shell.queued()),
+            elapsed_ms=guest.elapsed_ms,
+            values=_NIL,
+            failed={},
+            home=[],
+            rows=[],
+            partials=[],
+            covers=[],
+            effects=[],
+        )
+        self._say(guest.lessor, message, carried_bytes)
+        self._flush()
+
+    def _revoked(self, lease: LeaseId) -> None:
+        guest = self._guests.get(lease)
+        if guest is not None and not guest.has_begun:
+            del self._guests[lease]
+            self._shell.take_out(guest)
+            self.lessee.ended(lease)
