@@ -617,11 +617,15 @@ class Host:
 
     def _look(self, lending: Lending) -> None:
         """Let the policies see what has to wait."""
-        if self._ready or self._aside or self._threads_busy:
+        unseen = self.urgency.unseen
+        assert unseen is not None
+        if self._ready or self._aside or self._threads_busy or self.urgency.waiting:
+            lending.look(self._clock.monotonic_ms())
+        elif unseen and any([chunk.count for _, chunk in unseen]):
+            # Behind runs that keep no core busy: of blocking handlers only so many go on at once.
             lending.look(self._clock.monotonic_ms())
         else:
-            assert self.urgency.unseen is not None
-            self.urgency.unseen.clear()  # All of it has run.
+            unseen.clear()  # All of it has run.
 
     def _run_turn(self) -> None:
         """Run the most urgent work for one turn, then let the loop breathe."""
