@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _LOADER = re.compile(r"^<frozen importlib|/runtime/(cli_run|loading)\.py$|/importlib/__init__\.py$")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SWITCH_INTERVAL_S = 0.001
 _START_FAILURES = (SubletError, ValueError, OSError)
 """What a worker raises while it starts when its surroundings are wrong, not its code."""
 
@@ -129,6 +130,9 @@ def run_worker(target: str | None, flags: Mapping[str, object], supervisor_fd: i
     from sublet.runtime.log import set_up_logging
 
     set_up_logging(config.log_level, config.log_format, colors=sys.stderr.isatty(), pid=os.getpid())
+    # A handler that computes in a thread lets the loop go on after this time, not after 5 ms: the
+    # loop answers callers and neighbours meanwhile.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_serve(functions, config, supervisor_fd))
     except _StartError as error:
