@@ -31,6 +31,7 @@ from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.guests import AsyncGuests, GuestWork
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
+from sublet.runtime.leases import Lease
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessor import TERM_MS
 from sublet.runtime.limits import Limits
@@ -466,6 +467,7 @@ class Host:
             case Lend():
                 assert self.lending is not None
                 assert effect.work.lease is not None
+                self._trace(hosted, effect.work)
                 self.lending.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows():
                 self._tasks.create_task(self._load_timers(hosted, effect))
@@ -621,7 +623,7 @@ class Host:
         assert unseen is not None
         if self._ready or self._aside or self._threads_busy or self.urgency.waiting:
             lending.look(self._clock.monotonic_ms())
-        elif unseen and any([chunk.count for _, chunk in unseen]):
+        elif unseen and any(chunk.count for _, chunk in unseen):
             # Behind runs that keep no core busy: of blocking handlers only so many go on at once.
             lending.look(self._clock.monotonic_ms())
         else:
@@ -630,7 +632,7 @@ class Host:
     def _run_turn(self) -> None:
         """Run the most urgent work for one turn, then let the loop breathe."""
         now_ms = self._clock.monotonic_ms()
-        if self.lending is not None and self.lending.asks_each:
+        if self.lending is not None and self.lending.lessor.asks_each:
             self.lending.look(now_ms, at_once=True)
         while self._aside and self._threads_busy < THREADS_BUSY_MAX:
             next_ = self._aside.pop(now_ms)
@@ -879,6 +881,16 @@ class Host:
     def owned(self) -> list[Partition]:
         """See `LendingHost`."""
         return [hosted.partition for hosted in self.partitions.values()]
+
+    def returned(self, lease: Lease, result: RunResult, finish: Callable[[], None]) -> None:
+        """See `LendingHost`."""
+        hosted = self.partitions[lease.partition.name]
+        now_ms, counters = self._clock.monotonic_ms(), hosted.partition.counters
+        hosted.times.returned(lease.work, result, lease.begun_ms, now_ms, self._clock.wall_ms())
+        dead_before = counters.dead
+        finish()
+        if result.failed:
+            self._tell_failures(hosted, result.failed.values(), dead_before)
 
     def starts_ms(self, now_ms: float) -> float:
         """See `LendingHost`."""

@@ -40,7 +40,7 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.work import RunResult
-from sublet.scheduler.binding import Asked, BindingPolicy
+from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 _log = structlog.get_logger(__name__)
@@ -86,6 +86,10 @@ class LendingHost(Protocol):
         """Return all partitions of the worker."""
         ...
 
+    def returned(self, lease: Lease, result: RunResult, finish: Callable[[], None]) -> None:
+        """What was lent has come back: note its times, and `finish`."""
+        ...
+
 
 class Lending:
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
@@ -124,6 +128,8 @@ class Lending:
             queued=lambda: host.queued() + self.lessee.messages,
             term_ms=term_ms,
         )
+        for function in functions.values():
+            self.lessor.policy(function)
         self.lessee = Lessee(urgency.waiting)
         self._measures = LeaseMeasures(self.lessor, urgency, monotonic_ms())
         self._guests: dict[LeaseId, GuestWork] = {}
@@ -134,9 +140,13 @@ class Lending:
         self._flushing = False
 
     @property
-    def asks_each(self) -> bool:
-        """Some policy wants to be asked before anything runs."""
-        return any(each.asked is Asked.EACH for each in self.lessor.policies.values())
+    def guests_running(self) -> int:
+        """Messages of neighbours that run here now."""
+        return sum([self._guests[each].work.count for each in self._begun if each in self._guests])
+
+    @property
+    def guests_waiting(self) -> int:
+        return self.lessee.messages - self.guests_running
 
     # Events
 
@@ -162,6 +172,7 @@ class Lending:
         self._looked_ms = now_ms
         if self._measures.is_due(now_ms):
             self._measures.measure(self._host.owned(), now_ms)
+            self.lessor.policies_changed()
         self.lessor.look(now_ms, self._host.starts_ms(now_ms))
         self._flush()
 
@@ -303,7 +314,10 @@ class Lending:
             _log.error("a lease came back wrong", lessee=worker, lease=lease.id, error=str(error))
             self.lessor.failed(lease, now_ms)
             return
-        self.lessor.finish(lease, result, len(message.home), message.reason, now_ms)
+        home, reason = len(message.home), message.reason
+        self._host.returned(
+            lease, result, lambda: self.lessor.finish(lease, result, home, reason, now_ms)
+        )
 
     # As lessee
 

@@ -165,7 +165,9 @@ class Lessor:
         self._waiting = urgency.waiting
         self._policy_of = policy_of
         self.policies: dict[str, BindingPolicy] = {}
-        """Of each function that has had messages here."""
+        """By function."""
+        self.asks_each = False
+        """Some policy wants to be asked before anything runs."""
         self._chance = chance
         self._queued = queued
         self._term_ms = term_ms
@@ -228,7 +230,12 @@ class Lessor:
         policy = self.policies.get(function.name)
         if policy is None:
             policy = self.policies[function.name] = self._policy_of(function)
+            self.policies_changed()
         return policy
+
+    def policies_changed(self) -> None:
+        """A policy is new, or may want to be asked at other times than before."""
+        self.asks_each = any(each.asked is Asked.EACH for each in self.policies.values())
 
     def look(self, now_ms: float, start_ms: float) -> None:
         """Messages wait that cannot run at once: ask the policies about them.
@@ -458,6 +465,7 @@ class Lessor:
             return
         lease.is_loaded = True
         if lease.state is LeaseState.OFFERED and lease.id in self.open:
+            lease.begun_ms = now_ms
             self.effects.append(OfferTo(lease))
 
     def _ask(

@@ -22,10 +22,9 @@ LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_5
 LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)
 SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 
-STAGES = ("admission", "queue", "batch", "state", "running", "committing")
-"""The stages that a worker can time by itself, in the order in which a message passes them."""
-REQUEST_STAGES = ("admission", "queue", "batch", "state", "lease", "running", "committing")
-"""As people are told them, with those that take no time as long as no policy makes them."""
+STAGES = ("admission", "queue", "batch", "state", "away", "running", "committing")
+"""The stages that a worker can time by itself, in the order in which a message passes them. `away`
+is between `state` and `running` for people; it is on both sides of a run somewhere else."""
 
 
 class Slotted(Protocol):
@@ -83,6 +82,8 @@ class SpanTimes(msgspec.Struct, array_like=True):
     trace: str = ""
     batch_ms: float = 0.0
     """Waiting for more messages, although a run could have begun."""
+    away_ms: float = 0.0
+    """Under a lease, from its offer to its return, without the run itself."""
 
     @property
     def total_ms(self) -> float:
@@ -91,14 +92,10 @@ class SpanTimes(msgspec.Struct, array_like=True):
             + self.queue_ms
             + self.batch_ms
             + self.state_ms
+            + self.away_ms
             + self.running_ms
             + self.committing_ms
         )
-
-    @property
-    def lease_ms(self) -> float:
-        """Every key runs where its state is; none is lent."""
-        return 0.0
 
     def holds(self, source: str, number: int) -> bool:
         return self.source == source and self.first <= number < self.first + self.count
@@ -107,7 +104,16 @@ class SpanTimes(msgspec.Struct, array_like=True):
 class FunctionTimes:
     """Histograms of one function."""
 
-    __slots__ = ("batch_size", "keys_loaded", "late", "latency", "laxity", "messages", "stages")
+    __slots__ = (
+        "batch_size",
+        "keys_loaded",
+        "late",
+        "latency",
+        "laxity",
+        "leases",
+        "messages",
+        "stages",
+    )
 
     def __init__(self) -> None:
         self.messages = 0
@@ -117,6 +123,8 @@ class FunctionTimes:
         self.latency = Histogram(LATENCY_BOUNDS_MS)
         self.laxity = Histogram(LAXITY_BOUNDS_MS)
         self.batch_size = Histogram(SIZE_BOUNDS)
+        self.leases = Histogram(LATENCY_BOUNDS_MS)
+        """From offer to return, of those that were returned."""
         self.stages = {stage: Histogram(LATENCY_BOUNDS_MS) for stage in STAGES}
 
 
@@ -257,6 +265,8 @@ class Telemetry:
         stages["state"].observe(times.state_ms, count)
         stages["running"].observe(times.running_ms, count)
         stages["committing"].observe(times.committing_ms, count)
+        if times.away_ms:
+            stages["away"].observe(times.away_ms, count)
         self.slow.note(times, now_ms)
 
 
@@ -303,6 +313,22 @@ class PartitionTimes:
             elif index not in result.unfinished:
                 self._ran_alone(waiting, started_ms, now_ms, wall_ms, work)
 
+    def returned(
+        self, work: Work, result: RunResult, offered_ms: float, now_ms: float, wall_ms: int
+    ) -> None:
+        """User code has run somewhere else, under a lease that was offered then."""
+        function = self._telemetry.of(self._function)
+        function.batch_size.observe(work.count)
+        trip_ms = max(0.0, now_ms - offered_ms)
+        function.leases.observe(trip_ms)
+        away_ms = max(0.0, trip_ms - result.elapsed_ms)
+        for index, waiting in enumerate(work.waiting):
+            if index in result.failed:
+                if waiting.traced is not None:
+                    waiting.traced.failed(result.failed[index].error)
+            elif index not in result.unfinished:
+                self._ran_alone(waiting, now_ms - trip_ms, now_ms, wall_ms, work, away_ms=away_ms)
+
     def ended(self, message_id: str, failure: Failure | None, now_ms: float, wall_ms: int) -> None:
         """A handler that had waited has ended."""
         found = self._suspended.pop(message_id, None)
@@ -330,6 +356,7 @@ class PartitionTimes:
         work: Work | None,
         *,
         late: bool = False,
+        away_ms: float = 0.0,
     ) -> None:
         message = waiting.message
         arrived_ms = started_ms if waiting.arrived_ms is None else waiting.arrived_ms
@@ -346,11 +373,12 @@ class PartitionTimes:
             waiting.age_ms,
             waited_ms - batch_ms,
             loading_ms,
-            now_ms - started_ms,
+            now_ms - started_ms - away_ms,
             0.0,
             attempt=message.attempt,
             trace=message.extra.trace,
             batch_ms=batch_ms,
+            away_ms=away_ms,
         )
         due_ms = waiting.deadline_ms
         if late and due_ms is not None:
