@@ -12,7 +12,8 @@ Two worker processes and one client process, state in memory. Handlers burn a kn
 - `long`: how soon the lessee answers while it runs messages of 10 ms for another worker, beside one
   that rests and one that runs as many of its own.
 - `cost`: what it costs to lend each message, beside running it at home, when there is nothing else
-  to do: alone, 64 at once, and in batches of 100; a small state and one of 4 KiB.
+  to do: alone, 64 at once, and in batches of 100; a small state and one of 4 KiB. (A policy of its
+  own, `all-away`, lends whatever comes.)
 - `idle`: throughput, CPU time and latency with binding `auto` beside `static` when nothing is
   overloaded, in turn, in many rounds.
 
@@ -37,9 +38,17 @@ from typing import Any, NamedTuple
 import uvloop
 
 from benchmarks import machine
-from benchmarks.leases_app import COUNTS, LARGE, SLO_MS, SMALL, SUMS
+from benchmarks.leases_app import (
+    ALL_AWAY,
+    COUNTS,
+    LARGE,
+    LARGE_LENT,
+    SLO_MS,
+    SMALL,
+    SMALL_LENT,
+    SUMS,
+)
 from benchmarks.leases_load import (
-    APP,
     STATIC,
     Flood,
     Pair,
@@ -60,7 +69,6 @@ from sublet.runtime.config import ConfigError, WorkerConfig
 
 NAME = "leases"
 COUNT_APP = "benchmarks.count_app:app"
-FORCED = "reject-and-send:force_migrate=true"
 BINDINGS = (STATIC, "reject-and-send", "accept-and-check", "laxity-direct", "auto")
 LOADS = (1.5, 2.0)
 """Of what the flooded worker can do."""
@@ -131,7 +139,7 @@ async def _flood(binding: str, cost_ms: int, rate_per_s: float, seconds: float) 
         return {
             **flood_figures(flood.ended, seconds, SLO_MS[cost_ms]),
             "exact": await are_exact(two.client, function, flood.sent),
-            "counters": await two.counters(),
+            "leases": await two.leases(),
         }
 
 
@@ -161,7 +169,7 @@ async def _heat(binding: str, cost_ms: int, seconds: float) -> Record:
             "done_per_s": done / elapsed_s,
             "cores": done * cost_ms / 1000 / elapsed_s,
             "exact": await are_exact(two.client, function, sent),
-            "counters": await two.counters(),
+            "leases": await two.leases(),
         }
 
 
@@ -198,8 +206,8 @@ async def _ask_while_running(case: str, binding: str, rate_per_s: float, seconds
             "answer_p99_ms": percentile(times_ms, 0.99),
             "answer_max_ms": times_ms[-1],
             "exact": await are_exact(two.client, function, flood.sent),
-            # Where workers count their own round trips, they are here, too.
-            "counters": await two.counters(),
+            # The lessor's own count of round trips is in it.
+            "leases": await two.leases(),
         }
 
 
@@ -208,39 +216,42 @@ async def _ask_while_running(case: str, binding: str, rate_per_s: float, seconds
 SHAPES = {"alone": (1, 1), "64 callers": (CALLERS, 1), "batches of 100": (2, BATCH)}
 
 
-def _keys_by_binding(
-    pairs: Mapping[str, Pair], function: str, *, is_spread: bool
-) -> dict[str, list[str]]:
-    return {
-        binding: two.spread_keys(function, 2 * BATCH)
-        if is_spread
-        else two.keys(function, two.busy, 2 * BATCH)
-        for binding, two in pairs.items()
-    }
-
-
 async def compare(
-    pairs: Mapping[str, Pair], functions: Mapping[str, str], plan: Plan, *, is_spread: bool
+    pairs: Mapping[str, Pair],
+    functions: Mapping[str, Mapping[str, str]],
+    plan: Plan,
+    *,
+    is_spread: bool,
 ) -> tuple[list[Record], bool]:
     """Measure each function in each shape with each binding in turn, round by round; tell also
-    whether all counts are exact. Keys are of both workers if `is_spread`, else of one."""
+    whether all counts are exact.
+
+    `functions` has for each label the function that stands for each binding. Keys are of both
+    workers if `is_spread`, else of one.
+    """
     found: dict[tuple[str, str, str], list[Usage]] = {}
     done: Counter[tuple[str, str]] = Counter()
-    keys = {
-        function: _keys_by_binding(pairs, function, is_spread=is_spread)
-        for function in functions.values()
-    }
-    order = list(pairs.items())
+    keys: dict[tuple[str, str], list[str]] = {}
+    for by_binding in functions.values():
+        for binding, function in by_binding.items():
+            two = pairs[binding]
+            keys[binding, function] = (
+                two.spread_keys(function, 2 * BATCH)
+                if is_spread
+                else two.keys(function, two.busy, 2 * BATCH)
+            )
+    order = list(pairs)
     for round_number in range(plan.rounds + 1):
         # Another order each time: who comes after whom must not matter.
         order.reverse()
-        for label, function in functions.items():
+        for label, by_binding in functions.items():
             for shape, (callers, batch) in SHAPES.items():
-                for binding, two in order:
+                for binding in order:
+                    function = by_binding[binding]
                     usage, times = await sample(
-                        two,
+                        pairs[binding],
                         function,
-                        keys[function][binding],
+                        keys[binding, function],
                         callers=callers,
                         batch=batch,
                         seconds=plan.sample_s,
@@ -250,7 +261,7 @@ async def compare(
                         found.setdefault((label, shape, binding), []).append(usage)
     is_exact = True
     for (binding, function), times in done.items():
-        mine = keys[function][binding]
+        mine = keys[binding, function]
         totals = await pairs[binding].client.call_many(function, mine, [0] * len(mine))
         is_exact &= sum(totals) == times
     records = []
@@ -271,7 +282,7 @@ async def compare(
                         getattr(ours, name) / getattr(theirs, name)
                         for ours, theirs in zip(usages, base, strict=True)
                     )
-                    for name in Usage._fields
+                    for name in ("per_s", "cpu_us", "p50_ms")
                 },
                 "rounds": [list(each) for each in usages],
             }
@@ -280,35 +291,36 @@ async def compare(
 
 
 async def cost(plan: Plan, bindings: Sequence[str]) -> list[Record]:
-    lends = FORCED if any(each != STATIC for each in bindings) else STATIC
-    functions = {"small state": SMALL, "4 KiB state": LARGE}
-    return await _side_by_side("cost", (lends, APP), functions, plan)
+    functions = {
+        "small state": {STATIC: SMALL, ALL_AWAY: SMALL_LENT},
+        "4 KiB state": {STATIC: LARGE, ALL_AWAY: LARGE_LENT},
+    }
+    async with pair(STATIC) as two:
+        # The same workers: their functions say which of them are lent.
+        pairs = {STATIC: two, ALL_AWAY: two}
+        records, is_exact = await compare(pairs, functions, plan, is_spread=False)
+        ended = {"exact": is_exact, "leases": await two.leases()}
+    return [_tell({"experiment": "cost", **each, **ended}) for each in records]
 
 
 async def idle(plan: Plan, bindings: Sequence[str]) -> list[Record]:
     lends = "auto" if "auto" in bindings else bindings[-1]
-    functions = {"16 partitions": "bench/each_16", "4 partitions": "bench/each"}
-    return await _side_by_side("idle", (lends, COUNT_APP), functions, plan)
-
-
-async def _side_by_side(
-    experiment: str, other: tuple[str, str], functions: Mapping[str, str], plan: Plan
-) -> list[Record]:
-    """Compare a binding, for an app, with static binding."""
-    binding, target = other
+    names = {"16 partitions": "bench/each_16", "4 partitions": "bench/each"}
+    functions = {label: {STATIC: name, lends: name} for label, name in names.items()}
     async with AsyncExitStack() as stack:
-        pairs = {STATIC: await stack.enter_async_context(pair(STATIC, target))}
-        if binding != STATIC:
-            pairs[binding] = await stack.enter_async_context(pair(binding, target))
-        records, is_exact = await compare(pairs, functions, plan, is_spread=experiment == "idle")
-        counters = {each: await two.counters() for each, two in pairs.items()}
+        pairs = {
+            binding: await stack.enter_async_context(pair(binding, COUNT_APP))
+            for binding in dict.fromkeys((STATIC, lends))
+        }
+        records, is_exact = await compare(pairs, functions, plan, is_spread=True)
+        leases = {binding: await two.leases() for binding, two in pairs.items()}
     return [
         _tell(
             {
-                "experiment": experiment,
+                "experiment": "idle",
                 **each,
                 "exact": is_exact,
-                "counters": counters[each["binding"]],
+                "leases": leases[each["binding"]],
             }
         )
         for each in records

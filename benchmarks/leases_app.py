@@ -4,16 +4,18 @@ Handlers burn CPU time of their own thread, so that a busy machine makes none of
 message is what it adds; 0 adds nothing, costs nothing, and is answered with what is there.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.cameo_app import spin
 from sublet import App, Context, Sum
 from sublet.functions.app import Function, Handler
+from sublet.scheduler.binding import Asked, Bid, Bindable, Choice, Lend, Scene, binding_policy
 
 PARTITIONS = 8
 SLO_MS = {1: 50.0, 5: 100.0, 10: 200.0}
 """By the cost of a message, in ms."""
-ALWAYS_LATE = "1us"
+ALL_AWAY = "all-away"
 LARGE_STATE_BYTES = 4096
 
 app = App("leases", partitions=PARTITIONS)
@@ -66,6 +68,33 @@ SUMS = {
     cost_ms: _function(f"sum_{cost_ms}ms", _adds(cost_ms), state=Sum(), slo=f"{SLO_MS[cost_ms]}ms")
     for cost_ms in (1, 5)
 }
-# Late however soon they run: who lends what would be late lends all of it.
-SMALL = _function("small", _counts(0), state=int, slo=ALWAYS_LATE)
-LARGE = _function("large", _fills, state=tuple[int, bytes] | None, slo=ALWAYS_LATE)
+
+
+# What costs nothing but its way: at home, and lent in any case
+
+
+@binding_policy(ALL_AWAY)
+class AllAway:
+    """Lends everything, however little there is to do at home."""
+
+    asked = Asked.EACH
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        if not scene.neighbours:
+            return []
+        return [Lend(work, scene.neighbours[0].name, forced=True) for work in works]
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        return ()
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+_LARGE = tuple[int, bytes] | None
+SMALL = _function("small", _counts(0), state=int)
+SMALL_LENT = _function("small_lent", _counts(0), state=int, binding=ALL_AWAY)
+LARGE = _function("large", _fills, state=_LARGE)
+LARGE_LENT = _function("large_lent", _fills, state=_LARGE, binding=ALL_AWAY)

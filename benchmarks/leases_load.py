@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate, count, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.leases_app import COUNTS
 from benchmarks.sublet_cases import Cluster
@@ -37,8 +37,6 @@ HOT_BATCH = 20
 PROBE_EVERY_S = 0.02
 DRAIN_WAIT_S = 60.0
 WARM_CALLS = 20
-LEASE_WORDS = ("lease", "lent", "lend", "bind", "probe", "borrow", "lessee", "lessor")
-"""Counters of workers whose names have one of these are kept with a case."""
 ROOM = {
     # All that comes is taken: what is measured is where it runs, not whether it is let in.
     "SUBLET_IN_FLIGHT_MAX": "200000",
@@ -78,16 +76,23 @@ class Pair:
                 sent[key] += 1
         return sent
 
-    async def counters(self) -> dict[str, float]:
-        """Return what the workers have counted of leases, all together."""
-        totals: Counter[str] = Counter()
+    async def leases(self) -> dict[str, Any]:
+        """Return, by function, which policies were followed and why, and how often what was lent
+        came to what; both workers together."""
+        counts: dict[str, Counter[str]] = {}
+        choices: dict[str, set[str]] = {}
         for address in self.client.topology.workers.values():
             async with UnaryClient(address) as asked:
-                totals.update((await asked.status()).counters)
+                report = await asked.status()
+            for name, told in report.leases.items():
+                counts.setdefault(name, Counter()).update(told.counts)
+                choices.setdefault(name, set()).add(
+                    f"{told.choice}: {told.reason}" if told.reason else told.choice
+                )
         return {
-            name: value
-            for name, value in totals.items()
-            if any(word in name for word in LEASE_WORDS)
+            name: {"choices": sorted(choices[name]), **found}
+            for name, found in counts.items()
+            if found
         }
 
 
@@ -134,13 +139,10 @@ async def are_exact(client: Client, function: str, sent: Mapping[str, int]) -> b
     return not wrong
 
 
-def cpu_s(pids: Sequence[int]) -> float:
-    """Return the CPU time of all threads of some processes, to the nanosecond."""
-    total_ns = 0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total_ns += int((task / "schedstat").read_text().split()[0])
-    return total_ns / 1e9
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of all threads of a process, to the nanosecond."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 # Open loads
@@ -274,6 +276,8 @@ class Usage(NamedTuple):
     per_s: float
     cpu_us: float
     """CPU time of both workers for each message."""
+    other_us: float
+    """That of the one that did less: what is lent is done there."""
     p50_ms: float
 
 
@@ -284,7 +288,8 @@ async def sample(
     return what it came to, and how many messages there were."""
     rounds = 0
     latencies_s: list[float] = []
-    before_s, started_s = cpu_s(two.pids), time.perf_counter()
+    before_s = [cpu_s(pid) for pid in two.pids]
+    started_s = time.perf_counter()
 
     async def caller(own: Sequence[str]) -> None:
         nonlocal rounds
@@ -301,9 +306,10 @@ async def sample(
         for place in range(callers):
             tasks.create_task(caller(keys[place * batch : (place + 1) * batch]))
     done = rounds * batch
-    usage = Usage(
-        done / (time.perf_counter() - started_s),
-        (cpu_s(two.pids) - before_s) * 1e6 / done,
-        statistics.median(latencies_s) * 1000,
-    )
+    elapsed_s = time.perf_counter() - started_s
+    used_us = [
+        (cpu_s(pid) - before) * 1e6 / done for pid, before in zip(two.pids, before_s, strict=True)
+    ]
+    p50_ms = statistics.median(latencies_s) * 1000
+    usage = Usage(done / elapsed_s, sum(used_us), min(used_us), p50_ms)
     return usage, done

@@ -125,6 +125,7 @@ def pairs_grid(title: str, records: Sequence[Record]) -> Grid:
             _signed(each["per_s_ratio"]),
             f"{each['cpu_us']:,.0f}",
             _signed(each["cpu_us_ratio"]),
+            f"{each['other_us']:,.0f}",
             _ms(each["p50_ms"]),
             _signed(each["p50_ms_ratio"]),
             _exact(each),
@@ -132,7 +133,7 @@ def pairs_grid(title: str, records: Sequence[Record]) -> Grid:
         for each in records
     ]
     headings = ["case", "binding", "messages/s", "to static", "CPU of workers, us a message"]
-    headings += ["to static", "p50 ms", "to static", "exact"]
+    headings += ["to static", "of the idler one", "p50 ms", "to static", "exact"]
     return Grid(title, headings, rows, word_columns=2)
 
 

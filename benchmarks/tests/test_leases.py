@@ -11,12 +11,24 @@ from typing import Any
 import pytest
 
 from benchmarks.leases import BINDINGS, EXPERIMENTS
-from benchmarks.leases_app import COUNTS, LARGE, LARGE_STATE_BYTES, SLO_MS, SMALL, SUMS, app
+from benchmarks.leases_app import (
+    ALL_AWAY,
+    COUNTS,
+    LARGE,
+    LARGE_LENT,
+    LARGE_STATE_BYTES,
+    SLO_MS,
+    SMALL,
+    SMALL_LENT,
+    SUMS,
+    app,
+)
 from benchmarks.leases_load import CALM_SHARE, Skew, flood_figures, keys_of
 from benchmarks.leases_report import flooded_grid, grids, hot_key_grid, pairs_grid, show
 from sublet.functions.address import partition_index_of
 from sublet.functions.state import mergeable_kind_of
 from sublet.runtime.frames import FunctionInfo, Topology
+from sublet.scheduler.binding import Asked, binding_named
 from sublet.testing import Harness
 
 TOPOLOGY = Topology(
@@ -65,6 +77,7 @@ COST: dict[str, Any] = {
     "per_s_ratio": 1.0,
     "cpu_us": 200.0,
     "cpu_us_ratio": 1.0,
+    "other_us": 2.0,
     "p50_ms": 0.25,
     "p50_ms_ratio": 1.0,
     "exact": True,
@@ -102,9 +115,13 @@ def test_sums_can_run_in_parts_and_counts_cannot() -> None:
     assert mergeable == {*SUMS.values()}
 
 
-def test_functions_that_are_always_late_have_no_time_at_all() -> None:
-    assert app.functions[SMALL].slo_ms == app.functions[LARGE].slo_ms == 0.001
+def test_what_is_always_lent_differs_in_nothing_else() -> None:
+    for home, lent in ((SMALL, SMALL_LENT), (LARGE, LARGE_LENT)):
+        assert app.functions[home].binding is None
+        assert app.functions[lent].binding == ALL_AWAY
+        assert app.functions[home].slo_ms is app.functions[lent].slo_ms is None
     assert app.functions[COUNTS[10]].slo_ms == SLO_MS[10]
+    assert binding_named(ALL_AWAY).asked is Asked.EACH
 
 
 def test_keys_are_those_of_one_worker() -> None:
