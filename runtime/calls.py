@@ -39,7 +39,7 @@ class Calls:
         self._function = function
         self._sent: dict[tuple[str, int], tuple[Waiting, int]] = {}
         """Destination and number to the caller and which of its calls it is."""
-        self._unsent: list[tuple[OutgoingCall, Waiting, int]] = []
+        self.unsent: list[tuple[OutgoingCall, Waiting, int]] = []
 
     def recover(
         self, journal: Sequence[Record], owners: Mapping[str, Waiting], pending: Pending
@@ -94,12 +94,12 @@ class Calls:
         extra = Extra(chain=chain, trace=trace, expires=expires)
         outgoing = OutgoingCall(destination, key, payload, deadline_ms, extra)
         waiting.journal[call] = Recorded(message.id, call, destination, 0, digest)
-        self._unsent.append((outgoing, waiting, call))
+        self.unsent.append((outgoing, waiting, call))
         return outgoing
 
     def sealed(self) -> list[Record]:
         """The calls that were unsent have their numbers: return their entries in the journal."""
-        unsent, self._unsent = self._unsent, []
+        unsent, self.unsent = self.unsent, []
         records = []
         for outgoing, waiting, call in unsent:
             recorded = waiting.journal[call]
@@ -138,7 +138,7 @@ class Calls:
 
     def ended(self, waiting: Waiting, pending: Pending) -> None:
         """Forget the journal of a message that has ended, and take back what is still open."""
-        if self._unsent:
+        if self.unsent:
             self._drop_unsent(waiting, pending)
         message_id = waiting.message.id
         for call, recorded in waiting.journal.items():
@@ -156,12 +156,12 @@ class Calls:
         """Let calls (all, or the one) not leave that nobody waits for any more."""
         dropped = {
             id(outgoing)
-            for outgoing, caller, number in self._unsent
+            for outgoing, caller, number in self.unsent
             if caller is waiting and call in (None, number)
         }
         if dropped:
             pending.calls = [each for each in pending.calls if id(each) not in dropped]
-            self._unsent = [each for each in self._unsent if id(each[0]) not in dropped]
+            self.unsent = [each for each in self.unsent if id(each[0]) not in dropped]
 
 
 def _note(

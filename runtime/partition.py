@@ -1563,7 +1563,8 @@ class Partition:
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
         if pending.message_count:
             self._weigh(commit, pending.message_count)
-        commit.records.extend(self._calls.sealed())
+        if self._calls.unsent:
+            commit.records.extend(self._calls.sealed())
         self.counters.egress_dropped = self._egress.dropped
         self._committing = commit
         self.effects.append(Store(commit))
@@ -1624,10 +1625,12 @@ class Partition:
 
     def _committed_whole(self) -> None:
         """What the store knows now need not be remembered for it."""
-        if self._sealed is not None:
-            self._answers.committed(self._sealed.answers)
-            self.effects.extend(Settled(ticket) for ticket in self._sealed.tickets)
-            self._sealed = None
+        sealed, self._sealed = self._sealed, None
+        if sealed is not None:
+            if sealed.answers:
+                self._answers.committed(sealed.answers)
+            if sealed.tickets:
+                self.effects.extend(Settled(ticket) for ticket in sealed.tickets)
         self._timers.committed()
         self.progress.committed()
 
