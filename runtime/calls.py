@@ -32,7 +32,7 @@ _decode_results = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Calls:
-    __slots__ = ("_function", "_sent", "_unsent")
+    __slots__ = ("_function", "_sent", "unsent")
 
     def __init__(self, function: str) -> None:
         """`function` is the name under which the calls' chains know the callers."""
