@@ -15,6 +15,7 @@ from tests.unit.partition_harness import PEER, Owner, TenMs, make_function
 def owner(**options: str) -> Owner:
     urgency = Urgency(LeastLaxity(), TenMs())
     urgency.waiting = LaxityQueue()
+    urgency.weighs_all = True
     function = make_function(infeasible="refuse", **options)
     made = Owner(function, urgency=urgency)
     made.held = True
