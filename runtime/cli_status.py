@@ -18,11 +18,18 @@ from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.cli_table import print_table
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import FunctionCost, FunctionDescription, StatusReport
+from sublet.runtime.unary import (
+    FunctionCost,
+    FunctionDescription,
+    FunctionLeases,
+    StatusReport,
+)
 
 INTERVAL_S_MAX = 60
 RATES = ("consumed", "late", "failures", "retries", "refused")
 """Counters whose growth is shown; `late` are the missed deadlines."""
+LEASE_COUNTS = ("lent", "returned", "declined", "expired", "states_sent")
+"""What the table of leases shows of all that is counted."""
 _ANSWER_TIMEOUT_S = 5.0
 
 Reports = Mapping[str, StatusReport | None]
@@ -150,7 +157,35 @@ def describe(
             for name in (RATES if before else ())
         },
         "counters": dict(sorted(totals.items())),
+        "leases": _leases(workers),
     }
+
+
+def _leases(workers: Reports) -> list[dict[str, Any]]:
+    """Return what became of leases, for each function and policy that workers follow for it."""
+    found: dict[tuple[str, str, str], list[tuple[str, FunctionLeases]]] = {}
+    for worker, report in workers.items():
+        for function, told in report.leases.items() if report is not None else ():
+            key = (function, told.binding, told.choice)
+            found.setdefault(key, []).append((worker, told))
+    leases = []
+    for (function, binding, choice), telling in sorted(found.items()):
+        counts: Counter[str] = Counter()
+        for _, told in telling:
+            counts.update(told.counts)
+        # Whoever has lent the most knows best what it is good for.
+        _, best = max(telling, key=lambda each: (each[1].counts.get("lent", 0), each[1].reason))
+        leases.append(
+            {
+                "function": function,
+                "binding": binding,
+                "choice": choice,
+                "reason": best.reason,
+                "workers": [worker for worker, _ in telling],
+                "counts": {name: round(count, 3) for name, count in sorted(counts.items())},
+            }
+        )
+    return leases
 
 
 def _rates(
@@ -209,6 +244,13 @@ def _show(described: dict[str, Any]) -> None:
             for each in described["functions"]
         ],
     )
+    if described["leases"]:
+        typer.echo("\nleases")
+        heads = ("lent", "returned", "declined", "expired", "states sent")
+        print_table(
+            ("  function", "binding", "choice", "workers", *heads, "why"),
+            [_lease_row(each) for each in described["leases"]],
+        )
     typer.echo("\ncounters of all workers")
     print_table(
         ("  counter", "value"),
@@ -217,6 +259,17 @@ def _show(described: dict[str, Any]) -> None:
             for name, value in described["counters"].items()
             if value
         ],
+    )
+
+
+def _lease_row(lease: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"  {lease['function']}",
+        lease["binding"],
+        lease["choice"],
+        str(len(lease["workers"])),
+        *(f"{lease['counts'].get(name, 0):.0f}" for name in LEASE_COUNTS),
+        lease["reason"].removeprefix(f"{lease['choice']}: ") or "-",
     )
 
 

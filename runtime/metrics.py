@@ -20,7 +20,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from sublet.functions.windows import BEGINNING_MS
-from sublet.runtime.service import ServedWorker, costs_of
+from sublet.runtime.service import ServedWorker, bindings_of, costs_of
 from sublet.runtime.telemetry import Histogram
 
 
@@ -77,7 +77,12 @@ METRICS = (
     Described(
         "sublet_laxity_seconds", "histogram", ("function",), "Time left at the commit; < 0: late."
     ),
-    Described("sublet_stage_seconds", "histogram", ("function", "stage"), "Time in each stage."),
+    Described(
+        "sublet_stage_seconds",
+        "histogram",
+        ("function", "stage"),
+        "Time in each stage; `away`: only of messages that ran at a neighbour.",
+    ),
     Described("sublet_batch_size", "histogram", ("function",), "Messages in one run."),
     Described(
         "sublet_cost_seconds",
@@ -94,6 +99,57 @@ METRICS = (
     Described("sublet_cache_loads", "counter", ("function",), "Keys read from the store."),
     Described("sublet_cache_prefetched", "counter", ("function",), "Keys read before a run asked."),
     Described("sublet_cache_prefetch_hits", "counter", ("function",), "Such keys that were used."),
+    Described(
+        "sublet_binding_info",
+        "gauge",
+        ("function", "policy", "choice"),
+        "Always 1: the binding policy of a function, and the one that `auto` follows.",
+    ),
+    Described(
+        "sublet_leases",
+        "counter",
+        ("function", "end"),
+        "Leases that this worker gave and that ended; end: returned, declined, expired, revoked.",
+    ),
+    Described("sublet_leases_partial", "counter", ("function",), "Leases of work in parts."),
+    Described("sublet_messages_lent", "counter", ("function",), "Messages given to neighbours."),
+    Described(
+        "sublet_messages_homebound",
+        "counter",
+        ("function",),
+        "Messages that a neighbour gave back, since they can only run at home.",
+    ),
+    Described(
+        "sublet_lease_returns_late",
+        "counter",
+        ("function",),
+        "Leases that came back after their end; nothing of them counts.",
+    ),
+    Described("sublet_partials_merged", "counter", ("function",), "Work in parts that was merged."),
+    Described(
+        "sublet_lease_states_sent", "counter", ("function",), "States that went with leases."
+    ),
+    Described(
+        "sublet_lease_states_known",
+        "counter",
+        ("function",),
+        "States that did not have to go with a lease, since the neighbour had them.",
+    ),
+    Described("sublet_lease_seconds", "histogram", ("function",), "Offer to return of a lease."),
+    Described("sublet_leases_open", "gauge", (), "Leases that this worker has given, now."),
+    Described(
+        "sublet_guest_messages",
+        "gauge",
+        ("state",),
+        "Messages of neighbours that are here now; state: waiting, running.",
+    ),
+    Described(
+        "sublet_guests",
+        "counter",
+        ("answer",),
+        "Leases that neighbours offered; answer: accepted, declined.",
+    ),
+    Described("sublet_guest_cache_bytes", "gauge", (), "States of neighbours' keys in memory."),
     Described("sublet_commits", "counter", (), "Commits of partitions."),
     Described("sublet_commit_groups", "counter", (), "Transactions of the store."),
     Described("sublet_commits_unknown", "counter", (), "Commits that the store could not do."),
@@ -123,6 +179,16 @@ _COUNTERS = {
     "prefetched": "sublet_cache_prefetched",
     "prefetch_hits": "sublet_cache_prefetch_hits",
 }
+_LEASE_ENDS = ("returned", "declined", "expired", "revoked")
+_LEASE_COUNTERS = {
+    "lent_partial": "sublet_leases_partial",
+    "messages": "sublet_messages_lent",
+    "homebound": "sublet_messages_homebound",
+    "late_returns": "sublet_lease_returns_late",
+    "partials_merged": "sublet_partials_merged",
+    "states_sent": "sublet_lease_states_sent",
+    "states_known": "sublet_lease_states_known",
+}
 
 
 class WorkerCollector(Collector):
@@ -137,6 +203,8 @@ class WorkerCollector(Collector):
         yield self._watermarks()
         yield self._costs()
         yield from self._histograms()
+        yield from self._leases()
+        yield from self._guests()
         yield from self._of_worker()
 
     def _by_function(self) -> Iterator[Metric]:
@@ -206,19 +274,57 @@ class WorkerCollector(Collector):
     def _histograms(self) -> Iterator[Metric]:
         latency, laxity = _histogram("sublet_latency_seconds"), _histogram("sublet_laxity_seconds")
         stages, sizes = _histogram("sublet_stage_seconds"), _histogram("sublet_batch_size")
+        leases = _histogram("sublet_lease_seconds")
         for function, times in sorted(self._worker.host.telemetry.functions.items()):
             _add(latency, [function], times.latency, 1e-3)
             _add(laxity, [function], times.laxity, 1e-3)
             _add(sizes, [function], times.batch_size, 1)
             for stage, histogram in times.stages.items():
                 _add(stages, [function, stage], histogram, 1e-3)
-        yield from (latency, laxity, stages, sizes)
+            _add(leases, [function], times.leases, 1e-3)
+        yield from (latency, laxity, stages, sizes, leases)
         commit_time = _histogram("sublet_commit_seconds")
         commit_size = _histogram("sublet_commit_size")
         telemetry = self._worker.host.telemetry
         _add(commit_time, [], telemetry.commit_time, 1e-3)
         _add(commit_size, [], telemetry.commit_size, 1)
         yield from (commit_time, commit_size)
+
+    def _leases(self) -> Iterator[Metric]:
+        bindings = sorted(bindings_of(self._worker).items())
+        info, ends = _family("sublet_binding_info"), _family("sublet_leases")
+        for function, told in bindings:
+            info.add_metric([function, told.binding, told.choice], 1)
+            for end in _LEASE_ENDS if told.counts else ():
+                ends.add_metric([function, end], told.counts[end])
+        yield from (info, ends)
+        for slot, name in _LEASE_COUNTERS.items():
+            family = _family(name)
+            for function, told in bindings:
+                if told.counts:
+                    family.add_metric([function], told.counts[slot])
+            yield family
+
+    def _guests(self) -> Iterator[Metric]:
+        families = {
+            name: _family(name)
+            for name in (
+                "sublet_leases_open",
+                "sublet_guest_messages",
+                "sublet_guests",
+                "sublet_guest_cache_bytes",
+            )
+        }
+        lending = self._worker.host.lending
+        if lending is not None:
+            families["sublet_leases_open"].add_metric([], len(lending.lessor.open))
+            messages = families["sublet_guest_messages"]
+            messages.add_metric(["waiting"], lending.guests_waiting)
+            messages.add_metric(["running"], lending.guests_running)
+            families["sublet_guests"].add_metric(["accepted"], lending.lessee.accepted)
+            families["sublet_guests"].add_metric(["declined"], lending.lessee.declined)
+            families["sublet_guest_cache_bytes"].add_metric([], lending.states.bytes)
+        yield from families.values()
 
     def _of_worker(self) -> Iterator[Metric]:
         host, exchange = self._worker.host, self._worker.exchange

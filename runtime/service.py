@@ -25,7 +25,7 @@ from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.state_view import state_json
-from sublet.runtime.telemetry import REQUEST_STAGES, parse_request_id, request_id
+from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.unary import (
     AdministerRequest,
@@ -36,6 +36,7 @@ from sublet.runtime.unary import (
     ExplainRequest,
     FunctionCost,
     FunctionDescription,
+    FunctionLeases,
     RecordPage,
     RecordsRequest,
     RequestTimes,
@@ -47,6 +48,7 @@ from sublet.runtime.unary import (
     StatusReport,
     answering,
 )
+from sublet.scheduler.auto_binding import AutoBinding
 from sublet.statestore.contract import Store
 
 EGRESS_LOOK_S = 0.05
@@ -65,6 +67,8 @@ class ServedWorker(Protocol):
     tracing: Tracing
     order: str
     """In which it runs what waits, by name."""
+    binding: str
+    """The policy of functions that say nothing else, by name."""
 
 
 class WorkerService:
@@ -144,6 +148,7 @@ class WorkerService:
             },
             costs=costs_of(worker),
             order=worker.order,
+            leases=leases_of(worker),
         )
 
     def metrics(self) -> bytes:
@@ -174,7 +179,7 @@ class WorkerService:
                 function=each.function,
                 count=each.count,
                 at_ms=each.wall_ms,
-                stages={stage: getattr(each, f"{stage}_ms") for stage in REQUEST_STAGES},
+                stages={stage: getattr(each, f"{stage}_ms") for stage in STAGES},
                 late=each.late,
                 attempt=each.attempt,
                 trace=each.trace,
@@ -274,6 +279,43 @@ def costs_of(worker: ServedWorker) -> dict[str, FunctionCost]:
     }
 
 
+def bindings_of(worker: ServedWorker) -> dict[str, FunctionLeases]:
+    """Return how each function's messages are bound to workers."""
+    lending = worker.host.lending
+    found: dict[str, FunctionLeases] = {}
+    for name, function in worker.functions.items():
+        binding = function.binding or worker.binding
+        choice, reason, counts = binding.partition(":")[0].strip(), "", {}
+        if lending is not None:
+            policy, tally = lending.lessor.policies.get(name), lending.lessor.tallies.get(name)
+            if isinstance(policy, AutoBinding):
+                choice, reason = policy.choice, policy.reason
+            if tally is not None:
+                counts = {each: float(getattr(tally, each)) for each in tally.__slots__}
+        found[name] = FunctionLeases(binding=binding, choice=choice, reason=reason, counts=counts)
+    return found
+
+
+def leases_of(worker: ServedWorker) -> dict[str, FunctionLeases]:
+    """Return the same of those functions whose messages may be lent."""
+    return {name: each for name, each in bindings_of(worker).items() if each.binding != "static"}
+
+
+def _lease_counters(worker: ServedWorker) -> dict[str, float]:
+    """Return what a worker counts of leases, given and taken."""
+    lending = worker.host.lending
+    if lending is None:
+        return {}
+    return {
+        "leases_open": len(lending.lessor.open),
+        "guests_accepted": lending.lessee.accepted,
+        "guests_declined": lending.lessee.declined,
+        "guest_messages_waiting": lending.guests_waiting,
+        "guest_messages_running": lending.guests_running,
+        "guest_cache_bytes": lending.states.bytes,
+    }
+
+
 def counters_of(worker: ServedWorker) -> dict[str, float]:
     """Return everything that a worker counts, by name."""
     host, exchange = worker.host, worker.exchange
@@ -298,4 +340,5 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         "batches_refused": exchange.refused,
         "clients": exchange.client_count,
         "threads_abandoned": host.threads_abandoned,
+        **_lease_counters(worker),
     }

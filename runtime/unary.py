@@ -60,6 +60,19 @@ class FunctionCost(msgspec.Struct, frozen=True, kw_only=True):
     """The most expensive way downstream: functions with milliseconds for one message."""
 
 
+class FunctionLeases(msgspec.Struct, frozen=True, kw_only=True):
+    """How a function's messages are bound to workers, and what became of those that were lent."""
+
+    binding: str
+    """The policy that was asked for, with its parameters."""
+    choice: str
+    """The policy that is followed: the same, unless it is `auto`."""
+    reason: str = ""
+    """Why `auto` follows it."""
+    counts: dict[str, float] = {}
+    """By name, as `lessor.Tally` has them; empty if nothing was lent."""
+
+
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     topology: Topology
@@ -72,6 +85,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Functions that it has run, with what it has learned of their costs."""
     order: str = ""
     """In which it runs what waits."""
+    leases: dict[str, FunctionLeases] = {}
+    """Functions whose messages may be lent."""
 
 
 class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ from sublet.runtime.unary import (
     ExplainRequest,
     FunctionCost,
     FunctionDescription,
+    FunctionLeases,
     PutState,
     RecordEntry,
     RecordKind,
@@ -416,6 +417,12 @@ def encode_status(report: StatusReport) -> bytes:
             for name, each in report.costs.items()
         },
         order=report.order,
+        leases={
+            name: pb.FunctionLeases(
+                binding=each.binding, choice=each.choice, reason=each.reason, counts=each.counts
+            )
+            for name, each in report.leases.items()
+        },
     ).SerializeToString()
 
 
@@ -654,6 +661,15 @@ def decode_status(encoded: bytes) -> StatusReport:
             for name, each in message.costs.items()
         },
         order=message.order,
+        leases={
+            name: FunctionLeases(
+                binding=each.binding,
+                choice=each.choice,
+                reason=each.reason,
+                counts=dict(each.counts),
+            )
+            for name, each in message.leases.items()
+        },
     )
 
 

@@ -57,6 +57,7 @@ class Worker:
         self.id = new_worker_id()
         self.functions = functions
         self.order: str = config.order
+        self.binding: str = config.binding
         self.ready = asyncio.Event()
         self.address = ""
         self.http_address = ""

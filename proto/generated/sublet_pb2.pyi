@@ -56,7 +56,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order")
+    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order", "leases")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,13 @@ class StatusReply(_message.Message):
         key: str
         value: FunctionCost
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FunctionCost, _Mapping]] = ...) -> None: ...
+    class LeasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: FunctionLeases
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FunctionLeases, _Mapping]] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +92,7 @@ class StatusReply(_message.Message):
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     topology: Topology
     partitions: _containers.RepeatedScalarFieldContainer[str]
@@ -92,7 +100,27 @@ class StatusReply(_message.Message):
     queued: _containers.ScalarMap[str, int]
     costs: _containers.MessageMap[str, FunctionCost]
     order: str
-    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ...) -> None: ...
+    leases: _containers.MessageMap[str, FunctionLeases]
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ..., leases: _Optional[_Mapping[str, FunctionLeases]] = ...) -> None: ...
+
+class FunctionLeases(_message.Message):
+    __slots__ = ("binding", "choice", "reason", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    binding: str
+    choice: str
+    reason: str
+    counts: _containers.ScalarMap[str, float]
+    def __init__(self, binding: _Optional[str] = ..., choice: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class FunctionCost(_message.Message):
     __slots__ = ("fixed_ms", "message_ms", "path")

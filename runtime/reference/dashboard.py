@@ -175,6 +175,76 @@ def panels() -> Iterator[Panel]:
         ((_rate("sublet_commit_busy_seconds", "instance"), of_worker),),
     )
     yield Panel(
+        "Leases",
+        "ops",
+        "Work given to neighbours, by how it ended. `declined`: they had no room. `expired` and "
+        "`revoked`: they were too slow, or gone.",
+        (
+            (_rate("sublet_leases", "function, end"), f"{of_function} {{{{end}}}}"),
+            (_rate("sublet_leases_partial"), f"{of_function} in parts"),
+            (_rate("sublet_partials_merged"), f"{of_function} parts merged"),
+            (_rate("sublet_lease_returns_late"), f"{of_function} returned too late"),
+        ),
+    )
+    yield Panel(
+        "Messages that neighbours ran",
+        "percentunit",
+        "Share of a function's messages that were lent, and that had to come home unrun.",
+        (
+            (f"{_rate('sublet_messages_lent')} / {_rate('sublet_messages')}", of_function),
+            (
+                f"{_rate('sublet_messages_homebound')} / {_rate('sublet_messages')}",
+                f"{of_function} homebound",
+            ),
+        ),
+    )
+    yield Panel(
+        "Time of a lease",
+        "s",
+        "From its offer to its return.",
+        tuple(
+            (_percentile(share, "sublet_lease_seconds"), f"{of_function} p{share * 100:g}")
+            for share in (0.5, 0.99)
+        ),
+    )
+    yield Panel(
+        "States of leases",
+        "ops",
+        "Sent along, or known to the neighbour already.",
+        (
+            (_rate("sublet_lease_states_sent"), f"{of_function} sent"),
+            (_rate("sublet_lease_states_known"), f"{of_function} known"),
+        ),
+    )
+    yield Panel(
+        "Guests",
+        "short",
+        "Messages of neighbours at each worker, leases that it has given, and offers a second.",
+        (
+            (_gauge("sublet_guest_messages", "instance, state"), f"{of_worker} {{{{state}}}}"),
+            (_gauge("sublet_leases_open", "instance"), f"{of_worker} given"),
+            (_rate("sublet_guests", "instance, answer"), f"{of_worker} {{{{answer}}}}"),
+        ),
+    )
+    yield Panel(
+        "Guests' states in memory",
+        "bytes",
+        "An eighth of cache_bytes_max at most.",
+        ((_gauge("sublet_guest_cache_bytes", "instance"), of_worker),),
+    )
+    yield Panel(
+        "Binding",
+        "short",
+        "How many workers follow which policy; `auto` chooses by what it measures, and "
+        "`sublet status` says why.",
+        (
+            (
+                _gauge("sublet_binding_info", "function, policy, choice"),
+                f"{of_function} {{{{policy}}}} {{{{choice}}}}",
+            ),
+        ),
+    )
+    yield Panel(
         "State in memory",
         "bytes",
         "Bounded by cache_bytes_max.",

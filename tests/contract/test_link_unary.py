@@ -35,6 +35,7 @@ from sublet.runtime.unary import (
     EgressRequest,
     EgressValues,
     FunctionCost,
+    FunctionLeases,
     StateCell,
     StateReport,
     StateRequest,
@@ -52,6 +53,15 @@ STATUS = StatusReport(
         "shop/stock": FunctionCost(fixed_ms=0.0, message_ms=1.5),
     },
     order="least-laxity",
+    leases={
+        "shop/cart": FunctionLeases(
+            binding="auto:verdicts=2",
+            choice="static",
+            reason="static: sending states costs more",
+            counts={"lent": 3.0, "round_trip_ms": 4.5},
+        ),
+        "shop/stock": FunctionLeases(binding="queue-direct", choice="queue-direct"),
+    },
 )
 PAGE = EgressPage(
     entries=[

@@ -25,7 +25,7 @@ from sublet.runtime.config import WorkerConfig
 from sublet.runtime.limits import Limits
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.metrics import METRICS
-from sublet.runtime.telemetry import REQUEST_STAGES
+from sublet.runtime.telemetry import STAGES
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.unary import CallRequest, ExplainRequest
 from sublet.runtime.worker import Worker
@@ -284,7 +284,7 @@ async def test_every_caller_is_told_the_id_of_its_request(tmp_path: Path) -> Non
         for each in ids:
             (times,) = await unary.explain(ExplainRequest(request_id=each))
             assert (times.id, times.function, times.worker) == (each, "shop/stock", worker.id)
-            assert tuple(times.stages) == REQUEST_STAGES
+            assert tuple(times.stages) == STAGES
 
     assert len(set(ids)) == 3
     assert 0 < info.elapsed_ms < PATIENCE_S * 1000

@@ -8,10 +8,12 @@ from typing import Any, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.lessor import Tally
 from sublet.runtime.metrics import METRICS, exposition
-from sublet.runtime.service import ServedWorker
+from sublet.runtime.service import ServedWorker, leases_of
 from sublet.runtime.steps import Counters
 from sublet.runtime.telemetry import SpanTimes, Telemetry
+from sublet.scheduler.auto_binding import AutoBinding
 from sublet.scheduler.urgency import Learned
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -42,13 +44,14 @@ def worker() -> tuple[ServedWorker, Any]:
         committer=SimpleNamespace(commits=6, groups=2, unknown=0, busy_s=0.5),
         open_from_clients=lambda: 9,
         threads_abandoned=0,
+        lending=None,
         urgency=SimpleNamespace(learned=lambda function: Learned(1.0, 0.5, [("shop/stock", 2.0)])),
     )
     exchange = SimpleNamespace(
         frames_in=1, client_count=2, refusals={("shop/cart", "not_owner"): 8}
     )
-    functions = {"shop/cart": None}
-    served = SimpleNamespace(host=host, exchange=exchange, functions=functions)
+    functions = {"shop/cart": SimpleNamespace(name="shop/cart", binding=None)}
+    served = SimpleNamespace(host=host, exchange=exchange, functions=functions, binding="static")
     return cast(ServedWorker, served), host
 
 
@@ -165,3 +168,97 @@ def test_learned_costs_are_told_by_part() -> None:
         if name == "sublet_cost_seconds"
     }
     assert costs == {"fixed": 0.001, "message": 0.0005, "path": 0.002}
+
+
+# Leases
+
+
+def lending() -> Any:
+    tally = Tally()
+    tally.lent, tally.lent_partial, tally.messages = 9, 2, 90
+    tally.returned, tally.declined, tally.expired, tally.revoked = 5, 2, 1, 1
+    tally.late_returns, tally.homebound, tally.partials_merged = 1, 3, 2
+    tally.states_sent, tally.states_known = 40, 50
+    return SimpleNamespace(
+        lessor=SimpleNamespace(
+            open=[1, 2, 3],
+            tallies={"shop/cart": tally},
+            policies={"shop/cart": AutoBinding()},
+        ),
+        lessee=SimpleNamespace(accepted=7, declined=4),
+        guests_waiting=20,
+        guests_running=10,
+        states=SimpleNamespace(bytes=1_000),
+    )
+
+
+def lending_worker() -> tuple[ServedWorker, Any]:
+    served, host = worker()
+    host.lending = lending()
+    served.binding = "auto:verdicts=2"
+    return served, host
+
+
+def test_who_lends_nothing_says_so_and_counts_nothing() -> None:
+    served, _ = worker()
+    told = samples(served)
+
+    info = (("choice", "static"), *CART, ("policy", "static"))
+    assert told["sublet_binding_info", info] == 1
+    assert not [name for name, _ in told if name.startswith(("sublet_leases", "sublet_guest"))]
+    assert leases_of(served) == {}
+
+
+def test_leases_are_told_by_function_and_end() -> None:
+    told = samples(lending_worker()[0])
+
+    assert {
+        dict(labels)["end"]: value
+        for (name, labels), value in told.items()
+        if name == "sublet_leases_total"
+    } == {"returned": 5, "declined": 2, "expired": 1, "revoked": 1}
+    for name, value in {
+        "leases_partial": 2,
+        "messages_lent": 90,
+        "messages_homebound": 3,
+        "lease_returns_late": 1,
+        "partials_merged": 2,
+        "lease_states_sent": 40,
+        "lease_states_known": 50,
+    }.items():
+        assert told[f"sublet_{name}_total", CART] == value
+
+
+def test_guests_are_told_by_worker() -> None:
+    told = samples(lending_worker()[0])
+
+    assert told["sublet_leases_open", ()] == 3
+    assert told["sublet_guest_messages", (("state", "waiting"),)] == 20
+    assert told["sublet_guest_messages", (("state", "running"),)] == 10
+    assert told["sublet_guests_total", (("answer", "accepted"),)] == 7
+    assert told["sublet_guests_total", (("answer", "declined"),)] == 4
+    assert told["sublet_guest_cache_bytes", ()] == 1_000
+
+
+def test_labels_of_leases_are_those_of_the_list() -> None:
+    served, host = lending_worker()
+    host.telemetry.of("shop/cart").leases.observe(1)
+    named = {each.name: set(each.labels) for each in METRICS}
+
+    for family in text_string_to_metric_families(exposition(served).decode()):
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == named[family.name]
+
+
+def test_what_auto_follows_is_told_with_the_reason() -> None:
+    served, host = lending_worker()
+    info = (("choice", "accept-and-check"), *CART, ("policy", "auto:verdicts=2"))
+    assert samples(served)["sublet_binding_info", info] == 1
+
+    policy = host.lending.lessor.policies["shop/cart"]
+    policy.choice, policy.reason = "static", "static: neighbours have as much to do"
+    told = leases_of(served)["shop/cart"]
+
+    assert (told.binding, told.choice) == ("auto:verdicts=2", "static")
+    assert told.reason == "static: neighbours have as much to do"
+    assert (told.counts["lent"], told.counts["states_known"]) == (9, 50)

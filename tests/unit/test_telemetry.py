@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+import msgspec
 import pytest
 import structlog
 
@@ -14,6 +15,7 @@ from sublet.runtime.notices import SLOW_COMMIT_MS, Notices
 from sublet.runtime.steps import Counters
 from sublet.runtime.telemetry import (
     Histogram,
+    PartitionTimes,
     SlowLog,
     SpanTimes,
     Spells,
@@ -21,7 +23,7 @@ from sublet.runtime.telemetry import (
     parse_request_id,
     request_id,
 )
-from sublet.runtime.work import Failure
+from sublet.runtime.work import Failure, Message, RunResult, Waiting, Work
 from tests.unit.partition_harness import Owner, batch
 
 
@@ -105,6 +107,74 @@ def test_what_a_partition_has_counted_stays_when_it_leaves() -> None:
 
     assert telemetry.left["shop/cart"]["consumed"] == 7
     assert telemetry.left_refusals["shop/cart", "queue"] == 4
+
+
+# What was lent
+
+
+def lent(count: int, *, arrived_ms: float, deadline_ms: float | None = None) -> Work:
+    payload = msgspec.Raw(b"\xc0")
+    return Work(
+        1,
+        waiting=[
+            Waiting(
+                Message("~c", number, Kind.CALL, "k", payload, number),
+                deadline_ms,
+                arrived_ms=arrived_ms,
+            )
+            for number in range(1, count + 1)
+        ],
+    )
+
+
+def came_to(elapsed_ms: float, *, home: set[int] | None = None) -> RunResult:
+    result = RunResult()
+    result.elapsed_ms = elapsed_ms
+    result.unfinished = home or set()
+    return result
+
+
+def test_a_lent_message_was_away_from_offer_to_return_but_for_its_run() -> None:
+    telemetry = Telemetry()
+    times = PartitionTimes(telemetry, "shop/cart/0", "shop/cart")
+    work = lent(1, arrived_ms=100, deadline_ms=140)
+    work.loading_ms = 4
+
+    times.returned(work, came_to(12), offered_ms=110, now_ms=140, wall_ms=1_000)
+    times.sealed(1)
+    times.committed(now_ms=145)
+
+    (told,) = telemetry.slow.missed(10)
+    assert (told.queue_ms, told.state_ms, told.away_ms) == (6, 4, 18)
+    assert (told.running_ms, told.committing_ms, told.total_ms) == (12, 5, 45)
+    function = telemetry.of("shop/cart")
+    assert (function.leases.count, function.leases.total) == (1, 30)
+    assert (function.stages["away"].count, function.stages["away"].total) == (1, 18)
+    assert (function.messages, function.late, function.batch_size.count) == (1, 1, 1)
+
+
+def test_what_comes_home_unrun_is_not_told_before_it_has_run() -> None:
+    telemetry = Telemetry()
+    times = PartitionTimes(telemetry, "shop/cart/0", "shop/cart")
+
+    times.returned(lent(3, arrived_ms=0), came_to(1, home={0, 2}), 0, 5, 0)
+    times.sealed(1)
+    times.committed(now_ms=6)
+
+    assert [each.first for each in telemetry.slow.slowest(10)] == [2]
+    assert telemetry.of("shop/cart").messages == 1
+
+
+def test_a_run_that_seems_longer_than_its_lease_took_all_of_it() -> None:
+    telemetry = Telemetry()
+    times = PartitionTimes(telemetry, "shop/cart/0", "shop/cart")
+
+    times.returned(lent(1, arrived_ms=0), came_to(50), offered_ms=10, now_ms=30, wall_ms=0)
+    times.sealed(1)
+    times.committed(now_ms=30)
+
+    (told,) = telemetry.slow.slowest(10)
+    assert (told.queue_ms, told.away_ms, told.running_ms) == (10, 0, 20)
 
 
 # What the log says

@@ -138,7 +138,9 @@ def test_a_data_frame_is_read_however_protobuf_writes_it() -> None:
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
-    assert decode_frame(data_frame(msgspec.msgpack.encode([[], [], 3, "new"]))) == Data(credit=3)
+    assert decode_frame(data_frame(msgspec.msgpack.encode([[], [], 3, [], "new"]))) == Data(
+        credit=3
+    )
 
 
 @pytest.mark.parametrize(

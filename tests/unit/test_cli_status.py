@@ -1,0 +1,86 @@
+"""What `sublet status` makes of what workers say of their leases."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sublet.runtime.cli_status import _show, describe
+from sublet.runtime.frames import FunctionInfo, Topology
+from sublet.runtime.unary import FunctionLeases, StatusReport
+
+TOPOLOGY = Topology(
+    version=1,
+    functions=[FunctionInfo("shop/cart", 1, "keyed")],
+    placement={"shop/cart/0": "w1"},
+    workers={"w1": "127.0.0.1:1", "w2": "127.0.0.1:2", "w3": "127.0.0.1:3"},
+)
+
+
+def report(worker: str, leases: FunctionLeases | None) -> StatusReport:
+    return StatusReport(
+        worker=worker,
+        topology=TOPOLOGY,
+        partitions=[],
+        counters={},
+        leases={} if leases is None else {"shop/cart": leases},
+    )
+
+
+def auto(choice: str, reason: str, lent: float) -> FunctionLeases:
+    counts = {"lent": lent, "returned": lent - 1, "states_sent": 2 * lent, "round_trip_ms": 0.5}
+    return FunctionLeases(
+        binding="auto", choice=choice, reason=f"{choice}: {reason}", counts=counts
+    )
+
+
+def described(*leases: FunctionLeases | None) -> dict[str, object]:
+    workers = {f"w{number}": report(f"w{number}", each) for number, each in enumerate(leases, 1)}
+    return describe(workers["w1"], workers, {}, 0)
+
+
+def test_leases_are_added_up_over_workers_that_follow_the_same_policy() -> None:
+    told = described(
+        auto("static", "states are large", 1),
+        auto("accept-and-check", "few are late", 3),
+        auto("accept-and-check", "many are late", 10),
+    )["leases"]
+
+    assert told == [
+        {
+            "function": "shop/cart",
+            "binding": "auto",
+            "choice": "accept-and-check",
+            "reason": "accept-and-check: many are late",
+            "workers": ["w2", "w3"],
+            "counts": {"lent": 13, "returned": 11, "states_sent": 26, "round_trip_ms": 1.0},
+        },
+        {
+            "function": "shop/cart",
+            "binding": "auto",
+            "choice": "static",
+            "reason": "static: states are large",
+            "workers": ["w1"],
+            "counts": {"lent": 1, "returned": 0, "states_sent": 2, "round_trip_ms": 0.5},
+        },
+    ]
+
+
+def test_the_table_of_leases_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    _show(described(auto("accept-and-check", "many are late", 10), None))
+
+    text = capsys.readouterr().out
+    (row,) = [line for line in text.splitlines() if "accept-and-check" in line]
+    assert re.split(r"  +", row.strip()) == [
+        *("shop/cart", "auto", "accept-and-check", "1"),
+        *("10", "9", "0", "0", "20", "many are late"),
+    ]
+
+
+def test_where_nothing_may_be_lent_there_is_no_table_of_leases(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _show(described(None, None))
+
+    assert "leases" not in capsys.readouterr().out
