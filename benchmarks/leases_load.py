@@ -86,9 +86,7 @@ class Pair:
                 report = await asked.status()
             for name, told in report.leases.items():
                 counts.setdefault(name, Counter()).update(told.counts)
-                choices.setdefault(name, set()).add(
-                    f"{told.choice}: {told.reason}" if told.reason else told.choice
-                )
+                choices.setdefault(name, set()).add(told.reason or told.choice)
         return {
             name: {"choices": sorted(choices[name]), **found}
             for name, found in counts.items()
