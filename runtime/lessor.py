@@ -220,6 +220,8 @@ class Lessor:
         """The partition has another owner: its leases are void."""
         for lease in [each for each in self.open.values() if each.partition is partition]:
             del self.open[lease.id]
+            lease.state = LeaseState.REVOKED
+            self.tally(partition.function).revoked += 1
             if lease.lessee:
                 self.effects.append(SendTo(lease.lessee, Revoke(lease.id)))
         self._ranges.pop(partition.name, None)
@@ -417,6 +419,8 @@ class Lessor:
         ref = work.ref
         if isinstance(ref, Lease):
             return ref if ref.id in self.open else None
+        if len(self.open) >= LEASES_MAX:
+            return None
         piece: Piece = ref
         partition = piece.partition
         self._number += 1
@@ -532,13 +536,12 @@ class Lessor:
         if answer.accepted:
             lease.state = LeaseState.RUNNING
             return
-        self.tally(lease.partition.function).declined += 1
         lease.state, lease.lessee = LeaseState.ASKED, ""
         scene = self._scene(lease.partition, lease.policy)
         choices = lease.policy.declined(lease.bindable, worker, scene)
         self._apply(choices, lease.partition, lease.policy)
         if lease.state is LeaseState.ASKED and not self._is_asked_again(lease):
-            self._home(lease, LeaseState.DECLINED, counted=True)
+            self._home(lease, LeaseState.DECLINED)
 
     def needed(self, worker: str, id_: LeaseId, keys: Sequence[str]) -> None:
         """A lessee has forgotten states that it was taken to have."""
@@ -621,13 +624,12 @@ class Lessor:
                 self.effects.append(SendTo(lease.lessee, Revoke(lease.id)))
                 self._home(lease, LeaseState.EXPIRED)
 
-    def _home(self, lease: Lease, state: LeaseState, *, counted: bool = False) -> None:
+    def _home(self, lease: Lease, state: LeaseState) -> None:
         """End a lease that was not worked off: its messages run at home."""
         del self.open[lease.id]
         lease.state = state
-        if not counted:
-            tally = self.tally(lease.partition.function)
-            setattr(tally, state.value, getattr(tally, state.value) + 1)
+        tally = self.tally(lease.partition.function)
+        setattr(tally, state.value, getattr(tally, state.value) + 1)
         lease.partition.lease_ended(lease, None, self.now_ms)
         self.effects.append(Changed(lease.partition))
 

@@ -23,9 +23,11 @@ from sublet.runtime.steps import (
     Deliver,
     Fetch,
     Interrupt,
+    Lend,
     Load,
     LoadTimers,
     LoadWindows,
+    Merger,
     NoCells,
     Ready,
     Refuse,
@@ -182,6 +184,7 @@ class Owner:
         urgency: Urgency | None = None,
         curve: Curve | None = None,
         prefetch_keys_max: int = 0,
+        merger: Merger | None = None,
     ) -> None:
         self.urgency = urgency
         self.now_ms = now_ms
@@ -203,6 +206,8 @@ class Owner:
         self.window_loads: list[LoadWindows] = []
         self.stops: list[Outcome] = []
         self.interrupted: list[str] = []
+        self.lent: list[Work] = []
+        """What could go to whom it was lent, since its states are here."""
         self.ready: Ready | None = None
         self.held = False
         """The worker has something more urgent to do."""
@@ -221,6 +226,7 @@ class Owner:
             fetchable=cells if prefetch_keys_max else None,
             prefetch_keys_max=prefetch_keys_max,
             timers_loaded_max=timers_loaded_max,
+            merger=merger,
         )
         self.partition.start(now_ms)
         self.collect()
@@ -264,6 +270,8 @@ class Owner:
                 self.fetches.append(effect.keys)
             case Run():
                 self.runs.append(effect.work)
+            case Lend():
+                self.lent.append(effect.work)
             case Store():
                 self.commits.append(effect.commit)
             case Deliver():
