@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from sublet.runtime.limits import Limits
 from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.api import QueueOrder
-from sublet.scheduler.binding import BindingPolicy, binding_named
+from sublet.scheduler.binding import BindingPolicy, binding_named, binding_names
 from sublet.scheduler.orders import TokenShares, order_named
 
 StoreName = Literal["sqlite", "memory"]
@@ -106,7 +106,8 @@ class WorkerConfig:
     """Messages for windows are due only after their window can close; off: after they came."""
     binding: str = "static"
     """Who may run messages beside the owner of their partition, and when: a binding policy's name,
-    with parameters such as `check-parallel:search_range=4`. `static` lends nothing."""
+    with parameters such as `check-parallel:search_range=4`. `static` lends nothing, `auto` chooses
+    by what it measures."""
     lease_term_ms: int = 1_000
     """A lessee that has not returned what it was lent after so long, and four times what it should
     have taken, is not waited for."""
@@ -144,7 +145,7 @@ class WorkerConfig:
         _check_range("starvation_ms", self.starvation_ms, 1, 86_400_000)
         _check_range("quantum_ms", self.quantum_ms, 0.1, 1_000)
         self.queue_order()
-        self.binding_policy()
+        self._check_binding()
         _check_range("lease_term_ms", self.lease_term_ms, 10, 600_000)
         _check_range("trace_sample_ratio", self.trace_sample_ratio, 0, 1)
         if not self.host:
@@ -155,6 +156,13 @@ class WorkerConfig:
                 "encrypted nor authenticated yet; allowed: 127.0.0.1, ::1, localhost, or any host "
                 "with --allow-remote (SUBLET_ALLOW_REMOTE=1) in a network that you trust"
             )
+
+    def _check_binding(self) -> None:
+        """A policy of an app's own is not known before its module is imported: only a worker that
+        has its functions can tell whether there is one of this name."""
+        name = self.binding.partition(":")[0].strip()
+        if name in binding_names() or not re.fullmatch(r"[\w-]+", name):
+            self.binding_policy()
 
     def binding_policy(self, text: str | None = None) -> BindingPolicy:
         """Return a new policy by what is set, or by what a function says."""

@@ -37,6 +37,7 @@ from sublet.runtime.unary import (
     FunctionCost,
     FunctionDescription,
     FunctionLeases,
+    LeasesReport,
     RecordPage,
     RecordsRequest,
     RequestTimes,
@@ -48,7 +49,6 @@ from sublet.runtime.unary import (
     StatusReport,
     answering,
 )
-from sublet.scheduler.auto_binding import AutoBinding
 from sublet.statestore.contract import Store
 
 EGRESS_LOOK_S = 0.05
@@ -149,6 +149,13 @@ class WorkerService:
             costs=costs_of(worker),
             order=worker.order,
             leases=leases_of(worker),
+        )
+
+    def leases(self) -> LeasesReport:
+        """Return what this worker lends, and what it runs for others."""
+        worker = self._worker
+        return LeasesReport(
+            worker=worker.id, functions=bindings_of(worker), counters=_lease_counters(worker)
         )
 
     def metrics(self) -> bytes:
@@ -288,8 +295,9 @@ def bindings_of(worker: ServedWorker) -> dict[str, FunctionLeases]:
         choice, reason, counts = binding.partition(":")[0].strip(), "", {}
         if lending is not None:
             policy, tally = lending.lessor.policies.get(name), lending.lessor.tallies.get(name)
-            if isinstance(policy, AutoBinding):
-                choice, reason = policy.choice, policy.reason
+            # Of ours, only `auto` has anything to say; a user's own policy may, too.
+            choice = str(getattr(policy, "choice", choice))
+            reason = str(getattr(policy, "reason", ""))
             if tally is not None:
                 counts = {each: float(getattr(tally, each)) for each in tally.__slots__}
         found[name] = FunctionLeases(binding=binding, choice=choice, reason=reason, counts=counts)

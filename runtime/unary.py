@@ -73,6 +73,15 @@ class FunctionLeases(msgspec.Struct, frozen=True, kw_only=True):
     """By name, as `lessor.Tally` has them; empty if nothing was lent."""
 
 
+class LeasesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker lends, and what it runs for others."""
+
+    worker: str
+    functions: dict[str, FunctionLeases]
+    counters: dict[str, float]
+    """Empty where nothing may be lent."""
+
+
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     topology: Topology

@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 import structlog
 
 from sublet.functions.app import Function
-from sublet.runtime.config import WorkerConfig, is_loopback_host
+from sublet.runtime.config import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello
+from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.link_grpc import connect
@@ -166,9 +167,16 @@ class Worker:
         config, texts = self._config, {each.binding for each in self.functions.values()}
         if not texts - {None, "static"} and config.binding == "static":
             return None
+        for function in self.functions.values():
+            try:
+                config.binding_policy(function.binding)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{function.name}: {error}, or the name of a policy that the app registers"
+                ) from None
         return Binding(
             self.id,
-            lambda function: config.binding_policy(function.binding),
+            lambda function: guarded(config.binding_policy(function.binding)),
             config.lease_term_ms,
         )
 

@@ -37,6 +37,7 @@ class Asked(Enum):
     """When a policy wants to be asked."""
 
     NEVER = "never"
+    """All messages stay."""
     EACH = "each"
     """About all messages, when they arrive."""
     LATE = "late"
@@ -97,7 +98,9 @@ class Scene(Protocol):
         ...
 
     @property
-    def now_ms(self) -> float: ...
+    def now_ms(self) -> float:
+        """By the lessor's clock, which deadlines are told in, too."""
+        ...
 
     @property
     def queued(self) -> int:
@@ -105,7 +108,9 @@ class Scene(Protocol):
         ...
 
     @property
-    def queued_ms(self) -> float: ...
+    def queued_ms(self) -> float:
+        """What running all that waits here is expected to take."""
+        ...
 
     @property
     def neighbours(self) -> Sequence[Neighbour]:

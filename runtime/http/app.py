@@ -52,7 +52,7 @@ from sublet.runtime.http.reading import (
 from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
 from sublet.runtime.limits import Limits
 from sublet.runtime.tracing import Tracing
-from sublet.runtime.unary import CallInfo, StateReport, StateRequest
+from sublet.runtime.unary import CallInfo, LeasesReport, StateReport, StateRequest
 from sublet.statestore.contract import Store
 
 _log = structlog.get_logger(__name__)
@@ -77,6 +77,8 @@ class IngressService(Protocol):
     async def read_state(self, request: StateRequest) -> StateReport: ...
 
     def metrics(self) -> bytes: ...
+
+    def leases(self) -> LeasesReport: ...
 
 
 class HttpApp:
@@ -115,6 +117,7 @@ class HttpApp:
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
+                Route("/leases", self._leases),
                 Route("/openapi.json", self._openapi_document),
                 Route("/docs", self._docs),
             ],
@@ -282,6 +285,9 @@ class HttpApp:
         return Response(
             self._service.metrics(), headers={**_NO_STORE, "content-type": METRICS_TYPE}
         )
+
+    async def _leases(self, request: Request) -> Response:
+        return _json(self._service.leases())
 
     async def _openapi_document(self, request: Request) -> Response:
         if not self._openapi:

@@ -290,6 +290,21 @@ def _describe_worker(paths: Json) -> None:
             },
         }
     }
+    paths["/leases"] = {
+        "get": {
+            "operationId": "leases",
+            "summary": "What the worker lends, what became of it, and what it runs for others.",
+            "tags": ["worker"],
+            "responses": {
+                "200": {
+                    "description": "By function: the binding policy, the one that is followed and "
+                    "why, and counts since the worker started.",
+                    "content": _json_content(_LEASES_SCHEMA),
+                },
+                **_problems(()),
+            },
+        }
+    }
     paths["/openapi.json"] = {
         "get": {
             "operationId": "openapi",
@@ -339,6 +354,27 @@ def _about(name: str, summary: str, status: str, codes: Iterable[str]) -> Json:
     }
 
 
+_LEASES_SCHEMA: Json = {
+    "type": "object",
+    "required": ["worker", "functions", "counters"],
+    "properties": {
+        "worker": {"type": "string"},
+        "functions": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["binding", "choice", "reason", "counts"],
+                "properties": {
+                    "binding": {"type": "string"},
+                    "choice": {"type": "string"},
+                    "reason": {"type": "string"},
+                    "counts": {"type": "object", "additionalProperties": {"type": "number"}},
+                },
+            },
+        },
+        "counters": {"type": "object", "additionalProperties": {"type": "number"}},
+    },
+}
 _KEYS_SCHEMA: Json = {
     "type": "object",
     "required": ["function", "keys", "next"],

@@ -7,24 +7,28 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
+from enum import Enum
 from itertools import chain, pairwise
 from textwrap import dedent
 from typing import Any
 
 import sublet
+import sublet.binding
 import sublet.simulation
 import sublet.testing
 from sublet.functions.context import BatchState
 from sublet.functions.state.cell import Cell
 
 _LINE_MAX = 88
+_MODULE = re.compile(r"sublet(\.\w+)+\.")
 _HEAD = """# Reference: Python
 
 <!-- Made by `make reference` from the docstrings of the code. -->
 
-Everything here is imported from `sublet`, and the last parts from `sublet.testing` and
-`sublet.simulation`. Lengths of time are texts (`"50ms"`, `"1.5s"`, `"2m"`, `"1h"`, `"7d"`),
-`timedelta`s, or numbers of milliseconds. Errors are on [a page of their own](errors.md).
+Everything here is imported from `sublet`, and the last parts from `sublet.binding`,
+`sublet.testing` and `sublet.simulation`. Lengths of time are texts (`"50ms"`, `"1.5s"`, `"2m"`,
+`"1h"`, `"7d"`), `timedelta`s, or numbers of milliseconds. Errors are on
+[a page of their own](errors.md).
 """
 
 _DECLARING = ("App", "Function", "Retry", "NO_RETRY")
@@ -84,6 +88,10 @@ def api_page() -> str:
     lines.append("What `state=` takes, and what `ctx.state` is then.\n")
     for name in _STATES:
         lines += _state(name)
+    lines.append("## sublet.binding\n")
+    lines.append("[Lend work](../how-to/lending.md) shows a policy of one's own.\n")
+    for name in sublet.binding.__all__:
+        lines += _described(name, getattr(sublet.binding, name))
     lines.append("## sublet.testing\n")
     lines.append("[Testing functions](../testing.md) explains it, with examples.\n")
     for name in sublet.testing.__all__:
@@ -105,8 +113,9 @@ def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[
     if inspect.isfunction(thing):
         return [*lines, _code(_signature(name, thing)), _text(thing)]
     if not inspect.isclass(thing):
-        return [*lines, f"`{name} = {thing!r}`\n"]
-    own = name != "Function" and with_constructor
+        return [*lines, f"`{name} = {re.sub(_MODULE, '', repr(thing))}`\n"]
+    is_made = not getattr(thing, "_is_protocol", False) and not issubclass(thing, Enum)
+    own = name != "Function" and with_constructor and is_made
     if own and not issubclass(thing, Exception) and name not in ("Context", "Batch"):
         lines.append(_code(_signature(name, thing)))
     lines.append(_text(thing))
@@ -128,7 +137,7 @@ def _attributes(thing: type) -> Iterator[tuple[str, str]]:
     for line, below in chain.from_iterable(pairwise(body) for body in (tree.body, *bodies)):
         match line, below:
             case (
-                ast.Assign(targets=[ast.Attribute(attr=name)])
+                ast.Assign(targets=[ast.Attribute(attr=name) | ast.Name(id=name)])
                 | ast.AnnAssign(target=ast.Attribute(attr=name) | ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ) if not name.startswith("_"):

@@ -35,6 +35,13 @@ PATIENCE_S = 20.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
+OF_LEASES = {
+    *("sublet_leases", "sublet_leases_partial", "sublet_leases_open", "sublet_lease_returns_late"),
+    *("sublet_lease_states_sent", "sublet_lease_states_known", "sublet_partials_merged"),
+    *("sublet_messages_lent", "sublet_messages_homebound"),
+    *("sublet_guests", "sublet_guest_messages", "sublet_guest_cache_bytes"),
+}
+
 app = App("shop", partitions=2)
 
 
@@ -373,8 +380,8 @@ async def test_a_worker_tells_all_its_metrics_over_http(tmp_path: Path) -> None:
 
     suffixes = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
     for each in METRICS:
-        # Nothing is refused here, and nobody tells watermarks.
-        if each.name not in ("sublet_refused", "sublet_watermark_seconds"):
+        # Nothing is refused or lent here, and nobody tells watermarks.
+        if each.name not in ("sublet_refused", "sublet_watermark_seconds", *OF_LEASES):
             assert told[each.name + suffixes[each.kind]], each.name
     stock_of = ("shop/stock",)
     assert told["sublet_messages_total"][stock_of] == 3

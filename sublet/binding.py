@@ -1,0 +1,31 @@
+"""What a binding policy of one's own needs. See docs/how-to/lending.md."""
+
+from __future__ import annotations
+
+from sublet.scheduler.api import WorkView
+from sublet.scheduler.binding import (
+    Ask,
+    Asked,
+    Bid,
+    Bindable,
+    BindingPolicy,
+    Choice,
+    Lend,
+    Neighbour,
+    Scene,
+    binding_policy,
+)
+
+__all__ = [
+    "Ask",
+    "Asked",
+    "Bid",
+    "Bindable",
+    "BindingPolicy",
+    "Choice",
+    "Lend",
+    "Neighbour",
+    "Scene",
+    "WorkView",
+    "binding_policy",
+]
