@@ -165,9 +165,13 @@ class Partition:
         self._running: dict[int, Work] = {}
         self._lent: dict[int, Work] = {}
         """What others run; the keys of whole leases are busy meanwhile."""
+        self._unread: dict[int, bool] = {}
+        """Of these, what waits for its states, with whether it is to come home then."""
         self._merges: dict[int, tuple[Work, RunResult]] = {}
         """What lessees have added, until nobody uses the states that it belongs to."""
         self._merges_loading: set[int] = set()
+        self._by_hand: set[str] = set()
+        """Keys that somebody holds to change their state."""
         self._merger = merger
         self.mergeable = merger is not None
         self.versions = StateVersions()
@@ -410,8 +414,11 @@ class Partition:
                 if prefetch is not None:
                     prefetch.ended(work)
                 if work.lease is not None:
-                    self._begin(work)  # Whoever has lent it learns that there is nothing in it.
+                    # Whoever has lent it learns that there is nothing in it.
+                    self._begin(work, now_ms)
                 self._work_ended(work)
+                if self._merges:
+                    self._merge_all(now_ms)
                 self._advance(now_ms)
                 return
         if work.id in self._merges:
@@ -419,12 +426,14 @@ class Partition:
             self._merge_all(now_ms)
             self._advance(now_ms)
         elif prefetch is None or not prefetch.waits(work):
-            self._begin(work)
+            self._begin(work, now_ms)
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, work: Work, now_ms: float) -> None:
         """All that a work needs is in memory: let it run here, or where it was lent to."""
         if work.lease is None:
             self.effects.append(Run(work))
+        elif self._unread.pop(work.id, False):
+            self._come_home(work, now_ms)
         elif work.id in self._lent:
             self.effects.append(Lend(work))
 
@@ -441,7 +450,7 @@ class Partition:
         self.counters.prefetched += len(fresh)
         for work in able:
             self.counters.prefetch_hits += self._prefetch.use(work.keys)
-            self._begin(work)
+            self._begin(work, now_ms)
         if able or self._running:
             self._fetch_ahead()
 
@@ -507,6 +516,7 @@ class Partition:
     def _work_ended(self, work: Work) -> None:
         if work.lease is not None:
             self._lent.pop(work.id, None)
+            self._unread.pop(work.id, None)
             return
         del self._running[work.id]
         if not work.recorded:
@@ -1128,7 +1138,10 @@ class Partition:
         if missing or asked:
             self.effects.append(Load(work, missing, asked))
         elif prefetch is None or not prefetch.waits(work):
-            self._begin(work)
+            self._begin(work, now_ms)
+            return True
+        if work.lease is not None:
+            self._unread[work.id] = False
         return True
 
     # Leases
@@ -1177,6 +1190,8 @@ class Partition:
         if not places:
             return False
         work = self._take_single(places, now_ms, many_runs=True, in_parts=lease.partial)
+        if work is not None:
+            self._pending.message_count += work.count  # Each is a record in the next commit.
         is_lent = work is not None and self._lend(work, lease, now_ms)
         self._advance(now_ms)
         return is_lent
@@ -1202,36 +1217,49 @@ class Partition:
         work.off_loop, work.exclusive, work.lease = True, False, lease
         lease.work = work
         self._lent[work.id] = work
-        self._pending.message_count += work.count  # Each is a record in the next commit.
         if lease.partial:
-            self._begin(work)
+            self._begin(work, now_ms)
             return True
         return self._load_or_run(work, now_ms)
 
     def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
         """What was lent has been worked off; without a result, it has not, and runs here."""
         work = lease.work
-        if self.stopped or self._lent.pop(work.id, None) is None:
+        if self.stopped or work.id not in self._lent:
             return
-        if self._prefetch is not None:
-            self._prefetch.ended(work)
         if result is None:
-            result = RunResult()
-            result.unfinished = set(range(work.count))
-        elif lease.partial:
+            if work.id in self._unread:
+                # What is being read for it may know answers that were given long before.
+                self._unread[work.id] = True
+            else:
+                self._come_home(work, now_ms)
+            return
+        del self._lent[work.id]
+        if lease.partial:
             self._merges[work.id] = (work, result)
             self._merge_all(now_ms)
-            self._advance(now_ms)
-            return
         else:
             self.counters.runs += 1
             self._gather(work, result)
             if result.rows:
                 self._pending.rows.extend(self._cells.apply(result.rows))
-        if lease.partial:
+            self._settle_each(work, result, now_ms)
+            if self._merges:
+                self._merge_all(now_ms)
+        self._advance(now_ms)
+
+    def _come_home(self, work: Work, now_ms: float) -> None:
+        """Let messages that were lent in vain run here."""
+        assert work.lease is not None
+        del self._lent[work.id]
+        result = RunResult()
+        result.unfinished = set(range(work.count))
+        if work.lease.partial:
             self._settle_parts(work, result, now_ms)
         else:
             self._settle_each(work, result, now_ms)
+            if self._merges:
+                self._merge_all(now_ms)
         self._advance(now_ms)
 
     def _merge_all(self, now_ms: float) -> None:
@@ -1247,6 +1275,8 @@ class Partition:
         if any(not keys.isdisjoint(self.state_keys(each)) for each in self._running.values()):
             return False
         if any(each.message.key in keys for each in self._awaiting.values()):
+            return False
+        if not keys.isdisjoint(self._by_hand) or self._is_lent_whole(keys):
             return False
         missing = self._cells.missing(list(keys))
         if missing:
@@ -1266,13 +1296,27 @@ class Partition:
         self._gather(work, result)
         return True
 
+    def _is_lent_whole(self, keys: Collection[str]) -> bool:
+        """Tell whether somebody has the states of some keys, and brings them back changed."""
+        for work in self._lent.values():
+            assert work.lease is not None
+            if not work.lease.partial and any(key in keys for key in work.keys):
+                return True
+        return False
+
     def _settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
         """End messages that ran in parts; those that could not, or failed, run here."""
         for index, waiting in enumerate(work.waiting):
-            if index in result.unfinished or index in result.failed:
+            failure = result.failed.get(index)
+            if index in result.unfinished:
+                self._lines.retry_at(now_ms, waiting)
+            elif failure is None:
+                self._consume(waiting, result.values[index], None, now_ms)
+            elif failure.retryable or waiting.message.kind is not Kind.CALL:
                 self._lines.retry_at(now_ms, waiting)
             else:
-                self._consume(waiting, result.values[index], None, now_ms)
+                # Not once more: if only its reply could not be told, what it added was merged.
+                self._fail(waiting, failure, now_ms)
 
     # Idempotency keys
 
@@ -1354,13 +1398,20 @@ class Partition:
         if any(not keyed or key in work.keys for work in self._running.values()):
             return False
         self._keys[key] = deque()
+        self._by_hand.add(key)
         return True
 
     def release_key(self, key: str, now_ms: float) -> None:
         """Let the messages of a held key go on."""
         if not self.stopped:
-            self._lines.release(key)
+            self._let_go(key, now_ms)
             self._advance(now_ms)
+
+    def _let_go(self, key: str, now_ms: float) -> None:
+        self._by_hand.discard(key)
+        self._lines.release(key)
+        if self._merges:
+            self._merge_all(now_ms)
 
     def commit_wanted(self, ticket: object, now_ms: float) -> None:
         """Settle the ticket when everything until now is committed."""
@@ -1376,9 +1427,11 @@ class Partition:
         self._pending.runs += 1
         if self._prefetch is not None:
             self._prefetch.touched(key)
+        if self.versions:
+            self.versions.forget((key,))
         self._cells.drop(key)
         self._cells.insert([key], rows)
-        self._lines.release(key)
+        self._let_go(key, now_ms)
         self.commit_wanted(ticket, now_ms)
 
     def dead_letter_taken(
