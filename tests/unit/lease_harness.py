@@ -29,6 +29,7 @@ from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Costs, Urgency
 from sublet.statestore.contract import StateRow
+from sublet.statestore.memory import MemoryBackend
 from tests.unit.partition_harness import KnownCells, Owner, TenMs, make_function
 
 IDLE = Load(0, 0.0)
@@ -175,11 +176,14 @@ class Lender:
         cells: TakenCells | None = None,
         costs: Costs | None = None,
         term_ms: float = TERM_MS,
+        backend: MemoryBackend | None = None,
     ) -> None:
         self.policy = policy
         self.urgency = lending_urgency(costs)
         function = function or make_function(slo="1ms")
-        self.owner = Owner(function, urgency=self.urgency, merger=merger, cells=cells)
+        self.owner = Owner(
+            function, urgency=self.urgency, merger=merger, cells=cells, backend=backend
+        )
         self.owner.held = True
         self.owner.pace.aside = True
         self.lessor = Lessor(
