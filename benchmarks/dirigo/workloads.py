@@ -14,6 +14,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sublet.functions.address import partition_index_of
 from sublet.runtime.simulation.scenario import Load, Network, Stage, StoreModel, To
@@ -29,9 +30,26 @@ LATENCY = "lognormal 0.3ms 0.3"
 MEGABITS_PER_S = 10_000.0
 
 
-def base(
-    stages: Sequence[Stage], loads: Sequence[Load], store: StoreModel, warmup_s: int
-) -> Simulation:
+MEASURED = "requests"
+"""The load whose latencies count; what comes before it only warms things up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long a workload lasts."""
+
+    warm_up_s: float
+    measured_s: float
+
+    def loads(self, **options: Any) -> list[Load]:
+        until_s = self.warm_up_s + self.measured_s
+        return [
+            Load(name="warm-up", until=f"{self.warm_up_s}s", **options),
+            Load(name=MEASURED, start=f"{self.warm_up_s}s", until=f"{until_s}s", **options),
+        ]
+
+
+def base(stages: Sequence[Stage], loads: Sequence[Load], store: StoreModel) -> Simulation:
     return Simulation(
         stages=stages,
         loads=loads,
@@ -41,7 +59,6 @@ def base(
         store=store,
         overhead=OVERHEAD,
         lease_overhead=LEASE_OVERHEAD,
-        warmup=f"{warmup_s}s",
         # What is still open then counts as having taken until then.
         drain="1s",
     )
@@ -159,11 +176,11 @@ class OneForEachSource:
 
 # Two stages
 
-DATAFLOWS = 128
+DATAFLOWS = 1024
 OBJECT_BYTES = 512
 
 
-def two_stages(cost_ms: float, exponent: float, *, with_state: bool, seconds: float) -> Simulation:
+def two_stages(cost_ms: float, exponent: float, *, with_state: bool, span: Span) -> Simulation:
     """Many dataflows of two functions; the second reads an object of its dataflow.
 
     Lessees keep as many objects as there are dataflows: one of each, on average.
@@ -184,25 +201,17 @@ def two_stages(cost_ms: float, exponent: float, *, with_state: bool, seconds: fl
             reads_only=True,
         ),
     ]
-    load = Load(
-        target="first",
-        name="requests",
-        rate=rate,
-        sources=32,
-        keys="one",
-        deadline=f"{target_ms}ms",
-        until=f"{seconds}s",
-    )
+    loads = span.loads(target="first", rate=rate, sources=32, keys="one", deadline=f"{target_ms}ms")
     store = StoreModel(lessee_keys=DATAFLOWS if with_state else None)
-    return base(stages, [load], store, warmup_s=1)
+    return base(stages, loads, store)
 
 
 # The social network
 
 USERS = 10_000
 MIX = {"compose": 0.1, "read_user": 0.3, "read_home": 0.6}
-COST_MS = {"parse": 0.2, "compose": 6.0, "read_user": 4.0, "read_home": 4.0}
-SOCIAL_TARGET = "50ms"
+COST_MS = {"parse": 0.2, "compose": 12.0, "read_user": 8.0, "read_home": 8.0}
+SOCIAL_TARGET = "100ms"
 CACHE_OBJECTS = 400
 """Of a worker: room for its own (a little more than 230), and as many again of others."""
 SOCIAL_OBJECT_BYTES = 256
@@ -214,7 +223,7 @@ def social_network(
     object_bytes: int = SOCIAL_OBJECT_BYTES,
     busy_share: float = 0.9,
     spikes: float | None = None,
-    seconds: float,
+    span: Span,
 ) -> Simulation:
     """A parser hands each request to one of three functions, by the user's key.
 
@@ -241,23 +250,20 @@ def social_network(
             for name in MIX
         ],
     ]
-    load = Load(
+    loads = span.loads(
         target="parse",
-        name="requests",
         rate=rate,
-        arrivals="poisson",
         batch=4 if spikes is None else f"pareto 2 {spikes}",
         sources=32 if spikes is None else WORKERS,
         keys=Users(USERS, busy_share) if spikes is None else UsersOfOneWorker(USERS),
         deadline=SOCIAL_TARGET,
-        until=f"{seconds}s",
     )
     store = StoreModel(
         load="0.5ms + 20us",
         cache_keys=cache_objects,
         lessee_keys=cache_objects,
     )
-    return base(stages, [load], store, warmup_s=1)
+    return base(stages, loads, store)
 
 
 # Nexmark
@@ -272,9 +278,9 @@ QUERIES = {
 HOT_KEYS = 4
 HOT_CORES = 2.5
 """What the updates of one hot key ask for."""
-BID_MS = 2.0
+BID_MS = 4.0
 SOURCES = 16
-BIDS = 32
+BIDS = 16
 """That come together from one source."""
 NEXMARK_TARGET = "500ms"
 
@@ -304,7 +310,7 @@ def nexmark(query: str, parallelism_range: int, *, window_s: float, windows: int
     ]
     load = Load(
         target="parse",
-        name="bids",
+        name=MEASURED,
         rate=HOT_KEYS * HOT_CORES * 1000 / BID_MS,
         arrivals="uniform",
         batch=BIDS,
@@ -314,4 +320,4 @@ def nexmark(query: str, parallelism_range: int, *, window_s: float, windows: int
         # The bids after a window's end are what closes it.
         until=f"{window_s * windows + 0.3}s",
     )
-    return base(stages, [load], StoreModel(), warmup_s=0).but(drain="120s")
+    return base(stages, [load], StoreModel()).but(drain="120s")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from sublet.functions.app import Function
+from sublet.runtime.lease_measures import LeaseMeasures
 from sublet.runtime.lease_messages import (
     Answer,
     LeaseId,
@@ -94,6 +95,8 @@ class LendingShell(Protocol):
     def starts_ms(self, now_ms: float) -> float: ...
 
     def queued(self) -> int: ...
+
+    def owned(self) -> list[Partition]: ...
 
     def occupy(self, core_ms: float) -> None:
         """The runtime itself takes so much of a core."""
@@ -176,6 +179,7 @@ class SimulatedLending:
             queued=lambda: shell.queued() + self.lessee.messages,
         )
         self.lessee = Lessee(urgency.waiting)
+        self._measures = LeaseMeasures(self.lessor, urgency, events.now_ms)
         self._guests: dict[LeaseId, GuestRun] = {}
         self._looked_ms = -inf
         self._wake_ms = inf
@@ -209,6 +213,8 @@ class SimulatedLending:
         if not self.lessor.neighbours or (now_ms - self._looked_ms < LOOK_MS and not at_once):
             return
         self._looked_ms = now_ms
+        if self._measures.is_due(now_ms):
+            self._measures.measure(self._shell.owned(), now_ms)
         self.lessor.look(now_ms, self._shell.starts_ms(now_ms))
         self._flush()
 

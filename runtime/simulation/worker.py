@@ -510,7 +510,7 @@ class SimulatedWorker:
                 if hosted is not None:
                     hosted.partition.batch_arrived(batch, self._events.now_ms)
                     self._carry_out(hosted)
-            if lending is not None and lending.asks_each:
+            if lending is not None and self.urgency.unseen and lending.asks_each:
                 lending.look(at_once=True)
                 if local:
                     continue
@@ -552,6 +552,9 @@ class SimulatedWorker:
     def queued(self) -> int:
         """Return how many messages wait."""
         return sum([hosted.partition.queued for hosted in self.partitions.values()])
+
+    def owned(self) -> list[Partition]:
+        return [hosted.partition for hosted in self.partitions.values()]
 
     def occupy(self, core_ms: float) -> None:
         """The runtime itself takes so much of a core, as soon as one is free."""
