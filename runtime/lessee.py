@@ -12,6 +12,8 @@ from sublet.scheduler.laxity_queue import Entry, LaxityQueue
 
 GUEST_MESSAGES_MAX = 20_000
 """Messages that may wait or run here for neighbours."""
+OVER_KEPT_MAX = 10_000
+"""Leases that have ended here: an offer that comes once more, so late, is not taken."""
 
 
 class Lessee:
@@ -21,13 +23,16 @@ class Lessee:
         self._waiting = waiting
         self._messages_max = messages_max
         self._guests: dict[LeaseId, tuple[int, Entry[object] | None]] = {}
+        self._over: dict[LeaseId, None] = {}
         self.messages = 0
         """Of guests that wait or run."""
         self.accepted = 0
         self.declined = 0
 
     def __contains__(self, lease: LeaseId) -> bool:
-        return lease in self._guests
+        """Tell whether a lease is here, or was: run twice, it could leave another state here than
+        the one that its lessor was given for the same version."""
+        return lease in self._guests or lease in self._over
 
     def load(self, own: int) -> Load:
         """Return what waits here, of which so many messages are the worker's own."""
@@ -60,7 +65,7 @@ class Lessee:
         start_ms: float,
     ) -> bool:
         """Take a lease, or decline it; a forced one is declined only at the bound."""
-        if lease in self._guests:
+        if lease in self:
             return False  # It was doubled on its way.
         if self.messages + count > self._messages_max or not (
             forced or self.has_room(cost_ms, left_ms, home_ms, now_ms, start_ms)
@@ -85,6 +90,9 @@ class Lessee:
         found = self._guests.pop(lease, None)
         if found is None:
             return False
+        self._over[lease] = None
+        if len(self._over) > OVER_KEPT_MAX:
+            del self._over[next(iter(self._over))]
         count, entry = found
         self.messages -= count
         if entry is not None:
