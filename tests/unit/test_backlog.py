@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sublet.functions.codec import join_column
-from sublet.runtime.backlog import IN_LINE, PULL_MS, Backlog
+from sublet.runtime.backlog import IN_LINE, LOOKED_THROUGH_MAX, PULL_MS, Backlog
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.work import Chunk, Span
 
@@ -190,6 +190,24 @@ class BacklogAgainstModel(RuleBasedStateMachine):
         assert not self.backlog.take_out(each.chunk, index)
         self._gone(each.source, [each.number])
 
+    @precondition(lambda self: any(each.kind not in IN_LINE for each in self.left))
+    @rule(chosen=st.integers(0, 100), count=st.integers(1, 4), in_order=st.booleans())
+    def lend(self, chosen: int, count: int, in_order: bool) -> None:
+        lendable = [each for each in self.left if each.kind not in IN_LINE]
+        chunk = lendable[chosen % len(lendable)].chunk
+        source = chunk.batch.source
+        wanted = [each for each in self.left if each.chunk is chunk][-count:]
+        places = self.backlog.lend(chunk, count, in_order=in_order)
+        assert 0 < len(places) <= count
+        taken = [each.batch.first + index for each, index in places]
+        if in_order:
+            self._in_order_of_keys(source, taken)
+            keys = {each.key for each in wanted}
+            assert {each.batch.keys[index] for each, index in places} <= keys
+        else:
+            assert taken == [each.number for each in wanted]
+        self._gone(source, taken)
+
     @invariant()
     def counts_are_right(self) -> None:
         chunks = {id(each.chunk): each.chunk for each in self.left}
@@ -287,3 +305,42 @@ def test_a_call_is_found_in_a_long_line() -> None:
     assert backlog.remove_call(CLIENT, 0) is None
     assert backlog.remove_call("~other", 1) is None
     assert backlog.count == 2_997
+
+
+def test_what_is_lent_takes_only_earlier_messages_of_its_keys_along() -> None:
+    backlog = Backlog()
+    early, late = make_chunk(CLIENT, 1, list("abc")), make_chunk(CLIENT, 4, list("dab"))
+    for each in (early, late):
+        backlog.add(each, each.earliest_ms)
+    places = backlog.lend(late, 2, in_order=True)
+
+    # There is room for two: those that have to run first.
+    assert [each.batch.first + index for each, index in places] == [1, 2]
+    places = backlog.lend(late, 2, in_order=True)
+    assert [each.batch.first + index for each, index in places] == [5, 6]
+    assert backlog.count == 2
+
+
+@pytest.mark.parametrize(("before", "first"), [(0, 2), (1, 1)])
+def test_behind_a_long_line_messages_are_lent_from_its_head(before: int, first: int) -> None:
+    backlog = Backlog()
+    bulk = make_chunk(CLIENT, 1, ["a"] + ["b"] * (LOOKED_THROUGH_MAX - 2 + before))
+    last = make_chunk(CLIENT, bulk.stop + 1, ["c", "b"])
+    for each in (bulk, last):
+        backlog.add(each, each.earliest_ms)
+    places = backlog.lend(last, 1, in_order=True)
+    numbers_lent = [each.batch.first + index for each, index in places]
+    # Of one line it is the first message of the wanted key, of a longer one simply the first.
+    assert numbers_lent == [first]
+
+
+def test_behind_a_long_line_nothing_is_lent_before_what_is_about_all_before_it() -> None:
+    backlog = Backlog()
+    cancels = make_chunk(PEER, 1, ["t"] * (LOOKED_THROUGH_MAX + 1), kind=Kind.CANCEL)
+    last = make_chunk(PEER, cancels.stop + 1, ["a", "b"], kind=Kind.SEND)
+    for each in (cancels, last):
+        backlog.add(each, each.earliest_ms)
+
+    assert backlog.lend(last, 1, in_order=True) == []
+    assert backlog.count == LOOKED_THROUGH_MAX + 3
+    assert len(backlog.lend(last, 1, in_order=False)) == 1
