@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sublet.runtime.lease_messages import LeaseId
-from sublet.runtime.lessee import GUEST_MESSAGES_MAX, Lessee
+from sublet.runtime.lessee import GUEST_MESSAGES_MAX, OVER_KEPT_MAX, Lessee
 from sublet.scheduler.laxity_queue import LaxityQueue
 
 FAR_MS = 10_000.0
@@ -101,7 +101,30 @@ def test_a_guest_that_is_taken_away_before_its_turn_does_not_wait_any_more(door:
     door.offer(1, cost_ms=30.0)
     assert door.lessee.ended(lease(1))
     assert len(door.waiting) == 0
-    assert lease(1) not in door.lessee
+    assert door.lessee.messages == 0
+
+
+def test_an_offer_that_comes_again_after_its_end_is_not_taken(door: Door) -> None:
+    """A second run could leave another state here than the one that its lessor was given."""
+    door.offer(1)
+    door.lessee.ended(lease(1))
+    assert lease(1) in door.lessee
+    assert not door.offer(1, forced=True)
+    assert door.lessee.messages == 0
+
+
+def test_of_so_many_leases_that_are_over_something_is_known() -> None:
+    door = Door()
+    for number in range(OVER_KEPT_MAX + 1):
+        assert door.offer(number)
+        door.lessee.ended(lease(number))
+    assert lease(0) not in door.lessee
+    assert lease(1) in door.lessee
+
+
+def test_a_lease_that_was_declined_may_be_offered_again(door: Door) -> None:
+    assert not door.offer(1, cost_ms=50.0, left_ms=10.0, home_ms=0.0)
+    assert door.offer(1, cost_ms=50.0, left_ms=100.0)
 
 
 def test_there_is_no_room_for_a_second_guest_that_makes_the_first_late(door: Door) -> None:
