@@ -80,12 +80,16 @@ class Crowd(NamedTuple):
     lock: str
 
 
+Part = tuple[Chunk, int]
+"""So many of the last messages of a chunk."""
+
+
 class Piece:
     """Where the messages of a `Bindable` stand."""
 
     __slots__ = ("count", "partition", "place")
 
-    def __init__(self, partition: Partition, place: Chunk | Crowd, count: int) -> None:
+    def __init__(self, partition: Partition, place: list[Part] | Crowd, count: int) -> None:
         self.partition = partition
         self.place = place
         self.count = count
@@ -247,32 +251,31 @@ class Lessor:
         self.now_ms, self.start_ms = now_ms, max(now_ms, start_ms)
         unseen = self._urgency.unseen
         assert unseen is not None
-        wanted: dict[str, list[Bindable]] = {}
-        left: list[tuple[Partition, Chunk]] = []
-        for_queue = False
+        wanted: dict[Partition, list[Part]] = {}
+        late: dict[Partition, list[Part]] = {}
         while unseen:
             partition, chunk = unseen.popleft()
             if partition.stopped or not chunk.count or chunk.batch.kind in IN_LINE:
                 continue
             if chunk.entry is not None:
                 partition.unweigh(chunk)  # It must not be compared with itself.
-            policy = self.policy(partition.function)
-            asked = policy.asked if self._may_lend(partition) else Asked.NEVER
+            asked = self._asked(partition)
             if asked is Asked.EACH or (asked is Asked.LATE and not self._fits(partition, chunk)):
-                works = wanted.setdefault(partition.name, [])
-                works += self._pieces(partition, chunk, chunk.count)
-                left.append((partition, chunk))
-            else:
-                partition.weigh(chunk)
-                for_queue = for_queue or asked is Asked.QUEUED
-        for works in wanted.values():
-            self._bind(works)
-        for partition, chunk in left:
-            if chunk.count and not partition.stopped:
-                partition.weigh(chunk)
+                wanted.setdefault(partition, []).append((chunk, chunk.count))
+                continue
+            partition.weigh(chunk)
+            if asked is Asked.QUEUED and (excess := self._excess(chunk)):
+                late.setdefault(partition, []).append((chunk, excess))
+        for partition, parts in wanted.items():
+            self._bind(self._works(partition, parts))
+            for chunk, _ in parts:
+                if chunk.count and not partition.stopped:
+                    partition.weigh(chunk)
         if self._urgency.crowds:
             self._look_at_crowds()
-        if for_queue or self._waiting.laxity_ms(self.start_ms) <= 0:
+        for partition, parts in late.items():
+            self._bind(self._works(partition, parts))
+        if not late and self._waiting.laxity_ms(self.start_ms) <= 0:
             self._look_at_queue()
 
     def weigh_unseen(self) -> None:
@@ -282,6 +285,10 @@ class Lessor:
         for partition, chunk in unseen:
             if not partition.stopped and chunk.count and chunk.entry is None:
                 partition.weigh(chunk)
+
+    def _asked(self, partition: Partition) -> Asked:
+        policy = self.policy(partition.function)
+        return policy.asked if self._may_lend(partition) else Asked.NEVER
 
     def _may_lend(self, partition: Partition) -> bool:
         name = partition.function.name
@@ -294,65 +301,79 @@ class Lessor:
         due_ms = self._urgency.due_ms(partition.function, chunk.earliest_ms)
         return self._waiting.fits(due_ms, cost_ms, self.start_ms)
 
-    def _pieces(self, partition: Partition, place: Chunk, count: int) -> list[Bindable]:
-        """Return the last messages of a chunk as pieces of about the same cost."""
-        function = partition.function
-        one_ms = self._urgency.expected_ms(function, 1)
-        size = max(1, int(PIECE_MS / one_ms)) if one_ms > 0 else count
-        due_ms = self._urgency.due_ms(function, place.earliest_ms)
-        ahead_ms = self.start_ms - self.now_ms + self._waiting.cost_ahead_ms(due_ms)
-        if place.entry is not None:
-            ahead_ms -= place.entry.cost_ms
-        found: list[Bindable] = []
-        left = place.count
-        while count > 0 and len(found) < WORKS_MAX:
-            taken = min(count, size)
-            piece = Piece(partition, place, taken)
-            home_ms = ahead_ms + self._urgency.occupies_ms(function, left)
-            found.append(self._bindable(piece, due_ms, place.arrived_ms, home_ms))
-            count -= taken
-            left -= taken
-        return found
+    def _excess(self, chunk: Chunk) -> int:
+        """Return how many messages of a chunk would be late, behind all that is due before."""
+        entry = chunk.entry
+        assert entry is not None
+        if entry.cost_ms <= 0:
+            return 0
+        done_ms = self.start_ms + self._waiting.cost_ahead_ms(entry.deadline_ms)
+        late_ms = done_ms - entry.deadline_ms
+        if late_ms < 0:
+            return 0
+        return min(chunk.count, int(late_ms * chunk.count / entry.cost_ms) + 1)
 
-    def _bindable(self, piece: Piece, due_ms: float, arrived_ms: float, home_ms: float) -> Bindable:
+    def _works(self, partition: Partition, parts: Sequence[Part]) -> list[Bindable]:
+        """Return messages of several chunks as pieces of about the same cost."""
+        function, urgency = partition.function, self._urgency
+        one_ms = urgency.expected_ms(function, 1)
+        size = max(1, int(PIECE_MS / one_ms)) if one_ms > 0 else sum([each for _, each in parts])
+        works: list[Bindable] = []
+        piece, due_ms, home_ms = Piece(partition, [], 0), inf, 0.0
+        for chunk, wanted in parts:
+            chunk_due_ms = urgency.due_ms(function, chunk.earliest_ms)
+            ahead_ms = self.start_ms - self.now_ms + self._waiting.cost_ahead_ms(chunk_due_ms)
+            if chunk.entry is not None:
+                ahead_ms -= chunk.entry.cost_ms
+            left = chunk.count
+            while wanted > 0 and len(works) < WORKS_MAX:
+                taken = min(wanted, size - piece.count)
+                assert isinstance(piece.place, list)
+                piece.place.append((chunk, taken))
+                piece.count += taken
+                due_ms = min(due_ms, chunk_due_ms)
+                home_ms = max(home_ms, ahead_ms + urgency.occupies_ms(function, left))
+                wanted -= taken
+                left -= taken
+                if piece.count == size:
+                    works.append(self._bindable(piece, due_ms, home_ms))
+                    piece, due_ms, home_ms = Piece(partition, [], 0), inf, 0.0
+        if piece.count and len(works) < WORKS_MAX:
+            works.append(self._bindable(piece, due_ms, home_ms))
+        return works
+
+    def _bindable(self, piece: Piece, due_ms: float, home_ms: float) -> Bindable:
         partition, place, count = piece.partition, piece.place, piece.count
         function = partition.function
+        arrived_ms = self.now_ms
+        if isinstance(place, list):
+            arrived_ms = min([chunk.arrived_ms for chunk, _ in place])
         view = self._urgency.view(function, partition.name, count, arrived_ms, due_ms)
         cost_ms = self._urgency.expected_ms(function, count)
         in_parts = function.name not in self._whole and partition.mergeable
         bindable = Bindable(view, cost_ms, home_ms, in_parts, ref=piece)
-        if not in_parts and isinstance(place, Chunk):
-            keys = place.batch.keys[place.start : place.stop][-count:]
-            bindable.holders = partition.versions.holders(keys) if partition.versions else {}
+        if not in_parts and isinstance(place, list):
+            if partition.versions:
+                keys = [
+                    key
+                    for chunk, taken in place
+                    for key in chunk.batch.keys[chunk.start : chunk.stop][-taken:]
+                ]
+                bindable.holders = partition.versions.holders(keys)
             bindable.state_bytes = partition.state_bytes * count
         return bindable
 
     def _look_at_queue(self) -> None:
         """Ask about what would have to go, so that all that stays is in time."""
-        wanted: dict[str, list[Bindable]] = {}
-        count, going_ms = 0, 0.0
-        for entry in self._waiting.violators(self.start_ms):
+        wanted: dict[Partition, list[Part]] = {}
+        for entry in self._waiting.violators(self.start_ms, WORKS_MAX):
             if entry.item is None:
                 continue  # A guest.
-            waits = cast("tuple[Partition, Chunk]", entry.item)
-            partition, chunk = waits
-            function = partition.function
-            if self.policy(function).asked is not Asked.QUEUED or not self._may_lend(partition):
-                continue
-            ahead_ms = self._waiting.cost_ahead_ms(entry.deadline_ms) - going_ms
-            room_ms = entry.deadline_ms - self.start_ms - ahead_ms + entry.cost_ms
-            one_ms = entry.cost_ms / chunk.count
-            stay = max(0, int(room_ms / one_ms)) if one_ms > 0 else chunk.count
-            if stay >= chunk.count:
-                continue
-            works = self._pieces(partition, chunk, chunk.count - stay)
-            going_ms += entry.cost_ms
-            wanted.setdefault(partition.name, []).extend(works)
-            count += len(works)
-            if count >= WORKS_MAX:
-                break
-        for works in wanted.values():
-            self._bind(works)
+            partition, chunk = cast("tuple[Partition, Chunk]", entry.item)
+            if self._asked(partition) is Asked.QUEUED and (excess := self._excess(chunk)):
+                wanted.setdefault(partition, []).append((chunk, excess))
+        for partition, parts in wanted.items():
+            self._bind(self._works(partition, parts))
 
     def _look_at_crowds(self) -> None:
         """Ask about what waits behind busy keys of functions that can run in parts."""
@@ -380,7 +401,7 @@ class Lessor:
             for at in range(stay, len(waiting), size):
                 piece = Piece(partition, Crowd(lock), min(size, len(waiting) - at))
                 home_ms = (at + piece.count) * one_ms
-                works.append(self._bindable(piece, due_ms, self.now_ms, home_ms))
+                works.append(self._bindable(piece, due_ms, home_ms))
                 if len(works) >= WORKS_MAX:
                     break
             self._bind(works)
@@ -432,7 +453,7 @@ class Lessor:
         taken = (
             partition.lend_crowd(piece.place.lock, piece.count, lease, self.now_ms)
             if isinstance(piece.place, Crowd)
-            else partition.lend(piece.place, piece.count, lease, self.now_ms)
+            else partition.lend(piece.place, lease, self.now_ms)
         )
         self.effects.append(Changed(partition))
         if not taken:

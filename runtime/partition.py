@@ -1177,21 +1177,21 @@ class Partition:
     def unweigh(self, chunk: Chunk) -> None:
         self._queue.unweigh(chunk)
 
-    def lend(self, chunk: Chunk, count: int, lease: Lease, now_ms: float) -> bool:
-        """Take messages of a chunk, or what must run before them, for a lease.
+    def lend(self, parts: Sequence[tuple[Chunk, int]], lease: Lease, now_ms: float) -> bool:
+        """Take so many messages of each chunk, or what must run before them, for a lease.
 
         Returns whether there is anything in it; then `lease.work` is set, and `Lend` is said as
         soon as the states are in memory. `lease_ended` follows.
         """
-        if not chunk.count or not self._inbox.may_go_ahead(chunk.batch.source):
-            return False
         in_order = not lease.partial and self.function.order == "key"
-        places = self._backlog.lend(chunk, count, in_order=in_order)
+        places: list[Place] = []
+        for chunk, count in parts:
+            # What was taken for the one before may have emptied it.
+            if chunk.count and self._inbox.may_go_ahead(chunk.batch.source):
+                places += self._backlog.lend(chunk, count, in_order=in_order)
         if not places:
             return False
         work = self._take_single(places, now_ms, many_runs=True, in_parts=lease.partial)
-        if work is not None:
-            self._pending.message_count += work.count  # Each is a record in the next commit.
         is_lent = work is not None and self._lend(work, lease, now_ms)
         self._advance(now_ms)
         return is_lent

@@ -191,8 +191,9 @@ class LaxityQueue(Generic[T]):
             self.remove(entry)
         return entry
 
-    def violators(self, now_ms: float) -> list[Entry[T]]:
-        """Return the entries that would have to go so that all others are in time.
+    def violators(self, now_ms: float, limit: int | None = None) -> list[Entry[T]]:
+        """Return the entries that would have to go so that all others are in time; of them only
+        so many, if there is a limit.
 
         In the queue's order, each entry stays if what stays before it leaves it in time. So of two
         that cannot both be in time it is the one with the later deadline that goes, and an
@@ -201,7 +202,7 @@ class LaxityQueue(Generic[T]):
         For k of them in O(k log n); O(1) if there is none.
         """
         going: list[Entry[T]] = []
-        _sort_out(self._root, now_ms, going)
+        _sort_out(self._root, now_ms, going, self._count if limit is None else limit)
         return going
 
     def entries(self) -> list[Entry[T]]:
@@ -278,18 +279,20 @@ def _in_time_ms(node: Entry[T], start_ms: float) -> float:
     return in_time_ms
 
 
-def _sort_out(node: Entry[T] | None, start_ms: float, going: list[Entry[T]]) -> float:
-    """Add the violators; return when what stays is finished."""
-    if node is None:
+def _sort_out(node: Entry[T] | None, start_ms: float, going: list[Entry[T]], limit: int) -> float:
+    """Add the violators, up to the limit; return when what stays is finished."""
+    if node is None or len(going) >= limit:
         return start_ms
     if node._all_slack_ms > start_ms:
         return start_ms + node._all_cost_ms
-    start_ms = _sort_out(node._left, start_ms, going)
+    start_ms = _sort_out(node._left, start_ms, going, limit)
+    if len(going) >= limit:
+        return start_ms
     if start_ms + node.cost_ms < node.deadline_ms:
         start_ms += node.cost_ms
     else:
         going.append(node)
-    return _sort_out(node._right, start_ms, going)
+    return _sort_out(node._right, start_ms, going, limit)
 
 
 def _split(
