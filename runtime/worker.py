@@ -171,9 +171,7 @@ class Worker:
             try:
                 config.binding_policy(function.binding)
             except ConfigError as error:
-                raise ConfigError(
-                    f"{function.name}: {error}, or the name of a policy that the app registers"
-                ) from None
+                raise ConfigError(f"{function.name}: {error}") from None
         return Binding(
             self.id,
             lambda function: guarded(config.binding_policy(function.binding)),

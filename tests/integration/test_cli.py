@@ -314,6 +314,14 @@ def test_an_app_that_cannot_be_loaded_ends_the_run_at_once(tmp_path: Path) -> No
     assert "starts again" not in result.stderr
 
 
+def test_a_binding_policy_that_no_app_has_ends_the_run_at_once(tmp_path: Path) -> None:
+    result = sublet("run", APP, "--data-dir", str(tmp_path), "--set", "binding=nearest")
+
+    assert result.returncode == ExitCode.NO_CLUSTER
+    assert "binding is 'nearest'; allowed: accept-and-check, auto, " in result.stderr
+    assert "starts again" not in result.stderr
+
+
 def test_a_host_that_others_can_reach_needs_the_flag(tmp_path: Path) -> None:
     result = sublet("run", APP, "--host", "0.0.0.0", "--data-dir", str(tmp_path))
 

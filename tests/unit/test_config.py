@@ -310,6 +310,27 @@ def test_an_order_that_does_not_exist_is_refused_with_those_that_do() -> None:
         WorkerConfig(order="fifo")  # type: ignore[arg-type]
 
 
+def test_a_binding_policy_of_an_app_is_not_known_before_the_app_is() -> None:
+    config = WorkerConfig(binding="nearest:hops=2")
+
+    with pytest.raises(ConfigError, match=r"binding is 'nearest:hops=2'; allowed: .*queue-direct"):
+        config.binding_policy()
+
+
+@pytest.mark.parametrize(
+    ("binding", "complaint"),
+    [
+        ("", "binding is ''; allowed: "),
+        ("two words", "binding is 'two words'; allowed: "),
+        ("static:x=1", "static has no parameter 'x'; allowed: none"),
+        ("check-parallel:search_range=0", "search_range is 0; allowed: 1..128"),
+    ],
+)
+def test_a_binding_that_cannot_be_is_refused_at_once(binding: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        WorkerConfig(binding=binding)
+
+
 def test_shares_are_told_as_tenants_with_numbers() -> None:
     config = WorkerConfig(order="token-fair", shares="a=20, b = 40,*=40")
     config.queue_order()
