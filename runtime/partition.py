@@ -1192,6 +1192,8 @@ class Partition:
         if not places:
             return False
         work = self._take_single(places, now_ms, many_runs=True, in_parts=lease.partial)
+        if work is not None:
+            self._pending.message_count += work.count  # Each is a record in the next commit.
         is_lent = work is not None and self._lend(work, lease, now_ms)
         self._advance(now_ms)
         return is_lent
