@@ -157,7 +157,7 @@ def _social(experiment: str, value: str, policies: Sequence[str], **options: Any
             experiment=experiment,
             value=value,
             binding=policy,
-            simulation=social_network(span=_span(policy, 0.6, 1.0), **options),
+            simulation=social_network(span=_span(policy, 0.3, 0.5), **options),
             ends=SOCIAL_ENDS,
         )
         for policy in policies

@@ -210,8 +210,8 @@ def two_stages(cost_ms: float, exponent: float, *, with_state: bool, span: Span)
 
 USERS = 10_000
 MIX = {"compose": 0.1, "read_user": 0.3, "read_home": 0.6}
-COST_MS = {"parse": 0.2, "compose": 12.0, "read_user": 8.0, "read_home": 8.0}
-SOCIAL_TARGET = "100ms"
+COST_MS = {"parse": 0.2, "compose": 3.0, "read_user": 2.0, "read_home": 2.0}
+SOCIAL_TARGET = "30ms"
 CACHE_OBJECTS = 400
 """Of a worker: room for its own (a little more than 230), and as many again of others."""
 SOCIAL_OBJECT_BYTES = 256
