@@ -172,6 +172,10 @@ class Exchange:
         port.lease(message)
         return True
 
+    def meet_neighbour(self, worker: str) -> None:
+        if worker not in self._peers and worker not in self._callers:
+            self._connect_later(worker)
+
     def refuse(self, refused: Refused) -> None:
         self.refused += 1
         source = endpoint_of(refused.source)

@@ -114,6 +114,10 @@ class Outside(Protocol):
         """Say something of leases to a neighbour; False if it cannot be reached now."""
         ...
 
+    def meet_neighbour(self, worker: str) -> None:
+        """Be ready to tell a neighbour something."""
+        ...
+
 
 class Clock(Protocol):
     def monotonic_ms(self) -> float: ...
@@ -261,6 +265,7 @@ class Host:
             limits=self._limits,
             policy_of=binding.policy_of,
             tell=self._outside.tell_neighbour,
+            meet=self._outside.meet_neighbour,
             monotonic_ms=self._clock.monotonic_ms,
             term_ms=binding.term_ms,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from math import inf, isfinite
 from random import Random
 from typing import Protocol
@@ -45,6 +46,8 @@ from sublet.scheduler.urgency import Urgency
 
 _log = structlog.get_logger(__name__)
 
+MET_MAX = 16
+"""Neighbours to which there is a link before there is anything to say."""
 LOOK_MS = 1.0
 """Policies are not asked more often than this."""
 GUEST_CACHE_PART = 8
@@ -104,6 +107,7 @@ class Lending:
         limits: Limits,
         policy_of: Callable[[Function], BindingPolicy],
         tell: Callable[[str, bytes], bool],
+        meet: Callable[[str], None],
         monotonic_ms: Callable[[], float],
         term_ms: float = TERM_MS,
     ) -> None:
@@ -112,6 +116,7 @@ class Lending:
         self._host = host
         self._urgency = urgency
         self._tell = tell
+        self._meet = meet
         self._monotonic_ms = monotonic_ms
         self._routes = routes
         self._limits = limits
@@ -152,6 +157,10 @@ class Lending:
 
     def workers_changed(self, workers: Iterable[str]) -> None:
         self.lessor.workers_changed(workers, self._monotonic_ms())
+        # Whoever is asked first should not have to be looked for. In a large cluster the others
+        # are met when they are needed.
+        for neighbour in islice(self.lessor.neighbours, MET_MAX):
+            self._meet(neighbour)
         self._flush()
 
     def neighbour_lost(self, worker: str) -> None:

@@ -214,6 +214,8 @@ class Lessor:
     def peer_lost(self, worker: str, now_ms: float) -> None:
         """A neighbour cannot be reached: what it has is lost."""
         self.now_ms = now_ms
+        if worker in self.neighbours:
+            self.neighbours[worker].forget()
         for lease in [each for each in self.open.values() if each.lessee == worker]:
             self._home(lease, LeaseState.REVOKED)
         for number, question in tuple(self._questions.items()):

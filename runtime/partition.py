@@ -244,8 +244,8 @@ class Partition:
 
     @property
     def queued(self) -> int:
-        """How many messages wait for their first run."""
-        return self._backlog.count
+        """How many messages wait for a run."""
+        return self._backlog.count + len(self._ready)
 
     @property
     def queued_bytes(self) -> int:
@@ -692,6 +692,8 @@ class Partition:
             self.progress.ended(message)
             self.counters.windows_ended += message.kind is Kind.MARKER
         waiting.ended = True
+        if waiting.entry is not None:
+            self._unweigh(waiting)
         if waiting.journal:
             self._calls.ended(waiting, pending)
         self._reply(message, value, error)
@@ -873,6 +875,8 @@ class Partition:
                 # A batch with one that failed before could fail again, and blame the others.
                 break
             ready.popleft()
+            if first.entry is not None:
+                self._unweigh(first)
             if (over := self._is_over(first, now_ms)) is not None:
                 self._consume_unrun(first, over, now_ms)
                 self._lines.release(self._lines.lock_of(first.message))
@@ -897,6 +901,8 @@ class Partition:
             behind = self._keys.get(self._lines.lock_of(holder.message))
             while behind and len(taken) < size and behind[0].message.attempt == 1:
                 follower = behind.popleft()
+                if follower.entry is not None:
+                    self._unweigh(follower)
                 over = self._is_over(follower, now_ms)
                 if over is None:
                     taken.append(follower)
@@ -1208,6 +1214,8 @@ class Partition:
         taken: list[Waiting] = []
         while behind and len(taken) < count and _is_lendable(behind[-1]):
             taken.append(behind.pop())
+            if taken[-1].entry is not None:
+                self._unweigh(taken[-1])
         if not taken:
             return False
         taken.reverse()
@@ -1256,6 +1264,8 @@ class Partition:
         del self._lent[work.id]
         result = RunResult()
         result.unfinished = set(range(work.count))
+        for waiting in work.waiting:
+            self._weigh_waiting(waiting, now_ms)
         if work.lease.partial:
             self._settle_parts(work, result, now_ms)
         else:
@@ -1263,6 +1273,22 @@ class Partition:
             if self._merges:
                 self._merge_all(now_ms)
         self._advance(now_ms)
+
+    def _weigh_waiting(self, waiting: Waiting, now_ms: float) -> None:
+        """Count a message that has come home in all that waits in the worker."""
+        urgency = self._urgency
+        if urgency.waiting is not None and waiting.entry is None:
+            due_ms = waiting.deadline_ms
+            due_ms = now_ms + urgency.patience_ms if due_ms is None else due_ms
+            due_ms = urgency.due_ms(self.function, due_ms)
+            cost_ms = urgency.occupies_ms(self.function, 1)
+            waiting.entry = urgency.waiting.put(due_ms, cost_ms, None)
+
+    def _unweigh(self, waiting: Waiting) -> None:
+        assert self._urgency.waiting is not None
+        assert waiting.entry is not None
+        self._urgency.waiting.remove(waiting.entry)
+        waiting.entry = None
 
     def _merge_all(self, now_ms: float) -> None:
         for work, result in tuple(self._merges.values()):
@@ -1708,6 +1734,9 @@ class Partition:
         self.open_from_clients = 0
         self._queue.close()
         self._lines.clear()
+        for waiting in self._parked.values():
+            if waiting.entry is not None:
+                self._unweigh(waiting)
         self._lent.clear()
         self._merges.clear()
         self.effects.append(Stop(outcome))

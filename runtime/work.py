@@ -74,6 +74,7 @@ class Waiting:
         "arrived_ms",
         "deadline_ms",
         "ended",
+        "entry",
         "expires",
         "holds_key",
         "interrupted",
@@ -102,6 +103,8 @@ class Waiting:
         self.parked = parked
         """True once a commit holds it: then the end of it must delete the record."""
         self.ended = False
+        self.entry: Entry[object] | None = None
+        """Its place among all that waits in the worker, if it is counted there."""
         self.expires = False
         """After its deadline nobody waits for the reply."""
         self.interrupted: ErrorInfo | None = None

@@ -78,6 +78,10 @@ class Neighbour:
     heard_ms: float = -inf
     """When that was; -inf if it was never heard of."""
 
+    def forget(self) -> None:
+        """What was known is about another time."""
+        self.queued, self.queued_ms, self.heard_ms = 0, 0.0, -inf
+
 
 class Bid(NamedTuple):
     """What a neighbour has answered."""

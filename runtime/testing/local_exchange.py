@@ -129,6 +129,9 @@ class LocalExchange:
     def tell_neighbour(self, worker: str, message: bytes) -> bool:
         return False  # It has none.
 
+    def meet_neighbour(self, worker: str) -> None:
+        return
+
     # From the test
 
     def ask(
