@@ -1,4 +1,4 @@
-"""What `auto` is told about a worker's functions, about once a second. Pure."""
+"""What `auto` is told about a worker's functions, twice a second or so. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sublet.scheduler.auto_binding import AutoBinding, Measured
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
-MEASURE_EVERY_MS = 1_000.0
+MEASURE_EVERY_MS = 400.0
 HEARD_MS = 5_000.0
 """What a neighbour said longer ago says nothing about it now."""
 
