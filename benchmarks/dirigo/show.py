@@ -39,6 +39,8 @@ NOTE = (
     "to lessees. Lease messages are all that lessors and lessees say to each other, for each "
     "message executed. `auto` is compared with the best of the others in the same table."
 )
+LATE_ALIKE = 0.01
+"""Shares of late requests that differ by less are alike."""
 WITHIN = 1.1
 """What `auto` may take of the best policy's latency."""
 
@@ -114,7 +116,8 @@ def _row(each: Record) -> list[str]:
 def auto_against_best(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return for each case with `auto` how it stands beside the best other policy.
 
-    The best is the one with the lowest p99; `p50_ratio` is against that one's median.
+    The best is the one with the lowest p99 of those that are late least often, within a
+    hundredth; `p50_ratio` is against that one's median.
     """
     found = []
     by_case: dict[tuple[str, str], list[Record]] = {}
@@ -126,7 +129,9 @@ def auto_against_best(records: Iterable[Record]) -> list[dict[str, Any]]:
         others = [each for each in cases if each["binding"] != AUTO]
         if auto is None or not others:
             continue
-        best = min(others, key=lambda each: each["p99_ms"])
+        least_late = min(each["late"] for each in others)
+        punctual = [each for each in others if each["late"] <= least_late + LATE_ALIKE]
+        best = min(punctual, key=lambda each: each["p99_ms"])
         found.append(
             {
                 "experiment": experiment,
@@ -146,13 +151,14 @@ def auto_against_best(records: Iterable[Record]) -> list[dict[str, Any]]:
 def _auto_grid(records: Sequence[Record]) -> Grid:
     rows = []
     for each in auto_against_best(records):
-        within = each["p99_ratio"] <= WITHIN
+        is_as_late = each["late"] <= each["best_late"] + LATE_ALIKE
         rows.append(
             [
                 each["experiment"],
                 each["value"],
                 each["best"],
-                "yes" if within else "NO",
+                "yes" if each["p99_ratio"] <= WITHIN else "NO",
+                "yes" if is_as_late else "NO",
                 _ms(each["best_case"]["p99_ms"]),
                 _ms(each["auto"]["p99_ms"]),
                 f"{each['p99_ratio'] - 1:+.0%}",
@@ -162,10 +168,10 @@ def _auto_grid(records: Sequence[Record]) -> Grid:
             ]
         )
     headings = [
-        "experiment", "case", "best by p99", "within 10 %", "its p99", "auto's p99", "p99",
-        "p50", "its late", "auto's late",
+        "experiment", "case", "best", "p99 within 10 %", "late within 1 %", "its p99",
+        "auto's p99", "p99", "p50", "its late", "auto's late",
     ]  # fmt: skip
-    return Grid("`auto` beside the best policy", headings, rows, word_columns=4)
+    return Grid("`auto` beside the best policy", headings, rows, word_columns=5)
 
 
 # Plots
