@@ -260,7 +260,10 @@ class Segment:
         )
 
     def cut(self, at: int) -> Segment:
-        """Keep the first `at` messages; return the others. None of those was taken or answered."""
+        """Keep the first `at` messages; return the others, of which none was taken.
+
+        Some may be answered: a partition runs what is urgent, or lent, before what came first.
+        """
         assert 0 < at < len(self.keys)
         right = Segment(self.kind, self.deadline_ms, self.codec, self.born_ms)
         right.channel, right.tail, self.tail = self.channel, self.tail, right
@@ -279,12 +282,15 @@ class Segment:
         self.places, right.places = self.places[:at], self.places[at:]
         right.first = self.first + at if self.first else 0
         right.tainted, right.refusals = self.tainted, self.refusals
+        left = len(right.keys)
+        if self.kind is Kind.CALL:
+            left = len(right.unanswered_places())
         if self.unsettled:
-            right.unsettled = len(right.keys)
-            self.unsettled -= right.unsettled
+            right.unsettled = left
+            self.unsettled -= left
         if self.unanswered:
-            right.unanswered = len(right.keys)
-            self.unanswered -= right.unanswered
+            right.unanswered = left
+            self.unanswered -= left
         return right
 
     def _split(self) -> None:
@@ -506,7 +512,9 @@ class Channel:
         while sent and sent[-1].last >= first:
             segment = sent[-1]
             if segment.first < first:
-                segment = segment.cut(first - segment.first)
+                kept, segment = segment, segment.cut(first - segment.first)
+                if not kept.unanswered:
+                    self._await_no_more(kept)
                 if segment.unanswered:
                     self._await_replies(segment)
             else:
@@ -652,6 +660,12 @@ class Channel:
         place = bisect_right(self.awaiting_firsts, first - 1)
         del self.awaiting[place:]
         del self.awaiting_firsts[place:]
+
+    def _await_no_more(self, segment: Segment) -> None:
+        place = bisect_right(self.awaiting_firsts, segment.first) - 1
+        if place >= 0 and self.awaiting[place] is segment:
+            del self.awaiting[place]
+            del self.awaiting_firsts[place]
 
     def _await_replies(self, segment: Segment) -> None:
         place = bisect_right(self.awaiting_firsts, segment.first)

@@ -510,6 +510,46 @@ def test_a_refusal_in_the_middle_cuts_the_segment(stage: Stage) -> None:
     assert stage.session.channel_of(P0).is_idle()
 
 
+@pytest.mark.parametrize("first", [2, 3, 4, 5])
+@pytest.mark.parametrize("together", [False, True])
+def test_calls_that_were_answered_ahead_do_not_count_for_others_when_a_segment_is_cut(
+    stage: Stage, together: bool, first: int
+) -> None:
+    """The partition has answered the third and the fifth call before it was lost."""
+    callers: list[Waiter] = []
+    if together:
+        gather = stage.ask_many(5)
+    else:
+        callers = [stage.ask(number) for number in range(5)]
+    stage.frame()
+    stage.reply(1, [3, 5], ["c", "e"])
+    stage.refuse(first, "gap")
+    again = [number for each in stage.batches() for number in payloads_of(each)]
+    assert again == list(range(first - 1, 5))
+    stage.ack(5)
+    stage.reply(3, [1, 2, 4], ["a", "b", "d"])
+
+    if together:
+        assert gather.results == list("abcde")
+        assert gather.waiter.done()
+    assert [each.result for each in callers] == list("abcde")[: len(callers)]
+    assert [each.outcomes for each in callers] == [1] * len(callers)
+    assert stage.session.channel_of(P0).is_idle()
+
+
+def test_a_segment_whose_kept_part_is_answered_is_not_awaited_any_more(stage: Stage) -> None:
+    first, second = stage.ask(1), stage.ask(2)
+    stage.frame()
+    stage.reply(1, [1], ["a"])
+    stage.refuse(2, "gap")
+    stage.batches()
+    stage.ack(2)
+    stage.reply(2, [2], ["b"])
+
+    assert (first.result, second.result) == ("a", "b")
+    assert stage.session.channel_of(P0).is_idle()
+
+
 def test_a_bad_message_fails_its_caller_and_the_rest_moves_up(stage: Stage) -> None:
     bad = stage.ask(1)
     stage.frame()
