@@ -69,6 +69,8 @@ _OF_THE_RUNTIME = {
     "windows_of",
 }
 
+_NOT_FOR_USERS = {"Neighbour.forget"}
+
 
 def api_page() -> str:
     """Return the page, as Markdown."""
@@ -124,6 +126,8 @@ def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[
     lines += [f"- `{each}`: {text}" for each, text in _attributes(thing)]
     lines.append("")
     for method, value in _members(thing):
+        if f"{name}.{method}" in _NOT_FOR_USERS:
+            continue
         lines.append(f"#### {name}.{method}\n")
         lines += _member(method, value)
     return lines

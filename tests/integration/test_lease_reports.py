@@ -105,7 +105,7 @@ async def test_a_lease_is_told_by_status_http_metrics_times_and_traces(tmp_path:
         assert owner.host.lending is not None
         tallies = owner.host.lending.lessor.tallies
         async with Client(owner.address) as client:
-            # The first leases are revoked: nobody has opened a link to the neighbour yet.
+            # Before there is a link to the neighbour, leases are revoked.
             while NAME not in tallies or not tallies[NAME].returned:
                 total += 1
                 assert await client.call(note, "k", 1, trace=TRACEPARENT) == total
