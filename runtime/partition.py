@@ -1269,6 +1269,9 @@ class Partition:
         if work.lease.partial:
             self._settle_parts(work, result, now_ms)
         else:
+            # Whatever the lessee makes of these states has a version that is not theirs, also if
+            # no message runs here because all of them are over.
+            self.versions.forget(self.state_keys(work))
             self._settle_each(work, result, now_ms)
             if self._merges:
                 self._merge_all(now_ms)
