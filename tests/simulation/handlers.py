@@ -93,6 +93,8 @@ class KeyState(msgspec.Struct):
     history: list[str] = []
     balance: int = 0
     tokens: dict[str, str] = {}
+    stamp: float = 0.0
+    """Tells the runs of one message apart."""
 
 
 class States:
@@ -157,6 +159,7 @@ class Handling:
         self.state = KeyState(list(cell.history), cell.balance, dict(cell.tokens))
         value = getattr(self, f"_do_{self.op}")(*self.args)
         self.state.history.append(self.uid)
+        self.state.stamp = self.node.world.stamp()
         return [self.uid, len(self.state.history) - 1] if value is None else value
 
     def _do_add(self, amount: int) -> None:

@@ -17,6 +17,7 @@ from sublet.runtime.steps import (
     Deliver,
     Fetch,
     Interrupt,
+    Lend,
     Load,
     LoadTimers,
     LoadWindows,
@@ -58,7 +59,7 @@ class Node:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.function = world.functions[name.rpartition("/")[0]]
-        self.states = States(world.chance)
+        self.states = self.new_states()
         self.alive = True
         self.open: dict[str, Handling] = {}
         self.view: dict[str, Node] = dict(world.owners)
@@ -78,11 +79,25 @@ class Node:
             limits=world.limits,
             now_ms=world.now_ms,
             wall_ms=int(WALL_MS + world.now_ms),
-            urgency=world.urgency,
             timers_loaded_max=world.timers_loaded_max,
             fetchable=self.states if world.prefetch_keys_max else None,
             prefetch_keys_max=world.prefetch_keys_max,
+            **self.worker_options(),
         )
+
+    def new_states(self) -> States:
+        return States(self.world.chance)
+
+    def worker_options(self) -> dict[str, Any]:
+        """Return what a partition gets from the worker around it."""
+        return {"urgency": self.world.urgency}
+
+    def lend(self, work: Work) -> None:
+        """What a lessee needs of a work is in memory."""
+        raise AssertionError("nobody here lends anything")
+
+    def left(self) -> None:
+        """Somebody else owns the partition."""
 
     def __gt__(self, other: Node) -> bool:
         """Tell whether this owner came after the other one."""
@@ -142,6 +157,8 @@ class Node:
                         world.soon(self._take)
                     case Run():
                         world.soon(self._run, effect.work)
+                    case Lend():
+                        self.lend(effect.work)
                     case StoreCommit():
                         self._store(effect.commit)
                     case Deliver():
@@ -160,6 +177,7 @@ class Node:
                         world.soon(self._interrupt, effect)
                     case Stop():
                         check(effect.outcome is Outcome.FENCED, "stopped for", effect.outcome)
+                        self.left()
         check(partition.open_from_clients >= 0, "more messages ended than came")
         check(partition.queued >= 0, "more messages taken than queued")
 

@@ -9,6 +9,7 @@ import msgspec
 
 from sublet.functions.address import partition_name
 from sublet.functions.codec import split_column
+from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.timers import Timer
@@ -221,7 +222,7 @@ class Oracle:
 
     def _check_order(self, place: tuple[str, str], history: list[str]) -> None:
         function = self._world.functions[place[0]]
-        if function.order == "none" or function.kind == "stateless":
+        if function.order == "none" or function.kind == "stateless" or runs_in_parts(function):
             return
         at = {uid: position for position, uid in enumerate(history)}
         for client in self._world.clients:
@@ -255,7 +256,7 @@ class Oracle:
             check(answers.setdefault(uid, value) == value, "two answers to one request", uid)
             if error is None:
                 check(value[0] == uid, "another's reply", uid, value)
-                if self._world.functions[function].kind == "keyed":
+                if self._world.functions[function].kind == "keyed" and len(value) > 1:
                     history = histories[function, said.key]
                     check(history[value[1]] == uid, "a reply told what is not stored", uid)
 

@@ -77,10 +77,10 @@ class WindowNode(Node):
             limits=world.limits,
             now_ms=world.now_ms,
             wall_ms=int(WALL_MS + world.now_ms),
-            urgency=world.urgency,
             expected=expected_sources(self.function, counts),
             downstream=downstream_partitions(self.function.name, world.functions.values()),
             timers_loaded_max=world.timers_loaded_max,
+            **self.worker_options(),
         )
         self._place = Place(
             name,
@@ -180,6 +180,7 @@ class WindowWorld(World):
             self.after(chance.random() * faults_ms, self._random_takeover)
         for _ in range(chance.choice([0, 2, 8])):
             self.after(chance.random() * faults_ms, self._reset_link)
+        self.plan_faults(faults_ms)
         self._run_until(self.now_ms + faults_ms)
         self.faulty = False
         self._run_until(self.now_ms + REST_MS)

@@ -119,8 +119,11 @@ class World:
             check(self.events < EVENTS_MAX, "the world does not come to rest")
             at_ms, _, what, arguments = heappop(self._heap)
             self.now_ms = max(self.now_ms, at_ms)
-            what(*arguments)
+            self.happens(what, arguments)
         self.now_ms = until_ms
+
+    def happens(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        what(*arguments)
 
     # Places
 
@@ -240,11 +243,19 @@ class World:
             self.after(chance.random() * faults_ms, self._random_takeover)
         for _ in range(chance.choice([0, 2, 8])):
             self.after(chance.random() * faults_ms, self._reset_link)
+        self.plan_faults(faults_ms)
         self._run_until(self.now_ms + faults_ms)
         self.faulty = False
         self._run_until(self.now_ms + REST_MS)
         self.oracle.judge()
         self._say_goodbye()
+
+    def plan_faults(self, faults_ms: float) -> None:
+        """Let more go wrong until then."""
+
+    def stamp(self) -> float:
+        """Return what no run of a handler has a second time."""
+        return 0.0
 
     def random_deadline_ms(self) -> float | None:
         chance = self.chance
@@ -252,10 +263,14 @@ class World:
             return None
         return self.now_ms + chance.choice([1, 10, 40, 200, 1_000, 5_000]) * (1 + chance.random())
 
+    def targets(self) -> list[str]:
+        """Return the functions that clients send to."""
+        return sorted(self.functions)
+
     def _plan_message(self, number: int) -> None:
         chance = self.chance
         client = chance.choice(self.clients)
-        function = chance.choice(sorted(self.functions))
+        function = chance.choice(self.targets())
         key = chance.choice(self.keys)
         uid = f"{client.name}.{number}"
         payload = self._random_payload(uid, function, key)

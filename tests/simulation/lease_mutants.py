@@ -1,0 +1,296 @@
+"""Deliberate defects of leases, one for each promise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+from sublet.functions.effects import Effect
+from sublet.runtime.guests import GuestStates
+from sublet.runtime.lease_messages import LeaseId, Load, PartialState, StoredState
+from sublet.runtime.leases import Lease, LeaseState, StateVersions
+from sublet.runtime.lessee import Lessee
+from sublet.runtime.merging import StateMerger
+from sublet.runtime.partition import Partition
+from sublet.runtime.state_cache import StateCache
+from sublet.runtime.windows import OpenMessages
+from sublet.runtime.work import RunResult, Waiting, Work
+from sublet.statestore.contract import Outcome, StateRow
+from tests.simulation.lease_worker import LeaseMutant, TimedLending, WatchedLessor
+
+# The lessor's table
+
+
+class AcceptsLateReturns(LeaseMutant):
+    class lessor(WatchedLessor):  # noqa: N801
+        def _home(self, lease: Lease, state: LeaseState) -> None:
+            super()._home(lease, state)
+            self.given_up = {**getattr(self, "given_up", {}), lease.id: lease}
+
+        def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+            lease = super().returned(worker, id_, load, now_ms)
+            late: Lease | None = getattr(self, "given_up", {}).pop(id_, None)
+            if lease is None and late is not None and late.lessee == worker:
+                self.open[id_] = lease = late
+                late.partition._lent[late.work.id] = late.work
+            return lease
+
+
+class KeepsReturnedLeasesOpen(LeaseMutant):
+    class lessor(WatchedLessor):  # noqa: N801
+        def finish(
+            self, lease: Lease, result: RunResult, homebound: int, reason: str, now_ms: float
+        ) -> None:
+            super().finish(lease, result, homebound, reason, now_ms)
+            if lease.work.id not in lease.partition._lent:
+                self.open[lease.id] = lease
+                lease.partition._lent[lease.work.id] = lease.work
+
+
+class RunsAtHomeWithoutEndingTheLease(LeaseMutant):
+    class lessor(WatchedLessor):  # noqa: N801
+        def _home(self, lease: Lease, state: LeaseState) -> None:
+            if state is not LeaseState.EXPIRED:
+                super()._home(lease, state)
+                return
+            lease.partition.lease_ended(lease, None, self.now_ms)
+            lease.partition._lent[lease.work.id] = lease.work
+
+
+class DropsWhatWasDeclined(LeaseMutant):
+    class lessor(WatchedLessor):  # noqa: N801
+        def _home(self, lease: Lease, state: LeaseState) -> None:
+            if state is LeaseState.DECLINED:
+                lease.partition._lent.pop(lease.work.id, None)
+            super()._home(lease, state)
+
+
+class ForgetsToEndTerms(LeaseMutant):
+    class lessor(WatchedLessor):  # noqa: N801
+        def woken(self, now_ms: float) -> None:
+            self._terms.clear()
+            super().woken(now_ms)
+
+
+class TakesOneLeaseForAnother(LeaseMutant):
+    class lessor(WatchedLessor):  # noqa: N801
+        def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+            for each, lease in self.open.items():
+                if each.partition == id_.partition and id_ not in self.open and lease.lessee:
+                    id_ = each
+            return super().returned(worker, id_, load, now_ms)
+
+
+class IgnoresTheEpochOfReturns(LeaseMutant):
+    circumstances: ClassVar = {"calm": True, "dawdling": 0.5, "term_ms": 1_000.0}
+
+    class lessor(WatchedLessor):  # noqa: N801
+        def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+            for each, lease in self.open.items():
+                is_same = each.partition == id_.partition and lease.lessee == worker
+                if is_same and each.epoch > id_.epoch:
+                    id_ = each
+            return super().returned(worker, id_, load, now_ms)
+
+
+# What the partition does with what is lent
+
+
+class ForgetsToHoldKeys(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def _lend(self, work: Work, lease: Lease, now_ms: float) -> bool:
+            for waiting in work.waiting:
+                self._lines.release(self._lines.lock_of(waiting.message))
+            return super()._lend(work, lease, now_ms)
+
+
+class DoesNotParkWhatIsLent(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        is_lending = False
+
+        def lend(self, *arguments: Any) -> bool:
+            self.is_lending = True
+            is_lent = super().lend(*arguments)
+            self.is_lending = False
+            return is_lent
+
+        def _park(self, waiting: Waiting, *, anew: bool = False) -> None:
+            if not self.is_lending:
+                super()._park(waiting, anew=anew)
+
+
+class GivesHomeTwice(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def _come_home(self, work: Work, now_ms: float) -> None:
+            super()._come_home(work, now_ms)
+            self._lent[work.id] = work
+            super()._come_home(work, now_ms)
+
+
+class LetsEffectsLeaveBeforeTheMessagesEnd(LeaseMutant):
+    circumstances: ClassVar = {"calm": False, "slowness": 20.0}
+
+    class partition(Partition):  # noqa: N801
+        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
+            if result is None or lease.partial or not result.effects:
+                super().lease_ended(lease, result, now_ms)
+                return
+            self._gather(lease.work, result)
+            result.effects = []
+            self.not_ended = [*getattr(self, "not_ended", ()), (lease, result)]
+            self._advance(now_ms)
+
+        def committed(self, outcome: Outcome, now_ms: float) -> None:
+            super().committed(outcome, now_ms)
+            for lease, result in getattr(self, "not_ended", ()):
+                super().lease_ended(lease, result, now_ms)
+            self.not_ended = []
+
+
+class AppliesRowsToOtherKeys(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
+            cells: Any = self._cells
+            if result is not None and result.rows:
+                others = [each for each in cells.cells if each != result.rows[0].key]
+                if others:
+                    result.rows = [StateRow(others[0], *row[1:]) for row in result.rows]
+            super().lease_ended(lease, result, now_ms)
+
+
+class LeavesItsOwnCopyAsItWas(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            cells: Any = self._cells
+            if not hasattr(cells, "is_readable"):
+                cells.apply = lambda rows: []
+            super().start(now_ms)
+
+
+class TakesWhatGoesHomeForDone(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
+            if result is not None:
+                result.unfinished = set()
+            super().lease_ended(lease, result, now_ms)
+
+
+class TakesFailedPartsForDone(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def _settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
+            result.failed = {}
+            super()._settle_parts(work, result, now_ms)
+
+
+class LendsWithoutAskingForAnswers(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def _set_repeated_aside(self, work: Work, asked: list[str], now_ms: float) -> Work:
+            return work if work.lease else super()._set_repeated_aside(work, asked, now_ms)
+
+
+class DoesNotWaitForWhatItReads(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
+            self._unread.pop(lease.work.id, None)
+            super().lease_ended(lease, result, now_ms)
+
+
+# States in parts
+
+
+class MergesTwice(LeaseMutant):
+    class merger(StateMerger):  # noqa: N801
+        def absorb(
+            self, partials: Sequence[PartialState]
+        ) -> tuple[list[StateRow], list[Effect]] | None:
+            super().absorb(partials)
+            return super().absorb(partials)
+
+
+class MergesWhatIsInUse(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def _merge(self, work: Work, result: RunResult) -> bool:
+            running, self._running = self._running, {}
+            is_merged = super()._merge(work, result)
+            self._running = running
+            return is_merged
+
+
+class _BlindToLeases(OpenMessages):
+    partition: Partition
+
+    def first(self) -> int | None:
+        return None if self.partition._lent else super().first()
+
+
+class LetsMarkersPassLeases(LeaseMutant):
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self.progress._open.__class__ = _BlindToLeases
+            self.progress._open.partition = self  # type: ignore[attr-defined]
+            super().start(now_ms)
+
+
+# Versions of states
+
+
+class KeepsVersionsAfterHomeRuns(LeaseMutant):
+    class versions(StateVersions):  # noqa: N801
+        def forget(self, keys: Collection[str]) -> None:  # type: ignore[override]
+            return
+
+
+class SendsWhatIsStored(LeaseMutant):
+    class lending(TimedLending):  # noqa: N801
+        def _states_for(self, lease: Lease) -> list[StoredState]:
+            tables = self.worker.world.backend.partitions[lease.partition.name]
+            states = super()._states_for(lease)
+            for each in states:
+                stored = tables.state.get(each.key, {})
+                if each.rows is not None:
+                    each.rows = [
+                        (row.subkey, row.value, row.expires_ms)
+                        for row in stored.values()
+                        if row.value is not None
+                    ]
+            return states
+
+
+# The lessee
+
+
+class TakesALeaseTwice(LeaseMutant):
+    circumstances: ClassVar = {"calm": True, "doubling": 0.5, "loss": 0.0}
+
+    class lessee(Lessee):  # noqa: N801
+        def ended(self, lease: LeaseId) -> bool:
+            is_ended = super().ended(lease)
+            self._over.clear()
+            return is_ended
+
+
+class KeepsDoubtfulStates(LeaseMutant):
+    circumstances: ClassVar = {"calm": True, "hangs": 0.5}
+
+    class states(GuestStates):  # noqa: N801
+        def settled(
+            self,
+            lease: LeaseId,
+            cache: StateCache,
+            versions: dict[str, int],
+            changed: Collection[str],
+            doubtful: Collection[str],
+        ) -> None:
+            super().settled(lease, cache, versions, changed, ())
+
+
+MUTANTS: dict[str, Any] = {
+    each.__name__: each
+    for each in list(globals().values())
+    if isinstance(each, type)
+    and issubclass(each, LeaseMutant)
+    and each not in (LeaseMutant, LetsMarkersPassLeases, MergesWhatIsInUse)
+}
+WINDOW_MUTANTS: dict[str, Any] = {
+    each.__name__: each for each in (LetsMarkersPassLeases, MergesTwice, MergesWhatIsInUse)
+}
