@@ -177,15 +177,20 @@ class Leases:
             lease = lessor.lending.lessor.open.get(guest.lease)
         if lessor is None or lease is None or lease.lessee != worker.name or lease.partial:
             return
-        if lease.partition.stopped or not self._world.interprets(guest.function.name):
+        if lease.partition.stopped:
             return
         node = lessor.nodes[guest.lease.partition]
         if node.partition is not lease.partition:
             return
-        for key, state in guest_contents(guest).items():
-            check(key in node.states.cells, "a state that is lent is not in memory", key)
-            known = node.states.cells[key]
-            check(state == known, "a lessee has another state", guest.lease, key, state, known)
+        if self._world.interprets(guest.function.name):
+            for key, state in guest_contents(guest).items():
+                check(key in node.states.cells, "a state that is lent is not in memory", key)
+                known = node.states.cells[key]
+                check(state == known, "a lessee has another state", guest.lease, key, state, known)
+        elif guest.place.cache is not None:
+            keys = list(guest.place.cache.cells)
+            rows, own = guest.place.cache.rows(keys), lessor.cache_of(lease.partition).rows(keys)
+            check(rows == own, "a lessee has another state", guest.lease, rows, own)
         for other in lessor.lending.lessor.open.values():
             if other is not lease and other.partition is lease.partition and not other.partial:
                 both = set(lease.partition.state_keys(lease.work)) & set(
@@ -239,7 +244,7 @@ class LeasingWorld(World):
             self.keys = self.keys[:2]
             self._policy = ""
         self._stamps = 0.0
-        cache_bytes_max = chance.choice([8, 8 * 600, 10**9, 10**9]) if not self.calm else 10**9
+        cache_bytes_max = chance.choice([10**9 if self.calm else 8, 8 * 600, 10**9, 10**9])
         self.limits = replace(self.limits, cache_bytes_max=cache_bytes_max)
         self.functions.update(self.more_functions())
         for _ in range(chance.choice([2, 2, 3, 4])):

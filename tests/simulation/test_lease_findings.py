@@ -1,0 +1,95 @@
+"""What the simulation of leases has found, each by itself."""
+
+from __future__ import annotations
+
+from sublet.functions.state import Sum
+from sublet.runtime.frames import ErrorInfo, Extra
+from sublet.runtime.lease_messages import LeaseId
+from sublet.runtime.lessee import Lessee
+from sublet.runtime.lessor import TERM_MS
+from sublet.scheduler.binding import Asked
+from sublet.scheduler.laxity_queue import LaxityQueue
+from sublet.statestore.contract import StateRow
+from sublet.statestore.memory import MemoryBackend
+from tests.unit.lease_harness import Adder, Lender, Scripted, TakenCells, keeps, lends_to
+from tests.unit.partition_harness import CLIENT, make_function
+
+
+def _lender(backend: MemoryBackend | None = None, cells: TakenCells | None = None) -> Lender:
+    policy = Scripted(lends_to("east"), asked=Asked.EACH)
+    return Lender(policy, backend=backend, cells=cells)
+
+
+def test_a_lease_that_ends_while_answers_are_read_for_it_runs_nothing_again() -> None:
+    home = _lender()
+    same = {0: Extra(idempotency_key="k")}
+    home.arrive(1, ["a"], extras=same)
+    home.run_home()
+    home.settle()
+    # The next owner has to ask the store whether it was answered.
+    heir = _lender(home.owner.backend)
+    heir.lend(2, ["a"], extras=same)
+    heir.lose("east")
+    assert heir.owner.partition.counters.runs == 0
+    while heir.owner.loads:
+        heir.owner.load()
+    heir.settle()
+    assert heir.replies() == {1: "done a", 2: "done a"}
+    assert heir.owner.partition.counters.runs == 0
+
+
+def test_what_is_on_record_and_lent_again_does_not_fill_the_next_commit() -> None:
+    function = make_function(state=Sum(), slo="1ms")
+    home = Lender(Scripted(keeps), function=function, merger=Adder())
+    home.arrive(1, ["hot"])
+    home.owner.take()
+    home.arrive(2, ["hot"] * 6)
+    home.owner.take()
+    home.owner.settle()
+    home.policy._bind = lends_to("east")
+    home.look()
+    assert home.offers
+    assert home.owner.partition._pending.message_count == 0
+
+
+def test_a_state_whose_lease_ended_in_vain_is_nowhere_else_although_nothing_ran_at_home() -> None:
+    home = _lender(cells=TakenCells())
+    versions = home.owner.partition.versions
+    home.lend(1, ["a"])
+    while home.owner.loads:
+        home.owner.load()
+    home.carry_out()
+    versions.of("a")
+    home.give_back(home.offers[0], rows=[StateRow("a", b"", b"new")])
+    home.settle()
+    before = versions.of("a")
+    assert versions.is_at("a", "east")
+    home.lend(2, ["a"])
+    home.owner.partition._withdraw(CLIENT, 2, ErrorInfo("cancelled", "taken back"), home.now_ms)
+    home.pass_time(10 * TERM_MS)
+    assert home.revoked()
+    assert home.run_home() == []
+    assert not versions.is_at("a", "east")
+    assert versions.of("a") > before + 1
+
+
+def test_a_lease_that_was_worked_off_is_not_taken_once_more() -> None:
+    lessee = Lessee(LaxityQueue())
+    lease = LeaseId("p", 1, 1)
+
+    def offer() -> bool:
+        return lessee.offered(
+            lease,
+            1,
+            cost_ms=1.0,
+            left_ms=100.0,
+            home_ms=100.0,
+            forced=True,
+            now_ms=0.0,
+            start_ms=0.0,
+        )
+
+    assert offer()
+    lessee.ended(lease)
+    assert lease in lessee
+    assert not offer()
