@@ -341,7 +341,7 @@ def status(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show workers, partitions, queues, rates, missed deadlines and counters of a cluster.
+    """Show workers, partitions, queues, rates, missed deadlines, leases and counters of a cluster.
 
     Example: sublet status --json
     """

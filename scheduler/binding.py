@@ -136,7 +136,7 @@ class Scene(Protocol):
 
 
 class Lend(NamedTuple):
-    """Give these messages to this worker; if it need not be asked, it runs them in any case."""
+    """Give these messages to this worker, which may decline them, unless it is forced."""
 
     work: Bindable
     worker: str
