@@ -140,7 +140,7 @@ def granularity(quick: bool) -> list[Case]:
 
 
 def _two(experiment: str, policy: str, cost_ms: float, skew: str, *, with_state: bool) -> Case:
-    span = _span(policy, 1.0, 2.0) if cost_ms >= 10 else _span(policy, 0.2, 0.4)
+    span = _span(policy, 0.5, 1.0) if cost_ms >= 10 else _span(policy, 0.1, 0.25)
     state = "state" if with_state else "no state"
     return Case(
         experiment=experiment,
@@ -160,7 +160,7 @@ def _social(experiment: str, value: str, policies: Sequence[str], **options: Any
             experiment=experiment,
             value=value,
             binding=policy,
-            simulation=social_network(span=_span(policy, 0.2, 0.4), **options),
+            simulation=social_network(span=_span(policy, 0.15, 0.3), **options),
             ends=SOCIAL_ENDS,
         )
         for policy in policies
@@ -182,7 +182,7 @@ def cache_sizes(quick: bool) -> list[Case]:
     return [
         case
         for size in sizes
-        for case in _social("cache size", f"{size} objects", FEW, cache_objects=size)
+        for case in _social("cache size", f"{size} objects", FEW[:-1], cache_objects=size)
     ]
 
 
@@ -192,7 +192,7 @@ def object_sizes(quick: bool) -> list[Case]:
     return [
         case
         for size in sizes
-        for case in _social("object size", f"{size // 1024} KiB", FEW, object_bytes=size)
+        for case in _social("object size", f"{size // 1024} KiB", FEW[:-1], object_bytes=size)
     ]
 
 
@@ -244,7 +244,7 @@ def _nexmark(query: str, policy: str, parallelism_range: int) -> Case:
         experiment="nexmark",
         value=f"{query}, range {parallelism_range}",
         binding=policy,
-        simulation=nexmark(query, parallelism_range, window_s=10, windows=2),
+        simulation=nexmark(query, parallelism_range, window_s=5, windows=2),
         ends=("result",),
     )
 

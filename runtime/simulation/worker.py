@@ -589,10 +589,14 @@ class SimulatedWorker:
         count = len(offer.messages)
         guest.elapsed_ms = guest.handlers.begin_lent(count) * self.slowness
         core_ms = guest.elapsed_ms + self._around.overhead_ms(count) * self.slowness
-        self._occupy_core((guest.name, 0), guest.handlers, count, core_ms)
+        self._free -= 1
+        self.busy_ms += core_ms
+        tally = guest.handlers.tally
+        tally.runs += 1
+        tally.busy_ms += core_ms
         self._around.trace.ran(now_ms, f"{offer.lease.partition}@{self.name}", count, core_ms)
-        wait_ms = max(0.0, self._occupied_ms - now_ms)
-        self._events.after(wait_ms + core_ms, self._finish_guest, self._life, guest)
+        core_ms += self._begin_on_core((guest.name, 0), guest.handlers.function, count)
+        self._events.after(core_ms, self._finish_guest, self._life, guest)
 
     def _finish_guest(self, life: int, guest: GuestRun) -> None:
         if life != self._life or self._is_deferred(self._finish_guest, life, guest):
@@ -706,25 +710,23 @@ class SimulatedWorker:
         elapsed_ms, begun = hosted.handlers.begin(hosted, work, limit_ms, now_ms)
         elapsed_ms *= self.slowness
         core_ms = elapsed_ms + self._around.overhead_ms(work.count) * self.slowness
-        wait_ms = max(0.0, self._occupied_ms - now_ms)
-        self._occupy_core((hosted.name, work.id), hosted.handlers, work.count, core_ms)
-        self._around.trace.ran(now_ms, hosted.name, work.count, core_ms)
-        self._events.after(
-            wait_ms + core_ms, self._finish, self._life, hosted, work, begun, elapsed_ms
-        )
-
-    def _occupy_core(
-        self, run: tuple[str, int], handlers: Handlers, count: int, core_ms: float
-    ) -> None:
         self._free -= 1
         self.busy_ms += core_ms
-        tally = handlers.tally
+        tally = hosted.handlers.tally
         tally.runs += 1
         tally.busy_ms += core_ms
+        self._around.trace.ran(now_ms, hosted.name, work.count, core_ms)
         if self.lending is not None:
-            expected_ms = self.urgency.expected_ms(handlers.function, count)
-            start_ms = max(self._events.now_ms, self._occupied_ms)
-            self._ends_ms[run] = start_ms + expected_ms
+            run = (hosted.name, work.id)
+            core_ms += self._begin_on_core(run, hosted.handlers.function, work.count)
+        self._events.after(core_ms, self._finish, self._life, hosted, work, begun, elapsed_ms)
+
+    def _begin_on_core(self, run: tuple[str, int], function: Function, count: int) -> float:
+        """Note when a run should be over; return how long it waits for what the runtime does."""
+        now_ms = self._events.now_ms
+        start_ms = max(now_ms, self._occupied_ms)
+        self._ends_ms[run] = start_ms + self.urgency.expected_ms(function, count)
+        return start_ms - now_ms
 
     def _finish(self, life: int, hosted: Hosted, work: Work, begun: Any, elapsed_ms: float) -> None:
         if life != self._life:
