@@ -173,10 +173,13 @@ class Worker:
 
     def crash(self) -> None:
         self.alive = False
-        for node in self.world.nodes:
-            if getattr(node, "worker", None) is self:
-                node.alive = False
+        for node in self.own():
+            node.alive = False
         self.world.leases.forget(self.lending.lessor.open)
+
+    def own(self) -> list[Node]:
+        """Return all owners that it has or had."""
+        return [each for each in self.world.nodes if getattr(each, "worker", None) is self]
 
     # What leases need
 
