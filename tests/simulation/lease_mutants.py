@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
+from sublet.functions.app import Function
 from sublet.functions.effects import Effect
 from sublet.runtime.guests import GuestStates
 from sublet.runtime.lease_messages import LeaseId, Load, PartialState, StoredState
@@ -216,7 +217,22 @@ class MergesTwice(LeaseMutant):
             return super().absorb(partials)
 
 
+class _AlwaysAside:
+    """Lets nothing run on the loop."""
+
+    def batch_size(self, function: Function, limit: int) -> int:
+        return min(limit, 3)
+
+    def off_loop(self, function: Function) -> bool:
+        return True
+
+    def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
+        return
+
+
 class MergesWhatIsInUse(LeaseMutant):
+    circumstances: ClassVar = {"pace": _AlwaysAside()}
+
     class partition(Partition):  # noqa: N801
         def _merge(self, work: Work, result: RunResult) -> bool:
             running, self._running = self._running, {}
