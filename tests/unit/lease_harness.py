@@ -44,7 +44,7 @@ def lending_urgency(costs: Costs | None = None) -> Urgency:
 
 
 def result_of(
-    count: int,
+    keys: Sequence[str],
     *,
     rows: Sequence[StateRow] = (),
     effects: Sequence[Effect] = (),
@@ -52,9 +52,9 @@ def result_of(
     failed: dict[int, Failure] | None = None,
     added: Sequence[str] = (),
 ) -> RunResult:
-    """Return what a lessee has made of so many messages; `added` are keys of partial states."""
+    """Return what a lessee has made of messages of these keys; `added` are keys of parts."""
     result = RunResult()
-    result.values = [f"lent {index}" for index in range(count)]
+    result.values = [f"lent {key}" for key in keys]
     result.rows = list(rows)
     result.effects = list(effects)
     result.unfinished = set(home)
@@ -166,7 +166,7 @@ class First:
 class Lender:
     """A lessor called `home`. Messages wait until `take`; neighbours say what a test says."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         policy: Any,
         *,
@@ -267,7 +267,7 @@ class Lender:
         """Return a lease; tell whether it was waited for."""
         found = self.lessor.returned(worker or lease.lessee, lease.id, IDLE, self.now_ms)
         if found is not None:
-            result = result_of(lease.work.count, **options)
+            result = result_of(lease.work.keys, **options)
             home = len(result.unfinished)
             self.lessor.finish(found, result, home, reason, self.now_ms)
         self.carry_out()
@@ -293,6 +293,10 @@ class Lender:
             while self.owner.runs:
                 self.owner.finish()
         raise AssertionError("it goes on running")
+
+    def keys_run_home(self) -> list[str]:
+        """As `run_home`; return all keys, in their own order."""
+        return sorted(key for keys in self.run_home() for key in keys)
 
     def settle(self) -> None:
         """Run all that waits here, and commit it."""
