@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import islice
+from operator import itemgetter
 
 from sublet.functions.address import is_client
 from sublet.runtime.frames import Kind
@@ -22,6 +24,9 @@ PULL_MS = 2.0
 
 LOOKED_THROUGH_MAX = 2_000
 """Messages before one that is to be lent: among more, nobody looks for those of its key."""
+
+KEY_FACTOR = 4
+"""So many times what was asked for may be taken of one key."""
 
 IN_LINE = (Kind.CANCEL, Kind.MARKER)
 """What is about everything before it: never pulled ahead."""
@@ -190,18 +195,19 @@ class Backlog:
         return self._take_with_earlier(chunk, chunk.most_urgent(PULL_MS)[:room], room)
 
     def lend(self, chunk: Chunk, count: int, *, in_order: bool) -> list[Place]:
-        """Take the last messages of a chunk; if the order matters, behind the earlier ones of
-        their keys, and not more than `count` in all.
+        """Take the last messages of a chunk.
 
-        Behind a long line it would take too long to look for those: then the messages come from
-        its head, where none stand before them.
+        If the order matters, behind the earlier ones of their keys: as many keys as have about
+        `count` messages, all of them, so that nobody has to wait for what was taken. Behind a long
+        line it would take too long to look for those: then the messages come from its head, where
+        none stand before them.
         """
         wanted = chunk.places()[-count:]
         if in_order:
             head = self._head(chunk.batch.source)
             before = chunk.batch.first + wanted[0] - head.batch.first - head.start
             if before <= LOOKED_THROUGH_MAX:
-                return self._take_with_earlier(chunk, wanted, count)
+                return self._take_keys(chunk, wanted, count)
             if head.batch.kind in IN_LINE:
                 return []
             chunk, wanted = head, head.places()[:count]
@@ -211,30 +217,46 @@ class Backlog:
             self._rank_anew(chunk)
         return [(chunk, index) for index in wanted]
 
-    def _take_with_earlier(self, chunk: Chunk, wanted: list[int], room: int) -> list[Place]:
+    def _take_keys(self, chunk: Chunk, wanted: list[int], count: int) -> list[Place]:
         keys = chunk.batch.keys
-        mine = {keys[index] for index in wanted}
-        places: list[Place] = []
+        # The last ones first: they are what has to go.
+        by_key: dict[str, list[tuple[int, Place]]] = {keys[index]: [] for index in reversed(wanted)}
+        for number, place in enumerate(self._earlier(chunk, wanted[-1] + 1, by_key.keys())):
+            by_key[place[0].batch.keys[place[1]]].append((number, place))
+        chosen: list[tuple[int, Place]] = []
+        for mine in by_key.values():
+            if chosen and len(chosen) + len(mine) > count:
+                break
+            chosen += mine[: count * KEY_FACTOR]
+        chosen.sort(key=itemgetter(0))
+        places = [place for _, place in chosen]
+        self._take_out_all(places)
+        return places
+
+    def _earlier(self, chunk: Chunk, stop: int, keys: Collection[str]) -> Iterator[Place]:
+        """Return all messages of these keys in the chunk's line, up to a place in the chunk."""
         for earlier in self._lines[chunk.batch.source]:
-            if len(places) >= room:
-                break
-            stop = wanted[-1] + 1 if earlier is chunk else earlier.stop
             if earlier.batch.kind not in IN_LINE:
-                places += [
-                    (earlier, index)
-                    for index, key in enumerate(
-                        earlier.batch.keys[earlier.start : stop], earlier.start
-                    )
-                    if key in mine and not (earlier.holes and index in earlier.holes)
-                ]
+                end = stop if earlier is chunk else earlier.stop
+                for index in range(earlier.start, end):
+                    if earlier.batch.keys[index] in keys and not (
+                        earlier.holes and index in earlier.holes
+                    ):
+                        yield earlier, index
             if earlier is chunk:
-                break
-        del places[room:]
+                return
+
+    def _take_out_all(self, places: Sequence[Place]) -> None:
         for each, index in places:
             self._remove(each, index)
         for each in {id(each): each for each, _ in places}.values():
             if each.start < each.stop and each.urgent is not None:
                 self._rank_anew(each)
+
+    def _take_with_earlier(self, chunk: Chunk, wanted: list[int], room: int) -> list[Place]:
+        mine = {chunk.batch.keys[index] for index in wanted}
+        places = list(islice(self._earlier(chunk, wanted[-1] + 1, mine), room))
+        self._take_out_all(places)
         return places
 
     def take_out(self, chunk: Chunk, index: int) -> bool:

@@ -327,6 +327,9 @@ class Lending:
         self._host.returned(
             lease, result, lambda: self.lessor.finish(lease, result, home, reason, now_ms)
         )
+        if self._urgency.crowds:
+            # Before they run here: the lessee has their state.
+            self.lessor.look_at_crowds(now_ms, self._host.starts_ms(now_ms))
 
     # As lessee
 

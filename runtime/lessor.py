@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol, cast
 import xxhash
 
 from sublet.functions.app import Function
-from sublet.runtime.backlog import IN_LINE
+from sublet.runtime.backlog import IN_LINE, KEY_FACTOR
 from sublet.runtime.lease_messages import Answer, LeaseId, LeaseMessage, Load, Probe, Reply, Revoke
 from sublet.runtime.leases import Lease, LeaseState
 from sublet.runtime.partition import Partition
-from sublet.runtime.work import Chunk, RunResult
+from sublet.runtime.work import Chunk, RunResult, Waiting
 from sublet.scheduler.binding import (
     Ask,
     Asked,
@@ -43,7 +43,8 @@ ASK_MS = 50.0
 """Who has not replied by then is not waited for."""
 TERM_MS = 1_000.0
 TERM_FACTOR = 4.0
-"""A lease ends after its term and so many times what it is expected to take."""
+"""A lease ends after its term and so many times what it is expected to take, with what waits at the
+lessee by what is known."""
 LEASES_MAX = 1_000
 """Open at once in a worker."""
 
@@ -269,16 +270,23 @@ class Lessor:
             if asked is Asked.QUEUED and (excess := self._excess(chunk)):
                 late.setdefault(partition, []).append((chunk, excess))
         for partition, parts in wanted.items():
-            self._bind(self._works(partition, parts))
-            for chunk, _ in parts:
-                if chunk.count and not partition.stopped:
-                    partition.weigh(chunk)
+            self._bind_arrived(partition, parts)
         if self._urgency.crowds:
             self._look_at_crowds()
         for partition, parts in late.items():
             self._bind(self._works(partition, parts))
         if not late and self._waiting.laxity_ms(self.start_ms) <= 0:
             self._look_at_queue()
+
+    def _bind_arrived(self, partition: Partition, parts: Sequence[Part]) -> None:
+        works = self._works(partition, parts)
+        self._bind(works)
+        for chunk, _ in parts:
+            if chunk.count and not partition.stopped:
+                partition.weigh(chunk)
+                if len(works) >= WORKS_MAX and self._urgency.unseen is not None:
+                    # There is more than was asked about.
+                    self._urgency.unseen.append((partition, chunk))
 
     def weigh_unseen(self) -> None:
         """Count what has come, without asking about it: somebody wants to know what waits."""
@@ -354,7 +362,9 @@ class Lessor:
         cost_ms = self._urgency.expected_ms(function, count)
         in_parts = function.name not in self._whole and partition.mergeable
         bindable = Bindable(view, cost_ms, home_ms, in_parts, ref=piece)
-        if not in_parts and isinstance(place, list):
+        if not in_parts and isinstance(place, Crowd):
+            bindable.holders = partition.versions.holders([place.lock])
+        elif not in_parts and isinstance(place, list):
             if partition.versions:
                 keys = [
                     key
@@ -377,36 +387,53 @@ class Lessor:
         for partition, parts in wanted.items():
             self._bind(self._works(partition, parts))
 
+    def look_at_crowds(self, now_ms: float, start_ms: float) -> None:
+        """A key has been given back, behind which others wait: ask whether they go, too."""
+        self.now_ms, self.start_ms = now_ms, max(now_ms, start_ms)
+        self._look_at_crowds()
+
     def _look_at_crowds(self) -> None:
-        """Ask about what waits behind busy keys of functions that can run in parts."""
+        """Ask about what waits behind keys: busy ones, whose messages can run in parts, and those
+        that somebody has just given back."""
         crowds = self._urgency.crowds
         for name, lock in tuple(crowds):
             partition: Partition = crowds[name, lock]
-            waiting = partition.crowd(lock)
-            if not waiting or partition.stopped:
+            in_parts = partition.mergeable and partition.function.name not in self._whole
+            waiting = [] if partition.stopped else partition.crowd(lock, in_parts=in_parts)
+            if not waiting:
                 del crowds[name, lock]
-                continue
-            function = partition.function
-            policy = self.policy(function)
-            if policy.asked is Asked.NEVER or not self._may_lend(partition):
-                continue
-            if function.name in self._whole or not partition.mergeable:
-                continue
-            one_ms = self._urgency.expected_ms(function, 1)
-            if one_ms <= 0:
-                continue
-            size, works = max(1, int(PIECE_MS / one_ms)), []
-            stay = max(1, int(CROWD_MS / one_ms))
-            due_ms = min([each.deadline_ms or inf for each in waiting[:WORKS_MAX]])
-            if due_ms == inf:
-                due_ms = self.now_ms + self._urgency.patience_ms
-            for at in range(stay, len(waiting), size):
-                piece = Piece(partition, Crowd(lock), min(size, len(waiting) - at))
-                home_ms = (at + piece.count) * one_ms
-                works.append(self._bindable(piece, due_ms, home_ms))
-                if len(works) >= WORKS_MAX:
-                    break
-            self._bind(works)
+            elif self._asked(partition) is not Asked.NEVER:
+                self._bind(self._crowd_works(partition, lock, waiting, in_parts=in_parts))
+
+    def _crowd_works(
+        self, partition: Partition, lock: str, waiting: Sequence[Waiting], *, in_parts: bool
+    ) -> list[Bindable]:
+        function, urgency = partition.function, self._urgency
+        one_ms = urgency.expected_ms(function, 1)
+        if one_ms <= 0:
+            return []
+        size = max(1, int(PIECE_MS / one_ms))
+        due_ms = min([each.deadline_ms or inf for each in waiting[:WORKS_MAX]])
+        if due_ms == inf:
+            due_ms = self.now_ms + urgency.patience_ms
+        due_ms = urgency.due_ms(function, due_ms)
+        works: list[Bindable] = []
+        if not in_parts:
+            # One after the other, wherever: so all at one place, and only if it is late here.
+            count = min(len(waiting), KEY_FACTOR * size)
+            ahead_ms = self.start_ms - self.now_ms + self._waiting.cost_ahead_ms(due_ms)
+            home_ms = ahead_ms + count * one_ms
+            if self.now_ms + home_ms >= due_ms:
+                works.append(self._bindable(Piece(partition, Crowd(lock), count), due_ms, home_ms))
+            return works
+        stay = max(1, int(CROWD_MS / one_ms))
+        for at in range(stay, len(waiting), size):
+            piece = Piece(partition, Crowd(lock), min(size, len(waiting) - at))
+            home_ms = (at + piece.count) * one_ms
+            works.append(self._bindable(piece, due_ms, home_ms))
+            if len(works) >= WORKS_MAX:
+                break
+        return works
 
     # Choices
 
@@ -462,6 +489,7 @@ class Lessor:
             del self.open[id_]
             return None
         work.ref = lease
+        work.cost_ms = self._urgency.expected_ms(partition.function, lease.work.count)
         tally = self.tally(partition.function)
         tally.lent += 1
         tally.lent_partial += partial
@@ -478,7 +506,8 @@ class Lessor:
         lease.forced = forced
         lease.state = LeaseState.OFFERED
         lease.begun_ms = self.now_ms
-        lease.ends_ms = self.now_ms + self._term_ms + TERM_FACTOR * lease.bindable.cost_ms
+        expected_ms = lease.bindable.cost_ms + neighbour.queued_ms
+        lease.ends_ms = self.now_ms + self._term_ms + TERM_FACTOR * expected_ms
         heappush(self._terms, (lease.ends_ms, lease.id.number, lease))
         neighbour.queued += lease.work.count
         neighbour.queued_ms += lease.bindable.cost_ms

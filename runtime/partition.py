@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -1204,21 +1205,45 @@ class Partition:
         self._advance(now_ms)
         return is_lent
 
-    def crowd(self, lock: str) -> list[Waiting]:
-        """Return what waits behind a busy key and could run in parts."""
-        return [each for each in self._keys.get(lock, ()) if _is_lendable(each)]
+    def crowd(self, lock: str, *, in_parts: bool) -> list[Waiting]:
+        """Return what waits for a key and could be lent: in parts, all that is behind it; whole,
+        also who is first, if nobody is running yet."""
+        behind = self._keys.get(lock)
+        if behind is None:
+            return []
+        if in_parts:
+            return [each for each in behind if _is_lendable(each)]
+        first = self._first_of(lock)
+        if first is None or not behind:
+            return []
+        return [first, *takewhile(_is_lendable, behind)]
+
+    def _first_of(self, lock: str) -> Waiting | None:
+        """Return the message of a key that may run next, if it has waited behind others."""
+        lock_of = self._lines.lock_of
+        for waiting in self._ready:
+            if lock_of(waiting.message) == lock:
+                return waiting if _is_lendable(waiting) else None
+        return None
 
     def lend_crowd(self, lock: str, count: int, lease: Lease, now_ms: float) -> bool:
-        """As `lend`: the last messages behind a busy key, which run in parts."""
+        """As `lend`: what `crowd` returned; in parts, the last of it."""
         behind = self._keys.get(lock)
         taken: list[Waiting] = []
-        while behind and len(taken) < count and _is_lendable(behind[-1]):
-            taken.append(behind.pop())
-            if taken[-1].entry is not None:
-                self._unweigh(taken[-1])
+        if lease.partial:
+            while behind and len(taken) < count and _is_lendable(behind[-1]):
+                taken.append(behind.pop())
+            taken.reverse()
+        elif behind is not None and (first := self._first_of(lock)) is not None:
+            self._ready.remove(first)
+            taken.append(first)
+            while behind and len(taken) < count and _is_lendable(behind[0]):
+                taken.append(behind.popleft())
         if not taken:
             return False
-        taken.reverse()
+        for waiting in taken:
+            if waiting.entry is not None:
+                self._unweigh(waiting)
         is_lent = self._lend(self._queue.work(taken), lease, now_ms)
         self._advance(now_ms)
         return is_lent
@@ -1254,6 +1279,10 @@ class Partition:
             if result.rows:
                 self._pending.rows.extend(self._cells.apply(result.rows))
             self._settle_each(work, result, now_ms)
+            if self._urgency.unseen is not None:
+                for lock in {self._lines.lock_of(each.message) for each in work.waiting}:
+                    if self._keys.get(lock):
+                        self._urgency.crowds[self.name, lock] = self
             if self._merges:
                 self._merge_all(now_ms)
         self._advance(now_ms)
@@ -1279,6 +1308,7 @@ class Partition:
 
     def _weigh_waiting(self, waiting: Waiting, now_ms: float) -> None:
         """Count a message that has come home in all that waits in the worker."""
+        waiting.stays = True
         urgency = self._urgency
         if urgency.waiting is not None and waiting.entry is None:
             due_ms = waiting.deadline_ms
@@ -1763,6 +1793,7 @@ def _is_lendable(waiting: Waiting) -> bool:
     message = waiting.message
     return (
         message.attempt == 1
+        and not waiting.stays
         and message.kind is not Kind.MARKER
         and not message.extra.idempotency_key
         and waiting.interrupted is None

@@ -82,6 +82,7 @@ class Waiting:
         "message",
         "parked",
         "rank",
+        "stays",
         "traced",
     )
 
@@ -105,6 +106,8 @@ class Waiting:
         self.ended = False
         self.entry: Entry[object] | None = None
         """Its place among all that waits in the worker, if it is counted there."""
+        self.stays = False
+        """It has come home from a lease: from now on it waits for its turn here."""
         self.expires = False
         """After its deadline nobody waits for the reply."""
         self.interrupted: ErrorInfo | None = None

@@ -189,15 +189,6 @@ class LendsWithoutAskingForAnswers(LeaseMutant):
             return work if work.lease else super()._set_repeated_aside(work, asked, now_ms)
 
 
-class CountsWhatIsOnRecordAgain(LeaseMutant):
-    class partition(Partition):  # noqa: N801
-        def lend_crowd(self, lock: str, count: int, lease: Lease, now_ms: float) -> bool:
-            is_lent = super().lend_crowd(lock, count, lease, now_ms)
-            if is_lent:
-                self._pending.message_count += lease.work.count
-            return is_lent
-
-
 class DoesNotWaitForWhatItReads(LeaseMutant):
     class partition(Partition):  # noqa: N801
         def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:

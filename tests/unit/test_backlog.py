@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sublet.functions.codec import join_column
-from sublet.runtime.backlog import IN_LINE, LOOKED_THROUGH_MAX, PULL_MS, Backlog
+from sublet.runtime.backlog import IN_LINE, KEY_FACTOR, LOOKED_THROUGH_MAX, PULL_MS, Backlog
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.work import Chunk, Span
 
@@ -198,12 +198,15 @@ class BacklogAgainstModel(RuleBasedStateMachine):
         source = chunk.batch.source
         wanted = [each for each in self.left if each.chunk is chunk][-count:]
         places = self.backlog.lend(chunk, count, in_order=in_order)
-        assert 0 < len(places) <= count
         taken = [each.batch.first + index for each, index in places]
         if in_order:
-            self._in_order_of_keys(source, taken)
-            keys = {each.key for each in wanted}
-            assert {each.batch.keys[index] for each, index in places} <= keys
+            self._in_order_of_keys(source, sorted(taken))
+            by_key: dict[str, list[int]] = {}
+            for (each, index), number in zip(places, taken, strict=True):
+                by_key.setdefault(each.batch.keys[index], []).append(number)
+            assert all(mine == sorted(mine) for mine in by_key.values())
+            assert by_key.keys() <= {each.key for each in wanted}
+            assert 0 < len(taken) <= (count if len(by_key) > 1 else count * KEY_FACTOR)
         else:
             assert taken == [each.number for each in wanted]
         self._gone(source, taken)
@@ -307,31 +310,42 @@ def test_a_call_is_found_in_a_long_line() -> None:
     assert backlog.count == 2_997
 
 
-def test_what_is_lent_takes_only_earlier_messages_of_its_keys_along() -> None:
+def test_what_is_lent_takes_all_earlier_messages_of_its_keys_along_and_no_others() -> None:
     backlog = Backlog()
     early, late = make_chunk(CLIENT, 1, list("abc")), make_chunk(CLIENT, 4, list("dab"))
     for each in (early, late):
         backlog.add(each, each.earliest_ms)
-    places = backlog.lend(late, 2, in_order=True)
+    lent = [backlog.lend(late, 2, in_order=True) for _ in range(2)]
 
-    # There is room for two: those that have to run first.
-    assert [each.batch.first + index for each, index in places] == [1, 2]
-    places = backlog.lend(late, 2, in_order=True)
-    assert [each.batch.first + index for each, index in places] == [5, 6]
+    # There is room for two: those of the last key, then those of the one before it.
+    assert [[each.batch.first + index for each, index in places] for places in lent] == [
+        [2, 6],
+        [1, 5],
+    ]
     assert backlog.count == 2
 
 
-@pytest.mark.parametrize(("before", "first"), [(0, 2), (1, 1)])
-def test_behind_a_long_line_messages_are_lent_from_its_head(before: int, first: int) -> None:
+def test_of_one_key_only_so_many_times_what_was_asked_for_is_lent() -> None:
+    backlog = Backlog()
+    chunk = make_chunk(CLIENT, 1, ["a"] * 20)
+    backlog.add(chunk, chunk.earliest_ms)
+    places = backlog.lend(chunk, 2, in_order=True)
+    assert [index for _, index in places] == list(range(2 * KEY_FACTOR))
+
+
+@pytest.mark.parametrize(("before", "expected"), [(0, range(2, 2 + KEY_FACTOR)), (1, [1])])
+def test_behind_a_long_line_messages_are_lent_from_its_head(
+    before: int, expected: Sequence[int]
+) -> None:
     backlog = Backlog()
     bulk = make_chunk(CLIENT, 1, ["a"] + ["b"] * (LOOKED_THROUGH_MAX - 2 + before))
     last = make_chunk(CLIENT, bulk.stop + 1, ["c", "b"])
     for each in (bulk, last):
         backlog.add(each, each.earliest_ms)
     places = backlog.lend(last, 1, in_order=True)
-    numbers_lent = [each.batch.first + index for each, index in places]
-    # Of one line it is the first message of the wanted key, of a longer one simply the first.
-    assert numbers_lent == [first]
+
+    # Of a line that is looked through, those of the wanted key; of a longer one simply the first.
+    assert [each.batch.first + index for each, index in places] == list(expected)
 
 
 def test_behind_a_long_line_nothing_is_lent_before_what_is_about_all_before_it() -> None:
