@@ -232,6 +232,20 @@ class MergesWhatIsInUse(LeaseMutant):
             return is_merged
 
 
+class MergesIntoWhatIsLent(LeaseMutant):
+    circumstances: ClassVar = {
+        "calm": True,
+        "dawdling": 0.5,
+        "focus": "sim/crowd",
+        "loss": 0.0,
+        "term_ms": 1_000.0,
+    }
+
+    class partition(Partition):  # noqa: N801
+        def _is_lent_whole(self, keys: Collection[str]) -> bool:
+            return False
+
+
 class _BlindToLeases(OpenMessages):
     partition: Partition
 

@@ -238,6 +238,8 @@ class LeasingWorld(World):
         self._policy = chance.choice([""] * 2 * len(POLICIES) + [*POLICIES])
         self.calm = chance.random() < 0.35
         """Messages come one by one, and nearly all are lent: lessees know the states."""
+        self.focus = ""
+        """The function that most messages go to; otherwise chance chooses one."""
         for name, value in self.lease_mutant.circumstances.items():
             assert hasattr(self, name)
             setattr(self, name, value)
@@ -426,8 +428,9 @@ class LeaseWorld(LeasingWorld):
         super().__init__(seed, mutant)
         names = sorted(self.functions)
         # Where most of it goes to one function, more of it waits there and is lent.
-        one = [self.chance.choice(names)] * 9 + names
-        self._targets = one if self.calm or self.chance.random() < 0.5 else names
+        one = self.chance.choice(names)
+        is_one = self.chance.random() < 0.5 or self.calm or self.focus
+        self._targets = [self.focus or one] * 9 + names if is_one else names
 
     def targets(self) -> list[str]:
         return self._targets
