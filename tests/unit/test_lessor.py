@@ -730,6 +730,47 @@ def test_the_crowd_of_a_function_that_reads_stays() -> None:
     assert home.offers == []
 
 
+def given_back(*, slo: str = "1ms", late: bool = True) -> Lender:
+    """A key was given back behind which three messages wait."""
+    home = forwarder(function=make_function(slo=slo))
+    home.policy.asked = Asked.EACH
+    (lease,) = home.lend(1, ["a"])
+    home.policy.asked = Asked.NEVER
+    home.arrive(2, ["a"] * 3)
+    home.run_home()
+    home.policy.asked = Asked.QUEUED if late else Asked.NEVER
+    home.owner.partition.versions.of("a")
+    home.give_back(lease)
+    home.offers.clear()
+    home.lessor.look_at_crowds(home.now_ms, home.now_ms)
+    home.carry_out()
+    return home
+
+
+def test_what_waits_behind_a_key_that_comes_back_follows_it_if_it_would_be_late() -> None:
+    home = given_back()
+    (lease,) = home.offers
+    assert not lease.partial
+    assert [each.message.number for each in lease.work.waiting] == [2, 3, 4]
+    assert home.policy.works[-1][0].holders == {"east": 1}
+    assert home.run_home() == [], "the key is away again"
+    home.give_back(lease)
+    home.settle()
+    assert [number for number, _ in home.owner.replies()] == [1, 2, 3, 4]
+    home.check()
+
+
+@pytest.mark.parametrize(("slo", "late"), [("10s", True), ("1ms", False)])
+def test_what_waits_behind_a_key_that_comes_back_stays_if_it_is_in_time_or_nobody_asks(
+    slo: str, late: bool
+) -> None:
+    home = given_back(slo=slo, late=late)
+    assert home.offers == []
+    assert home.keys_run_home() == ["a", "a", "a"]
+    home.settle()
+    assert [number for number, _ in home.owner.replies()] == [1, 2, 3, 4]
+
+
 # Where messages are
 
 
