@@ -19,6 +19,7 @@ from sublet.scheduler.binding import (
     Bindable,
     Choice,
     Lend,
+    Neighbour,
     Scene,
     binding_policy,
 )
@@ -27,8 +28,6 @@ SEARCH_RANGE = 4
 SEARCH_RANGE_MAX = 128
 FETCH_MS = 0.5
 FETCH_MS_MAX = 60_000.0
-KNOWN_MS = 2_000.0
-"""What was heard of a worker longer ago says little: those of whom more is known come first."""
 EQUALS_DRAWN = 4
 """So many workers are drawn by chance to win against others that are just as good; more would
 cost more than it spreads."""
@@ -177,44 +176,45 @@ class LaxityDirect:
 
 
 class _Queues:
-    """What is known to wait at the neighbours, and what one call has lent to them."""
+    """What should wait at the neighbours by now, and what one call has lent to them."""
 
     def __init__(self, scene: Scene) -> None:
-        now_ms = scene.now_ms
-        self._keys: dict[str, tuple[bool, int]] = {}
-        self._heaps: tuple[list[tuple[float, int, str]], ...] = ([], [])
-        """Of those that were heard of lately, and of the others."""
+        self._places: dict[str, int] = {}
+        self._heap: list[tuple[float, int, str]] = []
         self.queued_ms: dict[str, float] = {}
         # Those drawn by chance come first, so that not all lessors take the same of equal queues.
         for each in (*scene.pick(EQUALS_DRAWN), *scene.neighbours):
-            name = each.name
-            if name not in self._keys:
-                is_unknown, place = now_ms - each.heard_ms > KNOWN_MS, len(self._keys)
-                self._keys[name] = is_unknown, place
-                self.queued_ms[name] = each.queued_ms
-                self._heaps[is_unknown].append((each.queued_ms, place, name))
-        for heap in self._heaps:
-            heapify(heap)
+            if each.name not in self._places:
+                place = self._places[each.name] = len(self._places)
+                queued_ms = _by_now_ms(each, scene.now_ms)
+                self.queued_ms[each.name] = queued_ms
+                self._heap.append((queued_ms, place, each.name))
+        heapify(self._heap)
 
-    def key(self, worker: str, fetch_ms: float) -> tuple[bool, float, int]:
+    def key(self, worker: str, fetch_ms: float) -> tuple[float, int]:
         """Return what is smallest for the best worker."""
-        is_unknown, place = self._keys[worker]
-        return is_unknown, self.queued_ms[worker] + fetch_ms, place
+        return self.queued_ms[worker] + fetch_ms, self._places[worker]
 
     def __contains__(self, worker: str) -> bool:
-        return worker in self._keys
+        return worker in self._places
 
-    def shortest(self) -> list[str]:
-        """Return who has the shortest queue of those that were heard of lately, then of others."""
-        return [self._top(heap) for heap in self._heaps if heap]
-
-    def _top(self, heap: list[tuple[float, int, str]]) -> str:
+    def shortest(self) -> str:
+        """Return who has the shortest queue."""
+        heap = self._heap
         while True:
             queued_ms, place, worker = heap[0]
             # Queues only grow during a call, so whoever is on top with what it has now is it.
             if queued_ms == self.queued_ms[worker]:
                 return worker
             heapreplace(heap, (self.queued_ms[worker], place, worker))
+
+
+def _by_now_ms(neighbour: Neighbour, now_ms: float) -> float:
+    """Return what is left of a queue, if it was worked off since it was heard of. Of who was never
+    heard of, nothing is known that waits there: so everybody is tried."""
+    if neighbour.heard_ms == -inf:
+        return neighbour.queued_ms
+    return max(0.0, neighbour.queued_ms - (now_ms - neighbour.heard_ms))
 
 
 class _Forwarding:
@@ -251,7 +251,7 @@ class _Forwarding:
                 start = turn % len(drawn)
                 tried: Iterable[str] = (*drawn[start:], *drawn[:start])
             else:
-                tried = self._best(work, queues)
+                tried = (self._best(work, queues),)
             for worker in tried:
                 there_ms = (
                     queues.queued_ms[worker] + self._fetches.cost_ms(work, worker) + work.cost_ms
@@ -262,18 +262,14 @@ class _Forwarding:
                     yield Lend(work, worker, self._is_forced)
                     break
 
-    def _best(self, work: Bindable, queues: _Queues) -> list[str]:
-        """Return whom to try: first the worker where the messages would be done first."""
-        shortest = queues.shortest()
+    def _best(self, work: Bindable, queues: _Queues) -> str:
+        """Return the worker where the messages would be done first."""
         # Only who has something cached can be better than the shortest queue of all.
         holders = [each for each in self._fetches.holders(work) if each in queues]
-        if not holders:
-            return shortest
-        best = min(
-            (shortest[0], *holders),
+        return min(
+            (queues.shortest(), *holders),
             key=lambda each: queues.key(each, self._fetches.cost_ms(work, each)),
         )
-        return [best, *shortest]
 
 
 @binding_policy("reject-and-send")

@@ -25,7 +25,7 @@ from sublet.scheduler.binding import (
     binding_names,
     binding_policy,
 )
-from sublet.scheduler.binding_policies import KNOWN_MS, SEARCH_RANGE_MAX
+from sublet.scheduler.binding_policies import SEARCH_RANGE_MAX
 
 NOW_MS = 10_000.0
 DIRECT = ["queue-direct", "laxity-direct"]
@@ -369,15 +369,20 @@ def test_what_goes_lets_begin_earlier_what_is_due_later_but_not_what_is_due_befo
 
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
-def test_a_neighbour_of_whom_nothing_was_heard_comes_after_the_known_ones(name: str) -> None:
-    stale = Neighbour("stale", 0, 0.0, NOW_MS - KNOWN_MS - 1)
-    never = Neighbour("never")
-    scene = FakeScene([never, stale, *neighbours({"a": 30})])
+def test_a_queue_counts_for_less_the_longer_ago_it_was_heard_of(name: str) -> None:
+    just = Neighbour("just", 30, 30.0, NOW_MS)
+    before = Neighbour("before", 40, 40.0, NOW_MS - 15)
     policy = binding_named(name)
 
-    assert lessees(policy.bind([messages(home_ms=90.0)], scene)) == ["a"]
-    # But before it stays here for being better than the known ones.
-    assert lessees(policy.bind([messages(home_ms=20.0)], scene))[0] in ("stale", "never")
+    assert lessees(policy.bind([messages(home_ms=90.0)], FakeScene([just, before]))) == ["before"]
+
+
+@pytest.mark.parametrize("name", FORWARD_FIRST)
+def test_a_neighbour_of_whom_nothing_was_heard_is_tried(name: str) -> None:
+    scene = FakeScene([*neighbours({"a": 30}), Neighbour("never")])
+    policy = binding_named(name)
+
+    assert lessees(policy.bind([messages(home_ms=90.0)], scene)) == ["never"]
 
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
