@@ -170,7 +170,9 @@ class Partition:
         """Of these, what waits for its states, with whether it is to come home then."""
         self._merges: dict[int, tuple[Work, RunResult]] = {}
         """What lessees have added, until nobody uses the states that it belongs to."""
-        self._merges_loading: set[int] = set()
+        self._merges_loading: dict[int, Sequence[str]] = {}
+        """States that are being read for these. Until they are here they must not be forgotten,
+        if somebody else has read and changed them meanwhile: what comes then is old."""
         self._by_hand: set[str] = set()
         """Keys that somebody holds to change their state."""
         self._merger = merger
@@ -422,8 +424,7 @@ class Partition:
                     self._merge_all(now_ms)
                 self._advance(now_ms)
                 return
-        if work.id in self._merges:
-            self._merges_loading.discard(work.id)
+        if self._merges_loading.pop(work.id, None) is not None:
             self._merge_all(now_ms)
             self._advance(now_ms)
         elif prefetch is None or not prefetch.waits(work):
@@ -911,7 +912,7 @@ class Partition:
                     self._consume_unrun(follower, over, now_ms)
 
     def _drop_suspect(self) -> bool:
-        if self._committing is not None or self._pending.rows:
+        if self._committing is not None or self._pending.rows or self._merges_loading:
             return False
         for key in self._suspect:
             self._cells.drop(key)
@@ -1342,7 +1343,7 @@ class Partition:
         missing = self._cells.missing(list(keys))
         if missing:
             if work.id not in self._merges_loading:
-                self._merges_loading.add(work.id)
+                self._merges_loading[work.id] = missing
                 self.effects.append(Load(work, missing, ()))
             return False
         if self.versions:
@@ -1757,6 +1758,8 @@ class Partition:
             in_use.update(work.keys if self.function.kind == "keyed" else ("",))
         for work, _ in self._merges.values():
             in_use.update(self.state_keys(work))
+        for keys in self._merges_loading.values():
+            in_use.update(keys)
         return in_use
 
     def stop(self, outcome: Outcome) -> None:
