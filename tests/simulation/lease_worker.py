@@ -151,9 +151,9 @@ class Worker:
 
     # Events
 
-    def look(self) -> None:
+    def look(self, *, at_once: bool = False) -> None:
         if self.alive:
-            self.lending.look(self.world.now_ms, at_once=True)
+            self.lending.look(self.world.now_ms, at_once=at_once)
 
     def wake(self) -> None:
         if self.alive:
@@ -347,7 +347,7 @@ class _LendingNode(Node):
         if self.alive and (
             self.worker.lending.lessor.asks_each or self.world.chance.random() < self.world.looks
         ):
-            self.worker.look()
+            self.worker.look(at_once=True)
         super()._take()
 
     def _run(self, work: Work) -> None:

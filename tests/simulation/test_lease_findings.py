@@ -52,6 +52,25 @@ def test_what_is_on_record_and_lent_again_does_not_fill_the_next_commit() -> Non
     assert home.owner.partition._pending.message_count == 0
 
 
+def test_a_state_stays_in_memory_until_all_that_was_read_of_it_before_is_here() -> None:
+    function, adder = make_function(state=Sum(), slo="1ms"), Adder()
+    policy = Scripted(lends_to("east"), asked=Asked.EACH)
+    home = Lender(policy, function=function, merger=adder, cells=TakenCells())
+    (first,) = home.lend(1, ["hot"])
+    (second,) = home.lend(2, ["hot"])
+    home.give_back(first, added=["hot"])
+    home.give_back(second, added=["hot"])
+    assert [load.keys for load in home.owner.loads] == [["hot"], ["hot"]]
+    home.owner.load()
+    home.owner.settle()
+    # Both parts are merged and stored. The second read knows nothing of them.
+    assert adder.absorbed == ["hot", "hot"]
+    partition = home.owner.partition
+    assert "hot" in partition._keys_in_use()
+    home.owner.load()
+    assert "hot" not in partition._keys_in_use()
+
+
 def test_a_state_whose_lease_ended_in_vain_is_nowhere_else_although_nothing_ran_at_home() -> None:
     home = _lender(cells=TakenCells())
     versions = home.owner.partition.versions
