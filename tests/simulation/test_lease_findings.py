@@ -62,7 +62,8 @@ def test_a_state_stays_in_memory_until_all_that_was_read_of_it_before_is_here() 
     home.give_back(second, added=["hot"])
     assert [load.keys for load in home.owner.loads] == [["hot"], ["hot"]]
     home.owner.load()
-    home.owner.settle()
+    while home.owner.commits:
+        home.owner.commit()
     # Both parts are merged and stored. The second read knows nothing of them.
     assert adder.absorbed == ["hot", "hot"]
     partition = home.owner.partition
