@@ -39,6 +39,8 @@ WORKS_MAX = 32
 """What one look may be about; the next one comes soon."""
 CROWD_MS = 20.0
 """Behind a busy key of a mergeable function so much may wait before it is lent."""
+MARGIN_SHARE = 0.1
+"""Of the time that messages have: so much sooner they should be done here, or they are lent."""
 ASK_MS = 50.0
 """Who has not replied by then is not waited for."""
 TERM_MS = 1_000.0
@@ -309,7 +311,13 @@ class Lessor:
     def _fits(self, partition: Partition, chunk: Chunk) -> bool:
         cost_ms = self._urgency.occupies_ms(partition.function, chunk.count)
         due_ms = self._urgency.due_ms(partition.function, chunk.earliest_ms)
+        due_ms -= self._margin_ms(chunk, due_ms, cost_ms / chunk.count)
         return self._waiting.fits(due_ms, cost_ms, self.start_ms)
+
+    def _margin_ms(self, chunk: Chunk, due_ms: float, one_ms: float) -> float:
+        """Return how much sooner than necessary messages should be done here: what is lent at the
+        last moment comes too late."""
+        return one_ms + MARGIN_SHARE * max(0.0, due_ms - chunk.arrived_ms)
 
     def _excess(self, chunk: Chunk) -> int:
         """Return how many messages of a chunk would be late, behind all that is due before."""
@@ -318,7 +326,8 @@ class Lessor:
         if entry.cost_ms <= 0:
             return 0
         done_ms = self.start_ms + self._waiting.cost_ahead_ms(entry.deadline_ms)
-        late_ms = done_ms - entry.deadline_ms
+        margin_ms = self._margin_ms(chunk, entry.deadline_ms, entry.cost_ms / chunk.count)
+        late_ms = done_ms - entry.deadline_ms + margin_ms
         if late_ms < 0:
             return 0
         return min(chunk.count, int(late_ms * chunk.count / entry.cost_ms) + 1)

@@ -73,8 +73,8 @@ REFUSED_SHARE = Band(0.3, 0.15)
 """Of offers and questions: it is better to ask first, and several."""
 LENT_SHARE = Band(0.05, 0.02)
 """Of the messages: lending is what keeps the queues level."""
-BUSY = Band(0.9, 0.7)
-"""What this worker would have to do by itself, of what it can."""
+BUSY = Band(0.5, 0.35)
+"""What this worker would have to do by itself, of what it can: messages begin to wait for others."""
 
 BYTES_PER_MS = 50_000.0
 """How fast states are packed, sent and unpacked, about."""
@@ -186,10 +186,11 @@ RULES = (
             fact.large
             and not fact.sending_some
             and not fact.mergeable
-            and (fact.pressed if fact.choice == LAXITY else fact.late and fact.skewed)
+            and (fact.late or fact.busy)
         ),
-        "messages are large and need little state, and others have room: {cost_ms:.3g} ms and "
-        "{state_bytes:.0f} bytes each, {late:.1%} late, {skew:.1f} times a neighbour's queue",
+        "messages are large and need little state, so questions cost little beside what waiting "
+        "costs: {cost_ms:.3g} ms and {state_bytes:.0f} bytes each, {late:.1%} late, {skew:.1f} "
+        "times a neighbour's queue",
     ),
     Rule(
         CHECK,

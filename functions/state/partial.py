@@ -54,11 +54,13 @@ def is_mergeable(kind: StateKind) -> bool:
 def runs_in_parts(function: Function) -> bool:
     """Tell whether messages of a function can be run in parts at all.
 
-    Not those that get whole batches: one of them that reads would send all of them home.
+    Only those of a function that has given up the order: one that reads must not be passed by
+    later ones that add. Not those that get whole batches: one of them that reads would send all of
+    them home.
     """
     kind = function.state_kind
     keyed = function.kind == "keyed" and function.batch is not True
-    return keyed and kind is not None and is_mergeable(kind)
+    return keyed and function.order == "none" and kind is not None and is_mergeable(kind)
 
 
 def partial_cell(kind: StateKind, clock: StateClock) -> Cell:
