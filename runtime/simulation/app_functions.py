@@ -237,9 +237,6 @@ class AppHandlers:
     def begin_lent(self, count: int) -> float:
         raise AssertionError("real functions are not lent")
 
-    def lent(self, hosted: Hosted, work: Work) -> None:
-        raise AssertionError("real functions are not lent")
-
     def end_lent(self, hosted: Hosted, work: Work, now_ms: float, *, partial: bool) -> RunResult:
         raise AssertionError("real functions are not lent")
 

@@ -63,10 +63,6 @@ class Handlers(Protocol):
         """Start a run for another worker; return how long it takes."""
         ...
 
-    def lent(self, hosted: Hosted, work: Work) -> None:
-        """Somebody else has this work: it may end in any order with what runs here."""
-        ...
-
     def end_lent(self, hosted: Hosted, work: Work, now_ms: float, *, partial: bool) -> RunResult:
         """As `end`, for what another worker has run. What it only added (`partial`) counts when
         it is merged."""

@@ -95,33 +95,50 @@ class _Sending:
 class WindowMemory:
     """What one partition of a windowed stage knows of the streams that it gets."""
 
-    __slots__ = ("held", "pending", "progress")
+    __slots__ = ("_ahead", "_next", "pending", "progress")
 
     def __init__(self) -> None:
-        self.held: dict[tuple[str, int], tuple[int, float]] = {}
-        """Messages that others run, or have given back: source and number, to load and window."""
+        self._next: dict[str, int] = {}
+        """Sender to the number of its first message that has not been handled."""
+        self._ahead: dict[str, dict[int, Root]] = {}
+        """Sender to what was handled before earlier ones: it says nothing of those yet."""
         self.progress: dict[int, dict[str, float]] = {}
         """Load to its senders, with how far each has come."""
         self.pending: dict[int, dict[float, int]] = {}
         """Load to the ends of its open windows, with how many messages are in each."""
 
-    def note(self, source: str, roots: Sequence[Root], window_ms: float) -> None:
+    def note(self, source: str, first: int, roots: Sequence[Root], window_ms: float) -> None:
         for root in roots:
-            load, progress = root[2], root[3]
-            of_load = self.progress.setdefault(load, {})
-            of_load[source] = max(of_load.get(source, 0.0), progress)
-            end = window_end_ms(progress, window_ms)
-            open_windows = self.pending.setdefault(load, {})
+            end = window_end_ms(root[3], window_ms)
+            open_windows = self.pending.setdefault(root[2], {})
             open_windows[end] = open_windows.get(end, 0) + 1
+        next_, ahead = self._next.get(source, 1), self._ahead.get(source)
+        if first == next_ and not ahead:
+            self._next[source] = next_ + len(roots)
+            for root in roots:
+                self._come_past(source, root)
+            return
+        if ahead is None:
+            ahead = self._ahead[source] = {}
+        ahead.update(zip(range(first, first + len(roots)), roots, strict=True))
+        while next_ in ahead:
+            self._come_past(source, ahead.pop(next_))
+            next_ += 1
+        self._next[source] = next_
+
+    def _come_past(self, source: str, root: Root) -> None:
+        of_load = self.progress.setdefault(root[2], {})
+        of_load[source] = max(of_load.get(source, 0.0), root[3])
 
     def close(self, load: int, window_ms: float) -> list[float]:
         """Return the ends of the windows of a load that are complete now."""
-        progress = self.progress[load].values()
+        progress = self.progress.get(load, {}).values()
+        if not progress:
+            return []
         idle_ms = max(progress) - IDLE_WINDOWS * window_ms
         frontier = min(each for each in progress if each >= idle_ms)
-        held_ms = min([end for of, end in self.held.values() if of == load], default=math.inf)
         open_windows = self.pending[load]
-        complete = sorted(end for end in open_windows if end <= frontier and end < held_ms)
+        complete = sorted(end for end in open_windows if end <= frontier)
         for end in complete:
             del open_windows[end]
         return complete
@@ -247,14 +264,6 @@ class StageHandlers:
     def begin_lent(self, count: int) -> float:
         return self._lent_ms(count)
 
-    def lent(self, hosted: Hosted, work: Work) -> None:
-        if not self._window_ms:
-            return
-        held = hosted.memory.held
-        for source, first, roots in roots_of(self._ledger, hosted, work, 0.0)[0]:
-            for place, root in enumerate(roots):
-                held[source, first + place] = root[2], window_end_ms(root[3], self._window_ms)
-
     def end_lent(self, hosted: Hosted, work: Work, now_ms: float, *, partial: bool) -> RunResult:
         result = RunResult()
         result.values = [None] * work.count
@@ -347,10 +356,7 @@ class StageHandlers:
         window_ms = self._window_ms
         last: dict[int, Root] = {}
         for source, first, roots in executed:
-            memory.note(source, roots, window_ms)
-            if memory.held:
-                for number in range(first, first + len(roots)):
-                    memory.held.pop((source, number), None)
+            memory.note(source, first, roots, window_ms)
             for root in roots:
                 if root[2] not in last or root[0] > last[root[2]][0]:
                     last[root[2]] = root

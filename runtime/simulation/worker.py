@@ -441,7 +441,6 @@ class SimulatedWorker:
             case Lend():
                 assert self.lending is not None
                 assert effect.work.lease is not None
-                hosted.handlers.lent(hosted, effect.work)
                 self.lending.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows():
                 self._load_timers(hosted, effect)
