@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
+from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.executor import SyncRunner
 from sublet.runtime.frames import ErrorInfo
 from sublet.runtime.guests import CALLS, AsyncGuests, GuestStates, GuestWork
@@ -376,7 +377,7 @@ class LendingRealNode(_LendingNode, WindowNode):
 
     def worker_options(self) -> dict[str, Any]:
         merger: Merger | None = None
-        if self._cache is not None:
+        if self._cache is not None and runs_in_parts(self.function):
             merger = self.world.lease_mutant.merger(
                 self.function,
                 self._cache,

@@ -39,7 +39,7 @@ def test_a_lease_that_ends_while_answers_are_read_for_it_runs_nothing_again() ->
 
 
 def test_what_is_on_record_and_lent_again_does_not_fill_the_next_commit() -> None:
-    function = make_function(state=Sum(), slo="1ms")
+    function = make_function(state=Sum(), order="none", slo="1ms")
     home = Lender(Scripted(keeps), function=function, merger=Adder())
     home.arrive(1, ["hot"])
     home.owner.take()
@@ -53,7 +53,7 @@ def test_what_is_on_record_and_lent_again_does_not_fill_the_next_commit() -> Non
 
 
 def test_a_state_stays_in_memory_until_all_that_was_read_of_it_before_is_here() -> None:
-    function, adder = make_function(state=Sum(), slo="1ms"), Adder()
+    function, adder = make_function(state=Sum(), order="none", slo="1ms"), Adder()
     policy = Scripted(lends_to("east"), asked=Asked.EACH)
     home = Lender(policy, function=function, merger=adder, cells=TakenCells())
     (first,) = home.lend(1, ["hot"])

@@ -122,6 +122,8 @@ class WindowNode(Node):
 
 
 class WindowWorld(World):
+    order: Any = "key"
+
     def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
         super().__init__(seed, mutant)
         chance = self.chance
@@ -146,7 +148,9 @@ class WindowWorld(World):
             self._fail_sometimes()
             ctx.send(TOTAL, event.key, event)
 
-        @app.function(window=self.spec, state=Sum(), upstream=[parse], retry=retry)
+        @app.function(
+            window=self.spec, state=Sum(), upstream=[parse], retry=retry, order=self.order
+        )
         def total(ctx: Context, event: Event) -> None:
             ctx.state.add(event.n)
             self._fail_sometimes()
