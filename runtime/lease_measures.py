@@ -24,8 +24,8 @@ class _Seen(NamedTuple):
     lent: float = 0
     messages: float = 0
     declined: float = 0
-    returned: float = 0
-    round_trip_ms: float = 0
+    answers: float = 0
+    answer_ms: float = 0
     states_sent: float = 0
     states_known: float = 0
 
@@ -69,8 +69,8 @@ class LeaseMeasures:
             tally.lent,
             tally.messages,
             tally.declined,
-            tally.returned,
-            tally.round_trip_ms,
+            tally.answers,
+            tally.answer_ms,
             tally.states_sent,
             tally.states_known,
         )
@@ -109,7 +109,7 @@ class LeaseMeasures:
             lent=min(1.0, since.messages / since.consumed) if since.consumed else 0.0,
             fetched=since.states_sent / states if states else 0.0,
             declined=min(1.0, since.declined / since.lent) if since.lent else 0.0,
-            round_trip_ms=since.round_trip_ms / since.returned if since.returned else 0.0,
+            round_trip_ms=since.answer_ms / since.answers if since.answers else 0.0,
             load=load,
         )
 

@@ -102,6 +102,8 @@ class Tally:
     """What has become of a function's leases; read by metrics and by `auto`."""
 
     __slots__ = (
+        "answer_ms",
+        "answers",
         "declined",
         "elapsed_ms",
         "expired",
@@ -128,6 +130,9 @@ class Tally:
         self.partials_merged = 0
         self.states_sent = self.states_known = 0
         """States that went with offers, and states that lessees had already."""
+        self.answers = 0
+        self.answer_ms = 0.0
+        """What neighbours have answered at once, and how long that took."""
         self.elapsed_ms = self.round_trip_ms = 0.0
         """What returned leases took there, and from offer to return."""
 
@@ -562,6 +567,7 @@ class Lessor:
         if question is None or worker not in question.asked:
             return
         question.asked.remove(worker)
+        self._answered_after(question.partition.function, question.until_ms - ASK_MS)
         load = reply.load
         question.bids.append(Bid(worker, reply.fits, load.queued, load.queued_ms))
         self._decide_if_answered(reply.question, question)
@@ -594,6 +600,7 @@ class Lessor:
         lease = self.open.get(answer.lease)
         if lease is None or lease.lessee != worker or lease.state is not LeaseState.OFFERED:
             return
+        self._answered_after(lease.partition.function, lease.begun_ms)
         if answer.accepted:
             lease.state = LeaseState.RUNNING
             return
@@ -656,6 +663,11 @@ class Lessor:
         """What has come back does not fit the lease: nothing of it counts."""
         self.now_ms = now_ms
         self._home(lease, LeaseState.REVOKED)
+
+    def _answered_after(self, function: Function, asked_ms: float) -> None:
+        tally = self.tally(function)
+        tally.answers += 1
+        tally.answer_ms += self.now_ms - asked_ms
 
     def _heard(self, worker: str, load: Load) -> None:
         neighbour = self.neighbours.get(worker)

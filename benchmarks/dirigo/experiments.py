@@ -109,7 +109,7 @@ def _curve(values_ms: Sequence[float]) -> list[float]:
 
 def _span(policy: str, warm_up_s: float, measured_s: float) -> Span:
     """Return how long to run; `auto` needs more than a second until it has chosen."""
-    return Span(max(warm_up_s, 1.6) if policy == AUTO else warm_up_s, measured_s)
+    return Span(max(warm_up_s, 3.0) if policy == AUTO else warm_up_s, measured_s)
 
 
 SKEWS = {"Zipf 0.1": 0.1, "Zipf 1": 1.0, "one worker": math.inf}
