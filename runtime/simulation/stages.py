@@ -46,6 +46,8 @@ def functions_of_stages(stages: Sequence[Stage], workers: int) -> dict[str, Func
             partitions=min(1024, workers) if stage.partitions is None else stage.partitions,
             batch_size_max=stage.batch_size_max,
             tenant=stage.tenant,
+            # Only who has given up the order can run in parts.
+            order="none" if stage.mergeable else "key",
             binding=stage.binding,
             parallelism_range=stage.parallelism_range,
         )(no_code)
