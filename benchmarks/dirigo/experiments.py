@@ -107,9 +107,9 @@ def _curve(values_ms: Sequence[float]) -> list[float]:
     return [round(percentile(values_ms, share), 3) for share in CURVE] if values_ms else []
 
 
-def _span(policy: str, warm_up_s: float, measured_s: float) -> Span:
+def _span(policy: str, warm_up_s: float, measured_s: float, settled_s: float = 3.0) -> Span:
     """Return how long to run; `auto` needs more than a second until it has chosen."""
-    return Span(max(warm_up_s, 3.0) if policy == AUTO else warm_up_s, measured_s)
+    return Span(max(warm_up_s, settled_s) if policy == AUTO else warm_up_s, measured_s)
 
 
 SKEWS = {"Zipf 0.1": 0.1, "Zipf 1": 1.0, "one worker": math.inf}
@@ -140,7 +140,7 @@ def granularity(quick: bool) -> list[Case]:
 
 
 def _two(experiment: str, policy: str, cost_ms: float, skew: str, *, with_state: bool) -> Case:
-    span = _span(policy, 0.5, 1.0) if cost_ms >= 10 else _span(policy, 0.1, 0.25)
+    span = _span(policy, 0.5, 1.0) if cost_ms >= 10 else _span(policy, 0.1, 0.25, 1.6)
     state = "state" if with_state else "no state"
     return Case(
         experiment=experiment,
@@ -160,7 +160,7 @@ def _social(experiment: str, value: str, policies: Sequence[str], **options: Any
             experiment=experiment,
             value=value,
             binding=policy,
-            simulation=social_network(span=_span(policy, 0.15, 0.3), **options),
+            simulation=social_network(span=_span(policy, 0.15, 0.3, 1.6), **options),
             ends=SOCIAL_ENDS,
         )
         for policy in policies
