@@ -12,8 +12,9 @@
 Windows are of the bids' own time, so results are those of a batch over the same bids, however late,
 out of order or often interrupted they come; tests/unit/test_auction_example.py compares them.
 
-All that these functions do to their state is to add to it, and every state can be merged (`Max`,
-`Count`, `Quantiles`): several workers may add to one auction's or one category's window at once.
+All that these functions do to their state is to add to it, every state can be merged (`Max`,
+`Count`, `Quantiles`), and none depends on the order, which `order="none"` says: several workers may
+add to one auction's or one category's window at once.
 Everybody bids in the hot auction, and no other way would use more than one core for it.
 
 The queries are those that the benchmark Nexmark calls highest bid and bid quantization.
@@ -85,6 +86,7 @@ def sort_bids(batch: Batch[Bid]) -> None:
 @app.function(
     window=TumblingWindow(WINDOW, event_time="at_ms"),
     state=Max(Offer),
+    order="none",
     upstream=[sort_bids],
     slo="500ms",
 )
@@ -103,6 +105,7 @@ def tell_highest(ctx: Context) -> None:
 @app.function(
     window=TumblingWindow(WINDOW, event_time="at_ms"),
     state=Max(Offer),
+    order="none",
     upstream=[highest_bid],
     partitions=1,
     slo="500ms",
@@ -120,6 +123,7 @@ def tell_highest_of_all(ctx: Context) -> None:
 @app.function(
     window=TumblingWindow(WINDOW, event_time="at_ms"),
     state={"bids": Count(), "prices": Quantiles(relative_error=0.01)},
+    order="none",
     upstream=[sort_bids],
     slo="500ms",
 )

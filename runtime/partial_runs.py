@@ -32,8 +32,6 @@ from sublet.runtime.work import RunResult, Work
 
 READS = "reads"
 """Why a message goes home: its handler asks for what only the owner of the state knows."""
-EFFECTS = "effects"
-"""Its handler sends or emits, and its key's order would not be kept."""
 
 FUNCTIONS_MAX = 1024
 """Of so many functions the other handler is remembered."""
@@ -145,11 +143,9 @@ def in_parts(function: Function) -> Function:
 
 def _watched(function: Function) -> Callable[[Context, Any], Any]:
     handler, takes_message = function.handler, function.takes_message
-    in_order = function.order == "key"
 
     def run(context: Context, message: Any) -> Any:
-        cell, items = context.state, context._effects.items
-        mark = len(items)
+        cell = context.state
         try:
             value = handler(context, message) if takes_message else handler(context)
         except ReadsStateError as error:
@@ -158,8 +154,6 @@ def _watched(function: Function) -> Callable[[Context, Any], Any]:
             _check_failed(cell, error)
             raise
         _check(cell, value)
-        if in_order and len(items) > mark:
-            raise GoesHomeError(EFFECTS)
         return value
 
     return run
@@ -167,7 +161,6 @@ def _watched(function: Function) -> Callable[[Context, Any], Any]:
 
 def _watched_async(function: Function) -> Callable[[Context, Any], Any]:
     handler, takes_message = function.handler, function.takes_message
-    in_order = function.order == "key"
 
     async def run(context: Context, message: Any) -> Any:
         cell = context.state
@@ -179,8 +172,6 @@ def _watched_async(function: Function) -> Callable[[Context, Any], Any]:
             _check_failed(cell, error)
             raise
         _check(cell, value)
-        if in_order and context._effects.items:
-            raise GoesHomeError(EFFECTS)
         return value
 
     return run

@@ -26,7 +26,7 @@ from benchmarks.leases_app import (
 from benchmarks.leases_load import CALM_SHARE, Skew, flood_figures, keys_of
 from benchmarks.leases_report import flooded_grid, grids, hot_key_grid, pairs_grid, show
 from sublet.functions.address import partition_index_of
-from sublet.functions.state import mergeable_kind_of
+from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.scheduler.binding import Asked, binding_named
 from sublet.testing import Harness
@@ -106,13 +106,9 @@ def test_a_large_state_weighs_what_it_should(harness: Harness) -> None:
 
 
 def test_sums_can_run_in_parts_and_counts_cannot() -> None:
-    mergeable = {
-        name
-        for name, function in app.functions.items()
-        if function.state_kind is not None and mergeable_kind_of(function.state_kind) is not None
-    }
+    in_parts = {name for name, function in app.functions.items() if runs_in_parts(function)}
 
-    assert mergeable == {*SUMS.values()}
+    assert in_parts == {*SUMS.values()}
 
 
 def test_what_is_always_lent_differs_in_nothing_else() -> None:

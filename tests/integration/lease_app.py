@@ -117,7 +117,7 @@ def held(ctx: Context, step: Held) -> Ran:
     return _note(ctx, Step(step.number))
 
 
-@app.function(state=Sum(), slo=SLO)
+@app.function(state=Sum(), order="none", slo=SLO)
 def held_sum(ctx: Context, step: Held) -> int:
     """Only adds, unless it is asked for the sum by a negative number."""
     if step.number < 0:
@@ -142,7 +142,7 @@ async def asks(ctx: Context, step: Step) -> Ran:
     return _note(ctx, step)
 
 
-@app.function(state=Sum(), slo=SLO)
+@app.function(state=Sum(), order="none", slo=SLO)
 def tally(ctx: Context, amount: int) -> int:
     """Only adds, unless it is asked for the sum by a negative amount."""
     if amount < 0:
@@ -157,7 +157,13 @@ class Event(NamedTuple):
     amount: int
 
 
-@app.function(window=TumblingWindow("1s", event_time="at"), state=Sum(), upstream=["feed"], slo=SLO)
+@app.function(
+    window=TumblingWindow("1s", event_time="at"),
+    state=Sum(),
+    order="none",
+    upstream=["feed"],
+    slo=SLO,
+)
 def summed(ctx: Context, event: Event) -> None:
     time.sleep(TAKES_S)
     ctx.state.add(event.amount)

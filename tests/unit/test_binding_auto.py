@@ -41,7 +41,7 @@ CALM = Measured(
     cost_ms=1.0,
     state_bytes=500.0,
     round_trip_ms=0.5,
-    load=0.4,
+    load=0.3,
 )
 HOT = replace(CALM, late=0.2, queued_ms=200.0, load=1.8)
 """Overloaded beside idle neighbours."""
@@ -104,9 +104,13 @@ def messages() -> Bindable:
         (replace(LARGE, is_mergeable=True), "accept-and-check"),
         (replace(LARGE, cost_ms=4.9), "accept-and-check"),
         (replace(LARGE, round_trip_ms=3.0), "accept-and-check"),
-        (replace(LARGE, late=0.01), "accept-and-check"),
-        (replace(LARGE, neighbours_queued_ms=None), "accept-and-check"),
-        (replace(LARGE, queued_ms=10.0, neighbours_queued_ms=8.0), "accept-and-check"),
+        (replace(LARGE, late=0.01, load=0.49), "accept-and-check"),
+        (replace(LARGE, late=0.01, load=0.5), "laxity-direct"),
+        (replace(LARGE, late=0.02, load=0.49), "laxity-direct"),
+        (replace(LARGE, late=0.01, load=None), "laxity-direct"),
+        (replace(LARGE, late=0.01, load=None, queued_ms=9.0), "accept-and-check"),
+        (replace(LARGE, neighbours_queued_ms=None), "laxity-direct"),
+        (replace(LARGE, queued_ms=10.0, neighbours_queued_ms=8.0), "laxity-direct"),
         (replace(HOT, declined=0.5), "check-parallel"),
         (replace(CALM, declined=0.5), "accept-and-check"),
         (CROWDED, "static"),
@@ -158,8 +162,8 @@ def test_before_anything_was_measured_it_says_so() -> None:
 
 def test_it_says_why_with_the_figures() -> None:
     assert chosen(LARGE).reason == (
-        "laxity-direct: messages are large and need little state, and others have room: 10 ms "
-        "and 0 bytes each, 20.0% late, 17.5 times a neighbour's queue"
+        "laxity-direct: messages are large and need little state, so questions cost little beside "
+        "what waiting costs: 10 ms and 0 bytes each, 20.0% late, 17.5 times a neighbour's queue"
     )
     assert chosen(CROWDED).reason == (
         "static: neighbours have as much to do: 20.0% late with 200 ms waiting here, "
@@ -208,7 +212,8 @@ def test_a_choice_is_kept_for_a_while() -> None:
     ("low", "high"),
     [
         (replace(LARGE, cost_ms=4.9), replace(LARGE, cost_ms=5.1)),
-        (replace(LARGE, late=0.019), replace(LARGE, late=0.021)),
+        (replace(LARGE, late=0.019, load=0.3), replace(LARGE, late=0.021, load=0.3)),
+        (replace(LARGE, late=0.0, load=0.49), replace(LARGE, late=0.0, load=0.51)),
         (replace(LARGE, round_trip_ms=2.1), replace(LARGE, round_trip_ms=1.9)),
         (replace(HOT, declined=0.29), replace(HOT, declined=0.31)),
         (

@@ -47,7 +47,7 @@ def blow(ctx: Context, more: bytes) -> bytes:
     return more * 1_000
 
 
-@app.function(name="count", state=Sum(), slo="1ms")
+@app.function(name="count", state=Sum(), order="none", slo="1ms")
 def count(ctx: Context, n: int) -> int:
     """Returns what cannot be told, if it is asked to."""
     ctx.state.add(1)

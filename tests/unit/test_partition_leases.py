@@ -18,7 +18,7 @@ from tests.unit.partition_harness import BROKEN, CLIENT, NAME, PEER, REJECTED, m
 def lender(*, in_parts: bool = False, **options: Any) -> Lender:
     """Lends everything to one worker."""
     if in_parts:
-        options.setdefault("function", make_function(state=Sum(), slo="1ms"))
+        options.setdefault("function", make_function(state=Sum(), order="none", slo="1ms"))
         options.setdefault("merger", Adder())
     return Lender(Scripted(lends_to("east"), asked=Asked.EACH), **options)
 
@@ -313,7 +313,7 @@ def test_parts_are_merged_when_the_run_that_uses_their_state_is_over() -> None:
 
 def test_parts_wait_for_a_handler_that_awaits_something() -> None:
     adder = Adder()
-    function = make_function(state=Sum(), slo="1ms", is_async=True)
+    function = make_function(state=Sum(), order="none", slo="1ms", is_async=True)
     home = lender(in_parts=True, merger=adder, function=function)
     (lease,) = home.lend(1, ["hot"])
     home.policy.asked = Asked.NEVER
@@ -471,7 +471,11 @@ def test_a_part_is_merged_when_a_change_by_hand_was_given_up() -> None:
 
 
 def test_a_crowd_comes_home_to_the_key_it_stood_behind() -> None:
-    home = Lender(Scripted(keeps), function=make_function(state=Sum(), slo="1ms"), merger=Adder())
+    home = Lender(
+        Scripted(keeps),
+        function=make_function(state=Sum(), order="none", slo="1ms"),
+        merger=Adder(),
+    )
     home.arrive(1, ["hot"])
     home.owner.take()
     home.arrive(2, ["hot"] * 6)
@@ -490,7 +494,7 @@ def test_a_crowd_comes_home_to_the_key_it_stood_behind() -> None:
 
 def windowed() -> Any:
     window = TumblingWindow("1s", event_time="at")
-    return make_function(state=Sum(), window=window, slo="1ms", upstream=["feed"])
+    return make_function(state=Sum(), order="none", window=window, slo="1ms", upstream=["feed"])
 
 
 def test_a_watermark_waits_for_what_is_lent() -> None:

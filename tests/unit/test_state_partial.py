@@ -256,17 +256,20 @@ def test_a_kind_that_cannot_be_hashed_is_not_gathered_in_parts() -> None:
     assert not is_mergeable(Unhashable())
 
 
-def test_only_functions_of_single_keys_run_in_parts() -> None:
+def test_only_functions_of_single_keys_without_order_run_in_parts() -> None:
     app = App("app")
 
     def handler(ctx: Context, message: Any) -> None: ...
     def whole(batch: Batch[Any]) -> None: ...
 
-    made = app.function
+    def made(**options: Any) -> Any:
+        return app.function(**{"order": "none", **options})
+
     assert runs_in_parts(made(name="a", state=Sum())(handler))
     assert runs_in_parts(made(name="b", state=Sum(), batch="key")(handler))
     assert runs_in_parts(made(name="c", state=Sum(), window=TumblingWindow(10))(handler))
     assert runs_in_parts(made(name="d", window=SessionWindow(10))(handler))
+    assert not runs_in_parts(made(name="i", state=Sum(), order="key")(handler))
     assert not runs_in_parts(made(name="e", state=Sum(), batch=True)(whole))
     assert not runs_in_parts(made(name="f", state=Sum(), kind="stateful")(handler))
     assert not runs_in_parts(made(name="g", kind="stateless")(handler))
