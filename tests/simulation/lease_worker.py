@@ -241,6 +241,8 @@ class LentStates(States):
     mean_bytes = 10
 
     def rows(self, keys: list[str]) -> list[tuple[str, list[tuple[bytes, bytes, None]]]]:
+        for key in keys:
+            check(key in self.cells, "a state that is lent is not in memory", key)
         return [
             (key, [] if (state := self.cells[key]) == KeyState() else [(b"", _encode(state), None)])
             for key in keys
