@@ -325,7 +325,8 @@ class App:
         - `partitions`: fixed when the function is first deployed.
         - `timeout`: how long one run of the handler may take.
         - `order`: "key" keeps a sender's messages to one key in order also while one of them
-          waits for a retry; "none" lets the others go on.
+          waits for a retry; "none" lets the others go on, and several workers work on one key
+          at once where the state can be merged.
         - `batch_size`, `batch_wait`: run when so many messages wait, or after so long ("20ms"), and
           not more at once; without them both follow the load and the time left.
         - `batch_size_max`, `concurrency`: bounds for one run, and for runs at once in a partition.

@@ -1,7 +1,7 @@
 """Runs in parts: with empty states to which handlers can add, and nothing else.
 
 What was added is gathered afterwards, to be merged where the real states are. A message whose
-handler does more than add leaves no trace here and goes home, for a reason that has a name. The
+handler asks for the state leaves no trace here and goes home, for a reason that has a name. The
 runners know nothing of it: they are given another handler, which fails where the message must go.
 """
 
@@ -131,8 +131,8 @@ def _partials(function: Function, cache: StateCache) -> list[PartialState]:
 
 @lru_cache(maxsize=FUNCTIONS_MAX)
 def in_parts(function: Function) -> Function:
-    """Return the function with a handler that fails with `GoesHomeError` where it does more
-    than add."""
+    """Return the function with a handler that fails with `GoesHomeError` where it asks
+    for the state."""
     if not runs_in_parts(function):
         raise ValueError(f"{function.name} cannot be run in parts")
     watched = copy(function)

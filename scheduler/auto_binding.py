@@ -1,6 +1,6 @@
 """`auto`: chooses among the binding policies by what was measured, and says why.
 
-There is one for each function of a worker. About once a second it is told how the function fared;
+There is one for each function of a worker. A few times a second it is told how the function fared;
 figures become facts, facts meet a table of rules, and the first rule that applies names a policy.
 Three things keep it from wavering: a fact ends at another figure than it begins, a verdict counts
 when it has been the same several times, and a choice is kept for a while, for longer each time
@@ -74,7 +74,8 @@ REFUSED_SHARE = Band(0.3, 0.15)
 LENT_SHARE = Band(0.05, 0.02)
 """Of the messages: lending is what keeps the queues level."""
 BUSY = Band(0.5, 0.35)
-"""What this worker would have to do by itself, of what it can: messages begin to wait for others."""
+"""What this worker would have to do by itself, of what it can: messages begin to wait for
+others."""
 
 BYTES_PER_MS = 50_000.0
 """How fast states are packed, sent and unpacked, about."""
@@ -280,7 +281,7 @@ class AutoBinding:
         return self._policy.declined(work, worker, scene)
 
     def measured(self, figures: Measured) -> None:
-        """Learn how the function fared; to be called about once a second."""
+        """Learn how the function fared; to be called a few times a second."""
         if figures.messages < MESSAGES_MIN:
             return
         # A few messages do not say what the next ones will need.
