@@ -184,10 +184,7 @@ RULES = (
     Rule(
         LAXITY,
         lambda fact: (
-            fact.large
-            and not fact.sending_some
-            and not fact.mergeable
-            and (fact.late or fact.busy)
+            fact.large and not fact.sending_some and not fact.mergeable and (fact.late or fact.busy)
         ),
         "messages are large and need little state, so questions cost little beside what waiting "
         "costs: {cost_ms:.3g} ms and {state_bytes:.0f} bytes each, {late:.1%} late, {skew:.1f} "
