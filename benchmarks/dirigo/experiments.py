@@ -140,7 +140,7 @@ def granularity(quick: bool) -> list[Case]:
 
 
 def _two(experiment: str, policy: str, cost_ms: float, skew: str, *, with_state: bool) -> Case:
-    span = _span(policy, 0.5, 1.0) if cost_ms >= 10 else _span(policy, 0.1, 0.25, 1.6)
+    span = _span(policy, 0.5, 1.0) if cost_ms >= 10 else _span(policy, 0.1, 0.15, 1.3)
     state = "state" if with_state else "no state"
     return Case(
         experiment=experiment,
@@ -160,7 +160,7 @@ def _social(experiment: str, value: str, policies: Sequence[str], **options: Any
             experiment=experiment,
             value=value,
             binding=policy,
-            simulation=social_network(span=_span(policy, 0.15, 0.3, 1.6), **options),
+            simulation=social_network(span=_span(policy, 0.1, 0.2, 1.3), **options),
             ends=SOCIAL_ENDS,
         )
         for policy in policies
