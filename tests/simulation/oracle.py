@@ -9,7 +9,6 @@ import msgspec
 
 from sublet.functions.address import partition_name
 from sublet.functions.codec import split_column
-from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.timers import Timer
@@ -222,7 +221,7 @@ class Oracle:
 
     def _check_order(self, place: tuple[str, str], history: list[str]) -> None:
         function = self._world.functions[place[0]]
-        if function.order == "none" or function.kind == "stateless" or runs_in_parts(function):
+        if function.order == "none" or function.kind == "stateless":
             return
         at = {uid: position for position, uid in enumerate(history)}
         for client in self._world.clients:
