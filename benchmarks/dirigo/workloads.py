@@ -59,6 +59,7 @@ def base(stages: Sequence[Stage], loads: Sequence[Load], store: StoreModel) -> S
         store=store,
         overhead=OVERHEAD,
         lease_overhead=LEASE_OVERHEAD,
+        beside=True,
         # What is still open then counts as having taken until then.
         drain="1s",
     )

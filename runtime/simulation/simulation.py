@@ -79,6 +79,9 @@ class Simulation:
     """When a message without deadline is due."""
     binding: str = "static"
     """Where messages run, as in the settings; stages can say otherwise for theirs."""
+    beside: bool = False
+    """Runs that are too long for a worker's loop go on beside it, in larger pieces, and leave their
+    partition free meanwhile; always so where work is lent."""
     lease_overhead: Cost | Duration = 0
     """What a message between lessor and lessee takes of a core, at either end: for itself, and
     for each kilobyte of state in it."""
@@ -243,7 +246,7 @@ class _Run:
         simulation = self._simulation
         quantum_ms = milliseconds(simulation.quantum)
         sigma_ms = milliseconds(simulation.estimation_noise)
-        beside = not simulation.lends_nothing
+        beside = simulation.beside or not simulation.lends_nothing
         if sigma_ms:
             gauss = stream(simulation.seed, "noise", number).gauss
             pace: CorePace = MistakenPace(
