@@ -180,6 +180,8 @@ class Lessor:
         """By function."""
         self.asks_each = False
         """Some policy wants to be asked before anything runs."""
+        self._each: set[str] = set()
+        """Functions whose policies do."""
         self._chance = chance
         self._queued = queued
         self._term_ms = term_ms
@@ -250,8 +252,24 @@ class Lessor:
         return policy
 
     def policies_changed(self) -> None:
-        """A policy is new, or may want to be asked at other times than before."""
-        self.asks_each = any(each.asked is Asked.EACH for each in self.policies.values())
+        """A policy is new, or may want to be asked at other times than before.
+
+        One that begins to ask about each message is asked about those that wait already, too:
+        nobody else would be, however late they are.
+        """
+        each = {name for name, policy in self.policies.items() if policy.asked is Asked.EACH}
+        begun, self._each = each - self._each, each
+        self.asks_each = bool(each)
+        unseen = self._urgency.unseen
+        assert unseen is not None
+        if begun:
+            seen = {id(chunk) for _, chunk in unseen}
+            for entry in self._waiting.entries():
+                if entry.item is None:
+                    continue  # A guest.
+                partition, chunk = cast("tuple[Partition, Chunk]", entry.item)
+                if partition.function.name in begun and id(chunk) not in seen:
+                    unseen.append((partition, chunk))
 
     def look(self, now_ms: float, start_ms: float) -> None:
         """Messages wait that cannot run at once: ask the policies about them.

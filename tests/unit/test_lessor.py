@@ -485,6 +485,23 @@ def test_each_is_asked_about_everything_that_comes_once() -> None:
     assert sum(home.policy.counts) == 3
 
 
+def test_who_begins_to_be_asked_about_each_is_asked_about_what_waits_already() -> None:
+    home = Lender(Scripted(keeps, asked=Asked.LATE))
+    home.arrive(1, ["a", "b"], time_left_ms=10_000)
+    home.look()
+    assert home.policy.works == []
+
+    home.policy.asked = Asked.EACH
+    home.arrive(3, ["c"], time_left_ms=10_000)
+    home.lessor.weigh_unseen()
+    home.lessor.policies_changed()
+    home.look()
+    home.lessor.policies_changed()
+    home.look()
+
+    assert sum(home.policy.counts) == 3, "all of them, and each once"
+
+
 def test_late_is_asked_about_what_arrives_and_would_be_late() -> None:
     home = Lender(Scripted(keeps, asked=Asked.LATE))
     home.arrive(1, ["a"], time_left_ms=1_000)
