@@ -12,6 +12,8 @@ from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 MEASURE_EVERY_MS = 400.0
+DRAG_MAX = 3.0
+DRAG_WEIGHT = 0.3
 HEARD_MS = 5_000.0
 """What a neighbour said longer ago says nothing about it now."""
 
@@ -24,6 +26,7 @@ class _Seen(NamedTuple):
     lent: float = 0
     messages: float = 0
     declined: float = 0
+    came_back: float = 0
     answers: float = 0
     answer_ms: float = 0
     states_sent: float = 0
@@ -49,11 +52,19 @@ class LeaseMeasures:
         lessor, urgency = self._lessor, self._urgency
         elapsed_ms, self._measured_ms = now_ms - self._measured_ms, now_ms
         queued_ms = lessor.queued_ms
+        was_full = min(queued_ms, self._queued_ms) > elapsed_ms / 2
         busy_ms, self._queued_ms = queued_ms - self._queued_ms, queued_ms
         since: dict[str, _Seen] = {}
+        home_ms = 0.0
         for name, mine in by_function.items():
             since[name] = self._since(name, mine)
+            at_home = max(0.0, since[name].consumed - since[name].came_back)
             busy_ms += urgency.occupies_ms(mine[0].function, int(since[name].consumed))
+            home_ms += urgency.occupies_ms(mine[0].function, int(at_home))
+        if was_full and home_ms > 0:
+            # There was always something to run: so this is how fast it goes.
+            drag = min(max(elapsed_ms / home_ms, 1.0), DRAG_MAX)
+            lessor.drag += DRAG_WEIGHT * (drag - lessor.drag)
         load = max(0.0, busy_ms / elapsed_ms) if elapsed_ms > 0 else None
         neighbours_ms = self._neighbours_ms(now_ms)
         for name, mine in by_function.items():
@@ -69,6 +80,7 @@ class LeaseMeasures:
             tally.lent,
             tally.messages,
             tally.declined,
+            tally.came_back,
             tally.answers,
             tally.answer_ms,
             tally.states_sent,

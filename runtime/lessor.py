@@ -44,6 +44,7 @@ MARGIN_SHARE = 0.1
 ASK_MS = 50.0
 """Who has not replied by then is not waited for."""
 TERM_MS = 1_000.0
+TERM_MS_MAX = 60_000.0
 TERM_FACTOR = 4.0
 """A lease ends after its term and so many times what it is expected to take, with what waits at the
 lessee by what is known."""
@@ -104,6 +105,7 @@ class Tally:
     __slots__ = (
         "answer_ms",
         "answers",
+        "came_back",
         "declined",
         "elapsed_ms",
         "expired",
@@ -130,6 +132,8 @@ class Tally:
         self.partials_merged = 0
         self.states_sent = self.states_known = 0
         """States that went with offers, and states that lessees had already."""
+        self.came_back = 0
+        """Messages of returned leases."""
         self.answers = 0
         self.answer_ms = 0.0
         """What neighbours have answered at once, and how long that took."""
@@ -194,6 +198,9 @@ class Lessor:
         self._whole: set[str] = set()
         """Functions that cannot run in parts, whatever their state is."""
         self.now_ms = self.start_ms = 0.0
+        self.drag = 1.0
+        """How much longer than expected what waits here takes, because of all that is not counted
+        in it: commits, the runtime itself, work for others."""
 
     # Who is there
 
@@ -337,6 +344,10 @@ class Lessor:
         due_ms -= self._margin_ms(chunk, due_ms, cost_ms / chunk.count)
         return self._waiting.fits(due_ms, cost_ms, self.start_ms)
 
+    def _ahead_ms(self, due_ms: float) -> float:
+        """Return how long it takes to run all that is due before."""
+        return self.drag * self._waiting.cost_ahead_ms(due_ms)
+
     def _margin_ms(self, chunk: Chunk, due_ms: float, one_ms: float) -> float:
         """Return how much sooner than necessary messages should be done here: what is lent at the
         last moment comes too late."""
@@ -348,7 +359,7 @@ class Lessor:
         assert entry is not None
         if entry.cost_ms <= 0:
             return 0
-        done_ms = self.start_ms + self._waiting.cost_ahead_ms(entry.deadline_ms)
+        done_ms = self.start_ms + self._ahead_ms(entry.deadline_ms)
         margin_ms = self._margin_ms(chunk, entry.deadline_ms, entry.cost_ms / chunk.count)
         late_ms = done_ms - entry.deadline_ms + margin_ms
         if late_ms < 0:
@@ -364,7 +375,7 @@ class Lessor:
         piece, due_ms, home_ms = Piece(partition, [], 0), inf, 0.0
         for chunk, wanted in parts:
             chunk_due_ms = urgency.due_ms(function, chunk.earliest_ms)
-            ahead_ms = self.start_ms - self.now_ms + self._waiting.cost_ahead_ms(chunk_due_ms)
+            ahead_ms = self.start_ms - self.now_ms + self._ahead_ms(chunk_due_ms)
             if chunk.entry is not None:
                 ahead_ms -= chunk.entry.cost_ms
             left = chunk.count
@@ -453,7 +464,7 @@ class Lessor:
         if not in_parts:
             # One after the other, wherever: so all at one place, and only if it is late here.
             count = min(len(waiting), KEY_FACTOR * size)
-            ahead_ms = self.start_ms - self.now_ms + self._waiting.cost_ahead_ms(due_ms)
+            ahead_ms = self.start_ms - self.now_ms + self._ahead_ms(due_ms)
             home_ms = ahead_ms + count * one_ms
             if self.now_ms + home_ms >= due_ms:
                 works.append(self._bindable(Piece(partition, Crowd(lock), count), due_ms, home_ms))
@@ -539,7 +550,10 @@ class Lessor:
         lease.state = LeaseState.OFFERED
         lease.begun_ms = self.now_ms
         expected_ms = lease.bindable.cost_ms + neighbour.queued_ms
-        lease.ends_ms = self.now_ms + self._term_ms + TERM_FACTOR * expected_ms
+        # What is due long after may wait there until then.
+        left_ms = lease.bindable.work.deadline_ms - self.now_ms
+        term_ms = max(self._term_ms, min(left_ms / 2, TERM_MS_MAX))
+        lease.ends_ms = self.now_ms + term_ms + TERM_FACTOR * expected_ms
         heappush(self._terms, (lease.ends_ms, lease.id.number, lease))
         neighbour.queued += lease.work.count
         neighbour.queued_ms += lease.bindable.cost_ms
@@ -660,6 +674,7 @@ class Lessor:
         function = lease.partition.function
         tally = self.tally(function)
         tally.returned += 1
+        tally.came_back += lease.work.count - homebound
         tally.elapsed_ms += result.elapsed_ms
         tally.round_trip_ms += now_ms - lease.begun_ms
         if homebound:

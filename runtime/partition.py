@@ -505,6 +505,8 @@ class Partition:
     def _gather(self, work: Work, result: RunResult) -> None:
         """Put what a run has changed and sent into the next commit."""
         pending = self._pending
+        if self.versions and work.lease is None:
+            self.versions.forget({row.key for row in result.rows})
         pending.rows.extend(result.rows)
         pending.runs += 1
         if result.effects:
@@ -654,6 +656,8 @@ class Partition:
             holds = self._fail(waiting, failure, now_ms)
         else:
             holds = False
+            if self.versions:
+                self.versions.forget({row.key for row in rows})
             pending.rows.extend(rows)
             pending.runs += 1
             self._timers.note(effects)
@@ -1124,8 +1128,6 @@ class Partition:
             self.open_from_clients -= taken
 
     def _load_or_run(self, work: Work, now_ms: float) -> bool:
-        if self.versions and work.lease is None:
-            self.versions.forget(self.state_keys(work))
         asked: list[str] = []
         if work.waiting:
             work = self._set_repeated_aside(work, asked, now_ms)
@@ -1215,7 +1217,7 @@ class Partition:
         if in_parts:
             return [each for each in behind if _is_lendable(each)]
         first = self._first_of(lock)
-        if first is None or not behind:
+        if first is None:
             return []
         return [first, *takewhile(_is_lendable, behind)]
 
@@ -1271,6 +1273,8 @@ class Partition:
                 self._come_home(work, now_ms)
             return
         del self._lent[work.id]
+        for index in result.unfinished:
+            work.waiting[index].stays = True
         if lease.partial:
             self._merges[work.id] = (work, result)
             self._merge_all(now_ms)
@@ -1282,7 +1286,7 @@ class Partition:
             self._settle_each(work, result, now_ms)
             if self._urgency.unseen is not None:
                 for lock in {self._lines.lock_of(each.message) for each in work.waiting}:
-                    if self._keys.get(lock):
+                    if lock in self._keys:
                         self._urgency.crowds[self.name, lock] = self
             if self._merges:
                 self._merge_all(now_ms)

@@ -59,9 +59,9 @@ LEVEL = Band(0.8, 0.65)
 """The same the other way round: others have as much to do."""
 CROWDED_MS = Band(20.0, 10.0)
 """What waits at a neighbour: it is not idle either."""
-LARGE_MS = Band(5.0, 4.0)
+LARGE_MS = Band(1.8, 1.4)
 """One message: asking two workers about each costs little beside it."""
-TRIPS = Band(5.0, 3.0)
+TRIPS = Band(3.0, 2.0)
 """How many questions could be answered while one message runs: the same, where trips are long."""
 SIZABLE_MS = Band(0.3, 0.2)
 """One message: going through all that waits costs little beside it."""
@@ -154,6 +154,11 @@ class Facts:
     stateful: bool = False
 
     @property
+    def worth_asking(self) -> bool:
+        """Two workers may be asked about each message before anything would be late."""
+        return self.large or (self.mergeable and self.sizable)
+
+    @property
     def pressed(self) -> bool:
         """There is more to do here than this worker can, or than others have."""
         return self.late or self.skewed or self.busy
@@ -183,12 +188,10 @@ RULES = (
     ),
     Rule(
         LAXITY,
-        lambda fact: (
-            fact.large and not fact.sending_some and not fact.mergeable and (fact.late or fact.busy)
-        ),
-        "messages are large and need little state, so questions cost little beside what waiting "
-        "costs: {cost_ms:.3g} ms and {state_bytes:.0f} bytes each, {late:.1%} late, {skew:.1f} "
-        "times a neighbour's queue",
+        lambda fact: fact.worth_asking and not fact.sending_some and (fact.late or fact.busy),
+        "messages are large, or their states can be merged, so questions cost little beside what "
+        "waiting costs: {cost_ms:.3g} ms and {state_bytes:.0f} bytes each, {late:.1%} late, "
+        "{skew:.1f} times a neighbour's queue",
     ),
     Rule(
         CHECK,
@@ -299,7 +302,8 @@ class AutoBinding:
     def _asked(self) -> Asked:
         # Questions about each message are for large ones and for need. Both can end long before
         # the choice may change.
-        if self._policy.asked is Asked.EACH and not (self._facts.large and self._facts.pressed):
+        facts = self._facts
+        if self._policy.asked is Asked.EACH and not (facts.worth_asking and facts.pressed):
             return Asked.QUEUED
         return self._policy.asked
 

@@ -215,6 +215,7 @@ class SimulatedLending:
         self._looked_ms = now_ms
         if self._measures.is_due(now_ms):
             self._measures.measure(self._shell.owned(), now_ms)
+            self.lessor.policies_changed()
         self.lessor.look(now_ms, self._shell.starts_ms(now_ms))
         self._flush()
 

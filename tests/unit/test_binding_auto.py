@@ -101,9 +101,9 @@ def messages() -> Bindable:
         (replace(LARGE, state_bytes=512.0), "laxity-direct"),
         (replace(LARGE, state_bytes=200_000.0), "accept-and-check"),
         (replace(LARGE, state_bytes=200_000.0, lent=0.8, fetched=0.02), "laxity-direct"),
-        (replace(LARGE, is_mergeable=True), "accept-and-check"),
-        (replace(LARGE, cost_ms=4.9), "accept-and-check"),
-        (replace(LARGE, round_trip_ms=3.0), "accept-and-check"),
+        (replace(LARGE, is_mergeable=True), "laxity-direct"),
+        (replace(LARGE, cost_ms=1.7), "accept-and-check"),
+        (replace(LARGE, round_trip_ms=3.5), "accept-and-check"),
         (replace(LARGE, late=0.01, load=0.49), "accept-and-check"),
         (replace(LARGE, late=0.01, load=0.5), "laxity-direct"),
         (replace(LARGE, late=0.02, load=0.49), "laxity-direct"),
@@ -120,7 +120,7 @@ def messages() -> Bindable:
         (replace(LARGE, neighbours_queued_ms=250.0), "static"),
         (replace(HOT, state_bytes=150_000.0), "static"),
         (replace(HOT, state_bytes=150_000.0, lent=0.5, fetched=0.1), "accept-and-check"),
-        (replace(HOT, state_bytes=150_000.0, is_mergeable=True), "accept-and-check"),
+        (replace(HOT, state_bytes=150_000.0, is_mergeable=True), "laxity-direct"),
     ],
 )
 def test_it_chooses_what_suits_the_work(figures: Measured, choice: str) -> None:
@@ -162,8 +162,9 @@ def test_before_anything_was_measured_it_says_so() -> None:
 
 def test_it_says_why_with_the_figures() -> None:
     assert chosen(LARGE).reason == (
-        "laxity-direct: messages are large and need little state, so questions cost little beside "
-        "what waiting costs: 10 ms and 0 bytes each, 20.0% late, 17.5 times a neighbour's queue"
+        "laxity-direct: messages are large, or their states can be merged, so questions cost "
+        "little beside what waiting costs: 10 ms and 0 bytes each, 20.0% late, 17.5 times a "
+        "neighbour's queue"
     )
     assert chosen(CROWDED).reason == (
         "static: neighbours have as much to do: 20.0% late with 200 ms waiting here, "
@@ -211,10 +212,10 @@ def test_a_choice_is_kept_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("low", "high"),
     [
-        (replace(LARGE, cost_ms=4.9), replace(LARGE, cost_ms=5.1)),
+        (replace(LARGE, cost_ms=1.7), replace(LARGE, cost_ms=1.9)),
         (replace(LARGE, late=0.019, load=0.3), replace(LARGE, late=0.021, load=0.3)),
         (replace(LARGE, late=0.0, load=0.49), replace(LARGE, late=0.0, load=0.51)),
-        (replace(LARGE, round_trip_ms=2.1), replace(LARGE, round_trip_ms=1.9)),
+        (replace(LARGE, round_trip_ms=3.4), replace(LARGE, round_trip_ms=3.3)),
         (replace(HOT, declined=0.29), replace(HOT, declined=0.31)),
         (
             replace(HOT, cost_ms=0.29, state_bytes=0.0),

@@ -306,9 +306,12 @@ def test_a_lessee_is_known_to_have_what_it_has_made_until_it_runs_at_home() -> N
     assert versions.of("a") == before["a"] + 1
     assert versions.of("b") == before["b"]
     assert versions.holders(["a", "b"]) == {"east": 2}
-    home.arrive(3, ["a"], time_left_ms=10_000)
-    home.settle()
-    assert versions.holders(["a", "b"]) == {"east": 1}
+    home.owner.commit()
+    for number, rows in enumerate(([], [StateRow("a", b"", b"newer")])):
+        home.arrive(3 + number, ["a"], time_left_ms=10_000)
+        home.owner.take()
+        home.owner.finish(rows=rows)
+        assert versions.holders(["a", "b"]) == {"east": 1 if rows else 2}
 
 
 def test_policies_know_who_has_the_states() -> None:
