@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sublet.runtime.lessor import Lessor, Tally
+from sublet.runtime.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, Lessor, Tally
 from sublet.runtime.partition import Partition
 from sublet.scheduler.auto_binding import AutoBinding, Measured
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 MEASURE_EVERY_MS = 400.0
+LATE_SHARE = 0.01
+MARGIN_STEP = 0.1
+MARGIN_STEP_BACK = 0.005
 DRAG_MAX = 3.0
 DRAG_WEIGHT = 0.3
 HEARD_MS = 5_000.0
@@ -65,12 +68,24 @@ class LeaseMeasures:
             # There was always something to run: so this is how fast it goes.
             drag = min(max(elapsed_ms / home_ms, 1.0), DRAG_MAX)
             lessor.drag += DRAG_WEIGHT * (drag - lessor.drag)
+        self._adapt_margin(list(since.values()))
         load = max(0.0, busy_ms / elapsed_ms) if elapsed_ms > 0 else None
         neighbours_ms = self._neighbours_ms(now_ms)
         for name, mine in by_function.items():
             policy = lessor.policy(mine[0].function)
             if isinstance(policy, AutoBinding):
                 policy.measured(self._measured(since[name], mine, now_ms, neighbours_ms, load))
+
+    def _adapt_margin(self, since: Sequence[_Seen]) -> None:
+        """What is late although others could have done it was lent too late."""
+        lessor = self._lessor
+        consumed = sum([each.consumed for each in since])
+        if not consumed or not any(each.lent for each in since):
+            return
+        late = sum([each.late for each in since])
+        step = MARGIN_STEP if late > LATE_SHARE * consumed else -MARGIN_STEP_BACK
+        share = min(lessor.margin_share + step, MARGIN_SHARE_MAX)
+        lessor.margin_share = max(share, MARGIN_SHARE)
 
     def _since(self, name: str, partitions: list[Partition]) -> _Seen:
         tally = self._lessor.tallies.get(name) or Tally()

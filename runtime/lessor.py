@@ -40,7 +40,9 @@ WORKS_MAX = 32
 CROWD_MS = 20.0
 """Behind a busy key of a mergeable function so much may wait before it is lent."""
 MARGIN_SHARE = 0.1
-"""Of the time that messages have: so much sooner they should be done here, or they are lent."""
+MARGIN_SHARE_MAX = 0.6
+"""Of the time that messages have: so much sooner they should be done here, or they are lent. More
+of it as long as some are late all the same."""
 ASK_MS = 50.0
 """Who has not replied by then is not waited for."""
 TERM_MS = 1_000.0
@@ -198,6 +200,7 @@ class Lessor:
         self._whole: set[str] = set()
         """Functions that cannot run in parts, whatever their state is."""
         self.now_ms = self.start_ms = 0.0
+        self.margin_share = MARGIN_SHARE
         self.drag = 1.0
         """How much longer than expected what waits here takes, because of all that is not counted
         in it: commits, the runtime itself, work for others."""
@@ -351,7 +354,7 @@ class Lessor:
     def _margin_ms(self, chunk: Chunk, due_ms: float, one_ms: float) -> float:
         """Return how much sooner than necessary messages should be done here: what is lent at the
         last moment comes too late."""
-        return one_ms + MARGIN_SHARE * max(0.0, due_ms - chunk.arrived_ms)
+        return one_ms + self.margin_share * max(0.0, due_ms - chunk.arrived_ms)
 
     def _excess(self, chunk: Chunk) -> int:
         """Return how many messages of a chunk would be late, behind all that is due before."""
