@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sublet.runtime.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, Lessor, Tally
 from sublet.runtime.partition import Partition
 from sublet.scheduler.auto_binding import AutoBinding, Measured
-from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 MEASURE_EVERY_MS = 400.0
@@ -139,12 +138,3 @@ class LeaseMeasures:
             round_trip_ms=since.answer_ms / since.answers if since.answers else 0.0,
             load=load,
         )
-
-
-def told_of(policies: Mapping[str, BindingPolicy]) -> dict[str, tuple[str, str]]:
-    """Return, for each function whose policy is chosen by `auto`, the choice and its reason."""
-    return {
-        name: (policy.choice, policy.reason)
-        for name, policy in policies.items()
-        if isinstance(policy, AutoBinding)
-    }
