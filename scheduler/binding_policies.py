@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heapreplace
 from math import inf, isfinite
+from typing import ClassVar
 
 from sublet.scheduler.binding import (
     Ask,
@@ -272,12 +273,10 @@ class _Forwarding:
         )
 
 
-@binding_policy("reject-and-send")
-class RejectAndSend:
-    """Lends messages that would be late here, or would make others late, when they arrive. What
-    has been let in stays."""
+class _ForwardFirst:
+    """What policies have in common that lend without asking: a lessee may only refuse."""
 
-    asked = Asked.LATE
+    name: ClassVar[str]
 
     def __init__(
         self,
@@ -291,61 +290,46 @@ class RejectAndSend:
         shortest queue that is known, to which `fetch_ms` is added for each state that has to be
         sent there if `cache_aware`."""
         self._forwarding = _Forwarding(
-            "reject-and-send",
+            self.name,
             force_migrate=force_migrate,
             random_lessee=random_lessee,
             cache_aware=cache_aware,
             fetch_ms=fetch_ms,
         )
+
+    def answered(
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+    ) -> Iterable[Choice]:
+        return ()
+
+    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        return ()
+
+
+@binding_policy("reject-and-send")
+class RejectAndSend(_ForwardFirst):
+    """Lends messages that would be late here, or would make others late, when they arrive. What
+    has been let in stays."""
+
+    name = "reject-and-send"
+    asked = Asked.LATE
 
     def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
         urgent_first = sorted(works, key=lambda each: each.work.deadline_ms)
         return self._forwarding.lend(urgent_first, scene)
 
-    def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
-    ) -> Iterable[Choice]:
-        return ()
-
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
-        return ()
-
 
 @binding_policy("accept-and-check")
-class AcceptAndCheck:
+class AcceptAndCheck(_ForwardFirst):
     """Lets everything in; when something that waits would be late, it lends what has to go, the
     least urgent first."""
 
+    name = "accept-and-check"
     asked = Asked.QUEUED
-
-    def __init__(
-        self,
-        *,
-        force_migrate: bool = False,
-        random_lessee: bool = False,
-        cache_aware: bool = True,
-        fetch_ms: float = FETCH_MS,
-    ) -> None:
-        """Parameters as those of `reject-and-send`."""
-        self._forwarding = _Forwarding(
-            "accept-and-check",
-            force_migrate=force_migrate,
-            random_lessee=random_lessee,
-            cache_aware=cache_aware,
-            fetch_ms=fetch_ms,
-        )
 
     def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
         urgent_last = sorted(works, key=lambda each: -each.work.deadline_ms)
         return self._forwarding.lend(urgent_last, scene)
-
-    def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
-    ) -> Iterable[Choice]:
-        return ()
-
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
-        return ()
 
 
 # Check first: asked before it is lent, when something would be late
@@ -399,11 +383,10 @@ class _Search:
         return [Lend(work, best) for work in works]
 
 
-@binding_policy("check-sequential")
-class CheckSequential:
-    """Asks some neighbours for room for all that has to go, one question after the other; one of
-    them gets all of it."""
+class _CheckFirst:
+    """What policies have in common that ask before they lend, when something would be late."""
 
+    name: ClassVar[str]
     asked = Asked.QUEUED
 
     def __init__(
@@ -417,18 +400,12 @@ class CheckSequential:
         """`search_range`: how many are asked. `reply_required`: how many replies are waited for;
         0: all. `cache_aware`: a state that a neighbour lacks makes its queue `fetch_ms` longer."""
         self._search = _Search(
-            "check-sequential",
+            self.name,
             search_range=search_range,
             reply_required=reply_required,
             cache_aware=cache_aware,
             fetch_ms=fetch_ms,
         )
-
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        if not works or not scene.neighbours or scene.searches:
-            return ()
-        names = self._search.candidates(works, scene)
-        return (Ask(works, names, min(self._search.replies, len(names))),)
 
     def answered(
         self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
@@ -439,12 +416,26 @@ class CheckSequential:
         return ()
 
 
+@binding_policy("check-sequential")
+class CheckSequential(_CheckFirst):
+    """Asks some neighbours for room for all that has to go, one question after the other; one of
+    them gets all of it."""
+
+    name = "check-sequential"
+
+    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+        if not works or not scene.neighbours or scene.searches:
+            return ()
+        names = self._search.candidates(works, scene)
+        return (Ask(works, names, min(self._search.replies, len(names))),)
+
+
 @binding_policy("check-pipelined")
-class CheckPipelined:
+class CheckPipelined(_CheckFirst):
     """As `check-sequential`, but waits for all replies, and begins the next question when each
     of those before has some."""
 
-    asked = Asked.QUEUED
+    name = "check-pipelined"
 
     def __init__(
         self,
@@ -454,10 +445,8 @@ class CheckPipelined:
         cache_aware: bool = True,
         fetch_ms: float = FETCH_MS,
     ) -> None:
-        """`reply_required`: after how many replies the next question may be asked; 0: all. The
-        others are those of `check-sequential`."""
-        self._search = _Search(
-            "check-pipelined",
+        """`reply_required`: after how many replies the next question may be asked; 0: all."""
+        super().__init__(
             search_range=search_range,
             reply_required=reply_required,
             cache_aware=cache_aware,
@@ -473,40 +462,14 @@ class CheckPipelined:
     def _is_waiting(self, scene: Scene) -> bool:
         return any(replied < self._search.replies for replied in scene.searches)
 
-    def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
-    ) -> Iterable[Choice]:
-        return self._search.lend(works, bids)
-
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
-        return ()
-
 
 @binding_policy("check-parallel")
-class CheckParallel:
+class CheckParallel(_CheckFirst):
     """Cuts what has to go into parts and asks different neighbours for room for each of them, all
-    at once; a part for which nobody has room stays."""
+    at once; a part for which nobody has room stays. `search_range` is for all parts together, and
+    the most parts that there are; `reply_required` is for each part."""
 
-    asked = Asked.QUEUED
-
-    def __init__(
-        self,
-        *,
-        search_range: int = SEARCH_RANGE,
-        reply_required: int = 0,
-        cache_aware: bool = True,
-        fetch_ms: float = FETCH_MS,
-    ) -> None:
-        """`search_range`: how many are asked in all, and the most parts there are.
-        `reply_required`: how many replies each part waits for, if more are asked about it; 0: all.
-        The others are those of `check-sequential`."""
-        self._search = _Search(
-            "check-parallel",
-            search_range=search_range,
-            reply_required=reply_required,
-            cache_aware=cache_aware,
-            fetch_ms=fetch_ms,
-        )
+    name = "check-parallel"
 
     def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
         if not works or not scene.neighbours:
@@ -518,14 +481,6 @@ class CheckParallel:
             own = names[index :: len(parts)]
             asks.append(Ask(part, own, min(self._search.replies, len(own))))
         return asks
-
-    def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
-    ) -> Iterable[Choice]:
-        return self._search.lend(works, bids)
-
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
-        return ()
 
 
 def _parts(works: Sequence[Bindable], count: int) -> list[list[Bindable]]:
