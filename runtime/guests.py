@@ -260,14 +260,11 @@ class GuestWork:
         "_home",
         "_limits",
         "_states",
-        "arrived_ms",
         "doubtful",
         "function",
         "lessor",
         "offer",
-        "over_ms",
         "place",
-        "rank",
         "reason",
         "work",
     )
@@ -294,11 +291,6 @@ class GuestWork:
         self.lessor = lessor
         """The worker that it is for."""
         self.function = function
-        self.arrived_ms = now_ms
-        self.rank = now_ms + offer.due_left_ms - offer.cost_ms
-        """When it has to start to be in time; local, monotonic."""
-        self.over_ms = now_ms + offer.term_ms
-        """From then on the lessor does not wait for it."""
         self.doubtful: set[str] = set()
         """Keys whose cells may still be changed by handlers that were given up."""
         self.reason = ""
@@ -310,7 +302,6 @@ class GuestWork:
         self._home.told(offer.clock_ms, now_ms)
         self._home.advance(now_ms)
         self.work = work = Work(number, waiting=_waiting_of(offer, now_ms))
-        work.rank = work.rank_last = self.rank
         work.arrived_ms = now_ms
         prefix, numbers = timer_prefix(offer.lease), count(1)
         cache = (
