@@ -40,7 +40,7 @@ class RedisProcess:
     def start(self) -> None:
         program = shutil.which(PROGRAM)
         if program is None:
-            raise RuntimeError(f"there is no {PROGRAM}; `make setup` installs it where it can")
+            raise RuntimeError(f"there is no {PROGRAM}; `make redis` installs it where it can")
         words = [word for name, value in self._options.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen(
             [program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
