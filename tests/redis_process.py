@@ -46,7 +46,7 @@ class RedisProcess:
             [program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         until_s = time.monotonic() + START_WAIT_S
-        while not self.ask("PING").startswith(b"+PONG"):
+        while not self.ask("PING").startswith((b"+PONG", b"-NOAUTH")):
             if self._process.poll() is not None or time.monotonic() > until_s:
                 log = self.folder / "redis.log"
                 raise RuntimeError(f"{PROGRAM} did not start: {log.read_text()[-2000:]}")
