@@ -139,29 +139,27 @@ local function delete_expired(p, clock_ms)
     end
 end
 
--- ARGV: home, epoch, index before, index, commit id, clock_ms, then operations: name, of what,
--- how many arguments, the arguments.
+-- Between `start` and `stop`: home, epoch, index before, index, commit id, clock_ms, then
+-- operations: name, of what, how many arguments, the arguments.
 local HEADER = 6
 
-local function commit(keys, args)
-    local p = keys[1]
+local function commit_one(p, args, start, stop)
     local stored = redis.call('HMGET', p, 'home', 'epoch', 'index', 'commit')
-    if stored[1] ~= args[1] or stored[2] ~= args[2] then return 'fenced' end
-    if stored[3] == args[4] and stored[4] == args[5] then return 'duplicate' end
-    if stored[3] ~= args[3] then return 'gap' end
-    local at = HEADER + 1
-    while at <= #args do
+    if stored[1] ~= args[start] or stored[2] ~= args[start + 1] then return 'fenced' end
+    if stored[3] == args[start + 3] and stored[4] == args[start + 4] then return 'duplicate' end
+    if stored[3] ~= args[start + 2] then return 'gap' end
+    local at = start + HEADER
+    while at <= stop do
         local width, count = WIDTH[args[at]], tonumber(args[at + 2])
         if not width or not count or (width > 0 and (count < width or count % width ~= 0)) then
-            return redis.error_reply('SUBLET operation at ' .. at .. ' is none')
+            error('operation at ' .. at .. ' is none')
         end
         at = at + 3 + count
     end
-    if at ~= #args + 1 then return redis.error_reply('SUBLET the commit is cut off') end
+    if at ~= stop + 1 then error('the commit is cut off') end
 
-    redis.call('HSET', p, 'index', args[4], 'commit', args[5], 'clock_ms', args[6])
-    at = HEADER + 1
-    while at <= #args do
+    at = start + HEADER
+    while at <= stop do
         local name, count = args[at], tonumber(args[at + 2])
         local first, last = at + 3, at + 2 + count
         if apply[name] then
@@ -173,8 +171,31 @@ local function commit(keys, args)
         end
         at = last + 1
     end
-    delete_expired(p, args[6])
+    local clock_ms = args[start + 5]
+    delete_expired(p, clock_ms)
+    -- Last: what a foreign hand has made fail halfway (a key of another type) is no duplicate when
+    -- it is sent again, and is then applied whole, as every operation says what is to be.
+    redis.call(
+        'HSET', p, 'index', args[start + 3], 'commit', args[start + 4], 'clock_ms', clock_ms)
     return 'done'
+end
+
+-- ARGV: for each key how many arguments its commit has, and these. Each commit stands alone: one
+-- that fails does not keep the others from being applied.
+local function commit(keys, args)
+    local outcomes, at = {}, 1
+    for number, p in ipairs(keys) do
+        local stop = at + tonumber(args[at])
+        local is_sound, outcome = pcall(commit_one, p, args, at + 1, stop)
+        if not is_sound then
+            -- Redis raises a table, Lua a text.
+            local reason = type(outcome) == 'table' and outcome.err or outcome
+            outcome = 'failed: ' .. tostring(reason)
+        end
+        outcomes[number] = outcome
+        at = stop + 1
+    end
+    return outcomes
 end
 
 -- ARGV: home, worker.
@@ -304,7 +325,8 @@ register('leave', leave)
 
 _DIGEST = hashlib.sha256(_CODE.encode()).hexdigest()[:12]
 
-LIBRARY = f"#!lua name=sublet_{_DIGEST}\n" + _CODE.replace("DIGEST", _DIGEST)
+LIBRARY_NAME = f"sublet_{_DIGEST}"
+LIBRARY = f"#!lua name={LIBRARY_NAME}\n" + _CODE.replace("DIGEST", _DIGEST)
 """What FUNCTION LOAD is given."""
 
 READ_KEYS_MAX = 1_000

@@ -1,8 +1,9 @@
 """The store for clusters: partitions in one Redis, whose primary keeps an AOF.
 
 A commit is one call of one function on the server, which compares the epoch, checks everything and
-then writes; a group of commits is one pipeline, and with `appendfsync always` one sync. All keys of
-a partition have its name as their hash tag, so that a function reaches them in Redis Cluster too.
+then writes. A group of commits is one call, too, and so with `appendfsync always` one sync: Redis
+reads a pipeline in pieces and syncs after each. Large groups are several calls in one pipeline. All
+keys of a partition have its name as their hash tag, so that Redis Cluster would keep them together.
 Of a partition p, in `prefix:{p}`:
 
     (itself)          hash: home, epoch, index, commit, clock_ms, owner
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import structlog
 from redis.exceptions import RedisError
 
 from sublet.functions.address import split_partition_name
@@ -40,13 +42,37 @@ from sublet.statestore.contract import (
 from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
 from sublet.statestore.redis_server import DEFAULT_PREFIX, TIMEOUT_S, RedisServer
 
+log = structlog.get_logger(__name__)
+
 # Redis keeps scores as doubles.
 NUMBER_MAX = 2**53
 ENTRIES_PER_READ_MAX = 256
 SCAN_COUNT = 500
+ARGUMENTS_PER_CALL_MAX = 20_000
 
 _OUTCOMES = {each.value.encode(): each for each in Outcome}
 _COMMIT = function_name("commit")
+
+
+class _Call:
+    """Some commits for one call of the function, bounded, as Redis does nothing else meanwhile."""
+
+    __slots__ = ("_arguments", "keys")
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._arguments: list[Any] = []
+
+    def is_full(self, more: int) -> bool:
+        return bool(self.keys) and len(self._arguments) + more > ARGUMENTS_PER_CALL_MAX
+
+    def add(self, key: str, home: str, packed: list[Any]) -> None:
+        self.keys.append(key)
+        self._arguments += (1 + len(packed), home)
+        self._arguments += packed
+
+    def command(self) -> tuple[Any, ...]:
+        return ("FCALL", _COMMIT, len(self.keys), *self.keys, *self._arguments)
 
 
 class RedisStore:
@@ -141,18 +167,32 @@ class RedisStore:
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         if not commits:
             return []
-        homes = self._homes
-        calls: list[tuple[Any, ...]] = []
+        calls: list[_Call] = [_Call()]
         for each in commits:
-            home = homes.get(each.partition, "")
-            calls.append(("FCALL", _COMMIT, 1, self._key(each.partition), home, *_packed(each)))
+            packed = _packed(each)
+            if calls[-1].is_full(len(packed)):
+                calls.append(_Call())
+            home = self._homes.get(each.partition, "")
+            calls[-1].add(self._key(each.partition), home, packed)
         try:
-            answers = await self._server.send(calls)
+            answers = await self._server.send([each.command() for each in calls])
         except UnavailableError:
             return [Outcome.UNKNOWN] * len(commits)
-        return [
-            Outcome.UNKNOWN if isinstance(each, RedisError) else _OUTCOMES[each] for each in answers
-        ]
+        outcomes: list[Outcome] = []
+        for call, answer in zip(calls, answers, strict=True):
+            if isinstance(answer, RedisError):
+                outcomes += [Outcome.UNKNOWN] * len(call.keys)
+            else:
+                outcomes += [self._outcome(each) for each in answer]
+        return outcomes
+
+    def _outcome(self, answer: bytes) -> Outcome:
+        outcome = _OUTCOMES.get(answer)
+        if outcome is None:
+            # A key of ours that somebody else has written to, perhaps.
+            log.error("store_failing", redis=self._server.name, error=answer.decode())
+            return Outcome.UNKNOWN
+        return outcome
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
         found: list[StateRow] = []

@@ -197,6 +197,8 @@ async def test_a_full_redis_makes_outcomes_unknown_writes_nothing_and_still_read
     assert (await store.load(P, ["count"]))[0].value == b"%d" % done
     assert await store.load(P, [f"k{done + 1}"]) == []
     assert await store.records(P, TIMER, [f"t{done + 1}"]) == []
+    # What the refused commit took while it was read may be just enough for something smaller.
+    server.ask("CONFIG", "SET", "maxmemory", "1mb")
     with pytest.raises(UnavailableError, match="maxmemory"):
         await store.acquire("shop/cart/1", "worker")
 
@@ -269,6 +271,26 @@ async def test_large_commits_and_long_recoveries_come_in_pieces(redis_space: Red
     assert [each.id for each in recovered.parked] == [f"{number:05}" for number in range(9_001)]
     assert len(await store.scan("shop/cart", None, 5_000)) == 5_000
     await store.close()
+
+
+async def test_a_key_that_somebody_else_wrote_stops_one_commit_and_no_other(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    names = [f"shop/cart/{number}" for number in range(3)]
+    epochs = [(await store.acquire(name, "worker")).epoch for name in names]
+    group = [numbered(epoch, 1, partition=name) for name, epoch in zip(names, epochs, strict=True)]
+    server.ask("SET", "sublet:{shop/cart/1}:due:timer", "foreign")
+
+    outcomes = [Outcome.DONE, Outcome.UNKNOWN, Outcome.DONE]
+    assert await store.commit(group) == outcomes
+    server.ask("DEL", "sublet:{shop/cart/1}:due:timer")
+    outcomes = [Outcome.DUPLICATE, Outcome.DONE, Outcome.DUPLICATE]
+    assert await store.commit(group) == outcomes
+    for name in names:
+        assert (await store.load(name, ["count"]))[0].value == b"1"
+        assert len(await store.records_due(name, TIMER, 2, 10)) == 1
 
 
 async def test_all_keys_of_a_partition_have_one_hash_tag(
