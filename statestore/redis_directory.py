@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from sublet.functions.errors import UnavailableError
+from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.contract import Member, View, check_functions, check_placement
 from sublet.statestore.redis_server import (
     DEFAULT_PREFIX,
@@ -128,7 +128,7 @@ class RedisDirectory:
                             ignore_subscribe_messages=False, timeout=RESUBSCRIBE_WAIT_S
                         )
                         await self._heard(message)
-            except (RedisError, OSError, TimeoutError, UnavailableError):
+            except (RedisError, OSError, TimeoutError, SubletError):
                 await asyncio.sleep(RESUBSCRIBE_WAIT_S)
 
     async def _heard(self, message: dict[str, Any] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.redis_process import RedisProcess
 
 P = "shop/cart/0"
 PATIENCE_S = 20.0
+REDIS_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
 StartRedis = Callable[..., RedisProcess]
 
 
@@ -126,6 +128,28 @@ async def test_a_wrong_password_is_told_and_the_right_one_is_never_shown(
     store = RedisStore(server.url.replace("//", "//:secret@"))
     assert (await store.acquire(P, "worker")).epoch == 1
     await store.close()
+
+
+async def test_a_user_with_the_rights_that_the_docs_name_can_do_everything(
+    start_redis: StartRedis,
+) -> None:
+    server = start_redis()
+    (rights,) = re.findall(r"^ACL SETUSER sublet (.*)$", REDIS_PAGE.read_text(), re.MULTILINE)
+    assert server.ask("ACL", "SETUSER", "sublet", *rights.split()).startswith(b"+OK")
+    url = server.url.replace("//", "//sublet:PASSWORD@")
+    store, directory = RedisStore(url), RedisDirectory(url)
+    epoch = (await store.acquire(P, "worker")).epoch
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    assert (await store.load(P, ["count"]))[0].value == b"1"
+    assert len(await store.records_due(P, TIMER, 10, 10)) == 1
+    assert len(await store.scan("shop/cart", None, 10)) == 2
+    view = await directory.join(Member(id="a", address="127.0.0.1:1"), {"shop/cart": 1})
+    waiting = asyncio.create_task(directory.wait_changed(view.version, 3600.0))
+    assert await directory.place(view.version, {P: "a"})
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    await store.close()
+    await directory.close()
 
 
 async def test_where_nobody_listens_commits_are_unknown_and_all_else_is_unavailable(
