@@ -108,9 +108,9 @@ class RedisServer:
             self._failed(errors[0])
         return answers
 
-    def check_home(self, found: bytes | None) -> None:
-        """Raise UnavailableError if this is not the mark that was there when we looked."""
-        if found is None or found.decode() != self.home:
+    def check_home(self, found: bytes | None, home: str) -> None:
+        """Raise UnavailableError if the mark that was found is not the one that was relied on."""
+        if found is None or found.decode() != home:
             raise self._failed(RedisError("its data was replaced"))
 
     def subscription(self) -> Any:

@@ -52,6 +52,8 @@ ARGUMENTS_PER_CALL_MAX = 20_000
 
 _OUTCOMES = {each.value.encode(): each for each in Outcome}
 _COMMIT = function_name("commit")
+_ACQUIRE = function_name("acquire")
+_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK)
 
 
 class _Call:
@@ -102,13 +104,18 @@ class RedisStore:
     async def acquire(self, partition: str, worker: str) -> Recovered:
         split_partition_name(partition)
         server, key = self._server, self._key(partition)
-        # First: a partition that tools cannot find would be worse than a name without one.
-        await server.ask([("ZADD", self._registry, 0, partition)])
+        await server.check()
         home = server.home
-        epoch, index, clock_ms = await server.call("acquire", key, home, worker)
+        # The name first: a partition that tools cannot find would be worse than a name without one.
+        _, (epoch, index, clock_ms) = await server.ask(
+            [
+                ("ZADD", self._registry, 0, partition),
+                ("FCALL", _ACQUIRE, 1, key, home, worker),
+            ]
+        )
         self._homes[partition] = home
         # From here on nobody else writes to it, or we are fenced ourselves.
-        mark, inbox, sent, first, following, dead_count, key_count = await server.ask(
+        mark, inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
             [
                 ("GET", server.home_key),
                 ("HGETALL", f"{key}:inbox"),
@@ -117,11 +124,16 @@ class RedisStore:
                 ("HGETALL", f"{key}:egress_next"),
                 ("HLEN", f"{key}:record:{DEAD}"),
                 ("ZCARD", f"{key}:keys"),
+                *(_scan_records(key, kind, 0) for kind in _RECOVERED),
             ]
         )
-        server.check_home(mark)
+        server.check_home(mark, home)
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
+        parked, journal, ahead, watermarks = [
+            await self._all_records(key, kind, page)
+            for kind, page in zip(_RECOVERED, pages, strict=True)
+        ]
         return Recovered(
             epoch=int(epoch),
             index=int(index),
@@ -130,10 +142,10 @@ class RedisStore:
             sent=numbers_sent,
             outbox=await self._outbox(key, sorted(numbers_sent)),
             egress={name: (each, egress_next[name]) for name, each in _numbers(first).items()},
-            parked=await self._all_records(key, PARKED),
-            journal=await self._all_records(key, JOURNAL),
-            ahead=await self._all_records(key, AHEAD),
-            watermarks=await self._all_records(key, WATERMARK),
+            parked=parked,
+            journal=journal,
+            ahead=ahead,
+            watermarks=watermarks,
             dead_count=dead_count,
             empty=key_count == 0,
         )
@@ -153,28 +165,28 @@ class RedisStore:
                 found += [OutboxEntry(destination, *_entry(each)) for each in packed]
         return found
 
-    async def _all_records(self, key: str, kind: str) -> list[Record]:
-        found: dict[bytes, bytes] = {}
-        cursor: int | bytes = 0
-        while True:
-            command = ("HSCAN", f"{key}:record:{kind}", cursor, "COUNT", SCAN_COUNT)
-            ((cursor, page),) = await self._server.ask([command])
-            found.update(_pairs(page))
-            if not int(cursor):
-                break
+    async def _all_records(self, key: str, kind: str, page: Any) -> list[Record]:
+        """Read all records of a kind, given the first page of them."""
+        cursor, some = page
+        found = dict(_pairs(some))
+        while int(cursor):
+            ((cursor, some),) = await self._server.ask([_scan_records(key, kind, int(cursor))])
+            found.update(_pairs(some))
         return [_record(kind, each, found[each]) for each in sorted(found)]
 
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         if not commits:
             return []
-        calls: list[_Call] = [_Call()]
-        for each in commits:
-            packed = _packed(each)
-            if calls[-1].is_full(len(packed)):
-                calls.append(_Call())
-            home = self._homes.get(each.partition, "")
-            calls[-1].add(self._key(each.partition), home, packed)
         try:
+            await self._server.check()
+            calls: list[_Call] = [_Call()]
+            for each in commits:
+                packed = _packed(each)
+                if calls[-1].is_full(len(packed)):
+                    calls.append(_Call())
+                # Who was not acquired here can only mean the data that is there now.
+                home = self._homes.get(each.partition, self._server.home)
+                calls[-1].add(self._key(each.partition), home, packed)
             answers = await self._server.send([each.command() for each in calls])
         except UnavailableError:
             return [Outcome.UNKNOWN] * len(commits)
@@ -297,6 +309,10 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._server.close()
+
+
+def _scan_records(key: str, kind: str, cursor: int) -> tuple[Any, ...]:
+    return ("HSCAN", f"{key}:record:{kind}", cursor, "COUNT", SCAN_COUNT)
 
 
 def _pieces(items: list[Any]) -> Iterator[list[Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 PROGRAM = "redis-server"
 START_WAIT_S = 20.0
 STOP_WAIT_S = 10.0
+PORT_MAX = 65_535 - 10_000
 
 
 class RedisProcess:
@@ -98,7 +99,11 @@ class RedisProcess:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that is free now; as a node of Redis Cluster, Redis adds 10,000 to it."""
+    for _ in range(1_000):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port <= PORT_MAX:
+            return port
+    raise RuntimeError(f"no port up to {PORT_MAX} is free")
