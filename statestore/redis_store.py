@@ -13,6 +13,9 @@ Of a partition p, in `prefix:{p}`:
     :outbox:DEST      by last number: entries                    :egress_next  hashes
     :egress:NAME      by next position: entries
     :record:KIND      hash: id to record; :ids:KIND by id; :due:KIND by time
+
+Beside them `prefix:home` marks the data; `prefix:partitions` and `prefix:emitters:EGRESS` are what
+readers find partitions by.
 """
 
 from __future__ import annotations
@@ -97,6 +100,8 @@ class RedisStore:
         # Of each partition the mark of the data under which it was acquired: if that was lost, an
         # owner must be fenced, even if others have counted the epochs up to its own again.
         self._homes: dict[str, str] = {}
+        # Egress and partition that are known to be named in the store.
+        self._emitters: set[tuple[str, str]] = set()
 
     def _key(self, partition: str) -> str:
         return f"{self._server.prefix}:{{{partition}}}"
@@ -113,6 +118,9 @@ class RedisStore:
                 ("FCALL", _ACQUIRE, 1, key, home, worker),
             ]
         )
+        if self._homes.get(partition, home) != home:
+            # What was named in the data that was lost has to be named again.
+            self._emitters.clear()
         self._homes[partition] = home
         # From here on nobody else writes to it, or we are fenced ourselves.
         mark, inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
@@ -187,9 +195,18 @@ class RedisStore:
                 # Who was not acquired here can only mean the data that is there now.
                 home = self._homes.get(each.partition, self._server.home)
                 calls[-1].add(self._key(each.partition), home, packed)
-            answers = await self._server.send([each.command() for each in calls])
+            new = self._new_emitters(commits)
+            # Names first, so that no reader misses what was emitted.
+            names = [("ZADD", self._emitters_key(egress), 0, name) for egress, name in new]
+            answers = await self._server.send([*names, *(each.command() for each in calls)])
         except UnavailableError:
             return [Outcome.UNKNOWN] * len(commits)
+        if new:
+            if any(isinstance(each, RedisError) for each in answers[: len(new)]):
+                # They are named when the commits are sent again; that is refused as well.
+                return [Outcome.UNKNOWN] * len(commits)
+            self._emitters.update(new)
+        answers = answers[len(new) :]
         outcomes: list[Outcome] = []
         for call, answer in zip(calls, answers, strict=True):
             if isinstance(answer, RedisError):
@@ -197,6 +214,14 @@ class RedisStore:
             else:
                 outcomes += [self._outcome(each) for each in answer]
         return outcomes
+
+    def _emitters_key(self, egress: str) -> str:
+        return f"{self._server.prefix}:emitters:{egress}"
+
+    def _new_emitters(self, commits: Sequence[Commit]) -> list[tuple[str, str]]:
+        """Return the egresses and partitions that emit to them for the first time here."""
+        emitted = {(entry.egress, each.partition) for each in commits for entry in each.egress}
+        return sorted(emitted - self._emitters)
 
     def _outcome(self, answer: bytes) -> Outcome:
         outcome = _OUTCOMES.get(answer)
@@ -274,12 +299,14 @@ class RedisStore:
                 page += [(partition, by_key[key]) for key in sorted(by_key)]
         return page
 
-    async def _partitions(self, function: str | None = None) -> list[str]:
-        """Return the names of partitions that were ever acquired, in order."""
-        start, stop = ("-", "+") if function is None else (f"[{function}/", f"({function}0")
-        (found,) = await self._server.ask([("ZRANGE", self._registry, start, stop, "BYLEX")])
+    async def _partitions(self, function: str) -> list[str]:
+        """Return the names of a function's partitions that were ever acquired, in order."""
+        # After the slash comes the zero: all names that begin with the function and a slash.
+        (found,) = await self._server.ask(
+            [("ZRANGE", self._registry, f"[{function}/", f"({function}0", "BYLEX")]
+        )
         names = [each.decode() for each in found]
-        return [each for each in names if function in (None, split_partition_name(each)[0])]
+        return [each for each in names if split_partition_name(each)[0] == function]
 
     async def read_egress(
         self, egress: str, partition: str, position: int, limit: int
@@ -291,7 +318,8 @@ class RedisStore:
         return [EgressEntry(egress, *_entry(each)) for each in found]
 
     async def egress_partitions(self, egress: str) -> dict[str, tuple[int, int]]:
-        names = await self._partitions()
+        (found,) = await self._server.ask([("ZRANGE", self._emitters_key(egress), 0, -1)])
+        names = [each.decode() for each in found]
         keys = [self._key(each) for each in names]
         firsts = await self._ask_in_pieces([("HGET", f"{k}:egress_first", egress) for k in keys])
         nexts = await self._ask_in_pieces([("HGET", f"{k}:egress_next", egress) for k in keys])

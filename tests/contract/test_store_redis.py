@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from sublet.functions.errors import UnavailableError
-from sublet.statestore.contract import TIMER, Commit, Member, Outcome, Record, StateRow
+from sublet.statestore.contract import TIMER, Commit, EgressEntry, Member, Outcome, Record, StateRow
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_server import StoreServerError, problems_of
 from sublet.statestore.redis_store import RedisStore
@@ -262,6 +262,27 @@ async def test_owners_of_data_that_was_lost_are_fenced_even_by_their_own_epoch(
     assert again.index == 1
     assert await former.commit([numbered(again.epoch, 2)]) == [Outcome.DONE]
     assert "redis_lost_its_data" in [each["event"] for each in logged]
+
+
+async def test_an_egress_is_found_again_after_the_data_was_lost(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    epoch = (await store.acquire(P, "worker")).epoch
+                    break
+                except UnavailableError:
+                    continue
+        commit = numbered(epoch, 1)
+        commit.egress = [EgressEntry("totals", 0, 3, b"values")]
+        assert await store.commit([commit]) == [Outcome.DONE]
+        assert await store.egress_partitions("totals") == {P: (0, 3)}
+        assert await store.read_egress("totals", P, 2, 10) == commit.egress
+        server.ask("FLUSHALL")
 
 
 async def test_a_number_that_redis_cannot_keep_is_an_error_and_hurts_no_other(
