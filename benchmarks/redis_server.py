@@ -62,7 +62,9 @@ def install() -> str:
 class RedisServer:
     """A server that runs within a `with` block; `url` says where."""
 
-    def __init__(self) -> None:
+    def __init__(self, appendfsync: str = "") -> None:
+        """With `appendfsync` (always, everysec) it keeps an AOF; otherwise it keeps nothing."""
+        self._appendfsync = appendfsync
         self._stack = ExitStack()
         self._port = 0
 
@@ -85,7 +87,8 @@ class RedisServer:
                 "--port": str(port),
                 "--dir": directory,
                 "--save": "",
-                "--appendonly": "no",
+                "--appendonly": "yes" if self._appendfsync else "no",
+                "--appendfsync": self._appendfsync or "no",
                 "--logfile": f"{directory}/redis.log",
             }
             command = [program, *(word for each in options.items() for word in each)]

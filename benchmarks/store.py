@@ -1,7 +1,7 @@
 """What a commit, a fold and a load cost in each store, as an event loop sees it.
 
-Run: `python -m benchmarks.store` (some 20 s); one JSON line a case. `--seconds` sets how long each
-case runs. Files go to a temporary folder: TMPDIR chooses the disk.
+Run: `python -m benchmarks.store` (some 40 s); one JSON line a case. `--seconds` sets how long each
+case runs, `--stores` which. Files go to a temporary folder: TMPDIR chooses the disk.
 
 - small: one partition, one state row, one outbox entry; the next commit when this one is done.
 - group: 16 partitions with 100 rows each in one call; `loop_busy` the same beside a loop that
@@ -19,13 +19,16 @@ import random
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
 
+from benchmarks.redis_server import RedisServer
 from benchmarks.workload import latency_figures, zipf_keys
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome, StateRow, Store
 from sublet.statestore.memory import MemoryStore
+from sublet.statestore.redis_store import RedisStore
 from sublet.statestore.sqlite import SqliteStore
 from sublet.statestore.sqlite_fold import FoldPolicy
 
@@ -176,18 +179,24 @@ CASES: tuple[Case, ...] = (small, group, group_loop_busy, fold, load)
 HELD = FoldPolicy(rows_max=10**6, bytes_max=2**30, age_max_s=3600.0)
 
 
-def opened(kind: str, path: Path, case: Case) -> Store:
+STORES = ("memory", "sqlite", "sqlite-full", "redis", "redis-full")
+SYNC = {"redis": "everysec", "redis-full": "always"}
+
+
+def opened(kind: str, path: Path, case: Case, stack: ExitStack) -> Store:
     if kind == "memory":
         return MemoryStore()
+    if kind in SYNC:
+        return RedisStore(stack.enter_context(RedisServer(SYNC[kind])).url)
     policy = HELD if case is fold else FoldPolicy()
     return SqliteStore(path, full_sync=kind == "sqlite-full", fold=policy)
 
 
-async def run(seconds: float) -> None:
+async def run(seconds: float, kinds: list[str]) -> None:
     for case in CASES:
-        for kind in ("memory", "sqlite", "sqlite-full"):
-            with tempfile.TemporaryDirectory() as folder:
-                store = opened(kind, Path(folder) / "store.db", case)
+        for kind in kinds:
+            with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+                store = opened(kind, Path(folder) / "store.db", case, stack)
                 figures = await case(Bench(kind, store), seconds)
                 await store.close()
             if figures:
@@ -198,7 +207,9 @@ async def run(seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each case (default 1.5)")
-    uvloop.run(run(parser.parse_args().seconds))
+    parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
+    given = parser.parse_args()
+    uvloop.run(run(given.seconds, given.stores))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,17 @@ from typing import NamedTuple, TypeVar
 from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
 from sublet.runtime.cli_exit import NoClusterError, UsageError, exit_with
 from sublet.runtime.cli_settings import settings_of
-from sublet.runtime.config import DATABASE_NAME, PORT_MAX, ConfigError
+from sublet.runtime.config import (
+    DATABASE_NAME,
+    PORT_MAX,
+    ConfigError,
+    WorkerConfig,
+    without_password,
+)
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import StatusReport
+from sublet.statestore.contract import Directory
 from sublet.statestore.sqlite_directory import SqliteDirectory
 
 _ANSWER_TIMEOUT_S = 5.0
@@ -45,8 +52,8 @@ def ask(where: Where, question: Callable[[Reached], Awaitable[T]], as_json: bool
     """Return the answer of any worker; end the command if there is none."""
 
     async def reach_and_ask() -> T:
-        data_dir = settings_of({"data_dir": where.data_dir, "config": where.config}).data_dir
-        async with reach(where.connect, data_dir) as reached:
+        settings = settings_of({"data_dir": where.data_dir, "config": where.config})
+        async with reach(where.connect, settings) as reached:
             return await question(reached)
 
     try:
@@ -56,9 +63,9 @@ def ask(where: Where, question: Callable[[Reached], Awaitable[T]], as_json: bool
 
 
 @asynccontextmanager
-async def reach(connect: str | None, data_dir: Path) -> AsyncIterator[Reached]:
+async def reach(connect: str | None, settings: WorkerConfig) -> AsyncIterator[Reached]:
     """Connect to any worker of the cluster; raise `NoClusterError` if none answers."""
-    addresses = [_checked(connect)] if connect is not None else await addresses_in(data_dir)
+    addresses = [_checked(connect)] if connect is not None else await addresses_in(settings)
     for address in addresses:
         async with UnaryClient(address, LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)) as client:
             try:
@@ -73,29 +80,45 @@ async def reach(connect: str | None, data_dir: Path) -> AsyncIterator[Reached]:
             f"no worker answers at {connect}; `sublet run` prints the addresses of its workers"
         )
     known = f" (tried {', '.join(addresses)})" if addresses else ""
+    if settings.store == "redis":
+        url = without_password(settings.redis_url)
+        raise NoClusterError(f"no worker of {url} answers{known}; start some with `sublet run`")
     raise NoClusterError(
-        f"no worker of {data_dir} answers{known}; start some with "
-        f"`sublet run module:app --data-dir {data_dir}`"
+        f"no worker of {settings.data_dir} answers{known}; start some with "
+        f"`sublet run module:app --data-dir {settings.data_dir}`"
     )
 
 
-async def addresses_in(data_dir: Path) -> list[str]:
-    """Return the addresses of the workers that the data folder knows, dead ones among them."""
-    path = data_dir / DATABASE_NAME
-    if not path.is_file():
+async def addresses_in(settings: WorkerConfig) -> list[str]:
+    """Return the addresses of the workers that the directory knows, dead ones among them."""
+    data_dir, path = settings.data_dir, settings.database_path
+    if settings.store == "redis":
+        path_or_url = without_password(settings.redis_url)
+    elif path.is_file():
+        path_or_url = str(path)
+    else:
         raise NoClusterError(
             f"there is no {DATABASE_NAME} in {data_dir}; start a cluster with `sublet run "
             f"module:app --data-dir {data_dir}`, or name a worker with --connect host:port"
         )
     try:
-        directory = SqliteDirectory(path)
+        directory = _directory(settings)
         try:
             view = await directory.view()
         finally:
             await directory.close()
     except (SubletError, OSError) as error:
-        raise NoClusterError(f"{path} cannot be read: {error}") from error
+        raise NoClusterError(f"{path_or_url} cannot be read: {error}") from error
     return [member.address for member in view.members.values()]
+
+
+def _directory(settings: WorkerConfig) -> Directory:
+    if settings.store == "redis":
+        # Here, as most commands have no Redis, and must be quick.
+        from sublet.statestore.redis_directory import RedisDirectory
+
+        return RedisDirectory(settings.redis_url)
+    return SqliteDirectory(settings.database_path)
 
 
 def full_name(name: str, known: list[str]) -> str:

@@ -13,7 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from sublet.runtime.cli_exit import exit_with
-from sublet.runtime.config import ConfigError, Resolved, WorkerConfig, read_config, resolve
+from sublet.runtime.config import (
+    ConfigError,
+    Resolved,
+    WorkerConfig,
+    read_config,
+    resolve,
+    without_password,
+)
 from sublet.runtime.config import settings as known_settings
 from sublet.runtime.config_documentation import documentation
 
@@ -111,7 +118,7 @@ def show(config_file: str | None, as_json: bool) -> None:
 
 def described(resolved: Resolved) -> dict[str, object]:
     """Return the settings as plain values, in a form that scripts may rely on."""
-    values = {name: resolved.value(name) for name in known_settings()}
+    values = {name: _shown(resolved, name) for name in known_settings()}
     return {
         "file": None if resolved.file is None else str(resolved.file),
         "settings": {
@@ -127,7 +134,7 @@ def described(resolved: Resolved) -> dict[str, object]:
 
 def _show(resolved: Resolved) -> None:
     known = known_settings()
-    shown = {name: _text(resolved.value(name)) for name in known}
+    shown = {name: _text(_shown(resolved, name)) for name in known}
     name_width = max(len(name) for name in known)
     value_width = max(len(text) for text in shown.values())
     typer.echo(f"file: {resolved.file or 'none'}")
@@ -139,6 +146,11 @@ def _show(resolved: Resolved) -> None:
         origin = resolved.origins[name]
         line = f"{name:{name_width}}  {shown[name]:{value_width}}  {origin}"
         typer.echo(typer.style(line, bold=origin.kind != "default"))
+
+
+def _shown(resolved: Resolved, name: str) -> object:
+    value = resolved.value(name)
+    return without_password(str(value)) if name == "redis_url" else value
 
 
 def _text(value: object) -> str:

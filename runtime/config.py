@@ -25,7 +25,7 @@ from sublet.scheduler.api import QueueOrder
 from sublet.scheduler.binding import BindingPolicy, binding_named, binding_names
 from sublet.scheduler.orders import TokenShares, order_named
 
-StoreName = Literal["sqlite", "memory"]
+StoreName = Literal["sqlite", "memory", "redis"]
 OrderName = Literal[
     "least-laxity",
     "least-laxity-late-last",
@@ -70,9 +70,15 @@ class WorkerConfig:
     data_dir: Path = Path(".sublet")
     """Holds the database file and the sockets of the workers of this machine."""
     store: StoreName = "sqlite"
-    """`memory` forgets everything when the worker ends."""
+    """`memory` forgets everything when the worker ends; `redis` lets workers of several machines
+    be one cluster."""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """For the store `redis`: one primary, version 7 or newer, with `appendonly yes` and
+    `maxmemory-policy noeviction`. `rediss://` encrypts; what follows the last slash is the
+    database."""
     full_sync: bool = False
-    """Wait for the disk on every commit: survives a loss of power, not only of the process."""
+    """Wait for the disk on every commit: survives a loss of power, not only of the process. The
+    store `redis` then needs `appendfsync always`."""
     host: str = "127.0.0.1"
     """Address to listen at, for gRPC and HTTP."""
     port: int = 0
@@ -128,6 +134,11 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _check_choice("store", self.store, StoreName)
+        if not re.match(r"(rediss?://|unix:///)\S", self.redis_url):
+            raise ConfigError(
+                f"redis_url is {without_password(self.redis_url)!r}; allowed: "
+                "redis://HOST:PORT/DB, rediss://USER:PASSWORD@HOST:PORT/DB, unix:///PATH"
+            )
         _check_choice("log_level", self.log_level, LogLevel)
         _check_choice("log_format", self.log_format, LogFormat)
         _check_range("port", self.port, 0, PORT_MAX)
@@ -185,6 +196,11 @@ class WorkerConfig:
     @property
     def database_path(self) -> Path:
         return self.data_dir / DATABASE_NAME
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    return re.sub(r"(?<=:)[^:@/]*(?=@)|(?<=password=)[^&]*", "***", url)
 
 
 def is_loopback_host(host: str) -> bool:

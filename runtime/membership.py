@@ -154,12 +154,15 @@ class Membership:
         self._tasks = tasks
         view = await self._join()
         while True:
-            await self._follow(view)
-            await asyncio.sleep(self._heartbeat_s if self.ready.is_set() else 0.02)
+            known = await self._follow(view)
+            pause_s = self._heartbeat_s if self.ready.is_set() else 0.02
+            await self._directory.wait_changed(known.version, pause_s)
             try:
                 beaten = await self._directory.beat(self._member.id)
             except RetryLaterError:
-                continue  # The disk is full or busy: we may be taken for dead, which is safe.
+                # The store is full, busy or away: we may be taken for dead, which is safe.
+                await asyncio.sleep(pause_s)
+                continue
             if beaten is None:
                 _log.warning("was taken for dead; joining again", worker=self._member.id)
                 for partition in self._ownership.owned():
@@ -179,7 +182,8 @@ class Membership:
         self._joined_s = self._loop.time()
         return view
 
-    async def _follow(self, view: View) -> None:
+    async def _follow(self, view: View) -> View:
+        """Do what the view asks for; return it, or the newer one that this has made."""
         view = await self._place(view, self._dead(view))
         if self.view is None or view.version != self.view.version:
             self.view = view
@@ -187,6 +191,7 @@ class Membership:
         self._take_and_leave(view)
         if not self.ready.is_set() and self._is_served(view):
             self.ready.set()
+        return view
 
     def _dead(self, view: View) -> list[str]:
         """Return the members that are taken for dead, by their heartbeat or their process."""

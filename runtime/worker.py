@@ -310,6 +310,10 @@ def open_store(config: WorkerConfig) -> Store:
         from sublet.statestore.memory import MemoryStore
 
         return MemoryStore()
+    if config.store == "redis":
+        from sublet.statestore.redis_store import RedisStore
+
+        return RedisStore(config.redis_url, full_sync=config.full_sync)
     from sublet.statestore.sqlite import SqliteStore
 
     config.data_dir.mkdir(parents=True, exist_ok=True)
@@ -317,7 +321,11 @@ def open_store(config: WorkerConfig) -> Store:
 
 
 def open_directory(config: WorkerConfig) -> Directory:
-    """Open the directory in which the workers of this machine find each other."""
+    """Open the directory in which the workers of this machine or cluster find each other."""
+    if config.store == "redis":
+        from sublet.statestore.redis_directory import RedisDirectory
+
+        return RedisDirectory(config.redis_url, full_sync=config.full_sync)
     from sublet.statestore.sqlite_directory import SqliteDirectory
 
     config.data_dir.mkdir(parents=True, exist_ok=True)

@@ -251,6 +251,13 @@ class Directory(Protocol):
 
     async def leave(self, worker: str) -> None: ...
 
+    async def wait_changed(self, version: int, timeout_s: float) -> None:
+        """Return when there is a newer version, or after the timeout at the latest.
+
+        A directory that nobody tells of changes waits for the whole time.
+        """
+        ...
+
     async def close(self) -> None: ...
 
 

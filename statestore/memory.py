@@ -6,6 +6,7 @@ Every commit has the same checks and outcomes as in the durable stores. Several 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
@@ -323,6 +324,9 @@ class MemoryDirectory:
             return
         backend.placement = {p: owner for p, owner in backend.placement.items() if owner != worker}
         backend.version += 1
+
+    async def wait_changed(self, version: int, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
 
     async def close(self) -> None:
         """Do nothing: what is in the backend stays for the others."""

@@ -6,6 +6,7 @@ behind a fold. No clock is stored: a member's beats are counted, and who watches
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -95,6 +96,9 @@ class SqliteDirectory:
                     self._changed(connection)
 
         await self._thread.run(work)
+
+    async def wait_changed(self, version: int, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
 
     async def close(self) -> None:
         if not self._closed:

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from sublet.statestore.contract import Directory, Store
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
+from sublet.statestore.redis_directory import RedisDirectory
+from sublet.statestore.redis_store import RedisStore
 from sublet.statestore.sqlite import SqliteStore
 from sublet.statestore.sqlite_directory import SqliteDirectory
 from sublet.statestore.sqlite_fold import FoldPolicy
+from tests.redis_process import RedisProcess
 
 # The changelog is folded at once, after three commits in small steps, or only when asked.
 FOLD_AT_ONCE = FoldPolicy(rows_max=1)
 FOLD_OFTEN = FoldPolicy(rows_max=3, chunk_rows_max=1)
 FOLD_NEVER = FoldPolicy(age_max_s=3600.0)
 
-STORE_KINDS = ("memory", "sqlite", "sqlite-folded", "sqlite-chunked", "sqlite-full")
+STORE_KINDS = ("memory", "sqlite", "sqlite-folded", "sqlite-chunked", "sqlite-full", "redis")
 
 
-def open_store(kind: str, backend: MemoryBackend, path: Path) -> Store:
-    """Return a store of a kind on what was kept at the backend or the path."""
+class RedisSpace:
+    """A part of one Redis for each test: nothing is seen of the others."""
+
+    _numbers = count()
+
+    def __init__(self, server: RedisProcess) -> None:
+        self.url = server.url
+        self.prefix = f"test{next(self._numbers)}"
+
+
+@pytest.fixture(scope="session")
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    process = RedisProcess(tmp_path_factory.mktemp("redis"))
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def redis_space(redis_process: RedisProcess) -> RedisSpace:
+    return RedisSpace(redis_process)
+
+
+def open_store(kind: str, backend: MemoryBackend, path: Path, redis: RedisSpace) -> Store:
+    """Return a store of a kind on what was kept at the backend, the path or in Redis."""
     match kind:
         case "memory":
             return MemoryStore(backend)
@@ -34,19 +61,21 @@ def open_store(kind: str, backend: MemoryBackend, path: Path) -> Store:
             return SqliteStore(path, fold=FOLD_OFTEN)
         case "sqlite-full":
             return SqliteStore(path, full_sync=True)
+        case "redis":
+            return RedisStore(redis.url, prefix=redis.prefix, full_sync=True)
     raise ValueError(f"{kind} is no store; allowed: {STORE_KINDS}")
 
 
 @pytest.fixture(params=STORE_KINDS)
 async def make_store(
-    request: pytest.FixtureRequest, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path, redis_space: RedisSpace
 ) -> AsyncIterator[Callable[[], Store]]:
     """Return a function that opens one more store on the same data."""
     backend = MemoryBackend()
     opened: list[Store] = []
 
     def make() -> Store:
-        opened.append(open_store(request.param, backend, tmp_path / "store.db"))
+        opened.append(open_store(request.param, backend, tmp_path / "store.db", redis_space))
         return opened[-1]
 
     yield make
@@ -59,9 +88,9 @@ def store(make_store: Callable[[], Store]) -> Store:
     return make_store()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 async def make_directory(
-    request: pytest.FixtureRequest, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path, redis_space: RedisSpace
 ) -> AsyncIterator[Callable[[], Directory]]:
     """Return a function that opens one more directory on the same data."""
     backend = MemoryBackend()
@@ -70,6 +99,8 @@ async def make_directory(
     def make() -> Directory:
         if request.param == "memory":
             opened.append(MemoryDirectory(backend))
+        elif request.param == "redis":
+            opened.append(RedisDirectory(redis_space.url, prefix=redis_space.prefix))
         else:
             opened.append(SqliteDirectory(tmp_path / "store.db"))
         return opened[-1]

@@ -29,7 +29,8 @@ from sublet.statestore.contract import (
     Store,
 )
 from sublet.statestore.memory import MemoryBackend
-from tests.contract.conftest import STORE_KINDS, open_store
+from tests.contract.conftest import STORE_KINDS, RedisSpace, open_store
+from tests.redis_process import RedisProcess
 
 PARTITIONS = ("f/g/0", "f/g/1")
 ENDS = ("x/y/0", "~client")
@@ -120,18 +121,21 @@ class StoreMachine(RuleBasedStateMachine):
     """Drives a store as owners would, and asks it everything after each step."""
 
     kind = "memory"
+    server: RedisProcess
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.folder = tempfile.TemporaryDirectory()
         self.backend = MemoryBackend()
+        self.space = RedisSpace(self.server)
         self.models = {name: Model() for name in PARTITIONS}
         self.store = self.opened()
 
     def opened(self) -> Store:
         async def opened() -> Store:
-            return open_store(self.kind, self.backend, Path(self.folder.name) / "store.db")
+            path = Path(self.folder.name) / "store.db"
+            return open_store(self.kind, self.backend, path, self.space)
 
         return self.runner.run(opened())
 
@@ -262,8 +266,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 # A full sync differs in nothing that a model could see.
 @pytest.mark.parametrize("kind", [each for each in STORE_KINDS if each != "sqlite-full"])
-def test_a_store_behaves_as_plain_dictionaries_do(kind: str) -> None:
-    machine = type("StoreMachine", (StoreMachine,), {"kind": kind})
+def test_a_store_behaves_as_plain_dictionaries_do(kind: str, redis_process: RedisProcess) -> None:
+    machine = type("StoreMachine", (StoreMachine,), {"kind": kind, "server": redis_process})
     run_state_machine_as_test(
         machine,
         settings=settings(

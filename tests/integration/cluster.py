@@ -19,6 +19,8 @@ import msgspec
 from sublet import Client, SubletError
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import EgressRequest, StatusReport
+from sublet.statestore.contract import Directory
+from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.sqlite_directory import SqliteDirectory
 
 PATIENCE_S = 20.0
@@ -97,6 +99,7 @@ class Cluster:
         self.workers: list[WorkerProcess] = []
         self.data_dir = data_dir
         self._target = target
+        self._redis_url = str(settings.get("redis_url", ""))
         self._environment = {
             "SUBLET_LOG_LEVEL": "warning",
             "SUBLET_LOG_FORMAT": "json",
@@ -140,9 +143,9 @@ class Cluster:
 
     async def _is_ready(self) -> bool:
         living = {worker.pid: worker for worker in self.living}
-        if not (self.data_dir / "sublet.db").exists():
+        if not self._redis_url and not (self.data_dir / "sublet.db").exists():
             return False
-        directory = SqliteDirectory(self.data_dir / "sublet.db")
+        directory = self._directory()
         try:
             view = await directory.view()
         finally:
@@ -166,8 +169,16 @@ class Cluster:
                 return False
         return True
 
+    def _directory(self) -> Directory:
+        if self._redis_url:
+            return RedisDirectory(self._redis_url)
+        return SqliteDirectory(self.data_dir / "sublet.db")
+
     async def freeze(self, worker: WorkerProcess) -> None:
         """SIGSTOP, but not while it holds the file's lock: then nobody could go on."""
+        if self._redis_url:
+            worker.freeze()
+            return
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 worker.freeze()

@@ -82,7 +82,9 @@ def test_settings_survive_the_way_through_the_environment() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("SUBLET_STORE", "redis", "store is 'redis'; allowed: sqlite, memory"),
+        ("SUBLET_STORE", "mongo", "store is 'mongo'; allowed: sqlite, memory, redis"),
+        ("SUBLET_REDIS_URL", "localhost:6379", "redis_url is 'localhost:6379'; allowed: redis://"),
+        ("SUBLET_REDIS_URL", "http://a:secret@b", "redis_url is 'http://a:***@b'; allowed"),
         ("SUBLET_FULL_SYNC", "maybe", "SUBLET_FULL_SYNC is 'maybe'; allowed: 1, true"),
         ("SUBLET_PORT", "http", "SUBLET_PORT is 'http'; allowed: a whole number"),
         ("SUBLET_PORT", "65536", "port is 65536; allowed: 0..65535"),
@@ -257,7 +259,7 @@ def test_workers_of_a_supervisor_do_not_read_the_file_again(write: Callable[[str
         ("port = true", "port is True; allowed: a whole number"),
         ("port = 1.5", "port is 1.5; allowed: a whole number"),
         ("full_sync = 1", "full_sync is 1; allowed: true, false"),
-        ("store = 1", 'store is 1; allowed: "sqlite", "memory"'),
+        ("store = 1", 'store is 1; allowed: "sqlite", "memory", "redis"'),
         ("host = 1", "host is 1; allowed: a text in quotes"),
         ('placement_wait_s = "1"', "placement_wait_s is '1'; allowed: a number"),
         ("port = 65536", "port is 65536; allowed: 0..65535"),

@@ -1,0 +1,166 @@
+"""Membership and placement in the Redis of the store, for all workers of a cluster.
+
+Every change is one function on the server, compares the version and publishes the new one, so who
+watches hears of it at once. No clock is stored: a member's beats are counted, and who watches it
+times them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from sublet.functions.errors import SubletError, UnavailableError
+from sublet.statestore.contract import Member, View, check_functions, check_placement
+from sublet.statestore.redis_server import (
+    DEFAULT_PREFIX,
+    RETRY_AFTER_MS,
+    TIMEOUT_S,
+    RedisServer,
+)
+
+JOIN_TRIES_MAX = 100
+FIRST_VERSION = 0
+# A subscription that failed is tried again after so long; meanwhile watchers look at intervals.
+RESUBSCRIBE_WAIT_S = 1.0
+
+_decoder = msgspec.msgpack.Decoder(Member)
+_Cached = tuple[str, Mapping[str, int], Mapping[str, str]]
+
+
+class RedisDirectory:
+    """A `Directory` in a Redis that all workers of a cluster use."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        full_sync: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Connects when it is first used, as `RedisStore` does."""
+        self._server = RedisServer(url, prefix=prefix, full_sync=full_sync, timeout_s=timeout_s)
+        self._key = f"{prefix}:{{directory}}"
+        # What only a new version changes: it, functions and placement. One value, as a call may
+        # be under way while another brings a newer one.
+        self._cached: _Cached = ("", {}, {})
+        self._published = FIRST_VERSION
+        self._changed = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+        packed = msgspec.msgpack.encode(member)
+        counts = [each for pair in functions.items() for each in pair]
+        for _ in range(JOIN_TRIES_MAX):
+            before = await self.view()
+            check_functions(before.functions, functions)
+            found = await self._server.call(
+                "join", self._key, before.version, member.id, packed, member.beat, *counts
+            )
+            if found is not None:
+                return self._view(found, self._cached)
+        raise UnavailableError(
+            f"the directory changed {JOIN_TRIES_MAX} times while {member.id} joined", RETRY_AFTER_MS
+        )
+
+    async def beat(self, worker: str) -> View | None:
+        cached = self._cached
+        found = await self._server.call("beat", self._key, worker, cached[0])
+        return None if found is None else self._view(found, cached)
+
+    async def view(self) -> View:
+        cached = self._cached
+        found = await self._server.call("view", self._key, cached[0], reads=True)
+        return self._view(found, cached)
+
+    async def place(
+        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+    ) -> View | None:
+        before = await self.view()
+        if before.version != expected_version:
+            return None
+        check_placement(placement, before.members.keys() - set(removed))
+        owners = [each for pair in placement.items() for each in pair]
+        found = await self._server.call(
+            "place", self._key, expected_version, len(removed), *removed, *owners
+        )
+        return None if found is None else self._view(found, self._cached)
+
+    async def leave(self, worker: str) -> None:
+        await self._server.call("leave", self._key, worker)
+
+    async def wait_changed(self, version: int, timeout_s: float) -> None:
+        """Return once a version after this one was heard of, or after the timeout at the latest.
+
+        The first call begins to listen.
+        """
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(), name="redis-directory-watch")
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._published <= version:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        await self._server.close()
+
+    async def _watch(self) -> None:
+        """Listen until cancelled. While Redis is away, nothing is heard, and timeouts pass."""
+        while True:
+            try:
+                async with self._server.subscription() as channel:
+                    await channel.subscribe(f"{self._key}:changed")
+                    while True:
+                        # Bounded, as the wait for a message is what notices a lost connection.
+                        message = await channel.get_message(
+                            ignore_subscribe_messages=False, timeout=RESUBSCRIBE_WAIT_S
+                        )
+                        await self._heard(message)
+            except (RedisError, OSError, TimeoutError, SubletError):
+                await asyncio.sleep(RESUBSCRIBE_WAIT_S)
+
+    async def _heard(self, message: dict[str, Any] | None) -> None:
+        if message is None:
+            return
+        if message["type"] == "subscribe":
+            # What was published before we listened was not heard.
+            self._published = (await self.view()).version
+        elif message["type"] == "message":
+            self._published = int(message["data"])
+        self._changed.set()
+
+    def _view(self, found: Sequence[Any], cached: _Cached) -> View:
+        """Read an answer; `cached` is what the question said that we have."""
+        version, members, beats, *rest = found
+        if rest:
+            counts = {name: int(count) for name, count in _texts(rest[0]).items()}
+            self._cached = cached = (version.decode(), counts, _texts(rest[1]))
+        counted = {name: int(beat) for name, beat in _texts(beats).items()}
+        known = [_decoder.decode(each) for each in members[1::2]]
+        return View(
+            version=int(version),
+            members={
+                each.id: msgspec.structs.replace(each, beat=counted.get(each.id, 0))
+                for each in sorted(known, key=lambda each: each.id)
+            },
+            functions=cached[1],
+            placement=cached[2],
+        )
+
+
+def _texts(flat: Sequence[bytes]) -> dict[str, str]:
+    return {
+        name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }

@@ -1,0 +1,338 @@
+"""What Redis runs for the store and the directory: one library of functions.
+
+Functions, not scripts: Redis keeps them in its AOF, so a restart does not lose them, an ACL can
+permit them and deny EVAL, and a Redis that has lost its data is noticed by their absence. Their
+names carry a digest of the code, so that workers of two versions work on one Redis.
+
+Redis does not undo what a function wrote before it failed. Hence all that may fail is checked
+before the first write, and numbers come as text that is ready to be stored: Lua's own numbers
+would lose digits. A function is given one key; all others begin with it, and so with its hash tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+EXPIRED_PER_COMMIT_MAX = 64
+
+_CODE = """
+local CHUNK = 4000
+-- The operations of a commit, and in how many arguments each thing comes. Those in capitals are
+-- commands, the others keep several keys in step.
+local ROWS, ROWS_GONE, CELLS, CELLS_GONE = 'rows', 'rows_gone', 'cells', 'cells_gone'
+local EMITTED, TRIMMED = 'emitted', 'trimmed'
+local WIDTH = {
+    HSET = 2, HDEL = 1, ZADD = 2, ZREM = 1, UNLINK = 0, ZREMRANGEBYSCORE = 2,
+    [ROWS] = 2, [ROWS_GONE] = 1, [CELLS] = 2, [CELLS_GONE] = 1, [EMITTED] = 2, [TRIMMED] = 1}
+
+-- Lua's stack bounds how many arguments a call may have.
+local function many(command, key, args, first, last)
+    local changed = 0
+    while first <= last do
+        local stop = math.min(first + CHUNK - 1, last)
+        changed = changed + redis.call(command, key, unpack(args, first, stop))
+        first = stop + 1
+    end
+    return changed
+end
+
+local function expiring_member(key, subkey)
+    return #key .. ':' .. key .. subkey
+end
+
+local function drop_row(p, key)
+    redis.call('HDEL', p .. ':state', key)
+    if redis.call('SISMEMBER', p .. ':celled', key) == 0 then
+        redis.call('ZREM', p .. ':keys', key)
+    end
+end
+
+local function drop_cell(p, key, subkey)
+    redis.call('HDEL', p .. ':cell:' .. key, subkey)
+    if redis.call('EXISTS', p .. ':cell:' .. key) == 0 then
+        redis.call('SREM', p .. ':celled', key)
+        if redis.call('HEXISTS', p .. ':state', key) == 0 then
+            redis.call('ZREM', p .. ':keys', key)
+        end
+    end
+end
+
+local function not_expiring(p, args, first, last, step, key)
+    if redis.call('EXISTS', p .. ':expiring') == 0 then return end
+    for at = first, last, step do
+        local member
+        if key then
+            member = expiring_member(key, args[at])
+        else
+            member = expiring_member(args[at], '')
+        end
+        redis.call('ZREM', p .. ':expiring', member)
+    end
+end
+
+local apply = {}
+
+apply[ROWS] = function(p, _, args, first, last)
+    not_expiring(p, args, first, last, 2, nil)
+    if many('HSET', p .. ':state', args, first, last) > 0 then
+        local scored = {}
+        for at = first, last, 2 do
+            scored[#scored + 1] = '0'
+            scored[#scored + 1] = args[at]
+        end
+        many('ZADD', p .. ':keys', scored, 1, #scored)
+    end
+end
+
+apply[ROWS_GONE] = function(p, _, args, first, last)
+    not_expiring(p, args, first, last, 1, nil)
+    for at = first, last do drop_row(p, args[at]) end
+end
+
+apply[CELLS] = function(p, key, args, first, last)
+    not_expiring(p, args, first, last, 2, key)
+    many('HSET', p .. ':cell:' .. key, args, first, last)
+    if redis.call('SADD', p .. ':celled', key) == 1 then
+        redis.call('ZADD', p .. ':keys', '0', key)
+    end
+end
+
+apply[CELLS_GONE] = function(p, key, args, first, last)
+    not_expiring(p, args, first, last, 1, key)
+    for at = first, last do drop_cell(p, key, args[at]) end
+end
+
+apply[EMITTED] = function(p, egress, args, first)
+    redis.call('HSETNX', p .. ':egress_first', egress, args[first])
+    redis.call('HSET', p .. ':egress_next', egress, args[first + 1])
+end
+
+apply[TRIMMED] = function(p, egress, args, first)
+    local former = redis.call('HGET', p .. ':egress_first', egress)
+    local after = redis.call('HGET', p .. ':egress_next', egress)
+    if not former or not after then return end
+    local kept = args[first]
+    if tonumber(kept) > tonumber(after) then kept = after end
+    if tonumber(kept) <= tonumber(former) then return end
+    redis.call('HSET', p .. ':egress_first', egress, kept)
+    redis.call('ZREMRANGEBYSCORE', p .. ':egress:' .. egress, '-inf', kept)
+end
+
+local function delete_expired(p, clock_ms)
+    local gone = redis.call(
+        'ZRANGEBYSCORE', p .. ':expiring', '-inf', '(' .. clock_ms, 'LIMIT', '0', EXPIRED_MAX)
+    for _, member in ipairs(gone) do
+        local colon = string.find(member, ':', 1, true)
+        local size = tonumber(string.sub(member, 1, colon - 1))
+        local key = string.sub(member, colon + 1, colon + size)
+        local subkey = string.sub(member, colon + size + 1)
+        redis.call('ZREM', p .. ':expiring', member)
+        if subkey == '' then drop_row(p, key) else drop_cell(p, key, subkey) end
+    end
+    local due = p .. ':due:idempotency'
+    local answered = redis.call(
+        'ZRANGEBYSCORE', due, '-inf', '(' .. clock_ms, 'LIMIT', '0', EXPIRED_MAX)
+    if #answered > 0 then
+        redis.call('ZREM', due, unpack(answered))
+        redis.call('ZREM', p .. ':ids:idempotency', unpack(answered))
+        redis.call('HDEL', p .. ':record:idempotency', unpack(answered))
+    end
+end
+
+-- Between `start` and `stop`: home, epoch, index before, index, commit id, clock_ms, then
+-- operations: name, of what, how many arguments, the arguments.
+local HEADER = 6
+
+local function commit_one(p, args, start, stop)
+    local stored = redis.call('HMGET', p, 'home', 'epoch', 'index', 'commit')
+    if stored[1] ~= args[start] or stored[2] ~= args[start + 1] then return 'fenced' end
+    if stored[3] == args[start + 3] and stored[4] == args[start + 4] then return 'duplicate' end
+    if stored[3] ~= args[start + 2] then return 'gap' end
+    local at = start + HEADER
+    while at <= stop do
+        local width, count = WIDTH[args[at]], tonumber(args[at + 2])
+        if not width or not count or (width > 0 and (count < width or count % width ~= 0)) then
+            error('operation at ' .. at .. ' is none')
+        end
+        at = at + 3 + count
+    end
+    if at ~= stop + 1 then error('the commit is cut off') end
+
+    at = start + HEADER
+    while at <= stop do
+        local name, count = args[at], tonumber(args[at + 2])
+        local first, last = at + 3, at + 2 + count
+        if apply[name] then
+            apply[name](p, args[at + 1], args, first, last)
+        elseif name == 'UNLINK' or name == 'ZREMRANGEBYSCORE' then
+            redis.call(name, p .. args[at + 1], unpack(args, first, last))
+        else
+            many(name, p .. args[at + 1], args, first, last)
+        end
+        at = last + 1
+    end
+    local clock_ms = args[start + 5]
+    delete_expired(p, clock_ms)
+    -- Last: what a foreign hand has made fail halfway (a key of another type) is no duplicate when
+    -- it is sent again, and is then applied whole, as every operation says what is to be.
+    redis.call(
+        'HSET', p, 'index', args[start + 3], 'commit', args[start + 4], 'clock_ms', clock_ms)
+    return 'done'
+end
+
+-- ARGV: for each key how many arguments its commit has, and these. Each commit stands alone: one
+-- that fails does not keep the others from being applied.
+local function commit(keys, args)
+    local outcomes, at = {}, 1
+    for number, p in ipairs(keys) do
+        local stop = at + tonumber(args[at])
+        local is_sound, outcome = pcall(commit_one, p, args, at + 1, stop)
+        if not is_sound then
+            -- Redis raises a table, Lua a text.
+            local reason = type(outcome) == 'table' and outcome.err or outcome
+            outcome = 'failed: ' .. tostring(reason)
+        end
+        outcomes[number] = outcome
+        at = stop + 1
+    end
+    return outcomes
+end
+
+-- ARGV: home, worker.
+local function acquire(keys, args)
+    local p = keys[1]
+    local epoch = redis.call('HINCRBY', p, 'epoch', 1)
+    redis.call('HSETNX', p, 'index', '0')
+    redis.call('HSETNX', p, 'clock_ms', '0')
+    redis.call('HSET', p, 'home', args[1], 'owner', args[2])
+    local stored = redis.call('HMGET', p, 'epoch', 'index', 'clock_ms')
+    return stored
+end
+
+-- ARGV: keys. Returns the rows without subkey, then of each key that has others its name and them.
+local function load(keys, args)
+    local p = keys[1]
+    local found = {redis.call('HMGET', p .. ':state', unpack(args))}
+    if redis.call('EXISTS', p .. ':celled') == 0 then return found end
+    for at, has_cells in ipairs(redis.call('SMISMEMBER', p .. ':celled', unpack(args))) do
+        if has_cells == 1 then
+            found[#found + 1] = {args[at], redis.call('HGETALL', p .. ':cell:' .. args[at])}
+        end
+    end
+    return found
+end
+
+-- ARGV: kind, until_ms, limit.
+local function due(keys, args)
+    local p = keys[1]
+    local ids = redis.call(
+        'ZRANGEBYSCORE', p .. ':due:' .. args[1], '-inf', '(' .. args[2], 'LIMIT', '0', args[3])
+    if #ids == 0 then return {{}, {}} end
+    return {ids, redis.call('HMGET', p .. ':record:' .. args[1], unpack(ids))}
+end
+
+local function version_of(d)
+    return redis.call('GET', d .. ':version') or '0'
+end
+
+-- ARGV: the version that the caller has functions and placement of.
+local function view(keys, args)
+    local d, version = keys[1], version_of(keys[1])
+    local found = {
+        version, redis.call('HGETALL', d .. ':members'), redis.call('HGETALL', d .. ':beats')}
+    if version ~= args[1] then
+        found[4] = redis.call('HGETALL', d .. ':functions')
+        found[5] = redis.call('HGETALL', d .. ':placement')
+    end
+    return found
+end
+
+-- Versions begin at the time, so that they go on growing even if the data was lost.
+local function changed(d)
+    if redis.call('EXISTS', d .. ':version') == 0 then
+        redis.call('SET', d .. ':version', redis.call('TIME')[1] .. '000')
+    end
+    redis.call('PUBLISH', d .. ':changed', redis.call('INCR', d .. ':version'))
+end
+
+-- ARGV: expected version, id, member, first beat, functions and their partition counts.
+local function join(keys, args)
+    local d = keys[1]
+    if version_of(d) ~= args[1] then return false end
+    if redis.call('HEXISTS', d .. ':beats', args[2]) == 1 then
+        redis.call('HINCRBY', d .. ':beats', args[2], 1)
+    else
+        redis.call('HSET', d .. ':beats', args[2], args[4])
+    end
+    redis.call('HSET', d .. ':members', args[2], args[3])
+    many('HSET', d .. ':functions', args, 5, #args)
+    changed(d)
+    return view(keys, {''})
+end
+
+-- ARGV: id, known version.
+local function beat(keys, args)
+    local d = keys[1]
+    if redis.call('HEXISTS', d .. ':members', args[1]) == 0 then return false end
+    redis.call('HINCRBY', d .. ':beats', args[1], 1)
+    return view(keys, {args[2]})
+end
+
+-- ARGV: expected version, how many are removed, their ids, partitions and their workers.
+local function place(keys, args)
+    local d, removed = keys[1], tonumber(args[2])
+    if version_of(d) ~= args[1] then return false end
+    if removed > 0 then
+        many('HDEL', d .. ':members', args, 3, 2 + removed)
+        many('HDEL', d .. ':beats', args, 3, 2 + removed)
+    end
+    redis.call('DEL', d .. ':placement')
+    many('HSET', d .. ':placement', args, 3 + removed, #args)
+    changed(d)
+    return view(keys, {''})
+end
+
+-- ARGV: id.
+local function leave(keys, args)
+    local d = keys[1]
+    if redis.call('HDEL', d .. ':members', args[1]) == 0 then return 0 end
+    redis.call('HDEL', d .. ':beats', args[1])
+    local placement = redis.call('HGETALL', d .. ':placement')
+    for at = 1, #placement, 2 do
+        if placement[at + 1] == args[1] then
+            redis.call('HDEL', d .. ':placement', placement[at])
+        end
+    end
+    changed(d)
+    return 1
+end
+
+local function register(name, callback, ...)
+    redis.register_function{
+        function_name = 'sublet_' .. name .. '_DIGEST', callback = callback, flags = {...}}
+end
+
+register('commit', commit)
+register('acquire', acquire)
+register('load', load, 'no-writes')
+register('due', due, 'no-writes')
+register('view', view, 'no-writes')
+register('join', join)
+register('beat', beat)
+register('place', place)
+register('leave', leave)
+""".replace("EXPIRED_MAX", f"'{EXPIRED_PER_COMMIT_MAX}'")
+
+_DIGEST = hashlib.sha256(_CODE.encode()).hexdigest()[:12]
+
+LIBRARY_NAME = f"sublet_{_DIGEST}"
+LIBRARY = f"#!lua name={LIBRARY_NAME}\n" + _CODE.replace("DIGEST", _DIGEST)
+"""What FUNCTION LOAD is given."""
+
+READ_KEYS_MAX = 1_000
+"""So many keys or records are asked for in one call, at most: Lua's stack is bounded."""
+
+
+def function_name(name: str) -> str:
+    """Return how Redis knows a function of the library."""
+    return f"sublet_{name}_{_DIGEST}"

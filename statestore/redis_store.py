@@ -1,0 +1,511 @@
+"""The store for clusters: partitions in one Redis, whose primary keeps an AOF.
+
+A commit is one call of one function on the server, which compares the epoch, checks everything and
+then writes. A group of commits is one call, too, and so with `appendfsync always` one sync: Redis
+reads a pipeline in pieces and syncs after each. Large groups are several calls in one pipeline. All
+keys of a partition have its name as their hash tag, so that Redis Cluster would keep them together.
+Of a partition p, in `prefix:{p}`:
+
+    (itself)          hash: home, epoch, index, commit, clock_ms, owner
+    :state            hash: key to its row without subkey       :cell:KEY  hash: subkey to row
+    :keys             sorted by name: all keys with rows         :celled    set: keys with subkeys
+    :expiring         by time: rows that expire                  :inbox :sent :egress_first
+    :outbox:DEST      by last number: entries                    :egress_next  hashes
+    :egress:NAME      by next position: entries
+    :record:KIND      hash: id to record; :ids:KIND by id; :due:KIND by time
+
+Beside them `prefix:home` marks the data; `prefix:partitions` and `prefix:emitters:EGRESS` are what
+readers find partitions by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import structlog
+from redis.exceptions import RedisError
+
+from sublet.functions.address import split_partition_name
+from sublet.functions.errors import UnavailableError
+from sublet.statestore.contract import (
+    AHEAD,
+    DEAD,
+    JOURNAL,
+    PARKED,
+    WATERMARK,
+    Commit,
+    EgressEntry,
+    OutboxEntry,
+    Outcome,
+    Record,
+    Recovered,
+    StateRow,
+)
+from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
+from sublet.statestore.redis_server import DEFAULT_PREFIX, TIMEOUT_S, RedisServer
+
+log = structlog.get_logger(__name__)
+
+# Redis keeps scores as doubles.
+NUMBER_MAX = 2**53
+ENTRIES_PER_READ_MAX = 256
+SCAN_COUNT = 500
+ARGUMENTS_PER_CALL_MAX = 20_000
+
+_OUTCOMES = {each.value.encode(): each for each in Outcome}
+_COMMIT = function_name("commit")
+_ACQUIRE = function_name("acquire")
+_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK)
+
+
+class _Call:
+    """Some commits for one call of the function, bounded, as Redis does nothing else meanwhile."""
+
+    __slots__ = ("_arguments", "keys")
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._arguments: list[Any] = []
+
+    def is_full(self, more: int) -> bool:
+        return bool(self.keys) and len(self._arguments) + more > ARGUMENTS_PER_CALL_MAX
+
+    def add(self, key: str, home: str, packed: list[Any]) -> None:
+        self.keys.append(key)
+        self._arguments += (1 + len(packed), home)
+        self._arguments += packed
+
+    def command(self) -> tuple[Any, ...]:
+        return ("FCALL", _COMMIT, len(self.keys), *self.keys, *self._arguments)
+
+
+class RedisStore:
+    """A `Store` in a Redis that all workers of a cluster use."""
+
+    shared = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        full_sync: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Connects when it is first used, and then raises StoreServerError if this Redis cannot
+        keep what the store promises."""
+        self._server = RedisServer(url, prefix=prefix, full_sync=full_sync, timeout_s=timeout_s)
+        self._registry = f"{prefix}:partitions"
+        # Of each partition the mark of the data under which it was acquired: if that was lost, an
+        # owner must be fenced, even if others have counted the epochs up to its own again.
+        self._homes: dict[str, str] = {}
+        # Egress and partition that are known to be named in the store.
+        self._emitters: set[tuple[str, str]] = set()
+
+    def _key(self, partition: str) -> str:
+        return f"{self._server.prefix}:{{{partition}}}"
+
+    async def acquire(self, partition: str, worker: str) -> Recovered:
+        split_partition_name(partition)
+        server, key = self._server, self._key(partition)
+        await server.check()
+        home = server.home
+        # The name first: a partition that tools cannot find would be worse than a name without one.
+        _, (epoch, index, clock_ms) = await server.ask(
+            [
+                ("ZADD", self._registry, 0, partition),
+                ("FCALL", _ACQUIRE, 1, key, home, worker),
+            ]
+        )
+        if self._homes.get(partition, home) != home:
+            # What was named in the data that was lost has to be named again.
+            self._emitters.clear()
+        self._homes[partition] = home
+        # From here on nobody else writes to it, or we are fenced ourselves.
+        mark, inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
+            [
+                ("GET", server.home_key),
+                ("HGETALL", f"{key}:inbox"),
+                ("HGETALL", f"{key}:sent"),
+                ("HGETALL", f"{key}:egress_first"),
+                ("HGETALL", f"{key}:egress_next"),
+                ("HLEN", f"{key}:record:{DEAD}"),
+                ("ZCARD", f"{key}:keys"),
+                *(_scan_records(key, kind, 0) for kind in _RECOVERED),
+            ]
+        )
+        server.check_home(mark, home)
+        numbers_sent = _numbers(sent)
+        egress_next = _numbers(following)
+        parked, journal, ahead, watermarks = [
+            await self._all_records(key, kind, page)
+            for kind, page in zip(_RECOVERED, pages, strict=True)
+        ]
+        return Recovered(
+            epoch=int(epoch),
+            index=int(index),
+            clock_ms=int(clock_ms),
+            inbox=_numbers(inbox),
+            sent=numbers_sent,
+            outbox=await self._outbox(key, sorted(numbers_sent)),
+            egress={name: (each, egress_next[name]) for name, each in _numbers(first).items()},
+            parked=parked,
+            journal=journal,
+            ahead=ahead,
+            watermarks=watermarks,
+            dead_count=dead_count,
+            empty=key_count == 0,
+        )
+
+    async def _outbox(self, key: str, destinations: list[str]) -> list[OutboxEntry]:
+        """Read what is not acknowledged, a bounded piece at a time."""
+        counts = await self._ask_in_pieces(
+            [("ZCARD", f"{key}:outbox:{each}") for each in destinations]
+        )
+        found: list[OutboxEntry] = []
+        for destination, count in zip(destinations, counts, strict=True):
+            for start in range(0, count, ENTRIES_PER_READ_MAX):
+                stop = start + ENTRIES_PER_READ_MAX - 1
+                ((*packed,),) = await self._server.ask(
+                    [("ZRANGE", f"{key}:outbox:{destination}", start, stop)]
+                )
+                found += [OutboxEntry(destination, *_entry(each)) for each in packed]
+        return found
+
+    async def _all_records(self, key: str, kind: str, page: Any) -> list[Record]:
+        """Read all records of a kind, given the first page of them."""
+        cursor, some = page
+        found = dict(_pairs(some))
+        while int(cursor):
+            ((cursor, some),) = await self._server.ask([_scan_records(key, kind, int(cursor))])
+            found.update(_pairs(some))
+        return [_record(kind, each, found[each]) for each in sorted(found)]
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        if not commits:
+            return []
+        try:
+            await self._server.check()
+            calls: list[_Call] = [_Call()]
+            for each in commits:
+                packed = _packed(each)
+                if calls[-1].is_full(len(packed)):
+                    calls.append(_Call())
+                # Who was not acquired here can only mean the data that is there now.
+                home = self._homes.get(each.partition, self._server.home)
+                calls[-1].add(self._key(each.partition), home, packed)
+            new = self._new_emitters(commits)
+            # Names first, so that no reader misses what was emitted.
+            names = [("ZADD", self._emitters_key(egress), 0, name) for egress, name in new]
+            answers = await self._server.send([*names, *(each.command() for each in calls)])
+        except UnavailableError:
+            return [Outcome.UNKNOWN] * len(commits)
+        if new:
+            if any(isinstance(each, RedisError) for each in answers[: len(new)]):
+                # They are named when the commits are sent again; that is refused as well.
+                return [Outcome.UNKNOWN] * len(commits)
+            self._emitters.update(new)
+        answers = answers[len(new) :]
+        outcomes: list[Outcome] = []
+        for call, answer in zip(calls, answers, strict=True):
+            if isinstance(answer, RedisError):
+                outcomes += [Outcome.UNKNOWN] * len(call.keys)
+            else:
+                outcomes += [self._outcome(each) for each in answer]
+        return outcomes
+
+    def _emitters_key(self, egress: str) -> str:
+        return f"{self._server.prefix}:emitters:{egress}"
+
+    def _new_emitters(self, commits: Sequence[Commit]) -> list[tuple[str, str]]:
+        """Return the egresses and partitions that emit to them for the first time here."""
+        emitted = {(entry.egress, each.partition) for each in commits for entry in each.egress}
+        return sorted(emitted - self._emitters)
+
+    def _outcome(self, answer: bytes) -> Outcome:
+        outcome = _OUTCOMES.get(answer)
+        if outcome is None:
+            # A key of ours that somebody else has written to, perhaps.
+            log.error("store_failing", redis=self._server.name, error=answer.decode())
+            return Outcome.UNKNOWN
+        return outcome
+
+    async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
+        found: list[StateRow] = []
+        for piece in _pieces(list(dict.fromkeys(keys))):
+            plain, *celled = await self._server.call(
+                "load", self._key(partition), *piece, reads=True
+            )
+            for key, packed in zip(piece, plain, strict=True):
+                if packed is not None:
+                    found.append(_row(key, b"", packed))
+            for name, cells in celled:
+                key = name.decode()
+                found += [_row(key, subkey, packed) for subkey, packed in _pairs(cells).items()]
+        return found
+
+    async def records(self, partition: str, kind: str, ids: Sequence[str]) -> list[Record]:
+        return await self._records(self._key(partition), kind, list(dict.fromkeys(ids)))
+
+    async def _records(self, key: str, kind: str, ids: list[str]) -> list[Record]:
+        found: list[Record] = []
+        for piece in _pieces(ids):
+            (packed,) = await self._server.ask([("HMGET", f"{key}:record:{kind}", *piece)])
+            found += [
+                _record(kind, id_.encode(), each)
+                for id_, each in zip(piece, packed, strict=True)
+                if each is not None
+            ]
+        return found
+
+    async def records_due(
+        self, partition: str, kind: str, until_ms: int, limit: int
+    ) -> list[Record]:
+        ids, packed = await self._server.call(
+            "due", self._key(partition), kind, until_ms, min(limit, READ_KEYS_MAX), reads=True
+        )
+        return [_record(kind, id_, each) for id_, each in zip(ids, packed, strict=True)]
+
+    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
+        key = self._key(partition)
+        (ids,) = await self._server.ask(
+            [("ZRANGE", f"{key}:ids:{kind}", "-", "+", "BYLEX", "LIMIT", 0, limit)]
+        )
+        return await self._records(key, kind, [each.decode() for each in ids])
+
+    async def scan(
+        self, function: str, after: tuple[str, str] | None, limit: int
+    ) -> list[tuple[str, list[StateRow]]]:
+        page: list[tuple[str, list[StateRow]]] = []
+        for partition in await self._partitions(function):
+            if after is not None and partition < after[0]:
+                continue
+            start = "-"
+            if after is not None and partition == after[0]:
+                start = f"({after[1]}"
+            while len(page) < limit:
+                piece = min(limit - len(page), READ_KEYS_MAX)
+                keys_key = f"{self._key(partition)}:keys"
+                (keys,) = await self._server.ask(
+                    [("ZRANGE", keys_key, start, "+", "BYLEX", "LIMIT", 0, piece)]
+                )
+                if not keys:
+                    break
+                start = f"({keys[-1].decode()}"
+                by_key: dict[str, list[StateRow]] = {}
+                for row in sorted(await self.load(partition, [each.decode() for each in keys])):
+                    by_key.setdefault(row.key, []).append(row)
+                page += [(partition, by_key[key]) for key in sorted(by_key)]
+        return page
+
+    async def _partitions(self, function: str) -> list[str]:
+        """Return the names of a function's partitions that were ever acquired, in order."""
+        # After the slash comes the zero: all names that begin with the function and a slash.
+        (found,) = await self._server.ask(
+            [("ZRANGE", self._registry, f"[{function}/", f"({function}0", "BYLEX")]
+        )
+        names = [each.decode() for each in found]
+        return [each for each in names if split_partition_name(each)[0] == function]
+
+    async def read_egress(
+        self, egress: str, partition: str, position: int, limit: int
+    ) -> list[EgressEntry]:
+        name = f"{self._key(partition)}:egress:{egress}"
+        (found,) = await self._server.ask(
+            [("ZRANGE", name, f"({position}", "+inf", "BYSCORE", "LIMIT", 0, limit)]
+        )
+        return [EgressEntry(egress, *_entry(each)) for each in found]
+
+    async def egress_partitions(self, egress: str) -> dict[str, tuple[int, int]]:
+        (found,) = await self._server.ask([("ZRANGE", self._emitters_key(egress), 0, -1)])
+        names = [each.decode() for each in found]
+        keys = [self._key(each) for each in names]
+        firsts = await self._ask_in_pieces([("HGET", f"{k}:egress_first", egress) for k in keys])
+        nexts = await self._ask_in_pieces([("HGET", f"{k}:egress_next", egress) for k in keys])
+        return {
+            name: (int(first), int(following))
+            for name, first, following in zip(names, firsts, nexts, strict=True)
+            if first is not None and following is not None
+        }
+
+    async def _ask_in_pieces(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        answers: list[Any] = []
+        for piece in _pieces(commands):
+            answers += await self._server.ask(piece)
+        return answers
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
+def _scan_records(key: str, kind: str, cursor: int) -> tuple[Any, ...]:
+    return ("HSCAN", f"{key}:record:{kind}", cursor, "COUNT", SCAN_COUNT)
+
+
+def _pieces(items: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(items), READ_KEYS_MAX):
+        yield items[start : start + READ_KEYS_MAX]
+
+
+def _pairs(found: Any) -> dict[bytes, bytes]:
+    """Return a hash as Redis answers it, which is flat where no command says what it is."""
+    if isinstance(found, dict):
+        return found
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+def _numbers(found: Any) -> dict[str, int]:
+    return {name.decode(): int(each) for name, each in _pairs(found).items()}
+
+
+def _number(value: int) -> int:
+    """Return a number that Redis can keep exactly."""
+    if not -NUMBER_MAX <= value <= NUMBER_MAX:
+        raise OverflowError(f"{value} is too large for the store; allowed: up to 2**53")
+    return value
+
+
+def _with_time(time_ms: int | None, value: bytes) -> bytes:
+    return b":" + value if time_ms is None else b"%d:%b" % (_number(time_ms), value)
+
+
+def _split_time(packed: bytes) -> tuple[int | None, bytes]:
+    time_ms, _, value = packed.partition(b":")
+    return (int(time_ms) if time_ms else None), value
+
+
+def _row(key: str, subkey: bytes, packed: bytes) -> StateRow:
+    expires_ms, value = _split_time(packed)
+    return StateRow(key, subkey, value, expires_ms)
+
+
+def _record(kind: str, id_: bytes, packed: bytes) -> Record:
+    due_ms, value = _split_time(packed)
+    return Record(kind, id_.decode(), value, due_ms)
+
+
+def _entry(packed: bytes) -> tuple[int, int, bytes]:
+    first, length, data = packed.split(b":", 2)
+    return int(first), int(length), data
+
+
+def _packed_entry(entry: OutboxEntry | EgressEntry) -> bytes:
+    return b"%d:%d:%b" % (entry.first, entry.length, entry.data)
+
+
+def _packed(commit: Commit) -> list[Any]:
+    """Return what the function is given after `home`."""
+    packed: list[Any] = [
+        _number(commit.epoch),
+        commit.index - 1,
+        _number(commit.index),
+        commit.id,
+        _number(commit.clock_ms),
+    ]
+
+    def add(name: str, of: str, arguments: list[Any]) -> None:
+        packed.extend((name, of, len(arguments)))
+        packed.extend(arguments)
+
+    if commit.state:
+        _add_state(add, commit.state)
+    if commit.inbox_forgotten:
+        add("HDEL", ":inbox", commit.inbox_forgotten)
+    if commit.inbox:
+        add("HSET", ":inbox", _flat(commit.inbox.items()))
+    _add_outbox(add, commit)
+    _add_egress(add, commit)
+    if commit.records:
+        _add_records(add, commit.records)
+    return packed
+
+
+def _flat(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+    return [each for pair in pairs for each in pair]
+
+
+def _add_state(add: Any, rows: list[StateRow]) -> None:
+    kept: list[Any] = []
+    gone: list[str] = []
+    cells: dict[str, list[Any]] = {}
+    cells_gone: dict[str, list[bytes]] = {}
+    expiring: list[Any] = []
+    # Of a row that is there twice, the last counts.
+    for row in {(row.key, row.subkey): row for row in rows}.values():
+        key, subkey, value, expires_ms = row
+        if value is None:
+            if subkey:
+                cells_gone.setdefault(key, []).append(subkey)
+            else:
+                gone.append(key)
+            continue
+        packed = _with_time(expires_ms, value)
+        if subkey:
+            cells.setdefault(key, []).extend((subkey, packed))
+        else:
+            kept += (key, packed)
+        if expires_ms is not None:
+            name = key.encode()
+            expiring += (expires_ms, b"%d:%b%b" % (len(name), name, subkey))
+    if kept:
+        add("rows", "", kept)
+    if gone:
+        add("rows_gone", "", gone)
+    for key, changed in cells.items():
+        add("cells", key, changed)
+    for key, deleted in cells_gone.items():
+        add("cells_gone", key, deleted)
+    if expiring:
+        add("ZADD", ":expiring", expiring)
+
+
+def _add_outbox(add: Any, commit: Commit) -> None:
+    if commit.outbox_forgotten:
+        for destination in commit.outbox_forgotten:
+            add("UNLINK", f":outbox:{destination}", [])
+        add("HDEL", ":sent", commit.outbox_forgotten)
+    for destination, last in commit.outbox_acknowledged.items():
+        add("ZREMRANGEBYSCORE", f":outbox:{destination}", ["-inf", _number(last)])
+    if not commit.outbox:
+        return
+    sent: dict[str, int] = {}
+    entries: dict[str, list[Any]] = {}
+    for entry in commit.outbox:
+        last = _number(entry.first + entry.length - 1)
+        sent[entry.destination] = last
+        entries.setdefault(entry.destination, []).extend((last, _packed_entry(entry)))
+    for destination, scored in entries.items():
+        add("ZADD", f":outbox:{destination}", scored)
+    add("HSET", ":sent", _flat(sent.items()))
+
+
+def _add_egress(add: Any, commit: Commit) -> None:
+    for entry in commit.egress:
+        following = _number(entry.first + entry.length)
+        add("ZADD", f":egress:{entry.egress}", [following, _packed_entry(entry)])
+        add("emitted", entry.egress, [entry.first, following])
+    for egress, position in commit.egress_trimmed.items():
+        add("trimmed", egress, [_number(position)])
+
+
+def _add_records(add: Any, records: list[Record]) -> None:
+    kinds: dict[str, dict[str, Record]] = {}
+    for record in records:
+        kinds.setdefault(record.kind, {})[record.id] = record
+    for kind, of_kind in kinds.items():
+        gone = [each.id for each in of_kind.values() if each.value is None]
+        kept = [(each.id, each.value, each.due_ms) for each in of_kind.values()]
+        written = [(id_, _with_time(due, value)) for id_, value, due in kept if value is not None]
+        due = [(due, id_) for id_, value, due in kept if value is not None and due is not None]
+        not_due = [id_ for id_, value, due in kept if value is None or due is None]
+        if gone:
+            add("HDEL", f":record:{kind}", gone)
+            add("ZREM", f":ids:{kind}", gone)
+        if not_due:
+            add("ZREM", f":due:{kind}", not_due)
+        if written:
+            add("HSET", f":record:{kind}", _flat(written))
+            add("ZADD", f":ids:{kind}", _flat((0, id_) for id_, _ in written))
+        if due:
+            add("ZADD", f":due:{kind}", _flat(due))

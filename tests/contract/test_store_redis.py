@@ -1,0 +1,400 @@
+"""What is special about Redis: what it must be like, and how its faults are noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import structlog
+
+from sublet.functions.errors import UnavailableError
+from sublet.statestore.contract import TIMER, Commit, EgressEntry, Member, Outcome, Record, StateRow
+from sublet.statestore.redis_directory import RedisDirectory
+from sublet.statestore.redis_server import StoreServerError, problems_of
+from sublet.statestore.redis_store import RedisStore
+from tests.contract.conftest import RedisSpace
+from tests.redis_process import RedisProcess
+
+P = "shop/cart/0"
+PATIENCE_S = 20.0
+REDIS_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
+StartRedis = Callable[..., RedisProcess]
+
+
+def numbered(epoch: int, index: int, size: int = 1, partition: str = P) -> Commit:
+    return Commit(
+        partition=partition,
+        epoch=epoch,
+        index=index,
+        id=b"commit %d" % index,
+        clock_ms=index,
+        state=[StateRow("count", b"", b"%d" % index), StateRow(f"k{index}", b"", b"x" * size)],
+        records=[Record(TIMER, f"t{index}", b"", index)],
+    )
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
+    """Return a function that starts one more Redis, with options."""
+    with ExitStack() as stack:
+
+        def start(**options: str) -> RedisProcess:
+            folder = tmp_path / f"redis{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            process = RedisProcess(folder, **options)
+            stack.callback(process.kill)
+            process.start()
+            return process
+
+        yield start
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
+    """Return a function that opens a store on a Redis; short timeouts, as faults are meant."""
+    stores: list[RedisStore] = []
+
+    def open_on(server: RedisProcess, timeout_s: float = 1.0) -> RedisStore:
+        stores.append(RedisStore(server.url, full_sync=True, timeout_s=timeout_s))
+        return stores[-1]
+
+    yield open_on
+    for store in stores:
+        await store.close()
+
+
+async def settled(store: RedisStore, commit: Commit) -> Outcome:
+    """Send a commit until the store can say what became of it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            (outcome,) = await store.commit([commit])
+            if outcome is not Outcome.UNKNOWN:
+                return outcome
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"appendonly": "no"}, "needed: appendonly yes"),
+        ({"maxmemory_policy": "allkeys-lru"}, "allkeys-lru, which deletes state; needed: noevict"),
+        ({"appendfsync": "everysec"}, "full_sync needs: appendfsync always"),
+        ({"replicaof": "127.0.0.1 1"}, "its role is slave; needed: a primary"),
+        ({"cluster_enabled": "yes"}, "node of a Redis Cluster; needed: one primary"),
+    ],
+)
+async def test_a_redis_that_cannot_keep_the_promise_is_refused_with_what_it_needs(
+    start_redis: StartRedis,
+    opened: Callable[..., RedisStore],
+    options: dict[str, str],
+    told: str,
+) -> None:
+    store = opened(start_redis(**options))
+    with pytest.raises(StoreServerError, match=told):
+        await store.acquire(P, "worker")
+    with pytest.raises(StoreServerError, match=told):
+        await store.commit([numbered(1, 1)])
+
+
+def test_an_old_redis_is_refused() -> None:
+    assert list(problems_of({"redis_version": "6.2.7", "role": "master", "aof_enabled": 1})) == [
+        "its version is 6.2.7; needed: 7.0 or newer"
+    ]
+
+
+async def test_what_may_lose_a_second_is_allowed_without_full_sync_and_told(
+    start_redis: StartRedis,
+) -> None:
+    store = RedisStore(start_redis(appendfsync="everysec").url)
+    with structlog.testing.capture_logs() as logged:
+        await store.acquire(P, "worker")
+    assert "redis_may_lose_a_second" in [each["event"] for each in logged]
+    await store.close()
+
+
+async def test_a_wrong_password_is_told_and_the_right_one_is_never_shown(
+    start_redis: StartRedis,
+) -> None:
+    server = start_redis(requirepass="secret")
+    for url in (server.url, server.url.replace("//", "//:wrong@")):
+        store = RedisStore(url)
+        with pytest.raises(StoreServerError, match="does not let us in") as told:
+            await store.acquire(P, "worker")
+        assert "wrong@" not in str(told.value)
+        await store.close()
+    store = RedisStore(server.url.replace("//", "//:secret@"))
+    assert (await store.acquire(P, "worker")).epoch == 1
+    await store.close()
+
+
+async def test_a_user_with_the_rights_that_the_docs_name_can_do_everything(
+    start_redis: StartRedis,
+) -> None:
+    server = start_redis()
+    (rights,) = re.findall(r"^ACL SETUSER sublet (.*)$", REDIS_PAGE.read_text(), re.MULTILINE)
+    assert server.ask("ACL", "SETUSER", "sublet", *rights.split()).startswith(b"+OK")
+    url = server.url.replace("//", "//sublet:PASSWORD@")
+    store, directory = RedisStore(url), RedisDirectory(url)
+    epoch = (await store.acquire(P, "worker")).epoch
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    assert (await store.load(P, ["count"]))[0].value == b"1"
+    assert len(await store.records_due(P, TIMER, 10, 10)) == 1
+    assert len(await store.scan("shop/cart", None, 10)) == 2
+    view = await directory.join(Member(id="a", address="127.0.0.1:1"), {"shop/cart": 1})
+    waiting = asyncio.create_task(directory.wait_changed(view.version, 3600.0))
+    assert await directory.place(view.version, {P: "a"})
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    await store.close()
+    await directory.close()
+
+
+async def test_where_nobody_listens_commits_are_unknown_and_all_else_is_unavailable(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    server.stop()
+    with structlog.testing.capture_logs() as logged:
+        assert await store.commit([numbered(1, 1)]) == [Outcome.UNKNOWN]
+        assert await store.commit([numbered(1, 1)]) == [Outcome.UNKNOWN]
+        with pytest.raises(UnavailableError, match="cannot be used now"):
+            await store.acquire(P, "worker")
+        with pytest.raises(UnavailableError):
+            await store.load(P, ["a"])
+    assert [each["event"] for each in logged] == ["store_failing"]
+
+
+async def test_a_redis_that_was_killed_and_restarted_has_every_commit(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    epoch = (await store.acquire(P, "worker")).epoch
+    for index in range(1, 21):
+        assert await store.commit([numbered(epoch, index)]) == [Outcome.DONE]
+    server.kill()
+    assert await store.commit([numbered(epoch, 21)]) == [Outcome.UNKNOWN]
+    server.start()
+
+    assert await settled(store, numbered(epoch, 20)) is Outcome.DUPLICATE
+    assert await settled(store, numbered(epoch, 21)) is Outcome.DONE
+    assert (await store.load(P, ["count"]))[0].value == b"21"
+    recovered = await store.acquire(P, "other")
+    assert (recovered.epoch, recovered.index) == (epoch + 1, 21)
+
+
+async def test_a_commit_whose_reply_was_lost_is_a_duplicate_when_sent_again(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server, timeout_s=0.2)
+    epoch = (await store.acquire(P, "worker")).epoch
+    server.freeze()
+    # It waits in the server's socket, and is applied after all.
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.UNKNOWN]
+    with pytest.raises(UnavailableError):
+        await store.load(P, ["count"])
+    server.thaw()
+
+    assert await settled(store, numbered(epoch, 1)) is Outcome.DUPLICATE
+    assert await settled(store, numbered(epoch, 2)) is Outcome.DONE
+
+
+async def test_a_full_redis_makes_outcomes_unknown_writes_nothing_and_still_reads(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis(maxmemory="6mb")
+    store = opened(server)
+    epoch = (await store.acquire(P, "worker")).epoch
+    done = 0
+    for index in range(1, 500):
+        (outcome,) = await store.commit([numbered(epoch, index, 100_000)])
+        if outcome is not Outcome.DONE:
+            break
+        done = index
+    assert 0 < done < 499
+    assert outcome is Outcome.UNKNOWN
+    assert (await store.load(P, ["count"]))[0].value == b"%d" % done
+    assert await store.load(P, [f"k{done + 1}"]) == []
+    assert await store.records(P, TIMER, [f"t{done + 1}"]) == []
+    # What the refused commit took while it was read may be just enough for something smaller.
+    server.ask("CONFIG", "SET", "maxmemory", "1mb")
+    with pytest.raises(UnavailableError, match="maxmemory"):
+        await store.acquire("shop/cart/1", "worker")
+
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    assert await settled(store, numbered(epoch, done + 1)) is Outcome.DONE
+
+
+@pytest.mark.parametrize("by", ["a lost disk", "FLUSHALL"])
+async def test_owners_of_data_that_was_lost_are_fenced_even_by_their_own_epoch(
+    start_redis: StartRedis, opened: Callable[..., RedisStore], by: str
+) -> None:
+    server = start_redis()
+    former, other = opened(server), opened(server)
+    epoch = (await former.acquire(P, "former")).epoch
+    assert await former.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    if by == "FLUSHALL":
+        server.ask("FLUSHALL")
+    else:
+        server.kill()
+        server.lose_data()
+        server.start()
+
+    # Others begin again, and come to the same epoch and index.
+    recovered = await other.acquire(P, "other")
+    assert (recovered.epoch, recovered.index) == (epoch, 0)
+    assert await other.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    with structlog.testing.capture_logs() as logged:
+        assert await settled(former, numbered(epoch, 2)) is Outcome.FENCED
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    again = await former.acquire(P, "former")
+                    break
+                except UnavailableError:
+                    continue
+    assert again.epoch > epoch
+    assert again.index == 1
+    assert await former.commit([numbered(again.epoch, 2)]) == [Outcome.DONE]
+    assert "redis_lost_its_data" in [each["event"] for each in logged]
+
+
+async def test_an_egress_is_found_again_after_the_data_was_lost(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    epoch = (await store.acquire(P, "worker")).epoch
+                    break
+                except UnavailableError:
+                    continue
+        commit = numbered(epoch, 1)
+        commit.egress = [EgressEntry("totals", 0, 3, b"values")]
+        assert await store.commit([commit]) == [Outcome.DONE]
+        assert await store.egress_partitions("totals") == {P: (0, 3)}
+        assert await store.read_egress("totals", P, 2, 10) == commit.egress
+        server.ask("FLUSHALL")
+
+
+async def test_a_number_that_redis_cannot_keep_is_an_error_and_hurts_no_other(
+    redis_space: RedisSpace,
+) -> None:
+    store = RedisStore(redis_space.url, prefix=redis_space.prefix)
+    epoch = (await store.acquire(P, "worker")).epoch
+    with pytest.raises(OverflowError, match="allowed: up to"):
+        await store.commit([numbered(epoch, 2**53 + 1)])
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    await store.close()
+
+
+async def test_large_commits_and_long_recoveries_come_in_pieces(redis_space: RedisSpace) -> None:
+    store = RedisStore(redis_space.url, prefix=redis_space.prefix)
+    epoch = (await store.acquire(P, "worker")).epoch
+    keys = [f"k{number:05}" for number in range(9_001)]
+    commit = Commit(
+        partition=P,
+        epoch=epoch,
+        index=1,
+        id=b"1",
+        clock_ms=1,
+        state=[StateRow(key, b"", b"x") for key in keys]
+        + [StateRow("map", b"%d" % number, b"y") for number in range(9_001)],
+        records=[Record("parked", f"{number:05}", b"z") for number in range(9_001)],
+    )
+    assert await store.commit([commit]) == [Outcome.DONE]
+    assert len(await store.load(P, [*keys, "map"])) == 18_002
+    recovered = await store.acquire(P, "other")
+    assert [each.id for each in recovered.parked] == [f"{number:05}" for number in range(9_001)]
+    assert len(await store.scan("shop/cart", None, 5_000)) == 5_000
+    await store.close()
+
+
+async def test_a_key_that_somebody_else_wrote_stops_one_commit_and_no_other(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    names = [f"shop/cart/{number}" for number in range(3)]
+    epochs = [(await store.acquire(name, "worker")).epoch for name in names]
+    group = [numbered(epoch, 1, partition=name) for name, epoch in zip(names, epochs, strict=True)]
+    server.ask("SET", "sublet:{shop/cart/1}:due:timer", "foreign")
+
+    outcomes = [Outcome.DONE, Outcome.UNKNOWN, Outcome.DONE]
+    assert await store.commit(group) == outcomes
+    server.ask("DEL", "sublet:{shop/cart/1}:due:timer")
+    outcomes = [Outcome.DUPLICATE, Outcome.DONE, Outcome.DUPLICATE]
+    assert await store.commit(group) == outcomes
+    for name in names:
+        assert (await store.load(name, ["count"]))[0].value == b"1"
+        assert len(await store.records_due(name, TIMER, 2, 10)) == 1
+
+
+async def test_all_keys_of_a_partition_have_one_hash_tag(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    epoch = (await store.acquire(P, "worker")).epoch
+    await store.commit([numbered(epoch, 1)])
+    keys = [each for each in server.ask("KEYS", "*").split(b"\r\n") if each.startswith(b"sublet")]
+    of_partition = [each for each in keys if each.startswith(b"sublet:{shop/cart/0}")]
+    assert set(keys) - set(of_partition) == {b"sublet:home", b"sublet:partitions"}
+    assert len(of_partition) == 6
+
+
+async def test_who_watches_hears_of_a_change_long_before_the_timeout(
+    redis_space: RedisSpace,
+) -> None:
+    watcher, other = (RedisDirectory(redis_space.url, prefix=redis_space.prefix) for _ in range(2))
+    first = await watcher.join(Member(id="a", address="127.0.0.1:1"), {"f/g": 2})
+    waiting = asyncio.create_task(watcher.wait_changed(first.version, 3600.0))
+    await asyncio.sleep(0)
+    second = await other.join(Member(id="b", address="127.0.0.1:2"), {})
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+        placing = asyncio.create_task(watcher.wait_changed(second.version, 3600.0))
+        await asyncio.sleep(0)
+        placed = await other.place(second.version, {"f/g/0": "a", "f/g/1": "b"})
+        await placing
+    assert await watcher.view() == placed
+    await watcher.wait_changed(placed.version if placed else 0, 0.001)
+    await watcher.close()
+    await other.close()
+
+
+async def test_who_watches_hears_again_after_redis_was_restarted(start_redis: StartRedis) -> None:
+    server = start_redis()
+    watcher, other = RedisDirectory(server.url), RedisDirectory(server.url)
+    version = (await watcher.join(Member(id="a", address="127.0.0.1:1"), {})).version
+    waiting = asyncio.create_task(watcher.wait_changed(version, 3600.0))
+    await asyncio.sleep(0)
+    server.kill()
+    server.start()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await other.join(Member(id="b", address="127.0.0.1:2"), {})
+                break
+            except UnavailableError:
+                continue
+        await waiting
+    assert set((await watcher.view()).members) == {"a", "b"}
+    await watcher.close()
+    await other.close()
+
+
+async def test_a_closed_store_says_so(redis_space: RedisSpace) -> None:
+    store = RedisStore(redis_space.url, prefix=redis_space.prefix)
+    await store.acquire(P, "worker")
+    await store.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await store.acquire(P, "worker")

@@ -1,0 +1,97 @@
+"""Workers on Redis that die, freeze, stop and join, and a Redis that does: every count is exact."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cluster import Cluster, running_cluster
+from tests.integration.worker_load import Load, rounds_more, under_load
+from tests.redis_process import RedisProcess
+
+APP = "tests.integration.count_app:app"
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisProcess]:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    process = RedisProcess(folder)
+    process.start()
+    yield process
+    process.kill()
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, redis: RedisProcess, workers: int) -> AsyncIterator[Cluster]:
+    async with running_cluster(
+        tmp_path / "workers",
+        app=APP,
+        workers=workers,
+        store="redis",
+        redis_url=redis.url,
+        full_sync=1,
+    ) as cluster:
+        yield cluster
+
+
+async def test_killed_workers_lose_and_double_nothing(tmp_path: Path, redis: RedisProcess) -> None:
+    chance = random.Random(1)
+    async with running(tmp_path, redis, 3) as cluster:
+
+        async def kill_some(load: Load) -> None:
+            for _ in range(2):
+                chance.choice(cluster.living).kill()
+                await rounds_more(load, chance.randint(1, 10))
+
+        await under_load(cluster, 1, kill_some)
+
+
+async def test_a_frozen_worker_is_fenced_when_it_wakes(tmp_path: Path, redis: RedisProcess) -> None:
+    async with running(tmp_path, redis, 3) as cluster:
+
+        async def freeze(load: Load) -> None:
+            frozen = cluster.workers[1]
+            await cluster.freeze(frozen)
+            try:
+                await rounds_more(load)
+            finally:
+                frozen.thaw()
+            await cluster.ready()
+
+        await under_load(cluster, 2, freeze)
+        assert "was taken for dead" in cluster.log
+
+
+async def test_workers_join_and_stop_under_load(tmp_path: Path, redis: RedisProcess) -> None:
+    async with running(tmp_path, redis, 1) as cluster:
+
+        async def change(load: Load) -> None:
+            cluster.add_worker()
+            await cluster.ready()
+            await rounds_more(load, 5)
+            cluster.workers[0].terminate()
+            assert await cluster.workers[0].ended() == 0
+            await cluster.ready()
+
+        await under_load(cluster, 3, change)
+
+
+async def test_a_redis_that_is_killed_and_comes_back_loses_nothing(
+    tmp_path: Path, redis: RedisProcess
+) -> None:
+    async with running(tmp_path, redis, 2) as cluster:
+
+        async def restart(load: Load) -> None:
+            for _ in range(3):
+                redis.kill()
+                await asyncio.to_thread(redis.start)
+                await rounds_more(load, 5)
+            await cluster.ready()
+
+        await under_load(cluster, 4, restart)
