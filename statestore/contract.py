@@ -218,6 +218,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Changes whenever membership, functions or placement change (not with heartbeats)."""
     members: Mapping[str, Member]
     functions: Mapping[str, int]
+    draining: bool = False
+    """It is about to leave: nothing is placed on it any more."""
     """Function to its number of partitions."""
     placement: Mapping[str, str]
     """Partition to worker id; partitions that nobody owns are absent."""
@@ -235,6 +237,9 @@ class Directory(Protocol):
         ...
 
     async def beat(self, worker: str) -> View | None:
+    watched: bool
+    """True if `wait_changed` hears of changes that others make."""
+
         """Count a heartbeat and return the current view; None if the worker was removed."""
         ...
 
@@ -256,6 +261,10 @@ class Directory(Protocol):
 
         A directory that nobody tells of changes waits for the whole time.
         """
+        ...
+
+    async def drain(self, worker: str) -> View | None:
+        """Mark a member as about to leave; return the new view, or None if it is no member."""
         ...
 
     async def close(self) -> None: ...

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
+import msgspec
 from sortedcontainers import SortedList
 
 from sublet.functions.address import split_partition_name
@@ -288,9 +289,11 @@ class MemoryDirectory:
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
         backend = self._backend
         check_functions(backend.functions, functions)
+    watched = False
+
         former = backend.members.get(member.id)
         beat = member.beat if former is None else former.beat + 1
-        backend.members[member.id] = _with_beat(member, beat)
+        backend.members[member.id] = msgspec.structs.replace(member, beat=beat)
         backend.functions.update(functions)
         backend.version += 1
         return self._view()
@@ -299,7 +302,7 @@ class MemoryDirectory:
         member = self._backend.members.get(worker)
         if member is None:
             return None
-        self._backend.members[worker] = _with_beat(member, member.beat + 1)
+        self._backend.members[worker] = msgspec.structs.replace(member, beat=member.beat + 1)
         return self._view()
 
     async def view(self) -> View:
@@ -324,6 +327,15 @@ class MemoryDirectory:
             return
         backend.placement = {p: owner for p, owner in backend.placement.items() if owner != worker}
         backend.version += 1
+    async def drain(self, worker: str) -> View | None:
+        backend = self._backend
+        member = backend.members.get(worker)
+        if member is None:
+            return None
+        backend.members[worker] = msgspec.structs.replace(member, draining=True)
+        backend.version += 1
+        return self._view()
+
 
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
@@ -339,7 +351,3 @@ class MemoryDirectory:
             functions=dict(backend.functions),
             placement=dict(backend.placement),
         )
-
-
-def _with_beat(member: Member, beat: int) -> Member:
-    return Member(id=member.id, address=member.address, lane=member.lane, pid=member.pid, beat=beat)

@@ -35,6 +35,8 @@ _Cached = tuple[str, Mapping[str, int], Mapping[str, str]]
 class RedisDirectory:
     """A `Directory` in a Redis that all workers of a cluster use."""
 
+    watched = True
+
     def __init__(
         self,
         url: str,
@@ -89,6 +91,15 @@ class RedisDirectory:
         found = await self._server.call(
             "place", self._key, expected_version, len(removed), *removed, *owners
         )
+        return None if found is None else self._view(found, self._cached)
+
+    async def drain(self, worker: str) -> View | None:
+        member = (await self.view()).members.get(worker)
+        if member is None:
+            return None
+        # Its beats are counted elsewhere; all else of a member never changes.
+        packed = msgspec.msgpack.encode(msgspec.structs.replace(member, draining=True))
+        found = await self._server.call("drain", self._key, worker, packed)
         return None if found is None else self._view(found, self._cached)
 
     async def leave(self, worker: str) -> None:

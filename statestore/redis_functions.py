@@ -292,6 +292,15 @@ local function place(keys, args)
     return view(keys, {''})
 end
 
+-- ARGV: id, member.
+local function drain(keys, args)
+    local d = keys[1]
+    if redis.call('HEXISTS', d .. ':members', args[1]) == 0 then return false end
+    redis.call('HSET', d .. ':members', args[1], args[2])
+    changed(d)
+    return view(keys, {''})
+end
+
 -- ARGV: id.
 local function leave(keys, args)
     local d = keys[1]
@@ -320,6 +329,7 @@ register('view', view, 'no-writes')
 register('join', join)
 register('beat', beat)
 register('place', place)
+register('drain', drain)
 register('leave', leave)
 """.replace("EXPIRED_MAX", f"'{EXPIRED_PER_COMMIT_MAX}'")
 

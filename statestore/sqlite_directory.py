@@ -26,6 +26,8 @@ from sublet.statestore.sqlite_file import (
 class SqliteDirectory:
     """A `Directory` that all processes on this machine share."""
 
+    watched = False
+
     def __init__(
         self, path: str | os.PathLike[str], *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
     ) -> None:
@@ -47,10 +49,17 @@ class SqliteDirectory:
                     "INSERT OR IGNORE INTO function VALUES (?, ?)", functions.items()
                 )
                 connection.execute(
-                    "INSERT INTO member VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                    "INSERT INTO member VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
                     " address = excluded.address, lane = excluded.lane, pid = excluded.pid,"
-                    " beat = beat + 1",
-                    (member.id, member.address, member.lane, member.pid, member.beat),
+                    " beat = beat + 1, draining = excluded.draining",
+                    (
+                        member.id,
+                        member.address,
+                        member.lane,
+                        member.pid,
+                        member.beat,
+                        member.draining,
+                    ),
                 )
                 return self._changed(connection)
 
@@ -84,6 +93,16 @@ class SqliteDirectory:
                 connection.execute("DELETE FROM placement")
                 connection.executemany("INSERT INTO placement VALUES (?, ?)", placement.items())
                 return self._changed(connection)
+
+        return await self._thread.run(work)
+
+    async def drain(self, worker: str) -> View | None:
+        def work(connection: sqlite3.Connection) -> View | None:
+            with self._lock, transaction(connection):
+                found = connection.execute(
+                    "UPDATE member SET draining = 1 WHERE id = ?", (worker,)
+                ).rowcount
+                return self._changed(connection) if found else None
 
         return await self._thread.run(work)
 
@@ -129,13 +148,15 @@ class SqliteDirectory:
             self._placement = json.loads(placement)
             self._cached_version = version
         members = connection.execute(
-            "SELECT id, address, lane, pid, beat FROM member ORDER BY id"
+            "SELECT id, address, lane, pid, beat, draining FROM member ORDER BY id"
         ).fetchall()
         return View(
             version=version,
             members={
-                row[0]: Member(id=row[0], address=row[1], lane=row[2], pid=row[3], beat=row[4])
-                for row in members
+                id_: Member(
+                    id=id_, address=address, lane=lane, pid=pid, beat=beat, draining=bool(draining)
+                )
+                for id_, address, lane, pid, beat, draining in members
             },
             functions=self._functions,
             placement=self._placement,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from sublet.statestore.contract import Directory, Member
@@ -155,3 +156,43 @@ async def test_closing_a_directory_twice_is_allowed(make_directory: MakeDirector
     directory = make_directory()
     await directory.close()
     await directory.close()
+
+
+async def test_a_member_that_drains_stays_until_it_leaves(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {"shop/cart": 1})
+    joined = await two.join(member("b"), {})
+    placed = await two.place(joined.version, {"shop/cart/0": "a"})
+    assert placed is not None
+
+    drained = await two.drain("a")
+
+    assert drained is not None
+    assert drained.version > placed.version
+    assert drained.placement == placed.placement
+    assert drained.members["a"].draining
+    assert not drained.members["b"].draining
+    seen = await one.beat("a")
+    assert seen is not None
+    assert seen.members["a"].draining
+    await one.leave("a")
+    assert list((await two.view()).members) == ["b"]
+
+
+async def test_nobody_can_drain_who_is_no_member(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    joined = await directory.join(member("a"), {})
+
+    assert await directory.drain("b") is None
+    assert await directory.view() == joined
+
+
+async def test_who_drains_and_joins_again_says_so_itself(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    await directory.drain("a")
+
+    again = await directory.join(msgspec.structs.replace(member("a"), draining=True), {})
+    assert again.members["a"].draining
+    anew = await directory.join(member("a"), {})
+    assert not anew.members["a"].draining
