@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAM = "redis-server"
@@ -19,12 +20,22 @@ PORT_MAX = 65_535 - 10_000
 class RedisProcess:
     """A `redis-server` that can be ended, frozen and started again on the same data."""
 
-    def __init__(self, folder: Path, **options: str) -> None:
-        """`options` are those of its command line, with _ for -."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        **options: str,
+    ) -> None:
+        """`options` are those of its command line, with _ for -; `prefix` is a command that
+        becomes the one behind it, such as `ip netns exec`."""
         self.folder = folder
+        self._host = host
+        self._prefix = prefix
         self.port = _free_port()
         self._options = {
-            "bind": "127.0.0.1",
+            "bind": host,
             "port": str(self.port),
             "dir": str(folder),
             "save": "",
@@ -36,7 +47,7 @@ class RedisProcess:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self._host}:{self.port}/0"
 
     def start(self) -> None:
         program = shutil.which(PROGRAM)
@@ -44,7 +55,7 @@ class RedisProcess:
             raise RuntimeError(f"there is no {PROGRAM}; `make redis` installs it where it can")
         words = [word for name, value in self._options.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen(
-            [program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [*self._prefix, program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         until_s = time.monotonic() + START_WAIT_S
         while not self.ask("PING").startswith((b"+PONG", b"-NOAUTH")):
@@ -56,7 +67,7 @@ class RedisProcess:
     def ask(self, *words: str) -> bytes:
         """Send one command and return the beginning of the answer; nothing if there is none."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5.0) as connection:
+            with socket.create_connection((self._host, self.port), timeout=5.0) as connection:
                 encoded = [each.encode() for each in words]
                 parts = [b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded]
                 connection.sendall(b"*%d\r\n" % len(encoded) + b"".join(parts))

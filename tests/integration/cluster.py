@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,17 @@ QUICK_DEATH = {"SUBLET_HEARTBEAT_MS": "60", "SUBLET_MEMBER_TERM_MS": "600"}
 class WorkerProcess:
     """One `sublet worker`. Whatever a test does to it, `end` reaps it."""
 
-    def __init__(self, target: str, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        target: str,
+        environment: Mapping[str, str],
+        log: Path,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix` is a command that becomes the one behind it, such as `ip netns exec`."""
         self._log = log.open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sublet", "worker", target],
+            [*prefix, sys.executable, "-m", "sublet", "worker", target],
             env={**os.environ, **environment},
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,
