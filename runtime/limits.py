@@ -39,6 +39,10 @@ class Limits:
     """Dead letters of a partition; then a failing message waits and is tried again."""
     egress_max: int = 1_000_000
     """Values kept for one egress in one partition; the oldest are dropped."""
+    egress_bytes_max: int = 64 * 1024 * 1024
+    """Bytes kept for one egress in one partition; the oldest are dropped, an eighth at a time."""
+    egress_keep_ms: int = 7 * 24 * 3_600_000
+    """How long values of an egress are kept; then they are dropped, within an eighth more."""
     cache_bytes_max: int = 256 * 1024 * 1024
     """State in memory in a worker; the least recently used is dropped."""
     client_credit: int = 8_192

@@ -32,11 +32,12 @@ from sublet.runtime.backlog import IN_LINE, Place
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, withdrawals
+from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.leases import Lease, StateVersions
 from sublet.runtime.limits import Limits
-from sublet.runtime.pending import EgressPositions, OutgoingCall, Pending, Sealer
+from sublet.runtime.pending import OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.steps import (
     Acknowledge,
@@ -149,7 +150,7 @@ class Partition:
         self._contexts_told: dict[str, int] = {}
         """Source to the version of the reply context that it was told."""
         self._outbox = Outbox(recovered.sent, recovered.outbox)
-        self._egress = EgressPositions(recovered.egress, limits.egress_max)
+        self._egress = EgressRetention(recovered.egress, recovered.egress_marks, limits)
         self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
@@ -1630,7 +1631,7 @@ class Partition:
         self._load_timers(now_ms)
         for client in self._clients.overdue(self._outbox.entries, now_ms):
             self.client_gone(client, now_ms)
-        if pending.acknowledged:
+        if pending.acknowledged or self._egress.look(self.clock_ms(now_ms)):
             pending.must_flush = True
         self._advance(now_ms)
 

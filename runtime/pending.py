@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from sublet.functions.codec import codec_for, join_column, split_column
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
 from sublet.functions.errors import EncodeError, TooLargeError
 from sublet.runtime.channels import REPLY_MARK, Outbox
+from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.timers import Timer
 from sublet.statestore.contract import (
@@ -111,37 +112,6 @@ class Pending:
         self.must_flush = True
 
 
-NO_POSITIONS: Mapping[str, tuple[int, int]] = {}
-
-
-class EgressPositions:
-    """Where each egress of a partition begins and ends; the oldest values go at the bound."""
-
-    def __init__(
-        self, recovered: Mapping[str, tuple[int, int]] = NO_POSITIONS, kept_max: int = 1_000_000
-    ) -> None:
-        self._kept = {name: kept for name, (kept, _) in recovered.items()}
-        self._next = {name: next_ for name, (_, next_) in recovered.items()}
-        self._kept_max = kept_max
-        self.dropped = 0
-
-    def number(self, egress: str, count: int) -> int:
-        """Reserve positions and return the first of them."""
-        first = self._next.get(egress, 0)
-        self._next[egress] = first + count
-        return first
-
-    def trim(self, egress: str) -> int | None:
-        """Return from which position on the egress is kept now; None if nothing has to go."""
-        excess = self._next[egress] - self._kept_max
-        kept = self._kept.setdefault(egress, 0)
-        if excess <= kept:
-            return None
-        self.dropped += excess - kept
-        self._kept[egress] = excess
-        return excess
-
-
 class Sealer:
     """Turns pending changes into a commit with its numbers."""
 
@@ -149,7 +119,7 @@ class Sealer:
         self,
         partition: str,
         outbox: Outbox,
-        egress: EgressPositions,
+        egress: EgressRetention,
         reply_bytes_max: int,
     ) -> None:
         self._partition = partition
@@ -173,6 +143,8 @@ class Sealer:
             outbox.extend(self._pack_withdrawals(destination, numbers))
         for destination, replies in pending.replies.items():
             outbox.extend(self._pack_replies(destination, replies))
+        egress_trimmed, extents = self._egress.seal(egress, clock_ms)
+        pending.records.extend(extents)
         return Commit(
             partition=self._partition,
             epoch=epoch,
@@ -186,11 +158,7 @@ class Sealer:
             outbox_acknowledged=pending.acknowledged,
             outbox_forgotten=pending.forgotten,
             egress=egress,
-            egress_trimmed={
-                name: kept
-                for name in dict.fromkeys(entry.egress for entry in egress)
-                if (kept := self._egress.trim(name)) is not None
-            },
+            egress_trimmed=egress_trimmed,
             records=pending.records,
         )
 

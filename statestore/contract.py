@@ -87,6 +87,10 @@ IDEMPOTENCY = "idempotency"
 """Requests that were answered; looked up by id, deleted after `due_ms`."""
 DEAD = "dead"
 """Messages that failed for good."""
+EGRESS = "egress"
+"""How large and how old what is kept of an egress is; the id is its name."""
+EXPIRED = "expired"
+"""Clients whose replies were dropped: what they send under this name is refused."""
 
 
 class Commit(msgspec.Struct, array_like=True, kw_only=True):
@@ -135,6 +139,8 @@ class Recovered(msgspec.Struct, kw_only=True):
     journal: list[Record]
     ahead: list[Record] = []
     watermarks: list[Record] = []
+    egress_marks: list[Record] = []
+    expired: list[Record] = []
     dead_count: int
     empty: bool
     """True if the partition has no state at all: a key that is not in memory has none."""
@@ -171,8 +177,11 @@ class Store(Protocol):
         """Return the first `limit` records due before `until_ms`, earliest first."""
         ...
 
-    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
-        """Return the first `limit` records of a kind by id (for people and tools)."""
+    async def record_ids(
+        self, partition: str, kind: str, limit: int, after: str = ""
+    ) -> list[Record]:
+        """Return the first `limit` records of a kind by id, those after the given one (for people
+        and tools)."""
         ...
 
     async def scan(
@@ -209,6 +218,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     beat: int = 0
     """Grows with every heartbeat; observers time its standstill on their own clocks."""
+    draining: bool = False
+    """It is about to leave: nothing is placed on it any more."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,8 +229,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Changes whenever membership, functions or placement change (not with heartbeats)."""
     members: Mapping[str, Member]
     functions: Mapping[str, int]
-    draining: bool = False
-    """It is about to leave: nothing is placed on it any more."""
     """Function to its number of partitions."""
     placement: Mapping[str, str]
     """Partition to worker id; partitions that nobody owns are absent."""
@@ -227,6 +236,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 class Directory(Protocol):
     """Membership and placement, kept beside the state. No process coordinates it."""
+
+    watched: bool
+    """True if `wait_changed` hears of changes that others make."""
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
         """Enter the member and register its functions.
@@ -237,9 +249,6 @@ class Directory(Protocol):
         ...
 
     async def beat(self, worker: str) -> View | None:
-    watched: bool
-    """True if `wait_changed` hears of changes that others make."""
-
         """Count a heartbeat and return the current view; None if the worker was removed."""
         ...
 
@@ -254,6 +263,10 @@ class Directory(Protocol):
         """
         ...
 
+    async def drain(self, worker: str) -> View | None:
+        """Mark a member as about to leave; return the new view, or None if it is no member."""
+        ...
+
     async def leave(self, worker: str) -> None: ...
 
     async def wait_changed(self, version: int, timeout_s: float) -> None:
@@ -261,10 +274,6 @@ class Directory(Protocol):
 
         A directory that nobody tells of changes waits for the whole time.
         """
-        ...
-
-    async def drain(self, worker: str) -> View | None:
-        """Mark a member as about to leave; return the new view, or None if it is no member."""
         ...
 
     async def close(self) -> None: ...

@@ -19,6 +19,8 @@ from sublet.functions.address import split_partition_name
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
+    EGRESS,
+    EXPIRED,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
@@ -99,9 +101,11 @@ class MemoryStore:
         found = tables.records[kind]
         return [found[id_] for _, id_ in islice(due.irange(maximum=(until_ms - 1, LAST)), limit)]
 
-    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
+    async def record_ids(
+        self, partition: str, kind: str, limit: int, after: str = ""
+    ) -> list[Record]:
         found = self._tables(partition).records.get(kind, {})
-        return [found[each] for each in sorted(found)[:limit]]
+        return [found[id_] for id_ in sorted(each for each in found if each > after)[:limit]]
 
     async def scan(
         self, function: str, after: tuple[str, str] | None, limit: int
@@ -176,6 +180,8 @@ class _Partition:
             journal=self._in_order(JOURNAL),
             ahead=self._in_order(AHEAD),
             watermarks=self._in_order(WATERMARK),
+            egress_marks=self._in_order(EGRESS),
+            expired=self._in_order(EXPIRED),
             dead_count=len(self.records.get(DEAD, {})),
             empty=not self.state,
         )
@@ -283,14 +289,14 @@ def last_of(entry: OutboxEntry) -> int:
 class MemoryDirectory:
     """A `Directory` for the workers of one process."""
 
+    watched = False
+
     def __init__(self, backend: MemoryBackend | None = None) -> None:
         self._backend = backend or MemoryBackend()
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
         backend = self._backend
         check_functions(backend.functions, functions)
-    watched = False
-
         former = backend.members.get(member.id)
         beat = member.beat if former is None else former.beat + 1
         backend.members[member.id] = msgspec.structs.replace(member, beat=beat)
@@ -321,12 +327,6 @@ class MemoryDirectory:
         backend.version += 1
         return self._view()
 
-    async def leave(self, worker: str) -> None:
-        backend = self._backend
-        if backend.members.pop(worker, None) is None:
-            return
-        backend.placement = {p: owner for p, owner in backend.placement.items() if owner != worker}
-        backend.version += 1
     async def drain(self, worker: str) -> View | None:
         backend = self._backend
         member = backend.members.get(worker)
@@ -336,6 +336,12 @@ class MemoryDirectory:
         backend.version += 1
         return self._view()
 
+    async def leave(self, worker: str) -> None:
+        backend = self._backend
+        if backend.members.pop(worker, None) is None:
+            return
+        backend.placement = {p: owner for p, owner in backend.placement.items() if owner != worker}
+        backend.version += 1
 
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)

@@ -31,6 +31,8 @@ from sublet.functions.errors import UnavailableError
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
+    EGRESS,
+    EXPIRED,
     JOURNAL,
     PARKED,
     WATERMARK,
@@ -56,7 +58,7 @@ ARGUMENTS_PER_CALL_MAX = 20_000
 _OUTCOMES = {each.value.encode(): each for each in Outcome}
 _COMMIT = function_name("commit")
 _ACQUIRE = function_name("acquire")
-_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK)
+_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED)
 
 
 class _Call:
@@ -138,7 +140,7 @@ class RedisStore:
         server.check_home(mark, home)
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
-        parked, journal, ahead, watermarks = [
+        parked, journal, ahead, watermarks, egress_marks, expired = [
             await self._all_records(key, kind, page)
             for kind, page in zip(_RECOVERED, pages, strict=True)
         ]
@@ -154,6 +156,8 @@ class RedisStore:
             journal=journal,
             ahead=ahead,
             watermarks=watermarks,
+            egress_marks=egress_marks,
+            expired=expired,
             dead_count=dead_count,
             empty=key_count == 0,
         )
@@ -267,10 +271,12 @@ class RedisStore:
         )
         return [_record(kind, id_, each) for id_, each in zip(ids, packed, strict=True)]
 
-    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
-        key = self._key(partition)
+    async def record_ids(
+        self, partition: str, kind: str, limit: int, after: str = ""
+    ) -> list[Record]:
+        key, start = self._key(partition), f"({after}" if after else "-"
         (ids,) = await self._server.ask(
-            [("ZRANGE", f"{key}:ids:{kind}", "-", "+", "BYLEX", "LIMIT", 0, limit)]
+            [("ZRANGE", f"{key}:ids:{kind}", start, "+", "BYLEX", "LIMIT", 0, limit)]
         )
         return await self._records(key, kind, [each.decode() for each in ids])
 

@@ -135,10 +135,12 @@ class SqliteStore:
         found: list[Record] = await self._read_partition(partition, read)
         return found
 
-    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
+    async def record_ids(
+        self, partition: str, kind: str, limit: int, after: str = ""
+    ) -> list[Record]:
         def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
             newer = _newer_records(source, kind, None)
-            return tables.read_record_ids(connection, known, kind, limit, newer)
+            return tables.read_record_ids(connection, known, kind, limit, newer, after)
 
         found: list[Record] = await self._read_partition(partition, read)
         return found

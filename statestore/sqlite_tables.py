@@ -15,6 +15,8 @@ import msgspec
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
+    EGRESS,
+    EXPIRED,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
@@ -265,6 +267,8 @@ def read_recovered(connection: sqlite3.Connection, partition: int, epoch: int) -
         journal=records(JOURNAL),
         ahead=records(AHEAD),
         watermarks=records(WATERMARK),
+        egress_marks=records(EGRESS),
+        expired=records(EXPIRED),
         dead_count=dead_count,
         empty=not query("SELECT 1 FROM state WHERE partition = ? LIMIT 1"),
     )
@@ -349,13 +353,14 @@ def read_record_ids(
     kind: str,
     limit: int,
     newer: Mapping[str, RecordTuple],
+    after: str = "",
 ) -> list[Record]:
     rows = connection.execute(
         "SELECT kind, id, value, due_ms FROM record"
-        " WHERE partition = ? AND kind = ? ORDER BY id LIMIT ?",
-        (partition, kind, limit + len(newer)),
+        " WHERE partition = ? AND kind = ? AND id > ? ORDER BY id LIMIT ?",
+        (partition, kind, after, limit + len(newer)),
     ).fetchall()
-    merged = merge_records(rows, newer)
+    merged = [record for record in merge_records(rows, newer) if record.id > after]
     return sorted(merged, key=lambda record: record.id)[:limit]
 
 

@@ -69,8 +69,10 @@ class FallibleStore:
     ) -> list[Record]:
         return await self._inner.records_due(partition, kind, until_ms, limit)
 
-    async def record_ids(self, partition: str, kind: str, limit: int) -> list[Record]:
-        return await self._inner.record_ids(partition, kind, limit)
+    async def record_ids(
+        self, partition: str, kind: str, limit: int, after: str = ""
+    ) -> list[Record]:
+        return await self._inner.record_ids(partition, kind, limit, after)
 
     async def scan(
         self, function: str, after: tuple[str, str] | None, limit: int

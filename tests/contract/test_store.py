@@ -441,6 +441,8 @@ async def test_records_are_found_by_when_they_are_due(store: Store) -> None:
     assert await due(51, 2) == ["a", "b"]
     assert await due(20, 10) == []
     assert [each.id for each in await store.record_ids(P, TIMER, 3)] == ["a", "b", "late"]
+    assert [each.id for each in await store.record_ids(P, TIMER, 2, "a")] == ["b", "late"]
+    assert [each.id for each in await store.record_ids(P, TIMER, 3, "late")] == ["moved", "never"]
     assert await store.record_ids("shop/cart/9", TIMER, 3) == []
 
 

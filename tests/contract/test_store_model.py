@@ -15,6 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
+    EGRESS,
+    EXPIRED,
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
@@ -37,7 +39,7 @@ ENDS = ("x/y/0", "~client")
 KEYS = ("", "a", "b")
 EGRESSES = ("e1", "e2")
 IDS = ("1", "2", "3")
-KINDS = (PARKED, JOURNAL, AHEAD, WATERMARK, TIMER, IDEMPOTENCY, DEAD)
+KINDS = (PARKED, JOURNAL, AHEAD, WATERMARK, TIMER, IDEMPOTENCY, DEAD, EGRESS, EXPIRED)
 # Far in the future of every clock here: what expires is the business of other tests.
 LATER_MS = st.none() | st.integers(10_000, 10_005)
 
@@ -160,6 +162,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert recovered.parked == model.of_kind(PARKED)
         assert recovered.ahead == model.of_kind(AHEAD)
         assert recovered.watermarks == model.of_kind(WATERMARK)
+        assert recovered.egress_marks == model.of_kind(EGRESS)
+        assert recovered.expired == model.of_kind(EXPIRED)
         assert recovered.journal == model.of_kind(JOURNAL)
         assert recovered.dead_count == len(model.of_kind(DEAD))
         assert recovered.empty == (not model.state)

@@ -9,12 +9,12 @@ import pytest
 
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
 from sublet.runtime.channels import Outbox
+from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.pending import (
     ENTRY_BYTES_MAX,
     ENTRY_MESSAGES_MAX,
     EgressColumns,
-    EgressPositions,
     OutgoingCall,
     Pending,
     Sealer,
@@ -27,7 +27,7 @@ REPLY_BYTES_MAX = 4 * 1024 * 1024
 
 
 def seal(pending: Pending, reply_bytes_max: int = REPLY_BYTES_MAX) -> Commit:
-    sealer = Sealer(NAME, Outbox({}, []), EgressPositions(), reply_bytes_max)
+    sealer = Sealer(NAME, Outbox({}, []), EgressRetention(), reply_bytes_max)
     return sealer.seal(pending, 1, 1, 1_000, 0.0)
 
 

@@ -14,8 +14,9 @@ from opentelemetry.trace import StatusCode
 
 from sublet.functions.effects import Outgoing
 from sublet.runtime.channels import Outbox
+from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
-from sublet.runtime.pending import EgressPositions, Pending, Sealer
+from sublet.runtime.pending import Pending, Sealer
 from sublet.runtime.telemetry import SpanTimes
 from sublet.runtime.tracing import (
     Tracing,
@@ -185,7 +186,7 @@ def test_spans_and_log_lines_of_user_code_belong_to_the_run(recorder: Recorder) 
 
 
 def test_messages_without_a_trace_leave_without_extras() -> None:
-    sealer = Sealer("a/f/0", Outbox({}, []), EgressPositions(), 1_000_000)
+    sealer = Sealer("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
     pending = Pending()
     pending.effects = [Outgoing("a/g/0", "k", b"\x01", None), Outgoing("a/g/0", "l", b"\x02", None)]
 
@@ -193,7 +194,7 @@ def test_messages_without_a_trace_leave_without_extras() -> None:
 
 
 def test_only_the_messages_that_are_sampled_carry_their_trace() -> None:
-    sealer = Sealer("a/f/0", Outbox({}, []), EgressPositions(), 1_000_000)
+    sealer = Sealer("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
     pending = Pending()
     pending.traced = True
     pending.effects = [
