@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,6 +37,8 @@ class Said:
         self.idempotency_key = idempotency_key
         self.deadline_ms = deadline_ms
         self.withdrawn = False
+        self.said_ms = 0.0
+        self.answered_ms = inf
         self.replies: list[tuple[Any, ErrorInfo | None]] = []
 
     @property
@@ -66,6 +69,7 @@ class ClientChannel:
         self._held = 0
 
     def say(self, said: Said) -> None:
+        said.said_ms = self.client.world.now_ms
         self.said.append(said)
         # What is said in one moment leaves together.
         self.client.world.soon(self._pump_unless_held)
@@ -152,6 +156,7 @@ class ClientChannel:
         for place in range(self.replies_taken + 1 - batch.first, batch.count):
             error_ = batch.errors.get(place) if batch.errors else None
             said = self.said[refs[place] - 1]
+            said.answered_ms = min(said.answered_ms, self.client.world.now_ms)
             said.replies.append((_decode(bytes(results[place])), error_))
             if error_ is not None and error_.code == "deadline_exceeded":
                 due_ms = said.deadline_ms

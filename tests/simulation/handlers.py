@@ -157,6 +157,8 @@ class Handling:
         cell = self.node.cell(self.key)
         self.effects = []
         self.state = KeyState(list(cell.history), cell.balance, dict(cell.tokens))
+        if self.op == "look":
+            return [self.uid, self.state.history]
         value = getattr(self, f"_do_{self.op}")(*self.args)
         self.state.history.append(self.uid)
         self.state.stamp = self.node.world.stamp()
@@ -225,6 +227,8 @@ class Handling:
 
     def rows(self) -> list[StateRow]:
         """Make the new state the current one."""
+        if self.op == "look":
+            return []
         cell = self.node.cell_key(self.key)
         self.node.states.cells[cell] = self.state
         if self.node.function.kind == "stateless":

@@ -285,7 +285,7 @@ class LeasingWorld(World):
         if worker is not None and (worker.held or worker.frozen_until_ms > self.now_ms):
             worker.held.append((what, arguments))
         else:
-            what(*arguments)
+            super().happens(what, arguments)
 
     def _whose(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> Worker | None:
         owner: Any = getattr(what, "__self__", None)
@@ -346,7 +346,7 @@ class LeasingWorld(World):
     def _random_takeover(self) -> None:
         name = self.chance.choice(sorted(self.owners))
         former = self.owners[name]
-        self._take_over(name, crash=False)
+        self.take_over(name, crash=False)
         if former.alive and self.chance.random() < 0.3:
             former.partition.stop(Outcome.FENCED)  # It was told.
             former.carry_out()
@@ -356,6 +356,7 @@ class LeasingWorld(World):
         if len(living) < 2:
             return
         worker = self.chance.choice(living)
+        self.fault("crash of a worker")
         worker.crash()
         for name, node in self.owners.items():
             if getattr(node, "worker", None) is worker:
@@ -371,11 +372,18 @@ class LeasingWorld(World):
     def _replace(self, name: str) -> None:
         """Give a partition another owner, unless somebody has taken it meanwhile."""
         if not self.owners[name].alive:
-            self._take_over(name)
+            self.take_over(name)
 
     def _freeze(self) -> None:
+        self.fault("frozen worker")
         worker = self.chance.choice(self.living())
-        until_ms = self.now_ms + self.chance.random() * self.chance.choice([30, 300])
+        self._freeze_for(worker, self.chance.random() * self.chance.choice([30, 300]))
+
+    def pause(self) -> None:
+        self._freeze_for(self.swarm.chance.choice(self.living()), self.swarm.pause_ms())
+
+    def _freeze_for(self, worker: Worker, pause_ms: float) -> None:
+        until_ms = self.now_ms + pause_ms
         worker.frozen_until_ms = max(worker.frozen_until_ms, until_ms)
         self.after(until_ms - self.now_ms + 1, self._thaw, worker)
 
@@ -391,6 +399,7 @@ class LeasingWorld(World):
             return
         one, other = self.chance.sample(living, 2)
         pair = frozenset((one.name, other.name))
+        self.fault("cut link")
         self._cut.add(pair)
         for end, peer in ((one, other), (other, one)):
             if self.chance.random() < 0.5:
@@ -406,6 +415,7 @@ class LeasingWorld(World):
         copies = 1
         if self.faulty:
             if chance.random() < self.loss:
+                self.fault("lost lease message")
                 return True
             copies += chance.random() < self.doubling
         for _ in range(copies):

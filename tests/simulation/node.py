@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,6 +40,7 @@ from sublet.statestore.contract import (
     StateRow,
 )
 from tests.simulation.handlers import HandlerError, Handling, KeyState, States, Waits
+from tests.simulation.swarm import READ_AGAIN_MS
 from tests.simulation.verdict import check, now_done
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ _decode = msgspec.msgpack.decode
 class Node:
     """One owner of one partition: the shell that carries out its effects."""
 
+    draining = False
+    """It takes nothing new, and will let its partition go."""
+
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.function = world.functions[name.rpartition("/")[0]]
@@ -66,9 +70,7 @@ class Node:
         self.sources: dict[str, Node | Client] = {}
         """By what way each source's messages come: acknowledgements go back the same way."""
         self._wake = 0
-        recovered = now_done(world.store.acquire(name, "worker"))
-        if world.mutant is not None:
-            world.mutant.recovered(recovered)
+        recovered = world.acquire(name)
         kind = Partition if world.mutant is None else world.mutant.partition
         self.partition = kind(
             name,
@@ -78,7 +80,7 @@ class Node:
             pace=world.pace,
             limits=world.limits,
             now_ms=world.now_ms,
-            wall_ms=int(WALL_MS + world.now_ms),
+            wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
             timers_loaded_max=world.timers_loaded_max,
             fetchable=self.states if world.prefetch_keys_max else None,
             prefetch_keys_max=world.prefetch_keys_max,
@@ -114,7 +116,7 @@ class Node:
             known = self.sources.get(frame.source)
             if not (isinstance(known, Node) and isinstance(sender, Node) and known > sender):
                 self.sources[frame.source] = sender
-            if self.partition.stopped:
+            if self.partition.stopped or self.draining:
                 error = ErrorInfo("not_owner", "", 5)
                 self._answer(Refused(frame.target, frame.source, frame.first, error))
                 return
@@ -146,13 +148,13 @@ class Node:
             for effect in effects:
                 match effect:
                     case Load():
-                        world.soon(self._read, effect)
+                        world.store_soon(self._read, effect)
                     case Fetch():
-                        world.soon(self._fetch, effect.keys)
+                        world.store_soon(self._fetch, effect.keys)
                     case LoadTimers():
-                        world.soon(self._read_timers, effect)
+                        world.store_soon(self._read_timers, effect)
                     case LoadWindows():
-                        world.soon(self._read_windows, effect)
+                        world.store_soon(self._read_windows, effect)
                     case Ready():
                         world.soon(self._take)
                     case Run():
@@ -199,7 +201,16 @@ class Node:
             self.partition.woken(self.world.now_ms)
             self.carry_out()
 
+    def _read_again(self, what: Callable[..., None], *arguments: Any) -> bool:
+        """Tell whether the store is away; then it is asked once more, as long as it matters."""
+        fails = self.world.swarm.read_fails()
+        if fails and self.alive and not self.partition.stopped:
+            self.world.after(READ_AGAIN_MS, what, *arguments)
+        return fails
+
     def _read(self, load: Load) -> None:
+        if self._read_again(self._read, load):
+            return
         # What is read now arrives later, when it may be out of date.
         name, store = self.partition.name, self.world.store
         rows = now_done(store.load(name, load.keys))
@@ -212,6 +223,8 @@ class Node:
             self.carry_out()
 
     def _fetch(self, keys: Sequence[str]) -> None:
+        if self._read_again(self._fetch, keys):
+            return
         rows = now_done(self.world.store.load(self.partition.name, keys))
         self.world.soon(self._fetched, keys, rows)
 
@@ -221,6 +234,8 @@ class Node:
             self.carry_out()
 
     def _read_timers(self, load: LoadTimers) -> None:
+        if self._read_again(self._read_timers, load):
+            return
         name, store = self.partition.name, self.world.store
         records = now_done(store.records_due(name, TIMER, load.until_ms, load.limit))
         self.world.soon(self._timers_loaded, load, records)
@@ -231,6 +246,8 @@ class Node:
             self.carry_out()
 
     def _read_windows(self, load: LoadWindows) -> None:
+        if self._read_again(self._read_windows, load):
+            return
         name, store = self.partition.name, self.world.store
         records = now_done(store.records_due(name, WINDOW, load.until_ms, load.limit))
         self.world.soon(self._windows_loaded, records)
@@ -244,20 +261,35 @@ class Node:
         data = _encode(commit)
         known = self.world.commits.setdefault((commit.partition, commit.epoch, commit.index), data)
         check(known == data, "a commit was sent again with other content", commit.partition)
-        self.world.soon(self._reach_store, commit)
+        mutant = self.world.mutant
+        if mutant is not None and mutant.checks_early:
+            self._was_owner = self.world.epoch_of(commit.partition) == commit.epoch
+        if self.world.swarm.group_ms and self.world.faulty:
+            self.world.swarm.gather(self, commit)
+        else:
+            self.world.store_soon(self.reach_store, commit)
 
-    def _reach_store(self, commit: Commit) -> None:
+    def reach_store(self, commit: Commit) -> None:
         world = self.world
         lost = world.chance.random() if world.faulty else 1.0
         if lost < world.commit_loss / 2:
-            outcome = Outcome.UNKNOWN  # It never arrived.
+            world.fault("lost commit")
+            outcome = Outcome.UNKNOWN
         else:
-            outcome = world.apply(commit)
+            outcome = self._apply(commit)
             if lost < world.commit_loss:
-                outcome = Outcome.UNKNOWN  # It did; the answer is lost.
-        world.soon(self._committed, outcome)
+                world.fault("lost answer to a commit")
+                outcome = Outcome.UNKNOWN
+        world.soon(self.committed, outcome)
 
-    def _committed(self, outcome: Outcome) -> None:
+    def _apply(self, commit: Commit) -> Outcome:
+        mutant = self.world.mutant
+        if mutant is not None and mutant.checks_early and self._was_owner:
+            epoch = self.world.epoch_of(commit.partition)
+            commit = msgspec.structs.replace(commit, epoch=epoch)
+        return self.world.apply(commit)
+
+    def committed(self, outcome: Outcome) -> None:
         if self.alive:
             self.partition.committed(outcome, self.world.now_ms)
             self.carry_out()

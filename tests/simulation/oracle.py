@@ -17,6 +17,7 @@ from tests.simulation.handlers import ATTEMPTS, DONE, EGRESS, PARTITIONS_PER_FUN
 from tests.simulation.verdict import check, now_done
 
 if TYPE_CHECKING:
+    from tests.simulation.client import Said
     from tests.simulation.world import World
 
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
@@ -28,6 +29,7 @@ class Oracle:
         self._world = world
         self._timer_uids: dict[tuple[str, str], str] = {}
         self._timers_over: set[str] = set()
+        self._clocks_ms: dict[str, int] = {}
 
     def judge(self) -> None:
         """Raise `ViolationError` if anything is not as it must be."""
@@ -38,7 +40,13 @@ class Oracle:
         self._check_egress()
 
     def committed(self, commit: Commit) -> None:
-        """A timer that was cancelled must not fire in this commit or any later one."""
+        """A timer that was cancelled must not fire in this commit or any later one.
+
+        Nor may the partition's clock go back.
+        """
+        known_ms = self._clocks_ms.get(commit.partition, 0)
+        check(commit.clock_ms >= known_ms, "a clock went back", commit.partition)
+        self._clocks_ms[commit.partition] = commit.clock_ms
         for record in commit.records:
             if record.kind == TIMER and record.value is not None:
                 timer = _decode(record.value, type=Timer)
@@ -91,7 +99,7 @@ class Oracle:
 
         for function, said in {s.uid: (f, s) for _, f, s in reversed(self._world.script)}.values():
             op, uid, *args = said.payload
-            if uid in unrun:
+            if uid in unrun or op == "look":
                 continue
             if op == "reject" or (op == "fail" and args[1] >= ATTEMPTS):
                 if said.kind is Kind.SEND:
@@ -255,9 +263,29 @@ class Oracle:
             check(answers.setdefault(uid, value) == value, "two answers to one request", uid)
             if error is None:
                 check(value[0] == uid, "another's reply", uid, value)
-                if self._world.functions[function].kind == "keyed" and len(value) > 1:
+                if op == "look":
+                    self._check_look(function, said, value[1], histories)
+                elif self._world.functions[function].kind == "keyed" and len(value) > 1:
                     history = histories[function, said.key]
                     check(history[value[1]] == uid, "a reply told what is not stored", uid)
+
+    def _check_look(
+        self,
+        function: str,
+        look: Said,
+        seen: list[str],
+        histories: dict[tuple[str, str], list[str]],
+    ) -> None:
+        """Who only reads sees what is stored, and all that was answered before it asked."""
+        if self._world.functions[function].kind != "keyed":
+            return
+        history = histories.get((function, look.key), [])
+        check(seen == history[: len(seen)], "a read saw what is not stored", look.uid, seen)
+        for _, where, said in self._world.script:
+            is_before = said.answered_ms < look.said_ms and said.replies[0][1] is None
+            if is_before and (where, said.key) == (function, look.key):
+                is_seen = said.uid in seen or said.uid not in history
+                check(is_seen, "a read did not see what was answered before", look.uid, said.uid)
 
     def _check_egress(self) -> None:
         found: Counter[str] = Counter()

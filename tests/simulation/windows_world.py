@@ -56,7 +56,7 @@ class WindowNode(Node):
         self._wake = 0
         self._clock = StateClock()
         self._resent_ms: dict[str, float] = {}
-        recovered = now_done(world.store.acquire(name, "worker"))
+        recovered = world.acquire(name)
         self._cache = None
         if self.function.state_kind is not None:
             self._cache = StateCache(
@@ -76,7 +76,7 @@ class WindowNode(Node):
             pace=world.pace,
             limits=world.limits,
             now_ms=world.now_ms,
-            wall_ms=int(WALL_MS + world.now_ms),
+            wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
             expected=expected_sources(self.function, counts),
             downstream=downstream_partitions(self.function.name, world.functions.values()),
             timers_loaded_max=world.timers_loaded_max,
@@ -174,7 +174,7 @@ class WindowWorld(World):
         chance = self.chance
         for function in self.functions:
             for index in range(PARTITIONS_PER_FUNCTION):
-                self._take_over(partition_name(function, index))
+                self.take_over(partition_name(function, index))
         self.clients = [Client(self, "~left"), Client(self, "~right")]
         rounds = chance.randint(3, 12)
         for client in self.clients:
@@ -185,6 +185,7 @@ class WindowWorld(World):
         for _ in range(chance.choice([0, 2, 8])):
             self.after(chance.random() * faults_ms, self._reset_link)
         self.plan_faults(faults_ms)
+        self.swarm.plan(faults_ms)
         self._run_until(self.now_ms + faults_ms)
         self.faulty = False
         self._run_until(self.now_ms + REST_MS)

@@ -9,7 +9,9 @@ happen.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -34,6 +36,7 @@ from tests.simulation.handlers import (
 )
 from tests.simulation.node import Node
 from tests.simulation.oracle import Oracle
+from tests.simulation.swarm import Swarm
 from tests.simulation.verdict import check, now_done
 
 KEYS = ("k0", "k1", "k2", "k3")
@@ -53,7 +56,15 @@ class Mutant:
         """Change what reaches the store."""
         return commit
 
+    def apply(self, world: World, commit: Commit) -> Outcome:
+        """Be the store."""
+        return now_done(world.store.commit([commit]))[0]
+
     fences = True
+    checks_early = False
+    """Whether the epoch is compared when a commit leaves, not where it is written."""
+    reads_early = False
+    """Whether a new owner reads before the former one is fenced."""
 
 
 class World:
@@ -88,6 +99,14 @@ class World:
             open_calls_max=chance.choice([1, 2, 1_000]),
             outbox_max=chance.choice([4, 50_000]),
         )
+        self.swarm = Swarm(self, seed)
+        self.faults: Counter[str] = Counter()
+        """How often what went wrong."""
+        self.messages = 0
+        """How many were sent, each time that they were."""
+        self.trace: Callable[[float, Callable[..., None], tuple[Any, ...]], None] | None = None
+        """Who wants to be told of each event."""
+        self.early: dict[str, Recovered] = {}
         self.backend = MemoryBackend()
         self.store = MemoryStore(self.backend)
         self.commits: dict[tuple[str, int, int], bytes] = {}
@@ -119,11 +138,17 @@ class World:
             check(self.events < EVENTS_MAX, "the world does not come to rest")
             at_ms, _, what, arguments = heappop(self._heap)
             self.now_ms = max(self.now_ms, at_ms)
+            if self.trace is not None:
+                self.trace(self.now_ms, what, arguments)
             self.happens(what, arguments)
         self.now_ms = until_ms
 
     def happens(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        what(*arguments)
+        if not self.swarm.holds(what, arguments):
+            what(*arguments)
+
+    def fault(self, kind: str) -> None:
+        self.faults[kind] += 1
 
     # Places
 
@@ -143,19 +168,28 @@ class World:
         if isinstance(sender, Client) and sender.gone:
             return
         link = (source, endpoint)
+        if isinstance(frame, Batch):
+            self.messages += frame.count
         at_ms = self.now_ms + self.chance.random() * self.slowness
         at_ms = self._links[link] = max(self._links.get(link, 0.0), at_ms)
         receiver = to or sender.view.get(endpoint)
         if receiver is None:
             receiver = next((each for each in self.clients if each.name == endpoint), None)
         carried = [receiver, frame, sender]
-        self._in_flight.setdefault(link, []).append(carried)
+        in_flight = self._in_flight.setdefault(link, [])
+        if self.swarm.loses(link, frame):
+            return
+        in_flight.append(carried)
         self.after(at_ms - self.now_ms, self._arrive, link, carried)
+        copy_delay_ms = self.swarm.copy_delay_ms()
+        if copy_delay_ms is not None:
+            self.after(at_ms - self.now_ms + copy_delay_ms, self._arrive, link, list(carried))
 
     def _arrive(self, link: tuple[str, str], carried: list[Any]) -> None:
+        if self.swarm.clogs_up(link, carried):
+            return
         in_flight = self._in_flight[link]
-        if carried in in_flight:
-            in_flight.remove(carried)
+        in_flight[:] = [each for each in in_flight if each is not carried]
         receiver, frame, sender = carried
         if any(isinstance(end, Client) and end.gone for end in (receiver, sender)):
             return  # Its goodbye came after everything that it has sent.
@@ -166,13 +200,25 @@ class World:
 
     def _reset_link(self) -> None:
         """Lose some of what is under way on a link, delay the rest; then both ends notice."""
-        one, other = self.chance.choice(sorted(self._in_flight) or [("", "")])
+        one, other = self.chance.choice(self.links() or [("", "")])
+        self.fault("reset link")
         for link in ((one, other), (other, one)):
             for carried in self._in_flight.pop(link, []):
                 if self.chance.random() < 0.4:
+                    self.fault("late frame")
                     self.after(self.chance.random() * 60, self._arrive, link, list(carried))
+                else:
+                    self.fault("lost frame")
                 carried[1] = None
             self._in_flight[link] = []
+        self.link_noticed((one, other))
+
+    def links(self) -> list[tuple[str, str]]:
+        return sorted(self._in_flight)
+
+    def link_noticed(self, link: tuple[str, str]) -> None:
+        """Tell both ends that something on a link may be lost."""
+        one, other = link
         for end, peer in ((one, other), (other, one)):
             for each in self._ends(end):
                 self.soon(each.reachable, peer)
@@ -185,10 +231,12 @@ class World:
 
     # Owners
 
-    def _take_over(self, name: str, *, crash: bool = True) -> None:
+    def take_over(self, name: str, *, crash: bool = True) -> None:
         former = self.owners.get(name)
-        if former is not None and crash:
-            former.alive = False
+        if former is not None:
+            self.fault("crash" if crash else "takeover from the living")
+            if crash:
+                former.alive = False
         node = self.owners[name] = self.new_node(name)
         node.view[name] = node
         self.nodes.append(node)
@@ -202,24 +250,56 @@ class World:
         """Return the next owner of a partition."""
         return Node(self, name)
 
+    def take_over_from(self, node: Node) -> None:
+        """Let an owner die and another one come, unless that has happened."""
+        if self.owners[node.partition.name] is node:
+            self.take_over(node.partition.name)
+
+    def stop_node(self, node: Node) -> None:
+        """Let an owner give its partition up."""
+        node.partition.stop(Outcome.FENCED)
+        node.carry_out()
+
     def _learn(self, who: Node | Client, name: str) -> None:
         who.view[name] = self.owners[name]
         who.reachable(name)
 
     def _random_takeover(self) -> None:
         name = self.chance.choice(sorted(self.owners))
-        self._take_over(name, crash=self.chance.random() < 0.5)
+        crash = self.chance.random() < 0.5
+        if self.mutant is not None and self.mutant.reads_early:
+            self.early[name] = self.backend.partitions[name].recovered()
+            self.after(self.chance.random() * 5, partial(self.take_over, name, crash=crash))
+        else:
+            self.take_over(name, crash=crash)
 
     # The store
 
-    def apply(self, commit: Commit) -> Outcome:
+    def acquire(self, name: str) -> Recovered:
+        recovered = now_done(self.store.acquire(name, "worker"))
+        early = self.early.pop(name, None)
+        if early is not None:
+            early.epoch, early.index = recovered.epoch, recovered.index
+            recovered = early
         if self.mutant is not None:
-            commit = self.mutant.commit(commit)
-            if not self.mutant.fences:
-                commit = msgspec.structs.replace(
-                    commit, epoch=self.backend.partitions[commit.partition].epoch
-                )
-        outcome = now_done(self.store.commit([commit]))[0]
+            self.mutant.recovered(recovered)
+        return recovered
+
+    def store_soon(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Let the store do something, as slow as it is."""
+        self.after(
+            self.chance.random() * self.slowness + self.swarm.delay_ms(), what, *arguments
+        )
+
+    def epoch_of(self, partition: str) -> int:
+        return self.backend.partitions[partition].epoch
+
+    def apply(self, commit: Commit) -> Outcome:
+        mutant = self.mutant or Mutant()
+        commit = mutant.commit(commit)
+        if not mutant.fences:
+            commit = msgspec.structs.replace(commit, epoch=self.epoch_of(commit.partition))
+        outcome = mutant.apply(self, commit)
         if outcome is Outcome.DONE:
             self.oracle.committed(commit)
         return outcome
@@ -231,7 +311,7 @@ class World:
         chance = self.chance
         for function in self.functions:
             for index in range(PARTITIONS_PER_FUNCTION):
-                self._take_over(partition_name(function, index))
+                self.take_over(partition_name(function, index))
         self.clients = [Client(self, f"~c{number}") for number in range(chance.randint(1, 3))]
         count = chance.randint(10, 60)
         for number in range(count):
@@ -244,6 +324,7 @@ class World:
         for _ in range(chance.choice([0, 2, 8])):
             self.after(chance.random() * faults_ms, self._reset_link)
         self.plan_faults(faults_ms)
+        self.swarm.plan(faults_ms)
         self._run_until(self.now_ms + faults_ms)
         self.faulty = False
         self._run_until(self.now_ms + REST_MS)
@@ -252,6 +333,14 @@ class World:
 
     def plan_faults(self, faults_ms: float) -> None:
         """Let more go wrong until then."""
+
+    def pause(self) -> None:
+        """Let somebody stop for long, and then go on."""
+        self.swarm.pause_node()
+
+    def interprets(self, function: str) -> bool:
+        """Tell whether a function's messages are interpreted by nodes."""
+        return True
 
     def stamp(self) -> float:
         """Return what no run of a handler has a second time."""
@@ -276,6 +365,8 @@ class World:
         payload = self._random_payload(uid, function, key)
         kind = chance.choice([Kind.CALL, Kind.SEND])
         repeated = payload[0] != "cancel" and chance.random() < 0.25
+        if self.swarm.chance.random() < self.swarm.looks and self.interprets(function):
+            kind, payload, repeated = Kind.CALL, ["look", uid], False
         said = Said(kind, key, payload, uid if repeated else "", self.random_deadline_ms())
         at_ms = number * self.pause_ms
         self._plan(client, function, said, at_ms)
