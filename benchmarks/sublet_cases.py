@@ -19,6 +19,7 @@ import uvloop
 
 from benchmarks import machine
 from benchmarks.processes import Child
+from benchmarks.redis_server import RedisServer
 from benchmarks.report import Reporter
 from benchmarks.workload import (
     CALLER_COUNTS,
@@ -34,12 +35,15 @@ from benchmarks.workload import (
     zipf_keys,
 )
 from sublet import Client
+from sublet.statestore.contract import Directory
+from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.sqlite_directory import SqliteDirectory
 
 STORES = {
     "mem": {"SUBLET_STORE": "memory"},
     "sqlite": {"SUBLET_STORE": "sqlite"},
     "sqlite-full": {"SUBLET_STORE": "sqlite", "SUBLET_FULL_SYNC": "1"},
+    "redis-full": {"SUBLET_STORE": "redis", "SUBLET_FULL_SYNC": "1"},
 }
 BATCH_SIZE = 4_000
 BATCHES_IN_FLIGHT = 4
@@ -61,8 +65,12 @@ class Cluster:
         self._stack = ExitStack()
         directory = self._stack.enter_context(machine.data_directory())
         self.data_dir = Path(directory)
+        self._redis_url = ""
+        if STORES[store]["SUBLET_STORE"] == "redis":
+            self._redis_url = self._stack.enter_context(RedisServer("always")).url
         environment = {
             **STORES[store],
+            **({"SUBLET_REDIS_URL": self._redis_url} if self._redis_url else {}),
             "SUBLET_DATA_DIR": directory,
             "SUBLET_WORKERS_EXPECTED": str(worker_count),
             "SUBLET_LOG_LEVEL": "warning",
@@ -77,7 +85,11 @@ class Cluster:
 
     async def addresses(self) -> list[str]:
         """Wait until every partition has an owner; return the workers' addresses."""
-        directory = SqliteDirectory(self.data_dir / "sublet.db")
+        directory: Directory
+        if self._redis_url:
+            directory = RedisDirectory(self._redis_url)
+        else:
+            directory = SqliteDirectory(self.data_dir / "sublet.db")
         try:
             async with asyncio.timeout(READY_WAIT_S):
                 while True:

@@ -18,6 +18,7 @@ from benchmarks.machine import data_directory
 from benchmarks.peers.frames import FrameConnection, OnFrame
 from benchmarks.peers.skeleton_worker import STORES
 from benchmarks.processes import Child, exit_on_terminate
+from benchmarks.redis_server import RedisServer
 from benchmarks.report import Reporter, parse_arguments
 from benchmarks.workload import (
     CALLER_COUNTS,
@@ -190,9 +191,10 @@ async def call_and_await(
     return {"calls_per_s": rate, **latency_figures(latencies_s)}
 
 
-def start_worker(store: str, directory: Path) -> tuple[Child, int]:
+def start_worker(store: str, directory: Path, redis_url: str) -> tuple[Child, int]:
     directory.mkdir(parents=True)
-    worker = Child([executable, "-m", "benchmarks.peers.skeleton_worker", store, str(directory)])
+    module = "benchmarks.peers.skeleton_worker"
+    worker = Child([executable, "-m", module, store, str(directory), "--redis-url", redis_url])
     try:
         line = worker.read_line(WORKER_START_WAIT_S)
         if line is None:
@@ -225,10 +227,13 @@ def main() -> None:
         for store in STORES:
             for worker_count in WORKER_COUNTS:
                 with ExitStack() as workers:
+                    redis_url = ""
+                    if store == "redis":
+                        redis_url = workers.enter_context(RedisServer("always")).url
                     ports = []
                     for index in range(worker_count):
                         place = Path(directory) / f"{store}-{worker_count}-{index}"
-                        worker, port = start_worker(store, place)
+                        worker, port = start_worker(store, place, redis_url)
                         workers.callback(worker.stop)
                         ports.append(port)
                     measure(reporter, arguments.durations, store, ports)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import redis
 import uvloop
 
 from benchmarks.peers.frames import FrameConnection
 from benchmarks.peers.lifeline import parent_is_gone
 
-STORES = ("mem", "log", "sqlite-full")
+STORES = ("mem", "log", "sqlite-full", "redis")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -66,6 +67,28 @@ class SqliteFullStore:
             changed.items(),
         )
         self._database.execute("COMMIT")
+        connection.send(reply)
+
+    async def run(self) -> None:
+        return
+
+
+class RedisStore:
+    """One MULTI a frame: the counts that changed, and a mark of how far it came."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._redis = redis.Redis.from_url(url)
+        self._name = name
+        self._number = 0
+
+    def reply_when_safe(
+        self, connection: FrameConnection, reply: bytes, changed: dict[str, int]
+    ) -> None:
+        self._number += 1
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.hset(self._name, mapping=changed)
+        pipeline.set(f"{self._name}:number", self._number)
+        pipeline.execute()
         connection.send(reply)
 
     async def run(self) -> None:
@@ -126,7 +149,7 @@ class Counter:
         self._store.reply_when_safe(connection, _encode((tag, replies)), changed)
 
 
-def make_store(name: str, directory: Path) -> Store:
+def make_store(name: str, directory: Path, redis_url: str) -> Store:
     match name:
         case "mem":
             return MemoryStore()
@@ -134,12 +157,14 @@ def make_store(name: str, directory: Path) -> Store:
             return GroupLogStore(directory)
         case "sqlite-full":
             return SqliteFullStore(directory)
+        case "redis":
+            return RedisStore(redis_url, directory.name)
         case _:
             raise ValueError(f"store is {name!r}; allowed: {', '.join(STORES)}")
 
 
-async def serve(store_name: str, directory: Path) -> None:
-    store = make_store(store_name, directory)
+async def serve(store_name: str, directory: Path, redis_url: str) -> None:
+    store = make_store(store_name, directory, redis_url)
     counter = Counter(store, is_durable=store_name != "mem")
     server = await asyncio.get_running_loop().create_server(
         lambda: FrameConnection(counter.on_frame), "127.0.0.1", 0
@@ -155,8 +180,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store", choices=STORES)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--redis-url", default="", help="for the store redis")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.store, arguments.directory))
+    uvloop.run(serve(arguments.store, arguments.directory, arguments.redis_url))
 
 
 if __name__ == "__main__":
