@@ -18,10 +18,11 @@ import xxhash
 from sublet.functions.codec import codec_for
 from sublet.functions.errors import EncodeError
 from sublet.runtime.calls import NIL
+from sublet.runtime.damage import decoded
 from sublet.runtime.frames import ErrorInfo
 from sublet.runtime.pending import reply_too_large
 from sublet.runtime.work import Message, Waiting
-from sublet.statestore.contract import IDEMPOTENCY, Record
+from sublet.statestore.contract import IDEMPOTENCY, DamagedError, Record
 
 IDEMPOTENCY_TTL_MS = 24 * 3_600_000
 
@@ -44,6 +45,13 @@ class Answer(msgspec.Struct, array_like=True):
             "idempotency_conflict",
             f"idempotency key {message.extra.idempotency_key!r} was used for another request",
         )
+
+
+class DamagedAnswer(Answer):
+    """Stands for a record that cannot be read: nobody knows whether the request has run."""
+
+    def error_for(self, message: Message) -> ErrorInfo | None:
+        return self.error
 
 
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
@@ -128,13 +136,21 @@ def idempotency_id(message: Message) -> str:
     return f"{message.key}\x00{message.extra.idempotency_key}"
 
 
-def still_valid(records: Sequence[Record], clock_ms: int) -> dict[str, Answer]:
+def still_valid(partition: str, records: Sequence[Record], clock_ms: int) -> dict[str, Answer]:
     """Return the answers in stored records that are not too old, by id."""
     return {
-        each.id: _decode_answer(each.value)
+        each.id: _answer_in(partition, each)
         for each in records
         if each.value is not None and (each.due_ms is None or each.due_ms > clock_ms)
     }
+
+
+def _answer_in(partition: str, record: Record) -> Answer:
+    try:
+        return decoded(_decode_answer, partition, record)
+    except DamagedError as error:
+        # To run the request might be to run it twice.
+        return DamagedAnswer(0, NIL, ErrorInfo("bad_state", str(error)))
 
 
 def _digest(message: Message) -> int:

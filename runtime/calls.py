@@ -18,6 +18,7 @@ import xxhash
 
 from sublet.functions.address import Address
 from sublet.runtime.channels import REPLY_MARK
+from sublet.runtime.damage import decoded
 from sublet.runtime.frames import Batch, ErrorInfo, Extra
 from sublet.runtime.pending import OutgoingCall, Pending
 from sublet.runtime.steps import Resume
@@ -42,13 +43,17 @@ class Calls:
         self.unsent: list[tuple[OutgoingCall, Waiting, int]] = []
 
     def recover(
-        self, journal: Sequence[Record], owners: Mapping[str, Waiting], pending: Pending
+        self,
+        partition: str,
+        journal: Sequence[Record],
+        owners: Mapping[str, Waiting],
+        pending: Pending,
     ) -> None:
         """Give messages their journals back; entries without a message are deleted."""
         for record in journal:
             if record.value is None:
                 continue
-            recorded = _decode_recorded(record.value)
+            recorded = decoded(_decode_recorded, partition, record)
             owner = owners.get(recorded.message_id)
             if owner is None:
                 pending.records.append(Record(JOURNAL, record.id, None))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from sublet.statestore.contract import Record
+from sublet.runtime.damage import decoded
+from sublet.statestore.contract import DamagedError, Record
 
 HORIZON_MS = 60_000
 LOADED_MAX = 1_000
@@ -23,7 +24,10 @@ T = TypeVar("T")
 class DueRecords(Generic[T]):
     """Each record is given out once, unless it is over before. Ids are never used again."""
 
-    def __init__(self, decode: Callable[[bytes], T], loaded_max: int = LOADED_MAX) -> None:
+    def __init__(
+        self, partition: str, decode: Callable[[bytes], T], loaded_max: int = LOADED_MAX
+    ) -> None:
+        self._of = partition
         self.loaded_max = loaded_max
         """How many records one load brings at most."""
         self._decode = decode
@@ -31,6 +35,8 @@ class DueRecords(Generic[T]):
         self._values: dict[str, T] = {}
         self._given: set[str] = set()
         """Given out by `due`, and not over yet."""
+        self._damaged: set[str] = set()
+        """Cannot be read, and stay in the store: nobody may think that they are past."""
         self._horizon_ms = LONG_AGO_MS
         """Every committed record that is due earlier is in memory, or is being loaded."""
         self._loading = False
@@ -74,12 +80,13 @@ class DueRecords(Generic[T]):
         self._values.pop(id_, None)
         self._far.pop(id_, None)
         self._given.discard(id_)
+        self._damaged.discard(id_)
         self._over.add(id_)
         self._over_pending.append(id_)
 
     def is_past(self, time_ms: int) -> bool:
         """Tell whether nothing is left, here or in the store, that was due until this time."""
-        if self._loading or self._horizon_ms <= time_ms or self._given:
+        if self._loading or self._horizon_ms <= time_ms or self._given or self._damaged:
             return False
         return not self._due or self._due[0][0] > time_ms
 
@@ -133,16 +140,28 @@ class DueRecords(Generic[T]):
                 self._insert(id_, due_ms, value)
         return until_ms
 
-    def loaded(self, records: Sequence[Record]) -> None:
-        """The store has answered with its first records due before what was asked for."""
+    def loaded(self, records: Sequence[Record]) -> list[str]:
+        """The store has answered with its first records due before what was asked for.
+
+        Those that are damaged are left where they are; returned is what is to be said of them.
+        """
         self._loading = False
+        problems: list[str] = []
         for record in records:
             if record.value is None or record.due_ms is None:
                 continue
-            known = self._values, self._over, self._given
-            if not any(record.id in each for each in known):
-                self._insert(record.id, record.due_ms, self._decode(record.value))
+            known = self._values, self._over, self._given, self._damaged
+            if any(record.id in each for each in known):
+                continue
+            try:
+                value = decoded(self._decode, self._of, record)
+            except DamagedError as error:
+                self._damaged.add(record.id)
+                problems.append(str(error))
+            else:
+                self._insert(record.id, record.due_ms, value)
         self._truncated = len(records) >= self.loaded_max
         if self._truncated and records[-1].due_ms is not None:
             self._horizon_ms = records[-1].due_ms
         self._forget_over()
+        return problems

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
-from sublet.functions.address import split_partition_name
+from sublet.functions.address import is_client, split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import RetryLaterError, UnavailableError, UnknownOutcomeError
@@ -382,8 +382,8 @@ class Host:
         if hosted is None:
             return
         hosted.partition.acknowledged(ack.target, ack.upto)
-        if ack.context:
-            target = split_partition_name(ack.target)[0]
+        if ack.context and not is_client(ack.target):  # Behind a client there is no way.
+            target = endpoint_of(ack.target).rpartition("/")[0]
             function = hosted.place.function.name
             self.urgency.paths.learn(function, target, ack.context, self._clock.monotonic_ms())
 
@@ -488,6 +488,8 @@ class Host:
             case Refuse():
                 self._notices.refused(hosted.place.function.name, effect.refused)
                 self._outside.refuse(effect.refused)
+        while partition.damaged:
+            _log.error("a stored record is damaged", problem=partition.damaged.popleft())
             case Settled():
                 if effect.ticket in hosted.tickets and not effect.ticket.done():
                     effect.ticket.set_result(None)

@@ -194,7 +194,7 @@ class Lending:
         """A neighbour says something."""
         try:
             message = _decode(raw)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             _log.error("a neighbour is not understood", neighbour=worker, error=str(error))
             return
         now_ms = self._monotonic_ms()

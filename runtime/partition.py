@@ -31,6 +31,7 @@ from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
 from sublet.runtime.backlog import IN_LINE, Place
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
+from sublet.runtime.damage import UNREADABLE, damaged, decoded
 from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
@@ -75,6 +76,7 @@ from sublet.statestore.contract import (
     PARKED,
     Commit,
     Outcome,
+    OutboxEntry,
     Record,
     Recovered,
     StateRow,
@@ -88,9 +90,22 @@ UNRUN_KEPT_MAX = 256
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
 class DeadLetter(msgspec.Struct, array_like=True):
+def _check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
+    """What is damaged would end every link on which it is sent, again and again."""
+    for entry in entries:
+        try:
+            batch = _decode_batch(entry.data)
+            if (batch.first, batch.count) != (entry.first, entry.length):
+                raise msgspec.ValidationError(f"it holds messages {batch.first} ..")
+        except UNREADABLE as error:
+            what = f"outbox entry {entry.first} to {entry.destination!r:.200}"
+            raise damaged(partition, what, error) from None
+
+
     """A message that failed for good, as stored."""
 
     message: Message
@@ -134,6 +149,9 @@ class Partition:
         self.unrun: deque[Waiting] = deque(maxlen=UNRUN_KEPT_MAX)
         """The latest that expired while they waited; for telemetry, which takes them away."""
         self.open_from_clients = 0
+        self.damaged: deque[str] = deque(maxlen=UNRUN_KEPT_MAX)
+        """The latest records that could not be read and were left; for the log, which takes them
+        away."""
         """Messages of clients taken and not finished: what the worker's bound counts."""
         self.stopped = False
         self._cells = cells
@@ -142,7 +160,7 @@ class Partition:
         self._index = recovered.index
         self._urgency = urgency or Urgency()
         ahead = {
-            each.id: _decode_numbers(each.value)
+            each.id: decoded(_decode_numbers, name, each)
             for each in recovered.ahead
             if each.value is not None
         }
@@ -153,6 +171,7 @@ class Partition:
         self._egress = EgressRetention(recovered.egress, recovered.egress_marks, limits)
         self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
+        _check_outbox(name, recovered.outbox)
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
         self._queue = WorkQueue(name, function, self._inbox, self._urgency, curve, limits, now_ms)
@@ -204,6 +223,7 @@ class Partition:
             downstream=downstream,
             now_ms=now_ms,
             loaded_max=timers_loaded_max,
+            partition=name,
         )
         self._wake_ms: float | None = None
         self._clients = Clients(recovered.inbox, now_ms)
@@ -225,7 +245,9 @@ class Partition:
     # Start
 
     def _recover(self, parked: Sequence[Record], journal: Sequence[Record]) -> None:
-        messages = [_decode_message(each.value) for each in parked if each.value is not None]
+        messages = [
+            decoded(_decode_message, self.name, each) for each in parked if each.value is not None
+        ]
         for message in sorted(messages, key=lambda each: each.order):
             waiting = Waiting(message, parked=True)
             self._parked[message.id] = waiting
@@ -235,7 +257,7 @@ class Partition:
             if is_client(message.source):
                 self.open_from_clients += 1
             self._lines.make_ready_or_wait(waiting)
-        self._calls.recover(journal, self._parked, self._pending)
+        self._calls.recover(self.name, journal, self._parked, self._pending)
 
     def start(self, now_ms: float) -> None:
         """Send again what was not acknowledged, look for due timers, go on with parked work."""
@@ -1425,7 +1447,7 @@ class Partition:
 
     def _answer_repeated(self, work: Work, records: Sequence[Record], now_ms: float) -> Work:
         """Take out of the work what was answered long before; return what is left."""
-        known = still_valid(records, self.clock_ms(now_ms))
+        known = still_valid(self.name, records, self.clock_ms(now_ms))
         left: list[Waiting] = []
         for waiting in work.waiting:
             message, answer = waiting.message, None
@@ -1596,7 +1618,7 @@ class Partition:
     def windows_loaded(self, records: Sequence[Record], now_ms: float) -> None:
         """Windows that end soon are here; later ones stay in the store."""
         if not self.stopped:
-            self.progress.loaded(records)
+            self.damaged.extend(self.progress.loaded(records))
             self._advance(now_ms)
 
     # Timers
@@ -1607,7 +1629,7 @@ class Partition:
 
     def timers_loaded(self, records: Sequence[Record], until_ms: int, now_ms: float) -> None:
         """Timers of the near future are here; later ones stay in the store."""
-        self._timers.loaded(records)
+        self.damaged.extend(self._timers.loaded(records))
         self.woken(now_ms)
 
     def _load_timers(self, now_ms: float) -> None:

@@ -29,7 +29,7 @@ class Timers(DueRecords[Timer]):
     """Each timer is given out once by `fire`, unless it was cancelled before."""
 
     def __init__(self, partition: str, loaded_max: int = LOADED_MAX) -> None:
-        super().__init__(_decode_timer, loaded_max)
+        super().__init__(partition, _decode_timer, loaded_max)
         # Handlers in threads take numbers too: one step that no other thread can split.
         self.numbers = count(1)
         self._partition = partition

@@ -23,6 +23,7 @@ from sublet.functions.effects import Effect, TooLate, WindowDue
 from sublet.functions.errors import PayloadError, RejectedError
 from sublet.functions.window_runs import Closing
 from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
+from sublet.runtime.damage import decoded
 from sublet.runtime.due_records import LOADED_MAX, DueRecords
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.work import Chunk, Message
@@ -230,6 +231,7 @@ class StreamProgress:
         function: Function,
         stored: Sequence[Record],
         *,
+        partition: str,
         expected: Sequence[str],
         downstream: Sequence[str],
         now_ms: float,
@@ -250,9 +252,9 @@ class StreamProgress:
             if record.value is None:
                 continue
             if record.id == OWN:
-                self._own = _decode_own(record.value)
+                self._own = decoded(_decode_own, partition, record)
             else:
-                sources.append((record.id, _decode_told(record.value)))
+                sources.append((record.id, decoded(_decode_told, partition, record)))
         self.watermark_ms = self._own.watermark_ms
         self._watermarks = Watermarks(
             expected, function.idle_after_ms, now_ms, sources, self.watermark_ms
@@ -260,7 +262,7 @@ class StreamProgress:
         self.is_used = window is not None or bool(expected) or bool(stored)
         """False while there is neither a window nor a watermark."""
         self._open = OpenMessages()
-        self._due = None if window is None else DueRecords(_decode_key, loaded_max)
+        self._due = None if window is None else DueRecords(partition, _decode_key, loaded_max)
         self._closings: set[str] = set()
         self._arrivals: deque[tuple[Chunk, int]] = deque()
         slide_ms = None if window is None else window.slide_ms
@@ -400,9 +402,10 @@ class StreamProgress:
         until_ms = self._due.load_until_ms(self.watermark_ms)
         return None if until_ms is None else (until_ms, self._due.loaded_max)
 
-    def loaded(self, records: Sequence[Record]) -> None:
+    def loaded(self, records: Sequence[Record]) -> list[str]:
+        """Take ends of windows from the store; return what is said of those that are damaged."""
         assert self._due is not None
-        self._due.loaded(records)
+        return self._due.loaded(records)
 
     # Downstream
 

@@ -7,6 +7,7 @@ exception, and decoding never takes more than a small multiple of the memory of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import TypeVar, assert_never
 
 import grpc
@@ -182,6 +183,8 @@ def _decode_data(payload: bytes | memoryview) -> Data:
         raise WireError(f"a credit of {data.credit}; allowed: 0..{NUMBER_MAX}")
     return data
 
+        if ack.context and not all(0 <= ms < inf for _, ms in ack.context):
+            raise WireError("the context of an acknowledgement has a cost that is no time")
 
 def _check_batch(batch: Batch) -> None:
     count = batch.count

@@ -15,6 +15,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from sublet.functions.address import SLOT_COUNT
+from sublet.functions.errors import SubletError
+
+
+class DamagedError(SubletError):
+    """Stored bytes are not what was written; the text names where they are, and what to do."""
+
+    code = "damaged"
 
 
 class Outcome(Enum):
@@ -153,7 +160,10 @@ class Store(Protocol):
     """True if another worker can acquire what this one has committed."""
 
     async def acquire(self, partition: str, worker: str) -> Recovered:
-        """Raise the partition's epoch, then return what is there."""
+        """Raise the partition's epoch, then return what is there.
+
+        Raises `DamagedError` if it cannot be read.
+        """
         ...
 
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:

@@ -45,6 +45,10 @@ class PackedCommit(msgspec.Struct, array_like=True, kw_only=True):
 _decoder = msgspec.msgpack.Decoder(PackedCommit)
 
 
+class DamagedCommitError(ValueError):
+    """Packed bytes are not a commit; the text says which, and what is wrong with them."""
+
+
 class Delta:
     """What a run of commits changed. Rows with value None say that older ones are gone."""
 
@@ -82,7 +86,10 @@ class Delta:
 
     def absorb(self, packed: bytes) -> int:
         """Add the next commit of the partition; return about how many rows it has."""
-        commit = _decoder.decode(packed)
+        try:
+            commit = _decoder.decode(packed)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise DamagedCommitError(f"what follows commit {self.index}: {error}") from None
         self.index = commit.index
         self.clock_ms = commit.clock_ms
         state = self.state

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sublet.functions.errors import SubletError, UnavailableError
+from sublet.statestore.contract import DamagedError
 
 T = TypeVar("T")
 
@@ -74,6 +75,12 @@ class StoreFileError(SubletError):
     """The database file cannot be used as it is; the text says what to do."""
 
     code = "bad_store_file"
+
+
+class DamagedChangelogError(StoreFileError, DamagedError):
+    """What a partition has committed last cannot be read; other partitions go on."""
+
+    code = "damaged_changelog"
 
 
 class WriteLock:

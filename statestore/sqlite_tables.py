@@ -10,8 +10,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
@@ -28,13 +26,14 @@ from sublet.statestore.contract import (
     StateRow,
 )
 from sublet.statestore.delta import (
+    DamagedCommitError,
     Delta,
     RecordTuple,
     RowTuple,
     merge_records,
     merge_state,
 )
-from sublet.statestore.sqlite_file import StoreFileError
+from sublet.statestore.sqlite_file import DamagedChangelogError
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
@@ -223,8 +222,8 @@ def unfolded(connection: sqlite3.Connection, partition: int) -> Delta | None:
     try:
         for (blob,) in found:
             delta.absorb(blob)
-    except msgspec.DecodeError as error:
-        raise StoreFileError(
+    except DamagedCommitError as error:
+        raise DamagedChangelogError(
             f"the changelog of the store is damaged ({error}); restore the file from a copy"
         ) from error
     return delta
