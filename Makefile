@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit redis network format proto reference demo simulate bench bench-setup clean
+.PHONY: help setup test lint types layers docs unit redis network format proto reference demo simulate campaign bench bench-setup clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -59,6 +59,9 @@ demo: setup ## Run the demonstration
 simulate: setup ## Simulate a cluster (SCENARIO=file chooses) and keep plots in build/simulation
 	@$(BIN)/sublet simulate $(SCENARIO) --order least-laxity --order arrival \
 		--plot build/simulation/simulation.svg --save build/simulation/simulation.json
+
+campaign: setup ## Play SEEDS=1000 seeds of each simulated world (KEEP=--keep keeps the result)
+	@$(BIN)/python -m tests.simulation.campaign --seeds $(or $(SEEDS),1000) $(KEEP)
 
 bench: setup ## Run the benchmarks (benchmarks/README.md lists them)
 	@$(BIN)/python -m benchmarks

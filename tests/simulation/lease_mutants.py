@@ -23,6 +23,11 @@ from tests.simulation.lease_worker import LeaseMutant, TimedLending, WatchedLess
 
 
 class AcceptsLateReturns(LeaseMutant):
+    """Takes what a lessee returns after the work was given up and done at home
+
+    (untagged partial sums).
+    """
+
     class lessor(WatchedLessor):  # noqa: N801
         def _home(self, lease: Lease, state: LeaseState) -> None:
             super()._home(lease, state)
@@ -38,6 +43,8 @@ class AcceptsLateReturns(LeaseMutant):
 
 
 class KeepsReturnedLeasesOpen(LeaseMutant):
+    """Lets a lease be returned a second time."""
+
     class lessor(WatchedLessor):  # noqa: N801
         def finish(
             self, lease: Lease, result: RunResult, homebound: int, reason: str, now_ms: float
@@ -49,6 +56,8 @@ class KeepsReturnedLeasesOpen(LeaseMutant):
 
 
 class RunsAtHomeWithoutEndingTheLease(LeaseMutant):
+    """Runs at home what is late, and still takes it from the lessee."""
+
     class lessor(WatchedLessor):  # noqa: N801
         def _home(self, lease: Lease, state: LeaseState) -> None:
             if state is not LeaseState.EXPIRED:
@@ -59,6 +68,8 @@ class RunsAtHomeWithoutEndingTheLease(LeaseMutant):
 
 
 class DropsWhatWasDeclined(LeaseMutant):
+    """Forgets what a lessee did not want."""
+
     class lessor(WatchedLessor):  # noqa: N801
         def _home(self, lease: Lease, state: LeaseState) -> None:
             if state is LeaseState.DECLINED:
@@ -67,6 +78,8 @@ class DropsWhatWasDeclined(LeaseMutant):
 
 
 class ForgetsToEndTerms(LeaseMutant):
+    """Waits for ever for a lessee that is gone."""
+
     class lessor(WatchedLessor):  # noqa: N801
         def woken(self, now_ms: float) -> None:
             self._terms.clear()
@@ -74,6 +87,8 @@ class ForgetsToEndTerms(LeaseMutant):
 
 
 class TakesOneLeaseForAnother(LeaseMutant):
+    """Takes a return of one lease for another one of the partition."""
+
     class lessor(WatchedLessor):  # noqa: N801
         def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
             for each, lease in self.open.items():
@@ -83,6 +98,8 @@ class TakesOneLeaseForAnother(LeaseMutant):
 
 
 class IgnoresTheEpochOfReturns(LeaseMutant):
+    """Takes returns of leases that a former owner gave."""
+
     circumstances: ClassVar = {"calm": True, "dawdling": 0.5, "term_ms": 1_000.0}
 
     class lessor(WatchedLessor):  # noqa: N801
@@ -98,6 +115,8 @@ class IgnoresTheEpochOfReturns(LeaseMutant):
 
 
 class ForgetsToHoldKeys(LeaseMutant):
+    """Runs a key at home while it is lent."""
+
     class partition(Partition):  # noqa: N801
         def _lend(self, work: Work, lease: Lease, now_ms: float) -> bool:
             for waiting in work.waiting:
@@ -106,6 +125,8 @@ class ForgetsToHoldKeys(LeaseMutant):
 
 
 class DoesNotParkWhatIsLent(LeaseMutant):
+    """Lends messages without a record of them."""
+
     class partition(Partition):  # noqa: N801
         is_lending = False
 
@@ -121,6 +142,8 @@ class DoesNotParkWhatIsLent(LeaseMutant):
 
 
 class GivesHomeTwice(LeaseMutant):
+    """Takes what comes home twice."""
+
     class partition(Partition):  # noqa: N801
         def _come_home(self, work: Work, now_ms: float) -> None:
             super()._come_home(work, now_ms)
@@ -129,6 +152,8 @@ class GivesHomeTwice(LeaseMutant):
 
 
 class LetsEffectsLeaveBeforeTheMessagesEnd(LeaseMutant):
+    """Commits what a lessee did before the messages that it came from."""
+
     circumstances: ClassVar = {"calm": False, "slowness": 20.0}
 
     class partition(Partition):  # noqa: N801
@@ -149,6 +174,8 @@ class LetsEffectsLeaveBeforeTheMessagesEnd(LeaseMutant):
 
 
 class AppliesRowsToOtherKeys(LeaseMutant):
+    """Writes what comes back to another key."""
+
     class partition(Partition):  # noqa: N801
         def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
             cells: Any = self._cells
@@ -160,6 +187,8 @@ class AppliesRowsToOtherKeys(LeaseMutant):
 
 
 class LeavesItsOwnCopyAsItWas(LeaseMutant):
+    """Stores what a lessee changed, but not in its own memory."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             cells: Any = self._cells
@@ -169,6 +198,8 @@ class LeavesItsOwnCopyAsItWas(LeaseMutant):
 
 
 class TakesWhatGoesHomeForDone(LeaseMutant):
+    """Takes what a lessee has left undone for done."""
+
     class partition(Partition):  # noqa: N801
         def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
             if result is not None:
@@ -177,6 +208,8 @@ class TakesWhatGoesHomeForDone(LeaseMutant):
 
 
 class TakesFailedPartsForDone(LeaseMutant):
+    """Takes what failed at a lessee for done."""
+
     class partition(Partition):  # noqa: N801
         def _settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
             result.failed = {}
@@ -184,12 +217,16 @@ class TakesFailedPartsForDone(LeaseMutant):
 
 
 class LendsWithoutAskingForAnswers(LeaseMutant):
+    """Lends requests without asking whether they were answered before."""
+
     class partition(Partition):  # noqa: N801
         def _set_repeated_aside(self, work: Work, asked: list[str], now_ms: float) -> Work:
             return work if work.lease else super()._set_repeated_aside(work, asked, now_ms)
 
 
 class DoesNotWaitForWhatItReads(LeaseMutant):
+    """Ends a lease while answers are still being read for it."""
+
     class partition(Partition):  # noqa: N801
         def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
             self._unread.pop(lease.work.id, None)
@@ -200,6 +237,8 @@ class DoesNotWaitForWhatItReads(LeaseMutant):
 
 
 class MergesTwice(LeaseMutant):
+    """Merges a partial state twice."""
+
     class merger(StateMerger):  # noqa: N801
         def absorb(
             self, partials: Sequence[PartialState]
@@ -222,6 +261,8 @@ class _AlwaysAside:
 
 
 class MergesWhatIsInUse(LeaseMutant):
+    """Merges into a state that a handler has in hands."""
+
     circumstances: ClassVar = {"pace": _AlwaysAside()}
 
     class partition(Partition):  # noqa: N801
@@ -233,6 +274,8 @@ class MergesWhatIsInUse(LeaseMutant):
 
 
 class MergesIntoWhatIsLent(LeaseMutant):
+    """Merges into a state that is lent as a whole."""
+
     circumstances: ClassVar = {
         "calm": True,
         "dawdling": 0.5,
@@ -254,6 +297,8 @@ class _BlindToLeases(OpenMessages):
 
 
 class LetsMarkersPassLeases(LeaseMutant):
+    """Lets a watermark overtake what is lent."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self.progress._open.__class__ = _BlindToLeases
@@ -265,12 +310,16 @@ class LetsMarkersPassLeases(LeaseMutant):
 
 
 class KeepsVersionsAfterHomeRuns(LeaseMutant):
+    """Takes a lessee's copy for current after a run at home."""
+
     class versions(StateVersions):  # noqa: N801
         def forget(self, keys: Collection[str]) -> None:  # type: ignore[override]
             return
 
 
 class SendsWhatIsStored(LeaseMutant):
+    """Sends lessees the stored state, not the newer one in memory."""
+
     class lending(TimedLending):  # noqa: N801
         def _states_for(self, lease: Lease) -> list[StoredState]:
             tables = self.worker.world.backend.partitions[lease.partition.name]
@@ -290,6 +339,8 @@ class SendsWhatIsStored(LeaseMutant):
 
 
 class TakesALeaseTwice(LeaseMutant):
+    """A lessee works an offer off that it has worked off before."""
+
     circumstances: ClassVar = {"calm": True, "doubling": 0.5, "loss": 0.0}
 
     class lessee(Lessee):  # noqa: N801
@@ -300,6 +351,8 @@ class TakesALeaseTwice(LeaseMutant):
 
 
 class KeepsDoubtfulStates(LeaseMutant):
+    """A lessee keeps a copy of a state that an abandoned handler may have changed."""
+
     circumstances: ClassVar = {"calm": True, "hangs": 0.5}
 
     class states(GuestStates):  # noqa: N801

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from sublet.functions.address import is_client
 from sublet.runtime.admission import Clients
 from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
@@ -28,7 +29,7 @@ from sublet.statestore.contract import (
     Record,
     Recovered,
 )
-from tests.simulation.world import Mutant
+from tests.simulation.world import Mutant, World
 
 
 class _ForgetfulInbox(Inbox):
@@ -40,6 +41,8 @@ class _ForgetfulInbox(Inbox):
 
 
 class TakesDuplicates(Mutant):
+    """Runs what arrives a second time once more."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._inbox.__class__ = _ForgetfulInbox
@@ -55,6 +58,8 @@ class _HighestInbox(Inbox):
 
 
 class SkipsGaps(Mutant):
+    """Takes the highest number that it saw for all before it (max-watermark)."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._inbox.__class__ = _HighestInbox
@@ -62,6 +67,8 @@ class SkipsGaps(Mutant):
 
 
 class AcknowledgesOnArrival(Mutant):
+    """Acknowledges what is only in memory (early ack)."""
+
     class partition(Partition):  # noqa: N801
         def batch_arrived(self, batch: Batch, now_ms: float) -> None:
             super().batch_arrived(batch, now_ms)
@@ -70,6 +77,8 @@ class AcknowledgesOnArrival(Mutant):
 
 
 class AcknowledgesDuplicatesBeforeTheCommit(Mutant):
+    """Answers a repeated batch with how far it has come in memory (ack of a volatile watermark)."""
+
     class partition(Partition):  # noqa: N801
         def _acknowledge_again(self, batch: Batch) -> None:
             received = self._inbox.received.get(batch.source, 0)
@@ -77,6 +86,8 @@ class AcknowledgesDuplicatesBeforeTheCommit(Mutant):
 
 
 class DeliversBeforeTheCommit(Mutant):
+    """Sends messages and replies before their commit (early send)."""
+
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
             before = self._committing
@@ -86,11 +97,15 @@ class DeliversBeforeTheCommit(Mutant):
 
 
 class ForgetsTheOutboxOnTakeover(Mutant):
+    """A new owner does not send again what is in the outbox (no resend)."""
+
     def recovered(self, recovered: Recovered) -> None:
         recovered.outbox = []
 
 
 class TrimsOnDelivery(Mutant):
+    """Deletes from the outbox what it has sent, acknowledged or not (trim on delivery)."""
+
     class partition(Partition):  # noqa: N801
         def committed(self, outcome: Outcome, now_ms: float) -> None:
             commit = self._committing
@@ -101,16 +116,22 @@ class TrimsOnDelivery(Mutant):
 
 
 class NumbersAnewOnTakeover(Mutant):
+    """A new owner numbers its messages from 1 again (sequence reset on takeover)."""
+
     def recovered(self, recovered: Recovered) -> None:
         recovered.sent = {}
 
 
 class DoesNotStorePositions(Mutant):
+    """Stores effects without how far the inbox was read."""
+
     def commit(self, commit: Commit) -> Commit:
         return msgspec.structs.replace(commit, inbox={})
 
 
 class StoresPositionsBeforeTheRun(Mutant):
+    """Stores how far it has read before that has run."""
+
     class partition(Partition):  # noqa: N801
         def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
             work = super()._take_from_backlog(size, off_loop, now_ms)
@@ -121,6 +142,8 @@ class StoresPositionsBeforeTheRun(Mutant):
 
 
 class StoresPositionsWithoutWaiting(Mutant):
+    """Stores how far it has read although an earlier message is neither done nor parked."""
+
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
             self._unrecorded = None
@@ -141,36 +164,52 @@ class _WithoutRecords(Mutant):
 
 
 class DoesNotStoreParkedMessages(_WithoutRecords):
+    """Takes messages that wait from their channel without a record of them."""
+
     kind = PARKED
 
 
 class DoesNotDeleteParkedMessages(_WithoutRecords):
+    """Keeps the record of a parked message that is done."""
+
     kind = PARKED
     deletes = True
 
 
 class DoesNotStoreTheJournal(_WithoutRecords):
+    """Forgets which calls a waiting handler has made."""
+
     kind = JOURNAL
 
 
 class DoesNotStoreAnswers(_WithoutRecords):
+    """Knows only in memory which requests were answered (memory-only idempotency table)."""
+
     kind = IDEMPOTENCY
 
 
 class DoesNotStoreTimers(_WithoutRecords):
+    """Keeps timers in memory only."""
+
     kind = TIMER
 
 
 class DoesNotDeleteTimers(_WithoutRecords):
+    """Keeps the row of a timer that has fired."""
+
     kind = TIMER
     deletes = True
 
 
 class DoesNotStoreWhatWasDoneAhead(_WithoutRecords):
+    """Forgets what was done ahead of its line."""
+
     kind = AHEAD
 
 
 class DoesNotDeleteWhatWasDoneAhead(_WithoutRecords):
+    """Keeps the record of what was done ahead for ever."""
+
     kind = AHEAD
     deletes = True
 
@@ -183,6 +222,8 @@ class _ShortInbox(Inbox):
 
 
 class TakesWhatWasDoneAheadForAllBefore(Mutant):
+    """Takes an urgent message's number for all before it."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._inbox.__class__ = _ShortInbox
@@ -198,6 +239,8 @@ class _PushyBacklog(Backlog):
 
 
 class PullsWithoutTheEarlierOnesOfTheKey(Mutant):
+    """Lets an urgent message overtake earlier ones of its key."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._backlog.__class__ = _PushyBacklog
@@ -210,6 +253,8 @@ class _KeepingBacklog(Backlog):
 
 
 class RunsWhatWasWithdrawnAndAnswered(Mutant):
+    """Runs a request whose caller was told that it will not."""
+
     class partition(Partition):  # noqa: N801
         def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
             self._backlog.__class__ = _KeepingBacklog
@@ -218,6 +263,8 @@ class RunsWhatWasWithdrawnAndAnswered(Mutant):
 
 
 class TakesBackSends(Mutant):
+    """Lets sends be withdrawn, which nobody answers."""
+
     class partition(Partition):  # noqa: N801
         def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
             super()._line_up(batch, skip, now_ms)
@@ -241,6 +288,8 @@ class _OneByOne(WorkQueue):
 
 
 class LetsSendsExpire(Mutant):
+    """Drops sends whose deadline has passed."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._queue.__class__ = _OneByOne
@@ -252,12 +301,16 @@ class LetsSendsExpire(Mutant):
 
 
 class RemembersThatItDidNotRun(Mutant):
+    """Keeps "it did not run" as the answer to an idempotency key."""
+
     class partition(Partition):  # noqa: N801
         def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
             self._consume(waiting, None, error, now_ms)
 
 
 class LeavesThoseWhoAskedForTheSameWaiting(Mutant):
+    """Forgets those who asked for the same when a request ends early."""
+
     class partition(Partition):  # noqa: N801
         def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
             message = waiting.message
@@ -266,6 +319,8 @@ class LeavesThoseWhoAskedForTheSameWaiting(Mutant):
 
 
 class ForgetsAnswersBeforeTheCommit(Mutant):
+    """Forgets an answer in memory before it is stored."""
+
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
             self._answers.given.clear()
@@ -273,6 +328,8 @@ class ForgetsAnswersBeforeTheCommit(Mutant):
 
 
 class FiresWhatIsLoadedAgain(Mutant):
+    """Fires a timer again that was read from the store before its end was committed."""
+
     class partition(Partition):  # noqa: N801
         def timers_loaded(self, records: Sequence[Record], until_ms: int, now_ms: float) -> None:
             self._timers._over.clear()
@@ -292,6 +349,8 @@ class _BackToTheEnd(KeyLines):
 
 
 class PutsWhatCameBackLast(Mutant):
+    """Puts what comes back from a run behind later messages of its key."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._lines.__class__ = _BackToTheEnd
@@ -307,6 +366,8 @@ class _LooseKeys(KeyLines):
 
 
 class LetsKeysGoWhileTheyWait(Mutant):
+    """Lets others run on a key while a message of it waits for its retry."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._lines.__class__ = _LooseKeys
@@ -314,6 +375,8 @@ class LetsKeysGoWhileTheyWait(Mutant):
 
 
 class ChangesACommitOnResend(Mutant):
+    """Sends a commit of unknown outcome as a new one (retried commit applied twice)."""
+
     class partition(Partition):  # noqa: N801
         def committed(self, outcome: Outcome, now_ms: float) -> None:
             commit = self._committing
@@ -330,6 +393,8 @@ class ChangesACommitOnResend(Mutant):
 
 
 class KeepsTornCells(Mutant):
+    """Goes on with state that an abandoned handler may have changed."""
+
     class partition(Partition):  # noqa: N801
         def cells_suspect(self, keys: Collection[str]) -> None:
             return
@@ -343,6 +408,8 @@ class _FaithfulClients(Clients):
 
 
 class RemembersClientsThatLeft(Mutant):
+    """Stores positions of clients that have said goodbye."""
+
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._clients.__class__ = _FaithfulClients
@@ -350,7 +417,75 @@ class RemembersClientsThatLeft(Mutant):
 
 
 class IsNotFenced(Mutant):
+    """The store takes commits of former owners (no fence)."""
+
     fences = False
+
+
+class ChecksThenWrites(Mutant):
+    """Compares the epoch when a commit leaves, not where it is written (check-then-write)."""
+
+    checks_early = True
+
+
+class ReadsBeforeFencing(Mutant):
+    """A new owner reads before it raises the epoch (read before fencing)."""
+
+    reads_early = True
+
+
+class StoresPositionsSeparately(Mutant):
+    """Stores how far the inbox was read after the effects (watermark written separately)."""
+
+    def apply(self, world: World, commit: Commit) -> Outcome:
+        outcome = super().apply(world, msgspec.structs.replace(commit, inbox={}))
+        if outcome is Outcome.DONE:
+            world.soon(self._store_positions, world, commit)
+        return outcome
+
+    def _store_positions(self, world: World, commit: Commit) -> None:
+        if world.epoch_of(commit.partition) == commit.epoch:
+            world.backend.partitions[commit.partition].inbox.update(commit.inbox)
+
+
+class TearsCommits(Mutant):
+    """The store may keep half a commit and say that it is unknown."""
+
+    def apply(self, world: World, commit: Commit) -> Outcome:
+        if world.faulty and world.chance.random() < 0.2:
+            if world.epoch_of(commit.partition) == commit.epoch:
+                world.backend.partitions[commit.partition]._apply_state(commit.state)
+            return Outcome.UNKNOWN
+        return super().apply(world, commit)
+
+
+class AnswersBeforeTheCommit(Mutant):
+    """Answers callers from memory: also as a former owner, and what may be lost (stale read)."""
+
+    class partition(Partition):  # noqa: N801
+        def _seal_if_wanted(self, now_ms: float) -> None:
+            before = self._committing
+            super()._seal_if_wanted(now_ms)
+            if self._committing is not None and self._committing is not before:
+                answers = [each for each in self._committing.outbox if is_client(each.destination)]
+                self.effects.extend(Deliver(entry) for entry in answers)
+
+
+class BelievesItsOwnClock(Mutant):
+    """A new owner goes on with its machine's clock, whatever is stored."""
+
+    class partition(Partition):  # noqa: N801
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._clock_base_ms = options["wall_ms"] - int(options["now_ms"])
+
+
+class GoesOnAfterItIsFenced(Mutant):
+    """Takes the store's refusal for an answer to its commit."""
+
+    class partition(Partition):  # noqa: N801
+        def committed(self, outcome: Outcome, now_ms: float) -> None:
+            super().committed(Outcome.DONE if outcome is Outcome.FENCED else outcome, now_ms)
 
 
 MUTANTS: dict[str, Any] = {

@@ -1,6 +1,14 @@
-"""What the simulation of leases has found, each by itself."""
+"""What the simulation has found: the seeds that failed, and each defect by itself.
+
+A seed that fails becomes a line of `FINDINGS`, which is played for ever. It tells its story only
+as long as the worlds make the same choices, so what it has found also becomes a small test below.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
 
 from sublet.functions.state import Sum
 from sublet.runtime.frames import ErrorInfo, Extra
@@ -11,8 +19,26 @@ from sublet.scheduler.binding import Asked
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.statestore.contract import StateRow
 from sublet.statestore.memory import MemoryBackend
+from tests.simulation.seeds import play_all
 from tests.unit.lease_harness import Adder, Lender, Scripted, TakenCells, keeps, lends_to
 from tests.unit.partition_harness import CLIENT, make_function
+
+
+class Finding(NamedTuple):
+    world: str
+    seed: int
+    what_it_was: str
+
+
+FINDINGS = [
+    Finding("partition", 49, "a read need not see what was answered by an error"),
+    Finding("leases", 0, "an owner does not pause without its worker"),
+]
+
+
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda each: f"{each.world}-{each.seed}")
+def test_a_seed_that_has_failed_fails_no_more(finding: Finding) -> None:
+    play_all(finding.world, range(finding.seed, finding.seed + 1))
 
 
 def _lender(backend: MemoryBackend | None = None, cells: TakenCells | None = None) -> Lender:

@@ -1,0 +1,104 @@
+"""All simulated worlds by name, with the mutants that each of them has to notice.
+
+Whoever plays a seed asks here: the tests, the campaign, the replay of one seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tests.simulation import lease_mutants, mutants, window_mutants
+from tests.simulation.lease_world import LeaseWindowWorld, LeaseWorld
+from tests.simulation.windows_world import WindowWorld
+from tests.simulation.world import World
+
+Trace = Callable[[float, str], None]
+"""Hears each event: when it happens, and what."""
+
+
+class Played(NamedTuple):
+    """What happened in a seed that went well."""
+
+    events: int
+    messages: int
+    faults: Mapping[str, int]
+
+
+class WorldKind(NamedTuple):
+    """One of the worlds. `play` raises what is wrong; `ViolationError` if the oracle says so."""
+
+    about: str
+    play: Callable[[int, str, Trace | None], Played]
+    """Takes a seed, the name of a mutant or nothing, and who wants to hear of it."""
+    mutants: Mapping[str, type[Any]]
+
+
+def _of_partitions(kind: type[World], about: str, known: Mapping[str, type[Any]]) -> WorldKind:
+    def play(seed: int, mutant: str, trace: Trace | None) -> Played:
+        world = kind(seed, known[mutant]() if mutant else None)
+        if trace is not None:
+            world.trace = lambda now_ms, what, arguments: trace(now_ms, _told(what, arguments))
+        world.run()
+        return Played(world.events, world.messages, world.faults)
+
+    return WorldKind(about, play, known)
+
+
+def _told(what: Callable[..., None], arguments: tuple[Any, ...]) -> str:
+    owner: Any = getattr(what, "__self__", None)
+    partition = getattr(owner, "partition", None)
+    who = getattr(owner, "name", "") or getattr(partition, "name", partition) or ""
+    name = getattr(what, "__name__", repr(what)).strip("_")
+    told = ", ".join(_brief(each) for each in arguments)
+    return f"{who} {name}({told})".strip()
+
+
+def _brief(value: Any) -> str:
+    """Return what a person wants to see of an argument."""
+    if isinstance(value, list) and len(value) == 3:
+        value = value[1]  # A frame on its way, between its ends.
+    partition: Any = getattr(value, "partition", None)
+    if hasattr(partition, "epoch"):
+        return f"{partition.name} of epoch {partition.epoch}"
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _known() -> dict[str, WorldKind]:
+    return {
+        "partition": _of_partitions(World, "all that messages can do", mutants.MUTANTS),
+        "windows": _of_partitions(WindowWorld, "windows, watermarks", window_mutants.MUTANTS),
+        "leases": _of_partitions(LeaseWorld, "the same, with work lent", lease_mutants.MUTANTS),
+        "lease-windows": _of_partitions(
+            LeaseWindowWorld, "windows, with work lent", lease_mutants.WINDOW_MUTANTS
+        ),
+    }
+
+
+WORLDS = _known()
+
+NAMED_BREAKAGES = {
+    "no fence": "IsNotFenced",
+    "check-then-write": "ChecksThenWrites",
+    "read before fencing": "ReadsBeforeFencing",
+    "retried commit applied twice": "ChangesACommitOnResend",
+    "max-watermark": "SkipsGaps",
+    "sequence reset on takeover": "NumbersAnewOnTakeover",
+    "watermark written separately": "StoresPositionsSeparately",
+    "early send": "DeliversBeforeTheCommit",
+    "early ack": "AcknowledgesOnArrival",
+    "ack of a volatile watermark": "AcknowledgesDuplicatesBeforeTheCommit",
+    "no resend": "ForgetsTheOutboxOnTakeover",
+    "trim on delivery": "TrimsOnDelivery",
+    "stale read": "AnswersBeforeTheCommit",
+    "memory-only idempotency table": "DoesNotStoreAnswers",
+    "untagged partial sums": "AcceptsLateReturns",
+}
+"""The classic ways to lose or double effects, and the mutant that has each."""
+
+
+def what_it_breaks(mutant: type[Any]) -> str:
+    """Return the first sentence of a mutant's docstring."""
+    text = " ".join((mutant.__doc__ or "").split())
+    return text.partition(". ")[0].rstrip(".")
