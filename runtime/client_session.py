@@ -468,6 +468,11 @@ class Session:
             self.expired = channel
             return
         if oldest is None:
+            if error.code == "gap" and channel.held:
+                # The partition has arrived where we were refused before.
+                channel.held = False
+                if channel.has_work and not channel.queued:
+                    self._ready(channel)
             return
         grounded = channel.ground(max(first, oldest))
         if not grounded:

@@ -29,6 +29,7 @@ from sublet.runtime.frames import (
     Welcome,
 )
 from sublet.runtime.host import Host, Hosted
+from sublet.runtime.lease_messages import HandoverMessage, handover_message
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
@@ -66,6 +67,10 @@ class Exchange:
         self._open_at_most = 0
         self._stopping = False
         self._tasks: asyncio.TaskGroup
+        self.on_handover: Callable[[str, HandoverMessage], None] = lambda worker, message: None
+        """A neighbour says something of a partition that moves."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """A partition was taken away by somebody else."""
         self.frames_in = 0
         self.refused = 0
         self.refusals: dict[tuple[str, str], int] = {}
@@ -126,6 +131,7 @@ class Exchange:
 
     def lost(self, partition: str, outcome: Outcome) -> None:
         _log.warning("lost a partition", partition=partition, outcome=outcome.value)
+        self.on_lost()
 
     # From partitions to others
 
@@ -137,7 +143,7 @@ class Exchange:
                 port.offer(partition, entry)
             return
         hosted = self.host.partitions.get(endpoint)
-        if hosted is not None:
+        if hosted is not None and not hosted.partition.leaving:
             self.host.batch_arrived(_decode_batch(entry.data), hosted)
             return
         owner = self._topology.placement.get(endpoint)
@@ -329,9 +335,18 @@ class Exchange:
         self.host.pump()
 
     def _leases_received(self, port: Port, messages: list[msgspec.Raw]) -> None:
-        if not is_client(port.name):
-            for message in messages:
+        if is_client(port.name):
+            return
+        for message in messages:
+            try:
+                told = handover_message(message)
+            except msgspec.MsgspecError as error:
+                _log.error("a neighbour is not understood", neighbour=port.name, error=str(error))
+                continue
+            if told is None:
                 self.host.lease_message(port.name, message)
+            else:
+                self.on_handover(port.name, told)
 
     def _has_room(self, count: int, hosted: Hosted) -> bool:
         """Return whether the worker may take so many more from clients.
@@ -376,6 +391,8 @@ class Exchange:
         partition = endpoint_of(batch.target)
         if self._topology.placement.get(partition) == self._worker:
             error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)
+            # It is told when the partition is here, and need not wait so long.
+            self._heard.setdefault(partition, set()).add(batch.source)
         else:
             error = ErrorInfo("not_owner", f"{partition} is not here", 0)
         self._refuse_unseen(port, batch, error, error.code)

@@ -31,6 +31,7 @@ from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.guests import AsyncGuests, GuestWork
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
+from sublet.runtime.lease_messages import Released
 from sublet.runtime.leases import Lease
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessor import TERM_MS
@@ -44,6 +45,7 @@ from sublet.runtime.steps import (
     Deliver,
     Fetch,
     Interrupt,
+    Left,
     Lend,
     Load,
     LoadTimers,
@@ -84,6 +86,7 @@ from sublet.statestore.contract import (
     OutboxEntry,
     Outcome,
     Recovered,
+    StateRow,
     Store,
 )
 
@@ -95,6 +98,9 @@ THREADS_BUSY_MAX = max(2, os.cpu_count() or 1)
 share the cores with them, and make what is urgent wait for what is not."""
 ABANDON_GRACE_S = 1.0
 GUEST_ON_LOOP_MS = 2.0
+WARM_BYTES_MAX = 256 * 1024
+"""So much state goes with a partition to its next owner, so that its first messages need not wait
+for the store."""
 
 
 class Outside(Protocol):
@@ -136,7 +142,17 @@ class SystemClock:
 class Hosted:
     """A partition with its surroundings."""
 
-    __slots__ = ("cache", "clock", "loaded", "partition", "place", "tickets", "times", "wake")
+    __slots__ = (
+        "cache",
+        "clock",
+        "loaded",
+        "on_left",
+        "partition",
+        "place",
+        "tickets",
+        "times",
+        "wake",
+    )
 
     def __init__(
         self,
@@ -156,6 +172,8 @@ class Hosted:
         """Work that had to wait for its state, and waits for its turn once more."""
         self.tickets: set[asyncio.Future[None]] = set()
         """Changes by hand that are not committed yet."""
+        self.on_left: Callable[[Released], None] | None = None
+        """Told once the partition has come to rest and is forgotten here."""
 
 
 class Binding(NamedTuple):
@@ -272,18 +290,20 @@ class Host:
 
     # Partitions
 
-    def add(self, name: str, recovered: Recovered) -> None:
-        """Own a partition from now on."""
+    def add(self, name: str, recovered: Recovered, warm: Released | None = None) -> None:
+        """Own a partition from now on; `warm` is what its former owner has said at the end."""
         function = self._functions[split_partition_name(name)[0]]
         now_ms = self._clock.monotonic_ms()
         state_clock = StateClock(bytes_max=self._limits.state_bytes_max)
         cache = None
+        if warm is not None and (warm.epoch, warm.index) != (recovered.epoch - 1, recovered.index):
+            warm = None  # Somebody else has been there since.
         if function.state_kind is not None:
             cache = StateCache(
                 function.name,
                 function.state_kind,
                 state_clock,
-                complete=recovered.empty,
+                complete=recovered.empty or (warm is not None and warm.complete),
                 bytes_max=self._cache_share,
             )
         merger = None
@@ -326,8 +346,40 @@ class Host:
             state_clock,
             PartitionTimes(self.telemetry, name, function.name),
         )
+        if warm is not None and cache is not None:
+            state_clock.now_ms = partition.clock_ms(now_ms)
+            rows = [StateRow(key, *row) for key, stored in warm.states for row in stored]
+            cache.insert([key for key, _ in warm.states], rows)
         partition.start(now_ms)
         self._carry_out(hosted)
+
+    def leave(self, name: str, on_left: Callable[[Released], None], *, at_once: bool) -> None:
+        """Begin nothing more in a partition; once it has come to rest it is removed and told."""
+        hosted = self.partitions.get(name)
+        if hosted is not None:
+            hosted.on_left = on_left
+            hosted.partition.leave(self._clock.monotonic_ms(), at_once=at_once)
+            self._carry_out(hosted)
+
+    def _end(self, hosted: Hosted, end: Left | Stop) -> None:
+        if isinstance(end, Left):
+            self._left(hosted, end)
+        else:
+            self.remove(hosted.partition.name)
+            self._outside.lost(hosted.partition.name, end.outcome)
+
+    def _left(self, hosted: Hosted, left: Left) -> None:
+        partition, cache, on_left = hosted.partition, hosted.cache, hosted.on_left
+        released = Released(partition.name, partition.epoch, left.last_index)
+        if left.settled and cache is not None:
+            hosted.clock.now_ms = partition.clock_ms(self._clock.monotonic_ms())
+            released.states, released.complete = cache.newest(
+                WARM_BYTES_MAX, partition.keys_unsettled()
+            )
+        self.remove(partition.name)
+        partition.effects.clear()  # Nobody has taken it away.
+        if on_left is not None:
+            on_left(released)
 
     def _cache_share(self) -> int:
         return self._limits.cache_bytes_max // max(1, len(self.partitions))
@@ -493,9 +545,8 @@ class Host:
             case Settled():
                 if effect.ticket in hosted.tickets and not effect.ticket.done():
                     effect.ticket.set_result(None)
-            case Stop():
-                self.remove(partition.name)
-                self._outside.lost(partition.name, effect.outcome)
+            case Left() | Stop():
+                self._end(hosted, effect)
             case _:
                 raise AssertionError(effect)
 

@@ -12,20 +12,36 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
+from math import isfinite
 from pathlib import Path
+from typing import assert_never
 
+import msgspec
 import structlog
 import xxhash
 
-from sublet.functions.errors import RetryLaterError
+from sublet.functions.errors import RetryLaterError, SubletError
 from sublet.runtime.config import is_loopback_host
 from sublet.runtime.frames import FunctionInfo, Topology
-from sublet.scheduler.placement import place
+from sublet.runtime.handover import (
+    Acquire,
+    Drop,
+    Handover,
+    Leave,
+    LookAgain,
+    Moves,
+    Quarantine,
+    Tell,
+)
+from sublet.runtime.lease_messages import HandoverMessage, Look, Released, Took
+from sublet.scheduler.placement import a_few_moves, place
 from sublet.statestore.contract import Directory, Member, Recovered, Store, View
 
 _log = structlog.get_logger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def new_worker_id() -> str:
@@ -105,15 +121,24 @@ class Ownership:
     def __init__(
         self,
         *,
-        added: Callable[[str, Recovered], None],
+        added: Callable[[str, Recovered, Released | None], None],
         removed: Callable[[str], None],
         owned: Callable[[], set[str]],
         topology_changed: Callable[[Topology], None],
+        leave: Callable[[str, Callable[[Released], None], bool], None],
+        tell: Callable[[str, bytes], bool],
     ) -> None:
         self.added = added
+        """With what the former owner said at the end, if it has said something."""
         self.removed = removed
         self.owned = owned
+        """Those that are about to leave are among them."""
         self.topology_changed = topology_changed
+        self.leave = leave
+        """Let a partition come to rest, at once or when what runs is over; then it is not owned
+        any more, and the given function is called."""
+        self.tell = tell
+        """Say something to another worker; False if there is no link to it now."""
 
 
 class Membership:
@@ -146,30 +171,78 @@ class Membership:
         self._placement_wait_s = placement_wait_s
         self._loop = asyncio.get_running_loop()
         self._joined_s = 0.0
-        self._acquiring: set[str] = set()
+        self._beaten_s = 0.0
+        self._handover = Handover(member.id, ownership.owned)
+        self._moves = Moves()
+        self._quarantine = Quarantine()
+        self._proposer = ""
+        self._looking = asyncio.Event()
+        self._wake: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
         """Take part until cancelled."""
         self._tasks = tasks
-        view = await self._join()
+        try:
+            view = await self._join()
+            while True:
+                known = await self._follow(view)
+                await self._wait(known.version)
+                view = await self._see() or await self._join_again()
+        finally:
+            if self._wake is not None:
+                self._wake.cancel()
+
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        """Partitions that could not be recovered, with the reason; they are left alone."""
+        return self._quarantine.reasons
+
+    def recover(self, partition: str) -> None:
+        """Try again to recover a partition that was set aside."""
+        self._quarantine.forget(partition)
+        self.look()
+
+    def look(self) -> None:
+        """Look at the directory now: something may have changed."""
+        self._looking.set()
+
+    async def _wait(self, version: int) -> None:
+        """Return after a heartbeat's time, or when there is a newer version, or to look."""
+        pause_s = self._pause_s
+        watching = self._tasks.create_task(self._directory.wait_changed(version, pause_s))
+        looking = self._tasks.create_task(self._looking.wait())
+        try:
+            await asyncio.wait((watching, looking), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            looking.cancel()
+
+    @property
+    def _pause_s(self) -> float:
+        return self._heartbeat_s if self.ready.is_set() else 0.02
+
+    async def _see(self) -> View | None:
+        """Return the current view, with a heartbeat if it is time; None if we are no member."""
         while True:
-            known = await self._follow(view)
-            pause_s = self._heartbeat_s if self.ready.is_set() else 0.02
-            await self._directory.wait_changed(known.version, pause_s)
+            self._looking.clear()
             try:
-                beaten = await self._directory.beat(self._member.id)
+                now_s = self._loop.time()
+                if self._beaten_s + self._pause_s / 2 > now_s:
+                    view = await self._directory.view()
+                    return view if self._member.id in view.members else None
+                self._beaten_s = now_s
+                return await self._directory.beat(self._member.id)
             except RetryLaterError:
                 # The store is full, busy or away: we may be taken for dead, which is safe.
-                await asyncio.sleep(pause_s)
-                continue
-            if beaten is None:
-                _log.warning("was taken for dead; joining again", worker=self._member.id)
-                for partition in self._ownership.owned():
-                    self._ownership.removed(partition)
-                view = await self._join()
-            else:
-                view = beaten
+                await asyncio.sleep(self._pause_s)
+
+    async def _join_again(self) -> View:
+        _log.warning("was taken for dead; joining again", worker=self._member.id)
+        for partition in self._ownership.owned():
+            self._ownership.removed(partition)
+        self._handover.forget_all()
+        return await self._join()
 
     async def _join(self) -> View:
         counts = {info.name: info.partition_count for info in self._functions.values()}
@@ -184,11 +257,14 @@ class Membership:
 
     async def _follow(self, view: View) -> View:
         """Do what the view asks for; return it, or the newer one that this has made."""
-        view = await self._place(view, self._dead(view))
+        dead = self._dead(view)
+        view = await self._place(view, dead)
+        alive = view.members.keys() - set(dead)
+        self._proposer = min(alive, default="")
         if self.view is None or view.version != self.view.version:
             self.view = view
             self._ownership.topology_changed(self._topology(view))
-        self._take_and_leave(view)
+        self._take_and_leave(view, alive)
         if not self.ready.is_set() and self._is_served(view):
             self.ready.set()
         return view
@@ -209,12 +285,18 @@ class Membership:
         if not all(self._deaths.is_beating(owner) for owner in owners):
             return False
         owned = self._ownership.owned()
-        return all(
-            partition in owned
+        return all(partition in owned for partition in self._mine(view))
+
+    def _mine(self, view: View) -> list[str]:
+        """Return what is placed here and can be: not of a function that only others (or earlier
+        versions) have, nor what is set aside."""
+        return [
+            partition
             for partition, worker in view.placement.items()
-            # Of a function that only others (or earlier versions) have, nothing can be here.
-            if worker == self._member.id and partition.rpartition("/")[0] in self._functions
-        )
+            if worker == self._member.id
+            and partition.rpartition("/")[0] in self._functions
+            and partition not in self._quarantine.reasons
+        ]
 
     async def _place(self, view: View, dead: list[str]) -> View:
         alive = [worker for worker in view.members if worker not in dead]
@@ -224,16 +306,32 @@ class Membership:
         awaits_others = len(alive) < self._workers_expected and waited_s < self._placement_wait_s
         if not view.placement and awaits_others:
             return view
-        wanted = place(view.functions, alive, view.placement, rebalance=self._store.shared)
+        now_ms = self._loop.time() * 1000
+        wanted = place(
+            view.functions,
+            [worker for worker in alive if not view.members[worker].draining] or alive,
+            view.placement,
+            rebalance=self._store.shared,
+        )
+        wanted = a_few_moves(view.placement, wanted, alive, self._moves.room(now_ms))
         if not dead and wanted == dict(view.placement):
             return view
         if dead:
             _log.warning("workers are gone; their partitions move", workers=dead)
         try:
             placed = await self._directory.place(view.version, wanted, dead)
-            return placed or await self._directory.view()
         except RetryLaterError:
             return view
+        if placed is None:
+            return await self._directory.view()
+        living = {part: worker for part, worker in view.placement.items() if worker in alive}
+        self._moves.begun(living, placed.placement, now_ms)
+        if not self._directory.watched:
+            look = _encode(Look(placed.version))
+            for worker in alive:
+                if worker != self._member.id:
+                    self._ownership.tell(worker, look)
+        return placed
 
     def _topology(self, view: View) -> Topology:
         functions = [
@@ -243,27 +341,98 @@ class Membership:
         workers = {id_: member.address for id_, member in view.members.items()}
         return Topology(view.version, functions, dict(view.placement), workers)
 
-    def _take_and_leave(self, view: View) -> None:
-        owned = self._ownership.owned()
-        for partition in owned:
-            if view.placement.get(partition) != self._member.id:
-                self._ownership.removed(partition)
-        known = self._functions
-        for partition, worker in view.placement.items():
-            mine = worker == self._member.id and partition.rpartition("/")[0] in known
-            if mine and partition not in owned and partition not in self._acquiring:
-                self._acquiring.add(partition)
-                self._tasks.create_task(self._acquire(partition))
+    # Partitions come and go
 
-    async def _acquire(self, partition: str) -> None:
+    def heard(self, worker: str, message: HandoverMessage) -> None:
+        """Another worker says something of a partition that moves."""
+        if isinstance(message, Took):
+            if self._moves.took(worker, message.partition):
+                self.look()
+        else:
+            self._handover.heard(worker, message)
+            self._carry_out()
+
+    def _take_and_leave(self, view: View, alive: Collection[str]) -> None:
+        handover = self._handover
+        for partition in self._ownership.owned():
+            if partition not in view.placement:
+                handover.unplaced(partition)
+        now_ms = self._loop.time() * 1000
+        handover.placed(view.version, view.placement, alive, self._mine(view), now_ms)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        handover, ownership = self._handover, self._ownership
+        while handover.effects:
+            effects, handover.effects = handover.effects, []
+            for effect in effects:
+                match effect:
+                    case Leave():
+                        ownership.leave(effect.partition, self._left, effect.at_once)
+                    case Drop():
+                        ownership.removed(effect.partition)
+                    case Acquire():
+                        self._tasks.create_task(self._acquire(effect.partition, effect.warm))
+                    case Tell():
+                        if not ownership.tell(effect.worker, _encode(effect.message)):
+                            handover.untold(effect)
+                    case LookAgain():
+                        self.look()
+                    case _:
+                        assert_never(effect)
+        self._plan_wake()
+
+    def _plan_wake(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        wakes_ms = self._handover.wakes_ms
+        if isfinite(wakes_ms):
+            # The loop's clock may stand a little before the time that it was asked to wake us at.
+            self._wake = self._loop.call_at(wakes_ms / 1000 + 0.001, self._woken)
+
+    def _woken(self) -> None:
+        self._wake = None
+        self._handover.woken(self._loop.time() * 1000)
+        self._carry_out()
+
+    def _left(self, released: Released) -> None:
+        self._handover.left(released, self._loop.time() * 1000)
+        self._carry_out()
+
+    async def _acquire(self, partition: str, warm: Released | None) -> None:
+        is_here = False
         try:
             recovered = await self._store.acquire(partition, self._member.id)
+            if self.view is not None and self.view.placement.get(partition) == self._member.id:
+                self._ownership.added(partition, recovered, warm)
+                is_here = True
+                self._quarantine.recovered(partition)
         except RetryLaterError:
             return  # Tried again at the next heartbeat.
+        except Exception as error:
+            # Whatever is wrong with what is stored, it would end each worker that it moves to.
+            self._ownership.removed(partition)
+            self._recovery_failed(partition, error)
         finally:
-            self._acquiring.discard(partition)
-        if self.view is not None and self.view.placement.get(partition) == self._member.id:
-            self._ownership.added(partition, recovered)
+            self._handover.acquired(partition, is_here=is_here)
+            self._carry_out()
+        if is_here:
+            self._tell_proposer(partition)
+
+    def _recovery_failed(self, partition: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, SubletError) else repr(error)
+        if self._quarantine.failed(partition, reason):
+            text = "a partition is set aside: it cannot be recovered"
+        else:
+            text = "a partition cannot be recovered; trying again"
+        _log.error(text, partition=partition, problem=reason, exc_info=error)
+
+    def _tell_proposer(self, partition: str) -> None:
+        if self._proposer != self._member.id:
+            self._ownership.tell(self._proposer, _encode(Took(partition)))
+        elif self._moves.took(self._member.id, partition):
+            self.look()
 
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for our heartbeat to stop."""

@@ -34,7 +34,7 @@ from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.damage import UNREADABLE, damaged, decoded
 from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.leases import Lease, StateVersions
 from sublet.runtime.limits import Limits
@@ -48,6 +48,7 @@ from sublet.runtime.steps import (
     Fetch,
     Fetchable,
     Interrupt,
+    Left,
     Lend,
     Load,
     LoadTimers,
@@ -75,8 +76,8 @@ from sublet.statestore.contract import (
     DEAD,
     PARKED,
     Commit,
-    Outcome,
     OutboxEntry,
+    Outcome,
     Record,
     Recovered,
     StateRow,
@@ -89,7 +90,6 @@ HOUSEKEEPING_MS = 1_000
 UNRUN_KEPT_MAX = 256
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
-_decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
@@ -148,13 +148,16 @@ class Partition:
         self.counters = Counters()
         self.unrun: deque[Waiting] = deque(maxlen=UNRUN_KEPT_MAX)
         """The latest that expired while they waited; for telemetry, which takes them away."""
-        self.open_from_clients = 0
         self.damaged: deque[str] = deque(maxlen=UNRUN_KEPT_MAX)
         """The latest records that could not be read and were left; for the log, which takes them
         away."""
         """Messages of clients taken and not finished: what the worker's bound counts."""
+        self.open_from_clients = 0
         self.stopped = False
         self._cells = cells
+        self.leaving = False
+        """Nothing is taken or begun any more: another worker is to own the partition."""
+        self._leaves_at_once = False
         self._pace = pace
         self._limits = limits
         self._index = recovered.index
@@ -168,10 +171,10 @@ class Partition:
         self._contexts_told: dict[str, int] = {}
         """Source to the version of the reply context that it was told."""
         self._outbox = Outbox(recovered.sent, recovered.outbox)
+        _check_outbox(name, recovered.outbox)
         self._egress = EgressRetention(recovered.egress, recovered.egress_marks, limits)
         self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
-        _check_outbox(name, recovered.outbox)
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._dead_count = recovered.dead_count
         self._queue = WorkQueue(name, function, self._inbox, self._urgency, curve, limits, now_ms)
@@ -282,6 +285,10 @@ class Partition:
         if self.stopped:
             return
         source = batch.source
+        if self.leaving:
+            error = ErrorInfo("not_owner", f"{self.name} goes to another worker")
+            self.effects.append(Refuse(Refused(batch.target, batch.source, batch.first, error)))
+            return
         from_client = is_client(source)
         if from_client:
             self._clients.seen_ms[source] = now_ms
@@ -793,7 +800,7 @@ class Partition:
     def take(self, now_ms: float) -> None:
         """It is this partition's turn: start one run, if one can start."""
         self._queue.begin()
-        if self.stopped:
+        if self.stopped or self.leaving:
             return
         # Asked once: a run on the loop must not begin beside one that goes on elsewhere.
         off_loop = self._pace.off_loop(self.function)
@@ -820,6 +827,9 @@ class Partition:
         if self.stopped:
             return
         if self.progress.is_used and not self._runs_alone():
+        if self.leaving:
+            self._leave_if_done(now_ms)
+            return
             self._let_time_pass(now_ms)
         if self._committing is None and self._pending.must_flush:
             self._seal_if_wanted(now_ms)
@@ -1192,7 +1202,7 @@ class Partition:
 
     def lends(self, *, in_parts: bool) -> bool:
         """Tell whether somebody else may run messages now."""
-        if self.stopped or self._runs_alone() or self._suspect:
+        if self.stopped or self.leaving or self._runs_alone() or self._suspect:
             return False
         if self._pending.message_count >= self._limits.commit_messages_max:
             return False
@@ -1639,7 +1649,7 @@ class Partition:
 
     def woken(self, now_ms: float) -> None:
         """Time has passed: fire what is due, retry what waited, forget who is long gone."""
-        if self.stopped:
+        if self.stopped or self.leaving:
             return
         self._wake_ms = None
         pending = self._pending
@@ -1790,6 +1800,34 @@ class Partition:
         return in_use
 
     def stop(self, outcome: Outcome) -> None:
+    # The end
+
+    def leave(self, now_ms: float, *, at_once: bool = False) -> None:
+        """Begin nothing more, so that another worker can go on; `Left` follows.
+
+        What runs ends first and is committed, unless it has to be left at once: then it is done
+        again by the next owner, as all that waits is.
+        """
+        self.leaving = True
+        self._leaves_at_once = self._leaves_at_once or at_once
+        self._advance(now_ms)
+
+    def _leave_if_done(self, now_ms: float) -> None:
+        if self._committing is not None or (self._running and not self._leaves_at_once):
+            return
+        # What cannot be committed because of what runs has not happened.
+        is_stuck = self._unrecorded is not None
+        if self._pending.must_flush and not is_stuck:
+            self._seal_if_wanted(now_ms)
+        else:
+            self.effects.append(Left(self._index, settled=not is_stuck))
+
+    def keys_unsettled(self) -> set[str]:
+        """Return the keys whose states in memory may differ from what is stored."""
+        unsettled = self._keys_in_use() | self._suspect | self._by_hand
+        unsettled.update([each.message.key for each in self._awaiting.values()])
+        return unsettled
+
         """Forget everything: somebody else owns the partition."""
         if self.stopped:
             return

@@ -165,6 +165,24 @@ class StateCache:
             found.append((key, cell.rows()))
         return found
 
+    def newest(
+        self, bytes_max: int, without: Collection[str]
+    ) -> tuple[list[tuple[str, list[StoredRow]]], bool]:
+        """Return states of at most so many bytes, of keys that came or (when memory is short) were
+        used last, and whether no other key has a state."""
+        found: list[tuple[str, list[StoredRow]]] = []
+        all_told = self.is_complete
+        for key, cell in reversed(self.cells.items()):
+            if key in without or isinstance(cell, BrokenCell):
+                all_told = False
+                continue
+            bytes_max -= self._sizes[key] + len(key)
+            if bytes_max < 0:
+                return found, False
+            found.append((key, cell.rows()))
+        found.reverse()
+        return found, all_told
+
     def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
         """Take over changes that somebody else made to the same, loaded states.
 

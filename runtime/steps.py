@@ -125,6 +125,15 @@ class Stop(NamedTuple):
     outcome: Outcome
 
 
+class Left(NamedTuple):
+    """All that was begun before `Partition.leave` is over: the partition can go to another."""
+
+    last_index: int
+    """Of the last commit."""
+    settled: bool
+    """All that is in memory is stored; only `Partition.keys_unsettled` may be about to change."""
+
+
 StepEffect = (
     Ready
     | Load
@@ -142,6 +151,7 @@ StepEffect = (
     | Interrupt
     | Settled
     | Stop
+    | Left
 )
 
 

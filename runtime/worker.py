@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
 
@@ -20,6 +20,7 @@ from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
+from sublet.runtime.lease_messages import Released
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
@@ -235,20 +236,26 @@ class Worker:
             for name, each in self.functions.items()
         }
 
-        def added(partition: str, recovered: Recovered) -> None:
+        def added(partition: str, recovered: Recovered, warm: Released | None) -> None:
             self._tell_placed("took a partition", partition, recovered.epoch)
-            self.host.add(partition, recovered)
+            self.host.add(partition, recovered, warm)
             self.exchange.partition_added(partition, recovered.inbox)
 
         def removed(partition: str) -> None:
-            self._tell_placed("gave a partition away", partition, None)
+            self._tell_placed("dropped a partition", partition, None)
             self.host.remove(partition)
+
+        def leave(partition: str, on_left: Callable[[Released], None], at_once: bool) -> None:
+            self._tell_placed("gives a partition away", partition, None)
+            self.host.leave(partition, on_left, at_once=at_once)
 
         ownership = Ownership(
             added=added,
             removed=removed,
             owned=lambda: set(self.host.partitions),
             topology_changed=self.exchange.topology_changed,
+            leave=leave,
+            tell=self.exchange.tell_neighbour,
         )
         self.membership = membership = Membership(
             member,
@@ -261,6 +268,8 @@ class Worker:
             workers_expected=config.workers_expected,
             placement_wait_s=config.placement_wait_s,
         )
+        self.exchange.on_handover = membership.heard
+        self.exchange.on_lost = membership.look
         taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
         await self._stop.wait()

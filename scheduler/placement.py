@@ -7,7 +7,7 @@ another has much less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sublet.functions.address import partition_name
 
@@ -74,3 +74,28 @@ def _even_out(
         for worker, change in ((fullest, -1), (emptiest, 1)):
             same[worker] += change
             total[worker] += change
+
+
+def a_few_moves(
+    current: Mapping[str, str],
+    wanted: Mapping[str, str],
+    alive: Collection[str],
+    moves_max: int,
+) -> dict[str, str]:
+    """Return a placement on the way from the current to the wanted one.
+
+    What has no living owner is placed at once. Of the others only so many move; they go on to be
+    served where they are meanwhile.
+    """
+    placed: dict[str, str] = {}
+    left = moves_max
+    for partition, worker in wanted.items():
+        owner = current.get(partition)
+        if owner is None or owner == worker or owner not in alive:
+            placed[partition] = worker
+        elif left > 0:
+            left -= 1
+            placed[partition] = worker
+        else:
+            placed[partition] = owner
+    return placed

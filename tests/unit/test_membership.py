@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sublet.runtime.frames import FunctionInfo
+from sublet.runtime.lease_messages import Released
 from sublet.runtime.membership import (
     DeathWatch,
     Membership,
@@ -131,6 +132,7 @@ class Cluster:
         self.directory = CountedDirectory(self.backend)
         self.others = MemoryDirectory(self.backend)
         self.owned: set[str] = set()
+        self.told: list[tuple[str, bytes]] = []
 
     async def owner_before(self, id_: str) -> None:
         """Let another member own everything."""
@@ -146,8 +148,12 @@ class Cluster:
         functions: dict[str, int] = FUNCTIONS,
         term_ms: float = 600_000,
     ) -> AsyncIterator[Membership]:
-        def added(partition: str, recovered: Recovered) -> None:
+        def added(partition: str, recovered: Recovered, warm: Released | None) -> None:
             self.owned.add(partition)
+
+        def leave(partition: str, on_left: Callable[[Released], None], at_once: bool) -> None:
+            self.owned.discard(partition)
+            on_left(Released(partition, 1, 0))
 
         membership = Membership(
             member("w"),
@@ -159,6 +165,8 @@ class Cluster:
                 removed=self.owned.discard,
                 owned=lambda: set(self.owned),
                 topology_changed=lambda topology: None,
+                leave=leave,
+                tell=lambda worker, message: self.told.append((worker, message)) is None,
             ),
             heartbeat_ms=10,
             term_ms=term_ms,
