@@ -488,6 +488,8 @@ class Host:
         partition = hosted.partition
         if partition.unrun:
             self._note_unrun(hosted)
+        while partition.damaged:
+            _log.error("a stored record is damaged", problem=partition.damaged.popleft())
         while partition.effects:
             effects, partition.effects = partition.effects, []
             for effect in effects:
@@ -540,8 +542,6 @@ class Host:
             case Refuse():
                 self._notices.refused(hosted.place.function.name, effect.refused)
                 self._outside.refuse(effect.refused)
-        while partition.damaged:
-            _log.error("a stored record is damaged", problem=partition.damaged.popleft())
             case Settled():
                 if effect.ticket in hosted.tickets and not effect.ticket.done():
                     effect.ticket.set_result(None)

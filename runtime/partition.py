@@ -91,9 +91,9 @@ UNRUN_KEPT_MAX = 256
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 
 
-class DeadLetter(msgspec.Struct, array_like=True):
 def _check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
     """What is damaged would end every link on which it is sent, again and again."""
     for entry in entries:
@@ -106,6 +106,7 @@ def _check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
             raise damaged(partition, what, error) from None
 
 
+class DeadLetter(msgspec.Struct, array_like=True):
     """A message that failed for good, as stored."""
 
     message: Message
@@ -151,13 +152,13 @@ class Partition:
         self.damaged: deque[str] = deque(maxlen=UNRUN_KEPT_MAX)
         """The latest records that could not be read and were left; for the log, which takes them
         away."""
-        """Messages of clients taken and not finished: what the worker's bound counts."""
         self.open_from_clients = 0
+        """Messages of clients taken and not finished: what the worker's bound counts."""
         self.stopped = False
-        self._cells = cells
         self.leaving = False
         """Nothing is taken or begun any more: another worker is to own the partition."""
         self._leaves_at_once = False
+        self._cells = cells
         self._pace = pace
         self._limits = limits
         self._index = recovered.index
@@ -170,8 +171,8 @@ class Partition:
         self._inbox = Inbox(recovered.inbox, ahead)
         self._contexts_told: dict[str, int] = {}
         """Source to the version of the reply context that it was told."""
-        self._outbox = Outbox(recovered.sent, recovered.outbox)
         _check_outbox(name, recovered.outbox)
+        self._outbox = Outbox(recovered.sent, recovered.outbox)
         self._egress = EgressRetention(recovered.egress, recovered.egress_marks, limits)
         self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
@@ -222,11 +223,11 @@ class Partition:
         self.progress = StreamProgress(
             function,
             recovered.watermarks,
+            partition=name,
             expected=expected,
             downstream=downstream,
             now_ms=now_ms,
             loaded_max=timers_loaded_max,
-            partition=name,
         )
         self._wake_ms: float | None = None
         self._clients = Clients(recovered.inbox, now_ms)
@@ -284,11 +285,11 @@ class Partition:
         """Take a batch from a peer or a client into the queue."""
         if self.stopped:
             return
-        source = batch.source
         if self.leaving:
             error = ErrorInfo("not_owner", f"{self.name} goes to another worker")
             self.effects.append(Refuse(Refused(batch.target, batch.source, batch.first, error)))
             return
+        source = batch.source
         from_client = is_client(source)
         if from_client:
             self._clients.seen_ms[source] = now_ms
@@ -826,10 +827,10 @@ class Partition:
         """Begin the next commit if none is under way, and say what could run."""
         if self.stopped:
             return
-        if self.progress.is_used and not self._runs_alone():
         if self.leaving:
             self._leave_if_done(now_ms)
             return
+        if self.progress.is_used and not self._runs_alone():
             self._let_time_pass(now_ms)
         if self._committing is None and self._pending.must_flush:
             self._seal_if_wanted(now_ms)
@@ -1799,7 +1800,6 @@ class Partition:
             in_use.update(keys)
         return in_use
 
-    def stop(self, outcome: Outcome) -> None:
     # The end
 
     def leave(self, now_ms: float, *, at_once: bool = False) -> None:
@@ -1828,6 +1828,7 @@ class Partition:
         unsettled.update([each.message.key for each in self._awaiting.values()])
         return unsettled
 
+    def stop(self, outcome: Outcome) -> None:
         """Forget everything: somebody else owns the partition."""
         if self.stopped:
             return

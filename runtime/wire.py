@@ -179,12 +179,12 @@ def _decode_data(payload: bytes | memoryview) -> Data:
     for ack in data.acks:
         if not 0 <= ack.upto <= NUMBER_MAX:
             raise WireError(f"an acknowledgement up to {ack.upto}; allowed: 0..{NUMBER_MAX}")
+        if ack.context and not all(0 <= ms < inf for _, ms in ack.context):
+            raise WireError("the context of an acknowledgement has a cost that is no time")
     if not 0 <= data.credit <= NUMBER_MAX:
         raise WireError(f"a credit of {data.credit}; allowed: 0..{NUMBER_MAX}")
     return data
 
-        if ack.context and not all(0 <= ms < inf for _, ms in ack.context):
-            raise WireError("the context of an acknowledgement has a cost that is no time")
 
 def _check_batch(batch: Batch) -> None:
     count = batch.count
