@@ -48,8 +48,8 @@ class RedisDirectory:
         """Connects when it is first used, as `RedisStore` does."""
         self._server = RedisServer(url, prefix=prefix, full_sync=full_sync, timeout_s=timeout_s)
         self._key = f"{prefix}:{{directory}}"
-        # What only a new version changes: it, functions and placement. One value, as a call may
-        # be under way while another brings a newer one.
+        # What only a new version changes: functions and placement, with its stamp. One value, as a
+        # call may be under way while another brings a newer one.
         self._cached: _Cached = ("", {}, {})
         self._published = FIRST_VERSION
         self._changed = asyncio.Event()
@@ -131,7 +131,7 @@ class RedisDirectory:
         """Listen until cancelled. While Redis is away, nothing is heard, and timeouts pass."""
         while True:
             try:
-                async with self._server.subscription() as channel:
+                async with await self._server.subscription(self._key) as channel:
                     await channel.subscribe(f"{self._key}:changed")
                     while True:
                         # Bounded, as the wait for a message is what notices a lost connection.
@@ -154,10 +154,10 @@ class RedisDirectory:
 
     def _view(self, found: Sequence[Any], cached: _Cached) -> View:
         """Read an answer; `cached` is what the question said that we have."""
-        version, members, beats, *rest = found
+        version, stamp, members, beats, *rest = found
         if rest:
             counts = {name: int(count) for name, count in _texts(rest[0]).items()}
-            self._cached = cached = (version.decode(), counts, _texts(rest[1]))
+            self._cached = cached = (stamp.decode(), counts, _texts(rest[1]))
         counted = {name: int(beat) for name, beat in _texts(beats).items()}
         known = [_decoder.decode(each) for each in members[1::2]]
         return View(

@@ -1,12 +1,17 @@
 """What Redis runs for the store and the directory: one library of functions.
 
-Functions, not scripts: Redis keeps them in its AOF, so a restart does not lose them, an ACL can
-permit them and deny EVAL, and a Redis that has lost its data is noticed by their absence. Their
-names carry a digest of the code, so that workers of two versions work on one Redis.
+Functions, not scripts: Redis keeps them in its AOF, so a restart does not lose them, and an ACL can
+permit them and deny EVAL. Their names carry a digest of the code, so that workers of two versions
+work on one Redis.
 
 Redis does not undo what a function wrote before it failed. Hence all that may fail is checked
 before the first write, and numbers come as text that is ready to be stored: Lua's own numbers
 would lose digits. A function is given one key; all others begin with it, and so with its hash tag.
+
+While Redis Cluster moves a slot, some of its keys are on one node and some on the other. A function
+that met that would fail halfway, so each that writes looks first for a key that never exists: the
+node that still has the slot then says that it may be elsewhere, and the function ends there. The
+other node is asked nothing before all of the slot is there.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ EXPIRED_PER_COMMIT_MAX = 64
 
 _CODE = """
 local CHUNK = 4000
+-- So many rows, at most, are entered in the index of keys because one of them is new.
+local ROWS_CHUNK = 2 * 64
 -- The operations of a commit, and in how many arguments each thing comes. Those in capitals are
 -- commands, the others keep several keys in step.
 local ROWS, ROWS_GONE, CELLS, CELLS_GONE = 'rows', 'rows_gone', 'cells', 'cells_gone'
@@ -74,13 +81,16 @@ local apply = {}
 
 apply[ROWS] = function(p, _, args, first, last)
     not_expiring(p, args, first, last, 2, nil)
-    if many('HSET', p .. ':state', args, first, last) > 0 then
-        local scored = {}
-        for at = first, last, 2 do
-            scored[#scored + 1] = '0'
-            scored[#scored + 1] = args[at]
+    for start = first, last, ROWS_CHUNK do
+        local stop = math.min(start + ROWS_CHUNK - 1, last)
+        if redis.call('HSET', p .. ':state', unpack(args, start, stop)) > 0 then
+            local scored = {}
+            for at = start, stop, 2 do
+                scored[#scored + 1] = '0'
+                scored[#scored + 1] = args[at]
+            end
+            redis.call('ZADD', p .. ':keys', unpack(scored))
         end
-        many('ZADD', p .. ':keys', scored, 1, #scored)
     end
 end
 
@@ -139,15 +149,25 @@ local function delete_expired(p, clock_ms)
     end
 end
 
--- Between `start` and `stop`: home, epoch, index before, index, commit id, clock_ms, then
+-- Fails on a node that is about to hand the slot of the key to another.
+local function stay(key)
+    redis.call('EXISTS', key .. ':never')
+end
+
+-- Between `start` and `stop`: token, epoch, index before, index, commit id, clock_ms, then
 -- operations: name, of what, how many arguments, the arguments.
 local HEADER = 6
 
+-- Besides how it ended, who was refused is told what is there.
 local function commit_one(p, args, start, stop)
-    local stored = redis.call('HMGET', p, 'home', 'epoch', 'index', 'commit')
-    if stored[1] ~= args[start] or stored[2] ~= args[start + 1] then return 'fenced' end
+    stay(p)
+    local stored = redis.call('HMGET', p, 'token', 'epoch', 'index', 'commit')
+    local is_token = args[start] == '' or stored[1] == args[start]
+    if not is_token or stored[2] ~= args[start + 1] then
+        return 'fenced ' .. (stored[2] or '0')
+    end
     if stored[3] == args[start + 3] and stored[4] == args[start + 4] then return 'duplicate' end
-    if stored[3] ~= args[start + 2] then return 'gap' end
+    if stored[3] ~= args[start + 2] then return 'gap ' .. stored[3] end
     local at = start + HEADER
     while at <= stop do
         local width, count = WIDTH[args[at]], tonumber(args[at + 2])
@@ -198,15 +218,16 @@ local function commit(keys, args)
     return outcomes
 end
 
--- ARGV: home, worker.
+-- ARGV: token, worker. The token is new each time: if Redis has gone back to older data, an epoch
+-- is given twice, and a token is not.
 local function acquire(keys, args)
     local p = keys[1]
-    local epoch = redis.call('HINCRBY', p, 'epoch', 1)
+    stay(p)
+    redis.call('HINCRBY', p, 'epoch', 1)
     redis.call('HSETNX', p, 'index', '0')
     redis.call('HSETNX', p, 'clock_ms', '0')
-    redis.call('HSET', p, 'home', args[1], 'owner', args[2])
-    local stored = redis.call('HMGET', p, 'epoch', 'index', 'clock_ms')
-    return stored
+    redis.call('HSET', p, 'token', args[1], 'owner', args[2])
+    return redis.call('HMGET', p, 'epoch', 'index', 'clock_ms')
 end
 
 -- ARGV: keys. Returns the rows without subkey, then of each key that has others its name and them.
@@ -235,29 +256,36 @@ local function version_of(d)
     return redis.call('GET', d .. ':version') or '0'
 end
 
--- ARGV: the version that the caller has functions and placement of.
+-- ARGV: the stamp that the caller has functions and placement of.
 local function view(keys, args)
-    local d, version = keys[1], version_of(keys[1])
+    local d = keys[1]
+    local stamp = redis.call('GET', d .. ':stamp') or '0'
     local found = {
-        version, redis.call('HGETALL', d .. ':members'), redis.call('HGETALL', d .. ':beats')}
-    if version ~= args[1] then
-        found[4] = redis.call('HGETALL', d .. ':functions')
-        found[5] = redis.call('HGETALL', d .. ':placement')
+        version_of(d), stamp,
+        redis.call('HGETALL', d .. ':members'), redis.call('HGETALL', d .. ':beats')}
+    if stamp ~= args[1] then
+        found[5] = redis.call('HGETALL', d .. ':functions')
+        found[6] = redis.call('HGETALL', d .. ':placement')
     end
     return found
 end
 
--- Versions begin at the time, so that they go on growing even if the data was lost.
+-- Versions begin at the time, so that they go on growing even if the data was lost. If Redis has
+-- gone back to older data, a version comes twice, and a stamp does not.
 local function changed(d)
+    local time = redis.call('TIME')
     if redis.call('EXISTS', d .. ':version') == 0 then
-        redis.call('SET', d .. ':version', redis.call('TIME')[1] .. '000')
+        redis.call('SET', d .. ':version', time[1] .. '000')
     end
-    redis.call('PUBLISH', d .. ':changed', redis.call('INCR', d .. ':version'))
+    local version = redis.call('INCR', d .. ':version')
+    redis.call('SET', d .. ':stamp', version .. ' ' .. time[1] .. ' ' .. time[2])
+    redis.call('PUBLISH', d .. ':changed', version)
 end
 
 -- ARGV: expected version, id, member, first beat, functions and their partition counts.
 local function join(keys, args)
     local d = keys[1]
+    stay(d)
     if version_of(d) ~= args[1] then return false end
     if redis.call('HEXISTS', d .. ':beats', args[2]) == 1 then
         redis.call('HINCRBY', d .. ':beats', args[2], 1)
@@ -273,6 +301,7 @@ end
 -- ARGV: id, known version.
 local function beat(keys, args)
     local d = keys[1]
+    stay(d)
     if redis.call('HEXISTS', d .. ':members', args[1]) == 0 then return false end
     redis.call('HINCRBY', d .. ':beats', args[1], 1)
     return view(keys, {args[2]})
@@ -281,6 +310,7 @@ end
 -- ARGV: expected version, how many are removed, their ids, partitions and their workers.
 local function place(keys, args)
     local d, removed = keys[1], tonumber(args[2])
+    stay(d)
     if version_of(d) ~= args[1] then return false end
     if removed > 0 then
         many('HDEL', d .. ':members', args, 3, 2 + removed)
@@ -295,6 +325,7 @@ end
 -- ARGV: id, member.
 local function drain(keys, args)
     local d = keys[1]
+    stay(d)
     if redis.call('HEXISTS', d .. ':members', args[1]) == 0 then return false end
     redis.call('HSET', d .. ':members', args[1], args[2])
     changed(d)
@@ -304,6 +335,7 @@ end
 -- ARGV: id.
 local function leave(keys, args)
     local d = keys[1]
+    stay(d)
     if redis.call('HDEL', d .. ':members', args[1]) == 0 then return 0 end
     redis.call('HDEL', d .. ':beats', args[1])
     local placement = redis.call('HGETALL', d .. ':placement')

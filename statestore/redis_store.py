@@ -1,12 +1,13 @@
-"""The store for clusters: partitions in one Redis, whose primary keeps an AOF.
+"""The store for clusters: partitions in Redis, or in a Redis Cluster, whose primaries keep an AOF.
 
 A commit is one call of one function on the server, which compares the epoch, checks everything and
 then writes. A group of commits is one call, too, and so with `appendfsync always` one sync: Redis
 reads a pipeline in pieces and syncs after each. Large groups are several calls in one pipeline. All
-keys of a partition have its name as their hash tag, so that Redis Cluster would keep them together.
-Of a partition p, in `prefix:{p}`:
+keys of a partition have its name as their hash tag, so that Redis Cluster keeps them together. A
+group is there a call for each partition, in one pipeline for each node. Of a partition p, in
+`prefix:{p}`:
 
-    (itself)          hash: home, epoch, index, commit, clock_ms, owner
+    (itself)          hash: token, epoch, index, commit, clock_ms, owner
     :state            hash: key to its row without subkey       :cell:KEY  hash: subkey to row
     :keys             sorted by name: all keys with rows         :celled    set: keys with subkeys
     :expiring         by time: rows that expire                  :inbox :sent :egress_first
@@ -14,17 +15,19 @@ Of a partition p, in `prefix:{p}`:
     :egress:NAME      by next position: entries
     :record:KIND      hash: id to record; :ids:KIND by id; :due:KIND by time
 
-Beside them `prefix:home` marks the data; `prefix:partitions` and `prefix:emitters:EGRESS` are what
-readers find partitions by.
+Beside them `prefix:partitions` and `prefix:emitters:EGRESS` are what readers find partitions by.
+
+A Redis that has lost data, all of it or the newest, is noticed by the next commit of each owner,
+and so before any reply leaves: its token is not there any more, or the index is an older one.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
-from redis.exceptions import RedisError
 
 from sublet.functions.address import split_partition_name
 from sublet.functions.errors import UnavailableError
@@ -45,7 +48,13 @@ from sublet.statestore.contract import (
     StateRow,
 )
 from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
-from sublet.statestore.redis_server import DEFAULT_PREFIX, TIMEOUT_S, RedisServer
+from sublet.statestore.redis_server import (
+    DEFAULT_PREFIX,
+    LOOK_EVERY_S,
+    RETRY_AFTER_MS,
+    TIMEOUT_S,
+    RedisServer,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +64,7 @@ ENTRIES_PER_READ_MAX = 256
 SCAN_COUNT = 500
 ARGUMENTS_PER_CALL_MAX = 20_000
 
-_OUTCOMES = {each.value.encode(): each for each in Outcome}
+_OUTCOMES = {each.value: each for each in Outcome}
 _COMMIT = function_name("commit")
 _ACQUIRE = function_name("acquire")
 _RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED)
@@ -64,22 +73,25 @@ _RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED)
 class _Call:
     """Some commits for one call of the function, bounded, as Redis does nothing else meanwhile."""
 
-    __slots__ = ("_arguments", "keys")
+    __slots__ = ("_arguments", "_keys", "positions")
 
     def __init__(self) -> None:
-        self.keys: list[str] = []
+        self.positions: list[int] = []
+        """Which of the group these are."""
+        self._keys: list[str] = []
         self._arguments: list[Any] = []
 
-    def is_full(self, more: int) -> bool:
-        return bool(self.keys) and len(self._arguments) + more > ARGUMENTS_PER_CALL_MAX
+    def has_room(self, more: int) -> bool:
+        return not self._keys or len(self._arguments) + more <= ARGUMENTS_PER_CALL_MAX
 
-    def add(self, key: str, home: str, packed: list[Any]) -> None:
-        self.keys.append(key)
-        self._arguments += (1 + len(packed), home)
+    def add(self, position: int, key: str, token: str, packed: list[Any]) -> None:
+        self.positions.append(position)
+        self._keys.append(key)
+        self._arguments += (1 + len(packed), token)
         self._arguments += packed
 
     def command(self) -> tuple[Any, ...]:
-        return ("FCALL", _COMMIT, len(self.keys), *self.keys, *self._arguments)
+        return ("FCALL", _COMMIT, len(self._keys), *self._keys, *self._arguments)
 
 
 class RedisStore:
@@ -94,40 +106,46 @@ class RedisStore:
         prefix: str = DEFAULT_PREFIX,
         full_sync: bool = False,
         timeout_s: float = TIMEOUT_S,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         """Connects when it is first used, and then raises StoreServerError if this Redis cannot
         keep what the store promises."""
-        self._server = RedisServer(url, prefix=prefix, full_sync=full_sync, timeout_s=timeout_s)
+        self._server = RedisServer(
+            url,
+            prefix=prefix,
+            full_sync=full_sync,
+            timeout_s=timeout_s,
+            look_every_s=look_every_s,
+        )
         self._registry = f"{prefix}:partitions"
-        # Of each partition the mark of the data under which it was acquired: if that was lost, an
-        # owner must be fenced, even if others have counted the epochs up to its own again.
-        self._homes: dict[str, str] = {}
-        # Egress and partition that are known to be named in the store.
-        self._emitters: set[tuple[str, str]] = set()
+        # Of each partition what its last acquisition here has written: if that was lost, an owner
+        # must be fenced, even if others have counted the epochs up to its own again.
+        self._tokens: dict[str, str] = {}
+        # Partition and egress that are known to be named in the store.
+        self._emitters: dict[str, set[str]] = {}
+        # Partitions whose last commit Redis could not run, so that it is told once.
+        self._stuck: set[str] = set()
 
     def _key(self, partition: str) -> str:
         return f"{self._server.prefix}:{{{partition}}}"
 
     async def acquire(self, partition: str, worker: str) -> Recovered:
         split_partition_name(partition)
-        server, key = self._server, self._key(partition)
-        await server.check()
-        home = server.home
-        # The name first: a partition that tools cannot find would be worse than a name without one.
+        server, key, token = self._server, self._key(partition), secrets.token_hex(8)
+        # A partition that tools cannot find would be worse than a name without one.
         _, (epoch, index, clock_ms) = await server.ask(
             [
                 ("ZADD", self._registry, 0, partition),
-                ("FCALL", _ACQUIRE, 1, key, home, worker),
+                ("FCALL", _ACQUIRE, 1, key, token, worker),
             ]
         )
-        if self._homes.get(partition, home) != home:
-            # What was named in the data that was lost has to be named again.
-            self._emitters.clear()
-        self._homes[partition] = home
+        self._tokens[partition] = token
+        # If the data was lost, so were these.
+        self._emitters.pop(partition, None)
         # From here on nobody else writes to it, or we are fenced ourselves.
-        mark, inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
+        newest, inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
             [
-                ("GET", server.home_key),
+                ("HMGET", key, "token", "epoch"),
                 ("HGETALL", f"{key}:inbox"),
                 ("HGETALL", f"{key}:sent"),
                 ("HGETALL", f"{key}:egress_first"),
@@ -137,7 +155,8 @@ class RedisStore:
                 *(_scan_records(key, kind, 0) for kind in _RECOVERED),
             ]
         )
-        server.check_home(mark, home)
+        if newest[0] != token.encode() and int(newest[1] or 0) <= int(epoch):
+            raise UnavailableError(f"Redis lost {partition} while it was taken", RETRY_AFTER_MS)
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
         parked, journal, ahead, watermarks, egress_marks, expired = [
@@ -189,50 +208,75 @@ class RedisStore:
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         if not commits:
             return []
+        packed = [_packed(each) for each in commits]
         try:
-            await self._server.check()
-            calls: list[_Call] = [_Call()]
-            for each in commits:
-                packed = _packed(each)
-                if calls[-1].is_full(len(packed)):
-                    calls.append(_Call())
-                # Who was not acquired here can only mean the data that is there now.
-                home = self._homes.get(each.partition, self._server.home)
-                calls[-1].add(self._key(each.partition), home, packed)
-            new = self._new_emitters(commits)
-            # Names first, so that no reader misses what was emitted.
-            names = [("ZADD", self._emitters_key(egress), 0, name) for egress, name in new]
-            answers = await self._server.send([*names, *(each.command() for each in calls)])
+            await self._name_emitters(commits)
+            calls = await self._calls(commits, packed)
+            answers = await self._server.send([each.command() for each in calls])
         except UnavailableError:
             return [Outcome.UNKNOWN] * len(commits)
-        if new:
-            if any(isinstance(each, RedisError) for each in answers[: len(new)]):
-                # They are named when the commits are sent again; that is refused as well.
-                return [Outcome.UNKNOWN] * len(commits)
-            self._emitters.update(new)
-        answers = answers[len(new) :]
-        outcomes: list[Outcome] = []
+        outcomes = [Outcome.UNKNOWN] * len(commits)
         for call, answer in zip(calls, answers, strict=True):
-            if isinstance(answer, RedisError):
-                outcomes += [Outcome.UNKNOWN] * len(call.keys)
-            else:
-                outcomes += [self._outcome(each) for each in answer]
+            if not isinstance(answer, Exception):
+                for position, each in zip(call.positions, answer, strict=True):
+                    outcomes[position] = self._outcome(commits[position], each)
         return outcomes
+
+    async def _calls(self, commits: Sequence[Commit], packed: list[list[Any]]) -> list[_Call]:
+        """Put commits into as few calls as slots and bounds allow."""
+        keys = [self._key(each.partition) for each in commits]
+        slots = await self._server.slots_of(keys)
+        calls: list[_Call] = []
+        open_calls: dict[int, _Call] = {}
+        for position, (commit, key, slot) in enumerate(zip(commits, keys, slots, strict=True)):
+            call = open_calls.get(slot)
+            if call is None or not call.has_room(len(packed[position])):
+                call = open_calls[slot] = _Call()
+                calls.append(call)
+            # Who was not acquired here is known by its epoch alone.
+            token = self._tokens.get(commit.partition, "")
+            call.add(position, key, token, packed[position])
+        return calls
 
     def _emitters_key(self, egress: str) -> str:
         return f"{self._server.prefix}:emitters:{egress}"
 
-    def _new_emitters(self, commits: Sequence[Commit]) -> list[tuple[str, str]]:
-        """Return the egresses and partitions that emit to them for the first time here."""
-        emitted = {(entry.egress, each.partition) for each in commits for entry in each.egress}
-        return sorted(emitted - self._emitters)
+    async def _name_emitters(self, commits: Sequence[Commit]) -> None:
+        """Enter who emits to an egress for the first time, before anything of it can be read."""
+        new = {
+            (entry.egress, each.partition)
+            for each in commits
+            for entry in each.egress
+            if entry.egress not in self._emitters.get(each.partition, ())
+        }
+        if new:
+            await self._server.ask(
+                ("ZADD", self._emitters_key(egress), 0, name) for egress, name in sorted(new)
+            )
+            for egress, name in new:
+                self._emitters.setdefault(name, set()).add(egress)
 
-    def _outcome(self, answer: bytes) -> Outcome:
-        outcome = _OUTCOMES.get(answer)
+    def _outcome(self, commit: Commit, answer: bytes) -> Outcome:
+        word, _, found = answer.decode().partition(" ")
+        outcome = _OUTCOMES.get(word)
         if outcome is None:
-            # A key of ours that somebody else has written to, perhaps.
-            log.error("store_failing", redis=self._server.name, error=answer.decode())
+            # A key of ours that somebody else has written to, or a slot that is being moved.
+            if commit.partition not in self._stuck:
+                self._stuck.add(commit.partition)
+                error = answer.decode()
+                log.error("commit_failing", partition=commit.partition, error=error)
             return Outcome.UNKNOWN
+        self._stuck.discard(commit.partition)
+        # A token that is not there under an epoch that is: it was given twice.
+        is_lost = outcome is Outcome.FENCED and int(found) <= commit.epoch
+        if is_lost or (outcome is Outcome.GAP and int(found) < commit.index - 1):
+            log.error(
+                "redis_lost_its_data",
+                redis=self._server.name,
+                partition=commit.partition,
+                committed=commit.index - 1,
+                found=word + " " + found,
+            )
         return outcome
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
@@ -266,9 +310,14 @@ class RedisStore:
     async def records_due(
         self, partition: str, kind: str, until_ms: int, limit: int
     ) -> list[Record]:
-        ids, packed = await self._server.call(
-            "due", self._key(partition), kind, until_ms, min(limit, READ_KEYS_MAX), reads=True
-        )
+        key = self._key(partition)
+        if limit > READ_KEYS_MAX:
+            due = f"{key}:due:{kind}"
+            (ids,) = await self._server.ask(
+                [("ZRANGE", due, "-inf", f"({until_ms}", "BYSCORE", "LIMIT", 0, limit)]
+            )
+            return await self._records(key, kind, [each.decode() for each in ids])
+        ids, packed = await self._server.call("due", key, kind, until_ms, limit, reads=True)
         return [_record(kind, id_, each) for id_, each in zip(ids, packed, strict=True)]
 
     async def record_ids(
@@ -401,7 +450,7 @@ def _packed_entry(entry: OutboxEntry | EgressEntry) -> bytes:
 
 
 def _packed(commit: Commit) -> list[Any]:
-    """Return what the function is given after `home`."""
+    """Return what the function is given after the token."""
     packed: list[Any] = [
         _number(commit.epoch),
         commit.index - 1,

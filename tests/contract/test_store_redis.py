@@ -14,7 +14,7 @@ import structlog
 from sublet.functions.errors import UnavailableError
 from sublet.statestore.contract import TIMER, Commit, EgressEntry, Member, Outcome, Record, StateRow
 from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_server import StoreServerError, problems_of
+from sublet.statestore.redis_node import StoreServerError, problems_of
 from sublet.statestore.redis_store import RedisStore
 from tests.contract.conftest import RedisSpace
 from tests.redis_process import RedisProcess
@@ -83,7 +83,6 @@ async def settled(store: RedisStore, commit: Commit) -> Outcome:
         ({"maxmemory_policy": "allkeys-lru"}, "allkeys-lru, which deletes state; needed: noevict"),
         ({"appendfsync": "everysec"}, "full_sync needs: appendfsync always"),
         ({"replicaof": "127.0.0.1 1"}, "its role is slave; needed: a primary"),
-        ({"cluster_enabled": "yes"}, "node of a Redis Cluster; needed: one primary"),
     ],
 )
 async def test_a_redis_that_cannot_keep_the_promise_is_refused_with_what_it_needs(
@@ -347,7 +346,7 @@ async def test_all_keys_of_a_partition_have_one_hash_tag(
     await store.commit([numbered(epoch, 1)])
     keys = [each for each in server.ask("KEYS", "*").split(b"\r\n") if each.startswith(b"sublet")]
     of_partition = [each for each in keys if each.startswith(b"sublet:{shop/cart/0}")]
-    assert set(keys) - set(of_partition) == {b"sublet:home", b"sublet:partitions"}
+    assert set(keys) - set(of_partition) == {b"sublet:partitions"}
     assert len(of_partition) == 6
 
 

@@ -1,0 +1,227 @@
+"""One Redis process: connections to it, and what it must be like before anything is asked of it.
+
+Before it is used, again after each failure, and every now and then, the server is looked at: a
+promise that needs a primary with an AOF is not given on anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import hiredis
+import structlog
+from redis.asyncio import Redis
+from redis.asyncio.connection import ConnectionPool
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from sublet.functions.errors import SubletError, UnavailableError
+from sublet.statestore.redis_functions import LIBRARY, LIBRARY_NAME
+
+log = structlog.get_logger(__name__)
+
+VERSION_MIN = (7, 0)
+RETRY_AFTER_MS = 500
+CONNECTIONS_MAX = 16
+# What says that a slot is elsewhere, or on its way: nothing is wrong with the node.
+REDIRECTIONS = (AskError, TryAgainError)
+
+
+class StoreServerError(SubletError):
+    """This Redis cannot be used as it is set up; the text says what to change."""
+
+    code = "bad_store_server"
+
+
+class RedisNode:
+    """One Redis, as the stores and directories of a process use it."""
+
+    def __init__(self, pool: ConnectionPool, *, full_sync: bool, look_every_s: float) -> None:
+        kwargs = pool.connection_kwargs
+        # Never with the password that may be in the URL.
+        self.name = str(kwargs.get("path") or node_name(kwargs.get("host"), kwargs.get("port")))
+        self.host = str(kwargs.get("host", ""))
+        self.client: Redis = Redis(connection_pool=pool)
+        # Untyped in the library.
+        self.execute: Callable[..., Awaitable[Any]] = self.client.execute_command
+        self._pool: Any = pool
+        self._full_sync = full_sync
+        self._look_every_s = look_every_s
+        # The pool refuses what is above its bound; here it waits. The rest is for subscribers.
+        self._turns = asyncio.Semaphore(CONNECTIONS_MAX - 2)
+        self._looking = asyncio.Lock()
+        self._looked_s: float | None = None
+        self._was_sound = False
+        self._is_failing = False
+
+    async def send(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands together; return the answer or the error of each, in order.
+
+        An error that is no ResponseError leaves open whether the command was run.
+        """
+        try:
+            await self.look()
+            async with self._turns:
+                answers = await self._exchange(calls)
+        except (SubletError, RedisError, OSError, TimeoutError) as error:
+            self._note(error)
+            return [error] * len(calls)
+        errors = [each for each in answers if isinstance(each, RedisError)]
+        wrong = next((each for each in errors if not isinstance(each, REDIRECTIONS)), None)
+        if wrong is not None:
+            self._note(wrong)
+        else:
+            self._is_failing = False
+        return answers
+
+    async def info(self) -> dict[str, Any]:
+        """Return what the server says of itself; raises UnavailableError or StoreServerError."""
+        try:
+            async with self._turns:
+                found: dict[str, Any] = await self.client.info("default")
+        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+            raise self._shut_out(error) from error
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note(error)
+            raise self.unavailable(error) from error
+        return found
+
+    async def look(self) -> None:
+        """See whether the server is what it must be, if that was not done lately."""
+        if self._is_fresh():
+            return
+        async with self._looking:
+            if self._is_fresh():
+                return
+            info = await self.info()
+            try:
+                async with self._turns:
+                    await self._judge(info)
+                    await self._load_functions()
+            except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+                raise self._shut_out(error) from error
+            except (RedisError, OSError, TimeoutError) as error:
+                raise self.unavailable(error) from error
+            self._looked_s = time.monotonic()
+            self._was_sound = True
+
+    def _is_fresh(self) -> bool:
+        looked_s = self._looked_s
+        return looked_s is not None and time.monotonic() - looked_s < self._look_every_s
+
+    async def _exchange(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """A pipeline that is packed in C: in Python that costs more than all else of a commit."""
+        packed = [hiredis.pack_command(tuple(each)) for each in calls]
+        connection = await self._pool.get_connection()
+        answers: list[Any] = []
+        try:
+            await connection.send_packed_command(packed)
+            for _ in calls:
+                try:
+                    answers.append(await connection.read_response())
+                except ResponseError as error:
+                    answers.append(error)
+        except BaseException:
+            # Answers may still come, and would be taken for those of the next.
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await self._pool.release(connection)
+        return answers
+
+    def unavailable(self, error: Exception) -> UnavailableError:
+        reason = str(error) or type(error).__name__
+        return UnavailableError(
+            f"the Redis at {self.name} cannot be used now ({reason})", RETRY_AFTER_MS
+        )
+
+    def _shut_out(self, error: Exception) -> StoreServerError:
+        return StoreServerError(
+            f"the Redis at {self.name} does not let us in ({error}); give redis_url a user "
+            "and password with the rights that docs/how-to/redis.md names"
+        )
+
+    def _note(self, error: Exception) -> None:
+        """Something is wrong: before the next call the server is looked at again."""
+        self._looked_s = None
+        # Once a spell: callers try again and again until it works.
+        if not self._is_failing:
+            log.error("store_failing", redis=self.name, error=str(error) or type(error).__name__)
+        self._is_failing = True
+
+    async def _judge(self, info: dict[str, Any]) -> None:
+        if self._was_sound and info.get("role") != "master":
+            # Another one is the primary now; a name or the cluster's slots will lead to it.
+            await self._pool.disconnect(inuse_connections=False)
+            raise RedisError(f"its role has become {info.get('role')}")
+        problems = [*problems_of(info), *await self._sync_problems()]
+        if problems:
+            text = f"the Redis at {self.name} cannot be used: {'; '.join(problems)}"
+            raise StoreServerError(text)
+        has_replicas = int(info.get("connected_slaves", 0)) > 0
+        if has_replicas and int(info.get("cluster_enabled", 0)) and not self._was_sound:
+            # The cluster promotes a replica by itself, and what that has not got yet is lost.
+            log.warning("redis_failover_may_lose_commits", redis=self.name)
+
+    async def _sync_problems(self) -> list[str]:
+        try:
+            answer = await self.execute("CONFIG GET", "appendfsync")
+        except ResponseError:
+            # An administrator may deny CONFIG, and then has to know what it says.
+            if not self._was_sound:
+                log.warning("redis_sync_unknown", redis=self.name)
+            return []
+        sync = str(answer["appendfsync"])
+        if sync == "always":
+            return []
+        if self._full_sync:
+            return [f"appendfsync is {sync}; full_sync needs: appendfsync always"]
+        if sync != "everysec":
+            return [f"appendfsync is {sync}; allowed: always, everysec"]
+        if not self._was_sound:
+            log.warning("redis_may_lose_a_second", redis=self.name, appendfsync=sync)
+        return []
+
+    async def _load_functions(self) -> None:
+        # Reads first: a Redis that is full takes no functions, but can be read.
+        if await self.execute("FUNCTION LIST", "LIBRARYNAME", LIBRARY_NAME):
+            return
+        try:
+            await self.client.function_load(LIBRARY)
+        except ResponseError as error:
+            if "already exists" not in str(error):
+                raise
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        await self._pool.aclose()
+
+
+def node_name(host: Any, port: Any) -> str:
+    return f"{host}:{port}"
+
+
+def problems_of(info: dict[str, Any]) -> Iterable[str]:
+    """Say what of a server's INFO breaks what the store promises, and what is needed."""
+    version = str(info.get("redis_version", "0"))
+    numbers = tuple(int(each) for each in version.split(".")[:2] if each.isdecimal())
+    if numbers < VERSION_MIN:
+        yield f"its version is {version}; needed: 7.0 or newer"
+    role = info.get("role")
+    if role != "master":
+        yield f"its role is {role}; needed: a primary (redis_url must name that one)"
+    if not int(info.get("aof_enabled", 0)):
+        yield "it keeps no AOF, and a restart would lose commits; needed: appendonly yes"
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield f"its maxmemory-policy is {policy}, which deletes state; needed: noeviction"
