@@ -1,0 +1,637 @@
+"""A cluster of whole workers and real clients in virtual time, with everything around them unsafe.
+
+One seed decides everything: the functions' options, the limits, which kinds of faults there are
+and when they strike. Clients tell their scripts while workers crash, freeze, leave and come, links
+are cut and reset, the store is slow, away, or loses its answers, and clocks are set. Then all heals,
+the cluster has to come to rest, and the oracle compares what is stored and what clients were told
+with what had to happen.
+
+`run_seed(17)` tells one story; `python -m tests.simulation.cluster_world 17` tells what happened
+in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from sublet.functions.address import partition_index_of, partition_name
+from sublet.functions.errors import SubletError, UnavailableError
+from sublet.runtime.client import Client
+from sublet.runtime.config import WorkerConfig
+from sublet.runtime.frames import ErrorInfo, Kind
+from sublet.runtime.limits import Limits
+from sublet.runtime.link import LinkLimits
+from sublet.runtime.tracing import Tracing
+from sublet.runtime.worker import Worker
+from sublet.scheduler.binding import binding_names
+from sublet.statestore.contract import Commit, Outcome
+from sublet.statestore.memory import MemoryBackend, MemoryStore
+from tests.simulation.client import Said
+from tests.simulation.cluster_app import (
+    PARSE,
+    POT,
+    STORY_FUNCTIONS,
+    NotYetError,
+    declare,
+    functions,
+    random_windows,
+)
+from tests.simulation.cluster_links import Network
+from tests.simulation.cluster_loop import ClusterLoop, Process
+from tests.simulation.cluster_oracle import ClusterOracle
+from tests.simulation.cluster_store import News, SimulatedDirectory, SimulatedStore, StoreFaults
+from tests.simulation.cluster_surroundings import StoryClock, surrounded
+from tests.simulation.handlers import ATTEMPTS
+from tests.simulation.verdict import check
+from tests.unit.windows_model import Event
+
+KEYS = ("k0", "k1", "k2", "k3")
+HOUR_MS = 3_600_000
+WALL_MS = 1_700_000_000_000
+REST_MS_MAX = 120_000
+LOOK_MS = 250
+LONG_AFTER_MS = 10**12
+
+
+class ClusterMutant:
+    """A deliberate defect. The oracle has to notice it."""
+
+    replaced: Mapping[str, object] = {}
+    """`module:name` to what stands there instead."""
+    store: type[SimulatedStore] = SimulatedStore
+    directory: type[SimulatedDirectory] = SimulatedDirectory
+
+
+class StoryWorker:
+    """One worker process."""
+
+    def __init__(self, world: ClusterWorld, name: str, address: str = "") -> None:
+        self.world = world
+        self.process = Process(world.loop, name)
+        if address:
+            self.process.address = address
+        chance = world.fault_chance
+        self.clock = StoryClock(world.loop, WALL_MS + world.random_skew_ms(), world.random_rate())
+        mutant = world.mutant
+        self.worker = Worker(
+            world.functions,
+            world.config,
+            store=mutant.store(world.backend, world.store_faults, world.committed),
+            directory=mutant.directory(world.backend, world.store_faults, world.news),
+            clock=self.clock,
+            tracing=Tracing(),
+        )
+        self.worker.id = name
+        self.stopping = False
+        self.ends_silently = chance.random() < 0.3
+        self._task = self.process.start(self.worker.run())
+        self._task.add_done_callback(self._ended, context=world.loop.world.home)
+
+    def stop(self) -> None:
+        """Leave the cluster as one should."""
+        self.stopping = True
+        self.world.loop.call_soon(self.worker.stop, context=self.process.home)
+
+    def crash(self) -> None:
+        self.process.kill()
+        self.world.network.process_gone(self.process, silently=self.ends_silently)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self.world.over:
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.world.loop.fail(error)
+        check(self.stopping, "a worker has ended by itself", self.process.name)
+        self.world.note(f"{self.process.name} has left")
+        self.process.kill()
+        self.world.network.process_gone(self.process)
+
+
+class Line:
+    """What one client has said to one partition, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[Said] = []
+
+
+class Caller:
+    """One client process, with the script that it follows."""
+
+    def __init__(self, world: ClusterWorld, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.process = Process(world.loop, name)
+        self.channels: dict[str, Line] = {}
+        self.script: list[tuple[int, Callable[[Client], Any], int | None]] = []
+        self.done = False
+        self.client: Client | None = None
+        self._leave = asyncio.Event()
+
+    def start(self) -> None:
+        self.process.start(self._run()).add_done_callback(
+            self._ended, context=self.world.loop.world.home
+        )
+
+    def leave(self) -> None:
+        self.world.loop.call_soon(self._leave.set, context=self.process.home)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not self.world.over and not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            assert error is not None
+            self.world.loop.fail(error)
+
+    async def _run(self) -> None:
+        world, loop = self.world, self.world.loop
+        while True:
+            client = Client(
+                world.addresses,
+                connect_timeout="1h",
+                overload_retries=1_000_000,
+                in_flight_max=world.client_in_flight_max,
+                limits=world.link_limits,
+            )
+            try:
+                await client.__aenter__()
+                break
+            except UnavailableError:
+                continue
+        self.client = client
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for at_ms, say, cancel_ms in sorted(self.script, key=lambda each: each[0]):
+                    if at_ms > loop.now_ms:
+                        await asyncio.sleep((at_ms - loop.now_ms) / 1000)
+                    task = tasks.create_task(say(client))
+                    if cancel_ms is not None:
+                        loop.call_later(cancel_ms / 1000, task.cancel)
+            self.done = True
+            await self._leave.wait()
+        finally:
+            await client.__aexit__(None, None, None)
+
+    def plan(self, at_ms: int, function: str, said: Said, cancel_ms: int | None) -> None:
+        def say(client: Client) -> Any:
+            return self._say(client, function, said)
+
+        self.script.append((at_ms, say, cancel_ms))
+
+    async def _say(self, client: Client, function: str, said: Said) -> None:
+        world = self.world
+        said.said_ms = world.loop.now_ms
+        partition = world.partition_of(function, said.key)
+        self.channels.setdefault(partition, Line()).said.append(said)
+        left_ms = None
+        if said.deadline_ms is not None:
+            left_ms = said.deadline_ms
+            said.deadline_ms += world.loop.now_ms
+        value, error = None, None
+        ask = client.call if said.kind is Kind.CALL else client.send
+        try:
+            value = await ask(
+                function,
+                said.key,
+                said.payload,
+                deadline=left_ms,
+                idempotency_key=said.idempotency_key,
+            )
+        except SubletError as failure:
+            error = ErrorInfo(failure.code, str(failure))
+        except asyncio.CancelledError:
+            said.withdrawn = True
+            error = ErrorInfo("cancelled", "")
+        world.note(f"{self.name} {function} {said.uid}: {value if error is None else error}")
+        if said.kind is Kind.CALL:
+            said.answered_ms = world.loop.now_ms
+            said.replies.append((value, error))
+        else:
+            said.taken_error = error  # type: ignore[attr-defined]
+
+
+class ClusterWorld:
+    def __init__(
+        self, seed: int, mutant: ClusterMutant | None = None, *, tracing: bool = False
+    ) -> None:
+        chance = self.chance = Random(f"cluster {seed}")
+        self.fault_chance = Random(f"faults {seed}")
+        self.mutant = mutant or ClusterMutant()
+        self.loop = ClusterLoop(Random(f"turns {seed}"))
+        self.story: list[str] | None = [] if tracing else None
+        self.over = False
+        self.faulty = True
+        self.faults: dict[str, int] = {}
+        """What went wrong, and how often."""
+        self.link_limits = LinkLimits(
+            pending_bytes_high=chance.choice([600, 2**20]),
+            pending_bytes_low=200,
+            hello_timeout_s=0.8,
+            close_timeout_s=0.4,
+        )
+        self.network = Network(self.loop, Random(f"network {seed}"), self.link_limits)
+        self.store_faults = StoreFaults(self.loop, Random(f"store {seed}"))
+        self.backend = MemoryBackend()
+        self.store = MemoryStore(self.backend)
+        self.news = News(self.backend, self.loop, Random(f"news {seed}"))
+        self.failures = chance.choice([0.0, 0.1, 0.3])
+        self.spec = random_windows(chance)
+        self.functions = functions(declare(chance, self.spec, self._fail_sometimes))
+        self.keys = KEYS[: chance.choice([1, 2, 4])]
+        self.hurry = chance.choice([0.0, 0.0, 0.3])
+        self.impatience = chance.choice([0.0, 0.0, 0.2])
+        self.client_in_flight_max = chance.choice([3, 65_536])
+        self.skewed = chance.choice([0.0, 0.0, 0.5])
+        self.worker_count = chance.randint(2, 5)
+        self.config = self._random_config()
+        self.workers: list[StoryWorker] = []
+        self.callers: list[Caller] = []
+        self.script: list[tuple[Any, str, Said]] = []
+        self.pot: dict[str, int] = {}
+        self.events_told: list[Event] = []
+        self.oracle = ClusterOracle(self)
+        self._born = 0
+
+    def _random_config(self) -> WorkerConfig:
+        chance = self.chance
+        heartbeat_ms = chance.choice([60, 100, 200])
+        return WorkerConfig(
+            store="memory",
+            lane=False,
+            workers_expected=chance.choice([1, self.worker_count]),
+            placement_wait_s=0.5,
+            heartbeat_ms=heartbeat_ms,
+            member_term_ms=heartbeat_ms * chance.choice([5, 10]),
+            order=chance.choice(["least-laxity", "least-laxity", "arrival"]),
+            patience_ms=chance.choice([20, 10_000]),
+            binding=chance.choice(["static", "static", "auto", *binding_names()]),
+            lease_term_ms=chance.choice([50, 1_000]),
+            limits=Limits(
+                in_flight_max=chance.choice([5, 15_000]),
+                queue_max=chance.choice([3, 10_000]),
+                batch_size_max=chance.choice([2, 1_000]),
+                commit_messages_max=chance.choice([2, 5_000]),
+                open_calls_max=chance.choice([1, 2, 1_000]),
+                outbox_max=chance.choice([4, 50_000]),
+                cache_bytes_max=chance.choice([1_000, 256 * 2**20]),
+                client_credit=chance.choice([2, 8_192]),
+                link_bytes_max=chance.choice([1_000, 16 * 2**20]),
+            ),
+        )
+
+    def _fail_sometimes(self) -> None:
+        if self.faulty and self.fault_chance.random() < self.failures:
+            raise NotYetError
+
+    # What others ask
+
+    def note(self, what: str) -> None:
+        if self.story is not None:
+            self.story.append(f"{self.loop.now_ms:>7} {what}")
+
+    def fault(self, kind: str, what: str = "") -> None:
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+        self.note(f"*** {kind} {what}")
+
+    def addresses(self) -> list[str]:
+        return [each.process.address for each in self.workers if each.process.alive]
+
+    def partition_of(self, function: str, key: str) -> str:
+        count = self.functions[function].partition_count
+        return partition_name(function, partition_index_of(key, count))
+
+    def committed(self, commit: Commit, outcome: Outcome) -> None:
+        self.note(f"commit {commit.partition} {commit.epoch}.{commit.index}: {outcome.value}")
+        if outcome is Outcome.DONE and commit.partition.rpartition("/")[0] in STORY_FUNCTIONS:
+            self.oracle.committed(commit)
+
+    def random_skew_ms(self) -> int:
+        chance = self.fault_chance
+        if chance.random() >= self.skewed:
+            return 0
+        return chance.choice([-HOUR_MS, -500, 500, HOUR_MS])
+
+    def random_rate(self) -> float:
+        chance = self.fault_chance
+        return chance.choice([0.5, 1.0, 1.5]) if chance.random() < self.skewed else 1.0
+
+    # The story
+
+    def run(self) -> None:
+        """Let everything happen, then compare."""
+        with surrounded(self.network, Random(self.chance.random()), self.mutant.replaced):
+            try:
+                self._tell()
+            finally:
+                self._end()
+
+    def _tell(self) -> None:
+        chance, loop = self.chance, self.loop
+        for _ in range(self.worker_count):
+            loop.call_later(
+                chance.choice([0, 5, 300]) / 1000, self.add_worker, context=loop.world.home
+            )
+        story_ms = self._plan_script()
+        for caller in self.callers:
+            caller.start()
+        self._plan_faults(story_ms)
+        loop.run_until(loop.now_ms + story_ms)
+        self._heal()
+        loop.run_until(loop.now_ms + 1_000)
+        until_ms = loop.now_ms + REST_MS_MAX
+        while loop.now_ms < until_ms and self.oracle.unrest():
+            loop.run_until(loop.now_ms + LOOK_MS)
+        self.oracle.judge()
+        for caller in self.callers:
+            caller.leave()
+        loop.run_until(loop.now_ms + 3_000)
+
+    def _end(self) -> None:
+        self.over = True
+        self.network.heal()
+        self.store_faults.heal()
+        self.loop.end([each.process for each in (*self.workers, *self.callers)])
+
+    def add_worker(self, address: str = "") -> StoryWorker:
+        self._born += 1
+        worker = StoryWorker(self, f"w{self._born}", address)
+        self.note(f"{worker.process.name} starts")
+        self.workers.append(worker)
+        return worker
+
+    # What clients say
+
+    def _plan_script(self) -> int:
+        chance = self.chance
+        self.callers = [Caller(self, f"c{number}") for number in range(chance.randint(1, 3))]
+        count = chance.randint(10, 50)
+        pause_ms = chance.choice([1, 10, 60])
+        begin_ms = chance.choice([0, 700])
+        for number in range(count):
+            self._plan_message(number, begin_ms + number * pause_ms)
+        story_ms = begin_ms + count * pause_ms
+        for number in range(chance.choice([0, 10, 30])):
+            self._plan_pot(number, begin_ms + int(chance.random() * story_ms))
+        if chance.random() < 0.4:
+            rounds = chance.randint(3, 8)
+            for source in ("left", "right"):
+                self._plan_source(source, rounds, begin_ms, story_ms // rounds + 1)
+        return story_ms + chance.choice([100, 1_500])
+
+    def _plan_message(self, number: int, at_ms: int) -> None:
+        chance = self.chance
+        caller = chance.choice(self.callers)
+        function = chance.choice(STORY_FUNCTIONS)
+        key = chance.choice(self.keys)
+        uid = f"{caller.name}.{number}"
+        payload = self._random_payload(uid, function, key)
+        kind = chance.choice([Kind.CALL, Kind.CALL, Kind.SEND])
+        if payload[0] == "look":
+            kind = Kind.CALL
+        repeatable = payload[0] not in ("cancel", "look") and (
+            self.functions[function].kind != "stateless"
+        )
+        repeated = repeatable and chance.random() < 0.2
+        self._plan(caller, function, Said(kind, key, payload, uid if repeated else ""), at_ms)
+        if repeated:
+            again = Said(kind, key, payload, uid)
+            other = chance.choice(self.callers)
+            self._plan(other, function, again, at_ms + chance.randrange(300))
+
+    def _plan(self, caller: Caller, function: str, said: Said, at_ms: int) -> None:
+        chance = self.chance
+        cancel_ms = None
+        if said.kind is Kind.CALL:
+            if chance.random() < self.hurry:
+                said.deadline_ms = chance.choice([5, 40, 200, 1_000])
+            if chance.random() < self.impatience:
+                cancel_ms = chance.choice([0, 5, 50, 500])
+        self.script.append((caller, function, said))
+        caller.plan(at_ms, function, said, cancel_ms)
+
+    def _random_payload(self, uid: str, function: str, key: str) -> list[Any]:
+        chance = self.chance
+        amount = chance.randint(1, 9)
+        target, target_key = chance.choice(["sim/ledger", "sim/tally"]), chance.choice(self.keys)
+        choices: list[list[Any]] = [
+            ["add", uid, amount],
+            ["add", uid, amount],
+            ["look", uid],
+            ["fail", uid, amount, chance.randint(1, ATTEMPTS)],
+            ["reject", uid],
+            ["send", uid, amount, target, target_key],
+            ["emit", uid],
+        ]
+        if function != "sim/ledger":
+            delay_ms = chance.choice([0, 5, 50, 900, 3_000, 31_000])
+            then = chance.choice(["", "", "cancel", "keep", "hand over"])
+            choices.append(["timer", uid, amount, delay_ms, target, target_key, then])
+            kept = [
+                said.uid
+                for _, where, said in self.script
+                if where == function and said.key == key and said.payload[-1] == "keep"
+            ]
+            if kept:
+                choices += [["cancel", uid, chance.choice(kept)]] * 4
+        if function == "sim/account":
+            fails, timeout_ms = chance.choice([0, 0, 1]), chance.choice([0, 0, 0, 30, 500])
+            call = ["call", uid, amount, target_key, chance.randint(1, 2), fails, timeout_ms]
+            choices += [call] * 3
+        return chance.choice(choices)
+
+    def _plan_pot(self, number: int, at_ms: int) -> None:
+        chance = self.chance
+        key, amount = chance.choice(self.keys), chance.randint(1, 1_000)
+        self.pot[key] = self.pot.get(key, 0) + amount
+        caller = chance.choice(self.callers)
+
+        async def say(client: Client) -> None:
+            ask = client.call if number % 2 else client.send
+            await ask(POT, key, amount)
+            self.note(f"{caller.name} pot {key} +{amount}")
+
+        caller.script.append((at_ms, say, None))
+
+    def _plan_source(self, source: str, rounds: int, begin_ms: int, pause_ms: int) -> None:
+        chance = self.chance
+        caller = Caller(self, source)
+        self.callers.append(caller)
+        for number in range(rounds):
+            at_ms, event_ms = begin_ms + number * pause_ms, 30 * number
+            for _ in range(chance.randint(0, 3)):
+                event = Event(
+                    chance.choice(self.keys), event_ms + chance.randrange(120), chance.randint(1, 9)
+                )
+                self.events_told.append(event)
+                caller.script.append((at_ms, self._event_sender(event), None))
+            caller.script.append((at_ms, self._marker(source, event_ms + 30), None))
+        end_ms = begin_ms + rounds * pause_ms
+        caller.script.append((end_ms, self._marker(source, LONG_AFTER_MS), None))
+
+    def _event_sender(self, event: Event) -> Callable[[Client], Any]:
+        return lambda client: client.send(PARSE, event.key, event)
+
+    def _marker(self, source: str, watermark_ms: int) -> Callable[[Client], Any]:
+        parse = self.functions[PARSE]
+        return lambda client: client.watermark(parse, watermark_ms, source=source)
+
+    # What goes wrong
+
+    def _plan_faults(self, story_ms: int) -> None:
+        chance = self.fault_chance
+        calm = chance.random() < 0.1
+
+        def some(*counts: int) -> int:
+            count = chance.choice([0, 0, *counts])
+            return 0 if calm else count
+
+        kinds: list[tuple[Callable[[], None], int]] = [
+            (self._crash, some(1, 3, 6)),
+            (self._freeze, some(1, 3, 6)),
+            (self._leave, some(1, 2)),
+            (self._join, some(1, 2)),
+            (self.reset_link, some(3, 10)),
+            (self._cut_link, some(1, 4)),
+            (self._store_away, some(1, 3)),
+            (self._cut_from_store, some(1, 3)),
+            (self._set_clock, some(1, 4)),
+            (self._refuse_links, some(1, 2)),
+        ]
+        if calm:
+            self.store_faults.heal()
+        for what, count in kinds:
+            for _ in range(count):
+                at_s = chance.random() * story_ms / 1000
+                self.loop.call_later(at_s, what, context=self.loop.world.home)
+
+    def _later(self, delay_ms: float, what: Callable[..., None], *arguments: Any) -> None:
+        self.loop.call_later(delay_ms / 1000, what, *arguments, context=self.loop.world.home)
+
+    def living(self) -> list[StoryWorker]:
+        return [each for each in self.workers if each.process.alive and not each.stopping]
+
+    def _some_worker(self) -> StoryWorker | None:
+        living = self.living()
+        return self.fault_chance.choice(living) if living and self.faulty else None
+
+    def _crash(self) -> None:
+        worker, chance = self._some_worker(), self.fault_chance
+        if worker is not None:
+            self.fault("crash", worker.process.name)
+            worker.crash()
+            if chance.random() < 0.8:
+                again = chance.random() < 0.5
+                address = worker.process.address if again else ""
+                self._later(chance.choice([10, 300, 2_000]), self._restart, address)
+
+    def _restart(self, address: str) -> None:
+        if self.faulty:
+            self.add_worker(address)
+
+    def _freeze(self) -> None:
+        worker, chance = self._some_worker(), self.fault_chance
+        if worker is not None and not worker.process.frozen:
+            term_ms = self.config.member_term_ms
+            pause_ms = chance.choice([50, term_ms // 2, term_ms + 100, 3 * term_ms])
+            self.fault("freeze", f"{worker.process.name} for {pause_ms}")
+            worker.process.freeze()
+            self._later(pause_ms, self._thaw, worker)
+
+    def _thaw(self, worker: StoryWorker) -> None:
+        if worker.process.frozen:
+            self.note(f"{worker.process.name} goes on")
+            worker.process.thaw()
+
+    def _leave(self) -> None:
+        worker = self._some_worker()
+        if worker is not None and len(self.living()) > 1:
+            self.fault("leave", worker.process.name)
+            worker.stop()
+
+    def _join(self) -> None:
+        if self.faulty:
+            self.fault("join")
+            self.add_worker()
+
+    def reset_link(self) -> None:
+        if self.faulty:
+            self.fault("reset")
+            self.network.reset_some()
+
+    def _cut_link(self) -> None:
+        chance = self.fault_chance
+        processes = [each.process for each in (*self.living(), *self.callers)]
+        if self.faulty and len(processes) > 1:
+            one, other = chance.sample(processes, 2)
+            duration_ms, both = chance.choice([100, 1_000, 7_000]), chance.random() < 0.5
+            self.fault("cut", f"{one.name} to {other.name} for {duration_ms} both={both}")
+            self.network.cut(one, other, duration_ms, both=both)
+
+    def _store_away(self) -> None:
+        if self.faulty:
+            duration_ms = self.fault_chance.choice([20, 300, 2_500])
+            self.fault("store away", f"for {duration_ms}")
+            self.store_faults.away_until_ms = self.loop.now_ms + duration_ms
+
+    def _cut_from_store(self) -> None:
+        worker = self._some_worker()
+        if worker is not None:
+            duration_ms = self.fault_chance.choice([100, 1_000, 4_000])
+            self.fault("cut from store", f"{worker.process.name} for {duration_ms}")
+            self.store_faults.cut_off[worker.process] = self.loop.now_ms + duration_ms
+
+    def _set_clock(self) -> None:
+        worker = self._some_worker()
+        if worker is not None:
+            jump_ms = self.fault_chance.choice([-HOUR_MS, -700, 700, HOUR_MS])
+            self.fault("clock", f"{worker.process.name} by {jump_ms}")
+            worker.clock.wall_offset_ms += jump_ms
+
+    def _refuse_links(self) -> None:
+        if self.faulty:
+            self.fault("refusals")
+            self.network.refusals = self.fault_chance.choice([0.3, 1.0])
+            self._later(self.fault_chance.choice([100, 1_000]), self._accept_links)
+
+    def _accept_links(self) -> None:
+        self.network.refusals = 0.0
+
+    def _heal(self) -> None:
+        self.note("*** all heals")
+        self.faulty = False
+        self.network.heal()
+        self.store_faults.heal()
+        for worker in self.workers:
+            if worker.process.frozen and worker.process.alive:
+                self._thaw(worker)
+        if not self.living():
+            self.add_worker()
+
+
+def run_seed(seed: int, mutant: ClusterMutant | None = None) -> ClusterWorld:
+    """Tell one story; raise `ViolationError` if anything in it is not as it must be."""
+    world = ClusterWorld(seed, mutant)
+    try:
+        world.run()
+    except Exception as error:
+        error.add_note(f"replay: PYTHONHASHSEED=0 python -m tests.simulation.cluster_world {seed}")
+        raise
+    return world
+
+
+def main(arguments: list[str]) -> None:
+    """Tell one story, step by step."""
+    world = ClusterWorld(int(arguments[0]), tracing=True)
+    assert world.story is not None
+    try:
+        world.run()
+    finally:
+        sys.stdout.write("\n".join(world.story) + "\n")
+    sys.stdout.write(f"{world.loop.turn_count} turns, trace {world.loop.trace:08x}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
