@@ -195,7 +195,13 @@ class Exchange:
     # Links
 
     def accepted(self, link: Link, hello: Hello) -> LinkReceiver:
-        """Somebody has connected: a client, or a neighbour who wants to send."""
+        """Somebody has connected: a client, or a neighbour who wants to send.
+
+        Before the worker has joined its cluster nobody is welcome: a client would take what the
+        worker does not know yet for what there is not, and its callers would be told so.
+        """
+        if not self._topology.version:
+            raise UnavailableError(f"{self._worker} has not joined its cluster yet")
         port = Port(hello.endpoint, link, self._room, self._limits.link_bytes_max)
         from_client = is_client(hello.endpoint)
         credit = self._limits.client_credit if from_client else self._limits.outbox_max

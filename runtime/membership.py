@@ -320,10 +320,10 @@ class Membership:
             _log.warning("workers are gone; their partitions move", workers=dead)
         try:
             placed = await self._directory.place(view.version, wanted, dead)
+            if placed is None:
+                return await self._directory.view()
         except RetryLaterError:
             return view
-        if placed is None:
-            return await self._directory.view()
         living = {part: worker for part, worker in view.placement.items() if worker in alive}
         self._moves.begun(living, placed.placement, now_ms)
         if not self._directory.watched:

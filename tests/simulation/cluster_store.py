@@ -159,6 +159,7 @@ class SimulatedDirectory:
         self.inner = MemoryDirectory(backend)
         self._faults = faults
         self._news = news
+        self.watched = news.is_told
 
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         await self._news.wait(version, timeout_s)
@@ -188,6 +189,8 @@ class News:
         self._loop = loop
         self._chance = chance
         self._missed = chance.choice([0.0, 0.5, 1.0])
+        self.is_told = self._missed < 1.0
+        """Whether somebody tells of changes at all."""
         self._version = backend.version
         self._waiting: dict[asyncio.Future[None], None] = {}
 
