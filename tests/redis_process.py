@@ -15,6 +15,7 @@ PROGRAM = "redis-server"
 START_WAIT_S = 20.0
 STOP_WAIT_S = 10.0
 PORT_MAX = 65_535 - 10_000
+SLOT_COUNT = 16_384
 
 
 class RedisProcess:
@@ -107,6 +108,94 @@ class RedisProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_WAIT_S)
+
+
+class RedisClusterProcesses:
+    """A Redis Cluster of primaries, whose slots can be moved from one to the other."""
+
+    def __init__(self, folder: Path, count: int = 3, **options: str) -> None:
+        self.nodes: list[RedisProcess] = []
+        for number in range(count):
+            place = folder / f"node{number}"
+            place.mkdir(parents=True)
+            settings = {
+                "cluster_enabled": "yes",
+                "cluster_node_timeout": "2000",
+                # One that is away takes only its own slots along.
+                "cluster_require_full_coverage": "no",
+                **options,
+            }
+            self.nodes.append(RedisProcess(place, **settings))
+        self.ids: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return self.nodes[0].url
+
+    def start(self) -> None:
+        count = len(self.nodes)
+        for node in self.nodes:
+            node.start()
+        self.ids = [_text(node.ask("CLUSTER", "MYID")) for node in self.nodes]
+        bounds = [SLOT_COUNT * number // count for number in range(count + 1)]
+        for number, node in enumerate(self.nodes):
+            _expect_ok(node.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1)))
+            first, last = str(bounds[number]), str(bounds[number + 1] - 1)
+            _expect_ok(node.ask("CLUSTER", "ADDSLOTSRANGE", first, last))
+        for node in self.nodes[1:]:
+            _expect_ok(self.nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", str(node.port)))
+        until_s = time.monotonic() + START_WAIT_S
+        while not all(self._is_whole(node) for node in self.nodes):
+            if time.monotonic() > until_s:
+                raise RuntimeError("the nodes of the Redis Cluster did not find each other")
+            time.sleep(0.02)
+
+    def _is_whole(self, node: RedisProcess) -> bool:
+        info = node.ask("CLUSTER", "INFO")
+        known = f"cluster_known_nodes:{len(self.nodes)}\r".encode()
+        return b"cluster_state:ok" in info and b"cluster_slots_ok:16384" in info and known in info
+
+    def owner_of(self, slot: int) -> int:
+        """Return the number of the node that has a slot, by how they were given out at first."""
+        return next(
+            number
+            for number in range(len(self.nodes))
+            if slot < SLOT_COUNT * (number + 1) // len(self.nodes)
+        )
+
+    def begin_move(self, slot: int, source: int, target: int) -> None:
+        """From here on the slot belongs to both, as while an administrator moves it."""
+        for node, word, other in ((target, "IMPORTING", source), (source, "MIGRATING", target)):
+            answer = self.nodes[node].ask("CLUSTER", "SETSLOT", str(slot), word, self.ids[other])
+            _expect_ok(answer)
+
+    def keys_in(self, slot: int, source: int) -> list[str]:
+        answer = self.nodes[source].ask("CLUSTER", "GETKEYSINSLOT", str(slot), "1000")
+        return [each.decode() for each in answer.split(b"\r\n")[2::2]]
+
+    def move_key(self, key: str, source: int, target: int) -> None:
+        port = str(self.nodes[target].port)
+        _expect_ok(self.nodes[source].ask("MIGRATE", "127.0.0.1", port, key, "0", "5000"))
+
+    def end_move(self, slot: int, target: int) -> None:
+        others = [each for each in range(len(self.nodes)) if each != target]
+        for node in (target, *others):
+            answer = self.nodes[node].ask("CLUSTER", "SETSLOT", str(slot), "NODE", self.ids[target])
+            _expect_ok(answer)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+
+def _text(answer: bytes) -> str:
+    """Return a text as Redis answers it."""
+    return answer.split(b"\r\n")[1].decode()
+
+
+def _expect_ok(answer: bytes) -> None:
+    if not answer.startswith(b"+OK"):
+        raise RuntimeError(f"Redis answered {answer!r}")
 
 
 def _free_port() -> int:

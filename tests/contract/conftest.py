@@ -15,14 +15,22 @@ from sublet.statestore.redis_store import RedisStore
 from sublet.statestore.sqlite import SqliteStore
 from sublet.statestore.sqlite_directory import SqliteDirectory
 from sublet.statestore.sqlite_fold import FoldPolicy
-from tests.redis_process import RedisProcess
+from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 # The changelog is folded at once, after three commits in small steps, or only when asked.
 FOLD_AT_ONCE = FoldPolicy(rows_max=1)
 FOLD_OFTEN = FoldPolicy(rows_max=3, chunk_rows_max=1)
 FOLD_NEVER = FoldPolicy(age_max_s=3600.0)
 
-STORE_KINDS = ("memory", "sqlite", "sqlite-folded", "sqlite-chunked", "sqlite-full", "redis")
+STORE_KINDS = (
+    "memory",
+    "sqlite",
+    "sqlite-folded",
+    "sqlite-chunked",
+    "sqlite-full",
+    "redis",
+    "redis-cluster",
+)
 
 
 class RedisSpace:
@@ -30,9 +38,15 @@ class RedisSpace:
 
     _numbers = count()
 
-    def __init__(self, server: RedisProcess) -> None:
+    def __init__(self, server: RedisProcess, cluster: Callable[[], RedisClusterProcesses]) -> None:
         self.url = server.url
+        self._cluster = cluster
         self.prefix = f"test{next(self._numbers)}"
+
+    @property
+    def cluster_url(self) -> str:
+        """Of a Redis Cluster, which is started when it is first wanted."""
+        return self._cluster().url
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +57,29 @@ def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisPro
     process.stop()
 
 
+@pytest.fixture(scope="session")
+def redis_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[], RedisClusterProcesses]]:
+    """Return a function that returns a running Redis Cluster, always the same."""
+    started: list[RedisClusterProcesses] = []
+
+    def cluster() -> RedisClusterProcesses:
+        if not started:
+            started.append(RedisClusterProcesses(tmp_path_factory.mktemp("redis-cluster")))
+            started[0].start()
+        return started[0]
+
+    yield cluster
+    for each in started:
+        each.stop()
+
+
 @pytest.fixture
-def redis_space(redis_process: RedisProcess) -> RedisSpace:
-    return RedisSpace(redis_process)
+def redis_space(
+    redis_process: RedisProcess, redis_cluster: Callable[[], RedisClusterProcesses]
+) -> RedisSpace:
+    return RedisSpace(redis_process, redis_cluster)
 
 
 def open_store(kind: str, backend: MemoryBackend, path: Path, redis: RedisSpace) -> Store:
@@ -63,6 +97,8 @@ def open_store(kind: str, backend: MemoryBackend, path: Path, redis: RedisSpace)
             return SqliteStore(path, full_sync=True)
         case "redis":
             return RedisStore(redis.url, prefix=redis.prefix, full_sync=True)
+        case "redis-cluster":
+            return RedisStore(redis.cluster_url, prefix=redis.prefix, full_sync=True)
     raise ValueError(f"{kind} is no store; allowed: {STORE_KINDS}")
 
 
@@ -88,7 +124,7 @@ def store(make_store: Callable[[], Store]) -> Store:
     return make_store()
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "redis-cluster"])
 async def make_directory(
     request: pytest.FixtureRequest, tmp_path: Path, redis_space: RedisSpace
 ) -> AsyncIterator[Callable[[], Directory]]:
@@ -101,6 +137,8 @@ async def make_directory(
             opened.append(MemoryDirectory(backend))
         elif request.param == "redis":
             opened.append(RedisDirectory(redis_space.url, prefix=redis_space.prefix))
+        elif request.param == "redis-cluster":
+            opened.append(RedisDirectory(redis_space.cluster_url, prefix=redis_space.prefix))
         else:
             opened.append(SqliteDirectory(tmp_path / "store.db"))
         return opened[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from sublet.statestore.contract import (
 )
 from sublet.statestore.memory import MemoryBackend
 from tests.contract.conftest import STORE_KINDS, RedisSpace, open_store
-from tests.redis_process import RedisProcess
+from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 PARTITIONS = ("f/g/0", "f/g/1")
 ENDS = ("x/y/0", "~client")
@@ -124,13 +125,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     kind = "memory"
     server: RedisProcess
+    cluster: Callable[[], RedisClusterProcesses]
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.folder = tempfile.TemporaryDirectory()
         self.backend = MemoryBackend()
-        self.space = RedisSpace(self.server)
+        self.space = RedisSpace(self.server, self.cluster)
         self.models = {name: Model() for name in PARTITIONS}
         self.store = self.opened()
 
@@ -270,8 +272,11 @@ class StoreMachine(RuleBasedStateMachine):
 
 # A full sync differs in nothing that a model could see.
 @pytest.mark.parametrize("kind", [each for each in STORE_KINDS if each != "sqlite-full"])
-def test_a_store_behaves_as_plain_dictionaries_do(kind: str, redis_process: RedisProcess) -> None:
-    machine = type("StoreMachine", (StoreMachine,), {"kind": kind, "server": redis_process})
+def test_a_store_behaves_as_plain_dictionaries_do(
+    kind: str, redis_process: RedisProcess, redis_cluster: Callable[[], RedisClusterProcesses]
+) -> None:
+    given = {"kind": kind, "server": redis_process, "cluster": staticmethod(redis_cluster)}
+    machine = type("StoreMachine", (StoreMachine,), given)
     run_state_machine_as_test(
         machine,
         settings=settings(
