@@ -63,6 +63,15 @@ class IdempotencyConflictError(RejectedError):
     code = "idempotency_conflict"
 
 
+class EgressLostError(RejectedError):
+    """Values of an egress were dropped at a bound before this reader has read them.
+
+    The text says which. A reader may go on from the oldest that is kept, if it says so.
+    """
+
+    code = "egress_lost"
+
+
 class CallCycleError(RejectedError):
     """The call chain would come back to an instance that waits for it."""
 

@@ -12,7 +12,7 @@ from contextvars import Context
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import uvloop
 
@@ -22,9 +22,11 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.client import Addresses, Client
 from sublet.runtime.client_links import PlainTaskGroup
 from sublet.runtime.client_session import ClientStats
+from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.frames import Topology
 from sublet.runtime.tracing import current_traceparent
-from sublet.runtime.unary import CallInfo
+from sublet.runtime.unary import CallInfo, EgressGap
 
 _Request = tuple[Callable[[], Coroutine[Any, Any, Any]], "Future[Any]"]
 
@@ -181,6 +183,28 @@ class BlockingClient:
         client = self._client
         self._wait(lambda: client.watermark(function, time, source=source))
 
+    def egress(
+        self,
+        name: str,
+        *,
+        start: str | EgressCursor = "start",
+        until: str | EgressCursor | None = None,
+        lost: Literal["raise", "skip"] = "raise",
+        of: Any = Any,
+        batch_max: int = 1_000,
+    ) -> BlockingEgressReader:
+        """See `Client.egress`; the reader is a plain iterator, for one thread at a time."""
+        reader = self._client.egress(
+            name, start=start, until=until, lost=lost, of=of, batch_max=batch_max
+        )
+        return BlockingEgressReader(reader, self._wait)
+
+    def egress_bounds(self, name: str) -> tuple[EgressCursor, EgressCursor]:
+        """See `Client.egress_bounds`."""
+        client = self._client
+        found: tuple[EgressCursor, EgressCursor] = self._wait(lambda: client.egress_bounds(name))
+        return found
+
     # In the callers' threads
 
     def _wait(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -249,6 +273,41 @@ class BlockingClient:
         """Let a request end whose thread does not wait any more."""
         if outcome.cancelled() and self._open:
             self._loop.call_soon_threadsafe(task.cancel)
+
+
+class BlockingEgressReader:
+    """An `EgressReader` for programs without an event loop: `for record in client.egress(...)`."""
+
+    def __init__(
+        self,
+        reader: EgressReader,
+        wait: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
+    ) -> None:
+        self._reader = reader
+        self._wait = wait
+
+    @property
+    def cursor(self) -> EgressCursor:
+        """See `EgressReader.cursor`."""
+        return self._reader.cursor
+
+    @property
+    def lost(self) -> Sequence[EgressGap]:
+        """What was passed over (with `lost="skip"`), the latest of it."""
+        return self._reader.lost
+
+    def __iter__(self) -> BlockingEgressReader:
+        return self
+
+    def __next__(self) -> EgressRecord:
+        if not self._reader.has_waiting and not self._wait(self._reader.fill):
+            raise StopIteration
+        return self._reader.take()
+
+    def next_batch(self) -> list[EgressRecord]:
+        """See `EgressReader.next_batch`."""
+        records: list[EgressRecord] = self._wait(self._reader.next_batch)
+        return records
 
 
 async def _run_request(asked: Coroutine[Any, Any, Any], outcome: Future[Any]) -> None:

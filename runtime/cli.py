@@ -303,8 +303,12 @@ def send(  # noqa: PLR0913 - each argument is an option of the command
 def tail(  # noqa: PLR0913 - each argument is an option of the command
     egress: Annotated[str, typer.Argument(metavar="EGRESS", help="As functions name it.")],
     start: Annotated[
-        str, typer.Option("--from", help="start: everything that is kept; end: what is new.")
-    ] = "end",
+        str,
+        typer.Option(
+            "--from",
+            help="start: all that is kept; now: what is new; or a cursor: what is behind it.",
+        ),
+    ] = "now",
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for more, until Ctrl-C.")
     ] = True,
@@ -314,17 +318,26 @@ def tail(  # noqa: PLR0913 - each argument is an option of the command
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
+    skip_lost: Annotated[
+        bool,
+        typer.Option(
+            "--skip-lost", help="Pass over values that were dropped before they were read."
+        ),
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with partition and position.")
+        bool,
+        typer.Option("--json", help="One JSON object a line, with partition, position and key."),
     ] = False,
 ) -> None:
     """Print what functions emit to an egress, one value a line, as JSON.
+
+    At the end, the cursor behind what was printed is told on stderr, for --from.
 
     Example: sublet tail orders --from start
     """
     from sublet.runtime import cli_tail
 
-    asked = cli_tail.Asked(egress, start, follow, limit)
+    asked = cli_tail.Asked(egress, start, follow, limit, skip_lost)
     cli_tail.tail(asked, _where(connect, data_dir, config), as_json)
 
 
@@ -522,18 +535,21 @@ def state_delete(
 def dead_list(
     fn: SomeFunction = "",
     limit: Limit = 100,
+    after: Annotated[
+        str, typer.Option("--after", help="Go on behind this id, as the last page said.")
+    ] = "",
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the messages that failed for good, the oldest first.
+    """Print the messages that failed for good: if they fit, the oldest first.
 
     Example: sublet dead list orders
     """
     from sublet.runtime import cli_records
 
-    cli_records.dead_list(fn, limit, _where(connect, data_dir, config), as_json)
+    cli_records.dead_list(fn, limit, after, _where(connect, data_dir, config), as_json)
 
 
 @dead_cli.command("show")

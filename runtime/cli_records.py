@@ -56,8 +56,8 @@ def timers(function: str, limit: int, where: Where, as_json: bool) -> None:
     _print_rest(page, "no message waits for its time")
 
 
-def dead_list(function: str, limit: int, where: Where, as_json: bool) -> None:
-    page = _listed("dead", function, limit, where, as_json)
+def dead_list(function: str, limit: int, after: str, where: Where, as_json: bool) -> None:
+    page = _listed("dead", function, limit, where, as_json, after)
     if as_json:
         _print_json("dead", page)
         return
@@ -125,14 +125,24 @@ async def _ids(reached: Reached, chosen: Chosen) -> list[str]:
             "if need be with --function FN"
         )
     function = reached.full_name(chosen.function) if chosen.function else ""
-    request = RecordsRequest(kind="dead", function=function, limit=LIST_LIMIT_MAX)
-    return [each.id for each in (await reached.client.list_records(request)).entries]
+    # All of them first: one that is replayed and fails again must not be met a second time.
+    ids: list[str] = []
+    after = ""
+    while True:
+        request = RecordsRequest(kind="dead", function=function, limit=LIST_LIMIT_MAX, after=after)
+        page = await reached.client.list_records(request)
+        ids += [each.id for each in page.entries]
+        if not page.next:
+            return ids
+        after = page.next
 
 
-def _listed(kind: RecordKind, function: str, limit: int, where: Where, as_json: bool) -> RecordPage:
+def _listed(
+    kind: RecordKind, function: str, limit: int, where: Where, as_json: bool, after: str = ""
+) -> RecordPage:
     async def question(reached: Reached) -> RecordPage:
         name = reached.full_name(function) if function else ""
-        request = RecordsRequest(kind=kind, function=name, limit=limit)
+        request = RecordsRequest(kind=kind, function=name, limit=limit, after=after)
         return await reached.client.list_records(request)
 
     return ask(where, question, as_json)
@@ -140,14 +150,16 @@ def _listed(kind: RecordKind, function: str, limit: int, where: Where, as_json: 
 
 def _print_json(name: str, page: RecordPage) -> None:
     entries = [_described(each) for each in page.entries]
-    typer.echo(json.dumps({"ok": True, name: entries, "more": page.more}))
+    following = {"next": page.next} if page.next else {}
+    typer.echo(json.dumps({"ok": True, name: entries, "more": page.more, **following}))
 
 
 def _print_rest(page: RecordPage, nothing: str) -> None:
     if not page.entries:
         typer.echo(nothing, err=True)
     if page.more:
-        typer.echo("there are more; --limit shows more of them", err=True)
+        onward = f"--after '{page.next}' goes on" if page.next else "--limit shows more of them"
+        typer.echo(f"there are more; {onward}", err=True)
 
 
 def _described(entry: RecordEntry) -> dict[str, Any]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import typer
 
+from sublet.functions.errors import RejectedError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
-from sublet.runtime.unary import EgressPage, EgressRequest
+from sublet.runtime.client_session import Patience
+from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.egress_reader import EgressReader, EgressRecord, EgressSource
+from sublet.runtime.link import LinkLimits
 
-_STARTS = ("start", "end")
-_WAIT_MS = 1_000
+_STARTS = ("start", "now")
 _PAGE = 1_000
 
 
@@ -26,58 +29,73 @@ class Asked(NamedTuple):
     start: str
     follow: bool
     limit: int | None
+    skip_lost: bool
 
 
 def tail(asked: Asked, where: Where, as_json: bool) -> None:
     if asked.start not in _STARTS:
-        exit_with(UsageError(f"--from is {asked.start!r}; allowed: start, end"), as_json=as_json)
+        try:
+            EgressCursor(asked.start)
+        except RejectedError:
+            text = f"--from is {asked.start!r:.100}; allowed: start, now, or a cursor"
+            exit_with(UsageError(text), as_json=as_json)
+    reader: EgressReader | None = None
 
     async def question(reached: Reached) -> None:
-        await _print_all(reached, asked, as_json)
+        nonlocal reader
+        addresses = list(reached.report.topology.workers.values())
+        source = EgressSource(lambda: addresses, patience=Patience(), limits=LinkLimits())
+        try:
+            reader = EgressReader(
+                source.read,
+                asked.egress,
+                start=asked.start,
+                until=None if asked.follow else "now",
+                lost="skip" if asked.skip_lost else "raise",
+                batch_max=_PAGE,
+            )
+            await _print_all(reader, asked, as_json)
+        finally:
+            await source.close()
 
     try:
         ask(where, question, as_json)
     except KeyboardInterrupt:
-        return  # How a person ends it.
+        pass  # How a person ends it.
     except BrokenPipeError:
         # Whoever read it has seen enough (`| head`). Python would complain at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    if reader is not None and str(reader.cursor):
+        cursor = str(reader.cursor)
+        typer.echo(json.dumps({"cursor": cursor}) if as_json else f"cursor: {cursor}", err=True)
 
 
-async def _print_all(reached: Reached, asked: Asked, as_json: bool) -> None:
-    positions: dict[str, int] = {}
-    read = reached.client.read_egress
-    if asked.start == "end":
-        request = EgressRequest(egress=asked.egress, limit=1, at_end=True)
-        positions = (await read(request)).next
+async def _print_all(reader: EgressReader, asked: Asked, as_json: bool) -> None:
+    if asked.start == "now" and asked.follow:
+        await reader.begin()
         typer.echo(f"waiting for {asked.egress}; --from start shows what was before", err=True)
     left = asked.limit
     while left is None or left > 0:
-        size = _PAGE if left is None else min(_PAGE, left)
-        wait_ms = _WAIT_MS if asked.follow else 0
-        page = await read(
-            EgressRequest(egress=asked.egress, positions=positions, limit=size, wait_ms=wait_ms)
-        )
-        count = _print(page, as_json, left)
-        if not count and not asked.follow:
-            break
-        left = None if left is None else left - count
-        positions = page.next
-
-
-def _print(page: EgressPage, as_json: bool, left: int | None) -> int:
-    """Print the values of a page, `left` at most; return how many."""
-    count = 0
-    for entry in page.entries:
-        for offset, value in enumerate(msgspec.msgpack.decode(entry.values)):
-            if count == left:
-                return count
-            count += 1
-            shown = msgspec.json.encode(value).decode()
-            if as_json:
-                place = {"partition": entry.partition, "position": entry.first + offset}
-                shown = json.dumps({**place, "value": json.loads(shown)})
-            sys.stdout.write(f"{shown}\n")
-    # Somebody may be reading line by line.
+        # Somebody may be reading line by line; what was printed counts as read.
+        if not reader.has_waiting:
+            sys.stdout.flush()
+            if not await reader.fill():
+                break
+        sys.stdout.write(_line(reader.take(), as_json))
+        left = None if left is None else left - 1
     sys.stdout.flush()
-    return count
+
+
+def _line(record: EgressRecord, as_json: bool) -> str:
+    shown = msgspec.json.encode(record.value).decode()
+    if not as_json:
+        return f"{shown}\n"
+    described: dict[str, Any] = {
+        "partition": record.partition,
+        "position": record.position,
+        "key": record.key,
+        "at_ms": record.at_ms,
+        "value": json.loads(shown),
+    }
+    return f"{json.dumps(described)}\n"

@@ -11,7 +11,7 @@ import random
 import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from math import ceil
 from types import TracebackType
@@ -42,11 +42,18 @@ from sublet.runtime.client_channel import (
 )
 from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
 from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
+from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
 from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
-from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX, CallInfo
+from sublet.runtime.unary import (
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    CallInfo,
+    EgressPage,
+    EgressRequest,
+)
 from sublet.runtime.windows import check_takes_watermarks, refusal_of_source
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
@@ -127,6 +134,7 @@ class Client:
         self._message_bytes_max = 0
         self._key_bytes_max = 0
         self._retiring: list[SessionLinks] = []
+        self._egress_source: EgressSource | None = None
         self._open = False
         self._used = False
         self._tasks: asyncio.TaskGroup
@@ -420,6 +428,67 @@ class Client:
         await waiter
         if gather.errors:
             raise gather.errors[min(gather.errors)]
+
+    # Egress
+
+    def egress(
+        self,
+        name: str,
+        *,
+        start: str | EgressCursor = "start",
+        until: str | EgressCursor | None = None,
+        lost: Literal["raise", "skip"] = "raise",
+        of: Any = Any,
+        batch_max: int = 1_000,
+    ) -> EgressReader:
+        """Read what functions emit: `async for record in client.egress("orders")`.
+
+        Values of one key come in the order in which they were emitted; all partitions of all
+        functions that emit to it are read, also those that begin to later. It goes on for ever, or
+        to `until`.
+
+        - `start`: "start" (the oldest that is kept), "now", or a cursor: that of an earlier
+          reader, or its text.
+        - `until`: "now" reads what is there when it begins, then ends; a cursor reads up to it,
+          of the partitions that it names.
+        - `lost`: what to do about values that were dropped at a bound before they were read:
+          raise `EgressLostError`, or go on with the oldest that is kept (`reader.lost` tells).
+        - `of`: the type of the values.
+        - `batch_max`: how many records are read, and held in memory, at once.
+        """
+        return EgressReader(
+            self._read_egress,
+            name,
+            start=start,
+            until=until,
+            lost=lost,
+            of=of,
+            batch_max=batch_max,
+        )
+
+    async def egress_bounds(self, name: str) -> tuple[EgressCursor, EgressCursor]:
+        """Return cursors at the oldest value of an egress that is kept, and behind the newest."""
+        page = await self._read_egress(EgressRequest(egress=name, limit=1))
+        return first_of(page), end_of(page)
+
+    async def _read_egress(self, request: EgressRequest) -> EgressPage:
+        if not self._open:
+            raise _closed()
+        if self._egress_source is None:
+            source = EgressSource(
+                self._reader_addresses, patience=self._patience, limits=self._limits
+            )
+            self._egress_source = source
+            self._exit_stack.push_async_callback(source.close)
+        return await self._egress_source.read(request)
+
+    def _reader_addresses(self) -> Sequence[str]:
+        topology = self._session.topology
+        found = list(topology.workers.values()) if topology is not None else []
+        # A directory may be away: then what is known has to do.
+        with suppress(OSError, SubletError):
+            found += self._addresses()
+        return list(dict.fromkeys(found))
 
     async def _ask_many(
         self,

@@ -22,11 +22,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Mark(msgspec.Struct, array_like=True):
-    """Where a piece begins: its first position, when it began, and the bytes before it."""
+    """A piece: where it begins, the bytes before it, its first and its last time of writing."""
 
     position: int
-    at_ms: int
     bytes_before: int
+    first_ms: int
+    last_ms: int
 
 
 class Extent(msgspec.Struct, array_like=True):
@@ -34,8 +35,6 @@ class Extent(msgspec.Struct, array_like=True):
 
     bytes_total: int
     """Of all that was ever written."""
-    last_ms: int
-    """When something was last written."""
     marks: list[Mark]
 
 
@@ -97,16 +96,16 @@ class EgressRetention:
     def _wrote(self, name: str, first: int, size_bytes: int, clock_ms: int) -> None:
         extent = self._extents.get(name)
         if extent is None:
-            extent = self._extents[name] = Extent(0, clock_ms, [])
+            extent = self._extents[name] = Extent(0, [])
         marks = extent.marks
         if (
             not marks
             or (extent.bytes_total - marks[-1].bytes_before) * PIECES >= self._bytes_max
-            or (clock_ms - marks[-1].at_ms) * PIECES >= self._keep_ms
+            or (clock_ms - marks[-1].first_ms) * PIECES >= self._keep_ms
         ):
-            marks.append(Mark(first, clock_ms, extent.bytes_total))
+            marks.append(Mark(first, extent.bytes_total, clock_ms, clock_ms))
         extent.bytes_total += size_bytes
-        extent.last_ms = clock_ms
+        marks[-1].last_ms = clock_ms
 
     def _kept_from(self, name: str, clock_ms: int) -> int:
         """Forget the marks of pieces that have to go; return the first position that stays."""
@@ -115,11 +114,11 @@ class EgressRetention:
         while len(marks) > 1 and (
             marks[1].position <= kept
             or extent.bytes_total - marks[0].bytes_before > self._bytes_max
-            or clock_ms - marks[1].at_ms > self._keep_ms
+            or clock_ms - marks[0].last_ms > self._keep_ms
         ):
             del marks[0]
             kept = max(kept, marks[0].position)
-        if marks and clock_ms - extent.last_ms > self._keep_ms:
+        if marks and clock_ms - marks[-1].last_ms > self._keep_ms:
             marks.clear()
             kept = next_
         return kept
@@ -127,8 +126,6 @@ class EgressRetention:
     def look(self, clock_ms: int) -> bool:
         """Tell whether a commit is wanted although nothing new was written: for what is too old."""
         for name, extent in self._extents.items():
-            marks = extent.marks
-            ended_ms = marks[1].at_ms if len(marks) > 1 else extent.last_ms
-            if marks and clock_ms - ended_ms > self._keep_ms:
+            if extent.marks and clock_ms - extent.marks[0].last_ms > self._keep_ms:
                 self._overdue.add(name)
         return bool(self._overdue)

@@ -30,6 +30,10 @@ from sublet.runtime.unary import (
 )
 from sublet.statestore.contract import DEAD, TIMER, Record, Store
 
+PAGE_BYTES = 1024 * 1024
+"""A page of records is closed before it grows larger, unless a single one is."""
+ENTRY_BYTES = 200
+"""What a record takes beside its message and its key, about."""
 _FAR_MS = 1 << 60
 _MARK = "#"
 
@@ -77,21 +81,43 @@ class Inspection:
         if request.id:
             return await self._one_record(request)
         names = [self.function(request.function).name] if request.function else self._functions
+        partitions = [
+            partition_name(name, index)
+            for name in sorted(names)
+            for index in range(self._functions[name].partition_count)
+        ]
+        if request.kind == "dead":
+            return await self._dead_letters(partitions, request)
+        if request.after:
+            raise RejectedError("timers have no pages: the list shows those that are due first")
         entries: list[RecordEntry] = []
-        for name in sorted(names):
-            for index in range(self._functions[name].partition_count):
-                partition = partition_name(name, index)
-                records = await self._records(partition, request)
-                entries.extend(_entry(partition, each) for each in records)
+        for partition in partitions:
+            # One more than asked for tells whether there are more.
+            found = await self._store.records_due(partition, TIMER, _FAR_MS, request.limit + 1)
+            entries.extend(_entry(partition, each) for each in found)
         entries.sort(key=lambda each: each.at_ms)
-        return RecordPage(entries=entries[: request.limit], more=len(entries) > request.limit)
+        shown = _within(entries[: request.limit])
+        return RecordPage(entries=shown, more=len(entries) > len(shown))
 
-    async def _records(self, partition: str, request: RecordsRequest) -> Sequence[Record]:
-        # One more than asked for tells whether there are more.
-        limit = request.limit + 1
-        if request.kind == "timer":
-            return await self._store.records_due(partition, TIMER, _FAR_MS, limit)
-        return await self._store.record_ids(partition, DEAD, limit)
+    async def _dead_letters(self, partitions: Sequence[str], request: RecordsRequest) -> RecordPage:
+        """By partition and id, so that pages go on where the last one ended."""
+        begin, after = self.record_name(request.after) if request.after else ("", "")
+        if begin in partitions:
+            partitions = partitions[partitions.index(begin) :]
+        entries: list[RecordEntry] = []
+        for partition in partitions:
+            limit = request.limit + 1 - len(entries)
+            if limit <= 0:
+                break
+            id_ = after if partition == begin else ""
+            found = await self._store.record_ids(partition, DEAD, limit, id_)
+            entries.extend(_entry(partition, each) for each in found)
+        shown = _within(entries[: request.limit])
+        more = len(entries) > len(shown)
+        following = shown[-1].id if more else ""
+        if not more and not request.after:
+            shown.sort(key=lambda each: each.at_ms)
+        return RecordPage(entries=shown, more=more, next=following)
 
     async def _one_record(self, request: RecordsRequest) -> RecordPage:
         partition, id_ = self.record_name(request.id)
@@ -120,6 +146,16 @@ class Inspection:
                 f"{name} has no partition {index}; allowed: 0..{function.partition_count - 1}"
             )
         return partition, id_
+
+
+def _within(entries: list[RecordEntry]) -> list[RecordEntry]:
+    """Return as many as fit a reply, at least one."""
+    size_bytes = 0
+    for index, each in enumerate(entries):
+        size_bytes += len(each.json) + len(each.key) + ENTRY_BYTES
+        if index and size_bytes > PAGE_BYTES:
+            return entries[:index]
+    return entries
 
 
 def _described(function: Function) -> FunctionDescription:

@@ -18,11 +18,11 @@ from sublet.functions.app import Function
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.administration import Administration
 from sublet.runtime.client import Client
+from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
 from sublet.runtime.inspection import Inspection
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.pending import EgressColumns
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.state_view import state_json
 from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
@@ -32,7 +32,6 @@ from sublet.runtime.unary import (
     CallRequest,
     EgressPage,
     EgressRequest,
-    EgressValues,
     ExplainRequest,
     FunctionCost,
     FunctionDescription,
@@ -50,10 +49,6 @@ from sublet.runtime.unary import (
     answering,
 )
 from sublet.statestore.contract import Store
-
-EGRESS_LOOK_S = 0.05
-
-_decode_columns = msgspec.msgpack.Decoder(EgressColumns).decode
 
 
 class ServedWorker(Protocol):
@@ -82,6 +77,7 @@ class WorkerService:
         self._stack = AsyncExitStack()
         self._client: Client | None = None
         self._opening = asyncio.Lock()
+        self._egress = EgressPages(store)
         self._inspection = Inspection(worker.functions, store)
         self._administration = Administration(worker.host, store, self._inspection, routes)
 
@@ -195,45 +191,7 @@ class WorkerService:
         ]
 
     async def read_egress(self, request: EgressRequest) -> EgressPage:
-        """Read committed values; with `wait_ms`, wait that long for the first new one."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + request.wait_ms / 1000
-        while True:
-            page = await self._egress_page(request)
-            if page.entries or loop.time() >= until:
-                return page
-            await asyncio.sleep(EGRESS_LOOK_S)
-
-    async def _egress_page(self, request: EgressRequest) -> EgressPage:
-        entries: list[EgressValues] = []
-        following: dict[str, int] = {}
-        room = request.limit
-        partitions = await self._store.egress_partitions(request.egress)
-        for partition, (first_kept, end) in sorted(partitions.items()):
-            first = end if request.at_end else first_kept
-            position = max(request.positions.get(partition, first), first_kept)
-            if room > 0:
-                stored = await self._store.read_egress(request.egress, partition, position, room)
-                for entry in stored:
-                    skip = max(0, position - entry.first)
-                    values = msgspec.msgpack.decode(
-                        _decode_columns(entry.data).values, type=list[msgspec.Raw]
-                    )[skip : skip + room]
-                    if not values:
-                        continue
-                    start = entry.first + skip
-                    entries.append(
-                        EgressValues(
-                            partition=partition,
-                            first=start,
-                            count=len(values),
-                            values=msgspec.msgpack.encode(values),
-                        )
-                    )
-                    position = start + len(values)
-                    room -= len(values)
-            following[partition] = position
-        return EgressPage(entries=entries, next=following)
+        return await self._egress.read(request)
 
     async def read_state(self, request: StateRequest) -> StateReport:
         function = self._inspection.function(request.function)

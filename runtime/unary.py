@@ -101,13 +101,18 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):
     egress: str
     positions: dict[str, int] = {}
-    """Partition to the position to read from; one that is absent is read from its first."""
+    """Partition to the position to read from. Without any, all are read from their first; one that
+    is absent beside others has begun to write since, and is read from 0."""
     limit: int = EGRESS_LIMIT_DEFAULT
     wait_ms: int = 0
     json: bool = False
     """The caller speaks JSON; for the wire module alone."""
     at_end: bool = False
     """Absent partitions are read from their end instead: for whoever wants only what is new."""
+    until: dict[str, int] = {}
+    """Partition to the position before which to stop; if there are any, others are not read."""
+    skip_lost: bool = False
+    """What was dropped before it was read is told in the page; else it is an error."""
 
 
 class EgressValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,12 +123,27 @@ class EgressValues(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     values: bytes
     """A msgpack array with `count` items."""
+    keys: list[str] = []
+    """Of the instances that have emitted them, in the same order."""
+    at_ms: int = 0
+    """When, on the partition's clock (about Unix time)."""
+
+
+class EgressGap(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions `first` .. `next - 1` of a partition were dropped before they were read."""
+
+    partition: str
+    first: int
+    next: int
 
 
 class EgressPage(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[EgressValues]
     next: dict[str, int]
     """Partition to the position from which to read on."""
+    bounds: dict[str, tuple[int, int]] = {}
+    """Partition to its first position that is kept, and the one that is written next."""
+    lost: list[EgressGap] = []
 
 
 class StateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +237,8 @@ class RecordsRequest(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = LIST_LIMIT_DEFAULT
     id: str = ""
     """`partition#id` of the only one that is wanted."""
+    after: str = ""
+    """`next` of the last page; dead letters only."""
 
 
 class RecordEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +258,8 @@ class RecordEntry(msgspec.Struct, frozen=True, kw_only=True):
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[RecordEntry]
     more: bool = False
+    next: str = ""
+    """Where the next page of dead letters begins; empty: that was all."""
 
 
 class PutState(msgspec.Struct, frozen=True, kw_only=True, tag=True):

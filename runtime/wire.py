@@ -50,6 +50,7 @@ from sublet.runtime.unary import (
     AdministerRequest,
     CallRequest,
     DeleteState,
+    EgressGap,
     EgressPage,
     EgressRequest,
     EgressValues,
@@ -445,19 +446,41 @@ def decode_egress_request(encoded: bytes) -> EgressRequest:
         wait_ms=message.wait_ms,
         json=message.json,
         at_end=message.at_end,
+        until={
+            partition: _number("position", position)
+            for partition, position in message.until.items()
+        },
+        skip_lost=message.skip_lost,
     )
 
 
 def encode_egress_page(page: EgressPage, json: bool) -> bytes:
     entries = []
     for each in page.entries:
-        entry = pb.EgressEntry(partition=each.partition, first=each.first, count=each.count)
+        entry = pb.EgressEntry(
+            partition=each.partition,
+            first=each.first,
+            count=each.count,
+            keys=each.keys,
+            at_ms=each.at_ms,
+        )
         if json:
             entry.json = _json_from_msgpack(each.values)
         else:
             entry.msgpack = each.values
         entries.append(entry)
-    return pb.ReadEgressReply(entries=entries, next=page.next).SerializeToString()
+    return pb.ReadEgressReply(
+        entries=entries,
+        next=page.next,
+        bounds={
+            partition: pb.EgressBounds(first=first, next=next_)
+            for partition, (first, next_) in page.bounds.items()
+        },
+        lost=[
+            pb.EgressGap(partition=each.partition, first=each.first, next=each.next)
+            for each in page.lost
+        ],
+    ).SerializeToString()
 
 
 def decode_state_request(encoded: bytes) -> StateRequest:
@@ -553,6 +576,7 @@ def decode_records_request(encoded: bytes) -> RecordsRequest:
         function=message.function,
         limit=_list_limit(message.limit),
         id=message.id,
+        after=message.after,
     )
 
 
@@ -571,7 +595,9 @@ def encode_record_page(page: RecordPage) -> bytes:
         if each.error is not None:
             entry.error.CopyFrom(pb.Error(code=each.error.code, message=each.error.message))
         entries.append(entry)
-    return pb.ListRecordsReply(entries=entries, more=page.more).SerializeToString()
+    return pb.ListRecordsReply(
+        entries=entries, more=page.more, next=page.next
+    ).SerializeToString()
 
 
 def decode_administer_request(encoded: bytes) -> AdministerRequest:
@@ -684,6 +710,8 @@ def encode_egress_request(request: EgressRequest) -> bytes:
         wait_ms=request.wait_ms,
         json=request.json,
         at_end=request.at_end,
+        until=request.until,
+        skip_lost=request.skip_lost,
     ).SerializeToString()
 
 
@@ -698,10 +726,20 @@ def decode_egress_page(encoded: bytes) -> EgressPage:
             values=_msgpack_from_json(each.json)
             if each.WhichOneof("values") == "json"
             else each.msgpack,
+            keys=list(each.keys),
+            at_ms=each.at_ms,
         )
         for each in message.entries
     ]
-    return EgressPage(entries=entries, next=dict(message.next))
+    return EgressPage(
+        entries=entries,
+        next=dict(message.next),
+        bounds={name: (each.first, each.next) for name, each in message.bounds.items()},
+        lost=[
+            EgressGap(partition=each.partition, first=each.first, next=each.next)
+            for each in message.lost
+        ],
+    )
 
 
 def encode_state_request(request: StateRequest) -> bytes:
@@ -781,6 +819,7 @@ def encode_records_request(request: RecordsRequest) -> bytes:
         function=request.function,
         limit=request.limit,
         id=request.id,
+        after=request.after,
     ).SerializeToString()
 
 
@@ -801,7 +840,7 @@ def decode_record_page(encoded: bytes) -> RecordPage:
         )
         for each in message.entries
     ]
-    return RecordPage(entries=entries, more=message.more)
+    return RecordPage(entries=entries, more=message.more, next=message.next)
 
 
 def encode_administer_request(request: AdministerRequest) -> bytes:
@@ -868,6 +907,7 @@ STATUS_BY_CODE: Mapping[str, grpc.StatusCode] = {
     "bad_key": grpc.StatusCode.INVALID_ARGUMENT,
     "too_large": grpc.StatusCode.INVALID_ARGUMENT,
     "idempotency_conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "egress_lost": grpc.StatusCode.OUT_OF_RANGE,
     "call_cycle": grpc.StatusCode.FAILED_PRECONDITION,
     "retry_later": grpc.StatusCode.UNAVAILABLE,
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -12,6 +12,7 @@ from sublet.functions.context import Batch, Context
 from sublet.functions.errors import (
     CallCycleError,
     DeadlineExceededError,
+    EgressLostError,
     EncodeError,
     FailedError,
     HandlerError,
@@ -50,16 +51,23 @@ from sublet.functions.state import (
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, Window
 
 if TYPE_CHECKING:
-    from sublet.runtime.blocking_client import BlockingClient
+    from sublet.runtime.blocking_client import BlockingClient, BlockingEgressReader
     from sublet.runtime.client import Client
-    from sublet.runtime.unary import CallInfo
+    from sublet.runtime.egress_cursor import EgressCursor
+    from sublet.runtime.egress_reader import EgressReader, EgressRecord
+    from sublet.runtime.unary import CallInfo, EgressGap
 
 __version__ = "0.1.0"
 
 _LATER = {
     "Client": "sublet.runtime.client",
     "BlockingClient": "sublet.runtime.blocking_client",
+    "BlockingEgressReader": "sublet.runtime.blocking_client",
     "CallInfo": "sublet.runtime.unary",
+    "EgressCursor": "sublet.runtime.egress_cursor",
+    "EgressGap": "sublet.runtime.unary",
+    "EgressReader": "sublet.runtime.egress_reader",
+    "EgressRecord": "sublet.runtime.egress_reader",
 }
 
 
@@ -78,12 +86,18 @@ __all__ = [
     "App",
     "Batch",
     "BlockingClient",
+    "BlockingEgressReader",
     "CallCycleError",
     "CallInfo",
     "Client",
     "Context",
     "Count",
     "DeadlineExceededError",
+    "EgressCursor",
+    "EgressGap",
+    "EgressLostError",
+    "EgressReader",
+    "EgressRecord",
     "EncodeError",
     "FailedError",
     "Fields",

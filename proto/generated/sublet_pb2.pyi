@@ -141,8 +141,15 @@ class PathStep(_message.Message):
     def __init__(self, function: _Optional[str] = ..., ms: _Optional[float] = ...) -> None: ...
 
 class ReadEgressRequest(_message.Message):
-    __slots__ = ("egress", "positions", "limit", "wait_ms", "json", "at_end")
+    __slots__ = ("egress", "positions", "limit", "wait_ms", "json", "at_end", "until", "skip_lost")
     class PositionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class UntilEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -155,16 +162,20 @@ class ReadEgressRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
     AT_END_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    SKIP_LOST_FIELD_NUMBER: _ClassVar[int]
     egress: str
     positions: _containers.ScalarMap[str, int]
     limit: int
     wait_ms: int
     json: bool
     at_end: bool
-    def __init__(self, egress: _Optional[str] = ..., positions: _Optional[_Mapping[str, int]] = ..., limit: _Optional[int] = ..., wait_ms: _Optional[int] = ..., json: _Optional[bool] = ..., at_end: _Optional[bool] = ...) -> None: ...
+    until: _containers.ScalarMap[str, int]
+    skip_lost: bool
+    def __init__(self, egress: _Optional[str] = ..., positions: _Optional[_Mapping[str, int]] = ..., limit: _Optional[int] = ..., wait_ms: _Optional[int] = ..., json: _Optional[bool] = ..., at_end: _Optional[bool] = ..., until: _Optional[_Mapping[str, int]] = ..., skip_lost: _Optional[bool] = ...) -> None: ...
 
 class ReadEgressReply(_message.Message):
-    __slots__ = ("entries", "next")
+    __slots__ = ("entries", "next", "bounds", "lost")
     class NextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -172,25 +183,58 @@ class ReadEgressReply(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class BoundsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: EgressBounds
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[EgressBounds, _Mapping]] = ...) -> None: ...
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[EgressEntry]
     next: _containers.ScalarMap[str, int]
-    def __init__(self, entries: _Optional[_Iterable[_Union[EgressEntry, _Mapping]]] = ..., next: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    bounds: _containers.MessageMap[str, EgressBounds]
+    lost: _containers.RepeatedCompositeFieldContainer[EgressGap]
+    def __init__(self, entries: _Optional[_Iterable[_Union[EgressEntry, _Mapping]]] = ..., next: _Optional[_Mapping[str, int]] = ..., bounds: _Optional[_Mapping[str, EgressBounds]] = ..., lost: _Optional[_Iterable[_Union[EgressGap, _Mapping]]] = ...) -> None: ...
+
+class EgressBounds(_message.Message):
+    __slots__ = ("first", "next")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    next: int
+    def __init__(self, first: _Optional[int] = ..., next: _Optional[int] = ...) -> None: ...
+
+class EgressGap(_message.Message):
+    __slots__ = ("partition", "first", "next")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    partition: str
+    first: int
+    next: int
+    def __init__(self, partition: _Optional[str] = ..., first: _Optional[int] = ..., next: _Optional[int] = ...) -> None: ...
 
 class EgressEntry(_message.Message):
-    __slots__ = ("partition", "first", "count", "msgpack", "json")
+    __slots__ = ("partition", "first", "count", "msgpack", "json", "keys", "at_ms")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     MSGPACK_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
     partition: str
     first: int
     count: int
     msgpack: bytes
     json: str
-    def __init__(self, partition: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., msgpack: _Optional[bytes] = ..., json: _Optional[str] = ...) -> None: ...
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    at_ms: int
+    def __init__(self, partition: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., msgpack: _Optional[bytes] = ..., json: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., at_ms: _Optional[int] = ...) -> None: ...
 
 class ReadStateRequest(_message.Message):
     __slots__ = ("function", "key")
@@ -327,7 +371,7 @@ class StageTime(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., ms: _Optional[float] = ...) -> None: ...
 
 class ListRecordsRequest(_message.Message):
-    __slots__ = ("kind", "function", "limit", "id")
+    __slots__ = ("kind", "function", "limit", "id", "after")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[ListRecordsRequest.Kind]
@@ -340,19 +384,23 @@ class ListRecordsRequest(_message.Message):
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     kind: ListRecordsRequest.Kind
     function: str
     limit: int
     id: str
-    def __init__(self, kind: _Optional[_Union[ListRecordsRequest.Kind, str]] = ..., function: _Optional[str] = ..., limit: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
+    after: str
+    def __init__(self, kind: _Optional[_Union[ListRecordsRequest.Kind, str]] = ..., function: _Optional[str] = ..., limit: _Optional[int] = ..., id: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
 
 class ListRecordsReply(_message.Message):
-    __slots__ = ("entries", "more")
+    __slots__ = ("entries", "more", "next")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[RecordEntry]
     more: bool
-    def __init__(self, entries: _Optional[_Iterable[_Union[RecordEntry, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+    next: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[RecordEntry, _Mapping]]] = ..., more: _Optional[bool] = ..., next: _Optional[str] = ...) -> None: ...
 
 class RecordEntry(_message.Message):
     __slots__ = ("id", "function", "key", "json", "at_ms", "error", "attempts", "source")
@@ -425,44 +473,50 @@ class OpenLaneReply(_message.Message):
     def __init__(self, path: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("data", "hello", "welcome", "topology", "refused", "goodbye")
+    __slots__ = ("data", "hello", "welcome", "topology", "refused", "goodbye", "alive")
     DATA_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     hello: Hello
     welcome: Welcome
     topology: Topology
     refused: Refused
     goodbye: Goodbye
-    def __init__(self, data: _Optional[bytes] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    alive: Alive
+    def __init__(self, data: _Optional[bytes] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("endpoint", "protocol", "lane_token")
+    __slots__ = ("endpoint", "protocol", "lane_token", "answers_alive")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_ALIVE_FIELD_NUMBER: _ClassVar[int]
     endpoint: str
     protocol: int
     lane_token: str
-    def __init__(self, endpoint: _Optional[str] = ..., protocol: _Optional[int] = ..., lane_token: _Optional[str] = ...) -> None: ...
+    answers_alive: bool
+    def __init__(self, endpoint: _Optional[str] = ..., protocol: _Optional[int] = ..., lane_token: _Optional[str] = ..., answers_alive: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker", "topology", "credit", "message_bytes_max", "key_bytes_max")
+    __slots__ = ("worker", "topology", "credit", "message_bytes_max", "key_bytes_max", "answers_alive")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_ALIVE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     topology: Topology
     credit: int
     message_bytes_max: int
     key_bytes_max: int
-    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., credit: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ...) -> None: ...
+    answers_alive: bool
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., credit: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., answers_alive: _Optional[bool] = ...) -> None: ...
 
 class Topology(_message.Message):
     __slots__ = ("version", "functions", "placement", "workers")
@@ -521,6 +575,12 @@ class Error(_message.Message):
     message: str
     retry_after_ms: int
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class Alive(_message.Message):
+    __slots__ = ("asks",)
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    asks: bool
+    def __init__(self, asks: _Optional[bool] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)

@@ -22,12 +22,14 @@ from sublet.functions.address import partition_name, split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.context import check_message
 from sublet.functions.errors import (
+    EncodeError,
     KeyRejectedError,
     SubletError,
     UnavailableError,
     UnknownFunctionError,
 )
 from sublet.runtime.client import Client
+from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.http.bodies import (
     JSON_TYPE,
     MEDIA_TYPES,
@@ -52,7 +54,17 @@ from sublet.runtime.http.reading import (
 from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
 from sublet.runtime.limits import Limits
 from sublet.runtime.tracing import Tracing
-from sublet.runtime.unary import CallInfo, LeasesReport, StateReport, StateRequest
+from sublet.runtime.unary import (
+    EGRESS_LIMIT_DEFAULT,
+    EGRESS_LIMIT_MAX,
+    EGRESS_WAIT_MS_MAX,
+    CallInfo,
+    EgressPage,
+    EgressRequest,
+    LeasesReport,
+    StateReport,
+    StateRequest,
+)
 from sublet.statestore.contract import Store
 
 _log = structlog.get_logger(__name__)
@@ -75,6 +87,8 @@ class IngressService(Protocol):
     async def client(self) -> Client: ...
 
     async def read_state(self, request: StateRequest) -> StateReport: ...
+
+    async def read_egress(self, request: EgressRequest) -> EgressPage: ...
 
     def metrics(self) -> bytes: ...
 
@@ -113,6 +127,7 @@ class HttpApp:
                 Route("/functions/{app}/{function}", self._invoke, methods=["POST"]),
                 Route("/state/{app}/{function}/{key}", self._state),
                 Route("/state/{app}/{function}", self._keys),
+                Route("/egress/{name}/page", self._egress_page),
                 Route("/egress/{name}", self._egress),
                 Route("/health", self._health),
                 Route("/ready", self._ready),
@@ -243,7 +258,7 @@ class HttpApp:
     async def _keys(self, request: Request) -> Response:
         function = self._function(request)
         query = query_of(request.scope["query_string"], ("after", "limit"))
-        limit = _limit(query.get("limit"))
+        limit = _number(query, "limit", KEYS_LIMIT_DEFAULT, 1, KEYS_LIMIT_MAX)
         after = _cursor_read(query["after"], function.name) if "after" in query else None
         page = await self._store.scan(function.name, after, limit)
         keys = [{"key": rows[0].key, "partition": partition} for partition, rows in page if rows]
@@ -254,13 +269,40 @@ class HttpApp:
 
     # Egress
 
-    async def _egress(self, request: Request) -> Response:
-        name = path_text(request.path_params["name"])
-        if len(name) > EGRESS_NAME_CHARS_MAX:
-            raise HttpProblemError(
-                "bad_request",
-                f"the egress's name has {len(name)} characters; allowed: {EGRESS_NAME_CHARS_MAX}",
+    async def _egress_page(self, request: Request) -> Response:
+        name = _egress_name(request)
+        query = query_of(request.scope["query_string"], ("from", "limit", "wait_ms", "lost"))
+        lost = query.get("lost", "refuse")
+        if lost not in ("refuse", "skip"):
+            raise HttpProblemError("bad_request", f"lost is {lost!r:.60}; allowed: refuse, skip")
+        start = query.get("from", "start")
+        cursor = EgressCursor() if start == "now" else await self._feeds.positions(name, start)
+        page = await self._service.read_egress(
+            EgressRequest(
+                egress=name,
+                positions=cursor.positions,
+                at_end=start == "now",
+                limit=_number(query, "limit", EGRESS_LIMIT_DEFAULT, 1, EGRESS_LIMIT_MAX),
+                wait_ms=_number(query, "wait_ms", 0, 0, EGRESS_WAIT_MS_MAX),
+                skip_lost=lost == "skip",
             )
+        )
+        values = [
+            {
+                "partition": entry.partition,
+                "position": entry.first + offset,
+                "key": entry.keys[offset],
+                "at_ms": entry.at_ms,
+                **_shown(value),
+            }
+            for entry in page.entries
+            for offset, value in enumerate(msgspec.msgpack.decode(entry.values))
+        ]
+        behind = str(EgressCursor.at(page.next))
+        return _json({"values": values, "cursor": behind, "lost": page.lost})
+
+    async def _egress(self, request: Request) -> Response:
+        name = _egress_name(request)
         query = query_of(request.scope["query_string"], ("from",))
         # A browser that reconnects repeats the address it began with.
         start = request.headers.get("last-event-id") or query.get("from", "start")
@@ -326,6 +368,24 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type=JSON_TYPE, headers=_NO_STORE)
 
 
+def _shown(value: Any) -> dict[str, Any]:
+    try:
+        return {"value": msgspec.Raw(encoded(value, "json"))}
+    except EncodeError as error:
+        # One that has no form in JSON must not hide the others.
+        return {"value": None, "unreadable": str(error)}
+
+
+def _egress_name(request: Request) -> str:
+    name = path_text(request.path_params["name"])
+    if len(name) > EGRESS_NAME_CHARS_MAX:
+        raise HttpProblemError(
+            "bad_request",
+            f"the egress's name has {len(name)} characters; allowed: {EGRESS_NAME_CHARS_MAX}",
+        )
+    return name
+
+
 def _is_one_way(mode: str | None, prefer: str | None) -> bool:
     if mode is not None and mode not in ("call", "send"):
         raise HttpProblemError("bad_request", f"mode is {mode!r:.60}; allowed: call, send")
@@ -336,15 +396,14 @@ def _is_one_way(mode: str | None, prefer: str | None) -> bool:
     return any(each.strip().lower() == "respond-async" for each in prefer.split(","))
 
 
-def _limit(text: str | None) -> int:
+def _number(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = query.get(name)
     if text is None:
-        return KEYS_LIMIT_DEFAULT
-    limit = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
-    if not 1 <= limit <= KEYS_LIMIT_MAX:
-        raise HttpProblemError(
-            "bad_request", f"limit is {text!r:.60}; allowed: 1..{KEYS_LIMIT_MAX}"
-        )
-    return limit
+        return default
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    if not least <= number <= most:
+        raise HttpProblemError("bad_request", f"{name} is {text!r:.60}; allowed: {least}..{most}")
+    return number
 
 
 def _cursor_read(text: str, function: str) -> tuple[str, str]:

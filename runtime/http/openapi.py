@@ -18,6 +18,7 @@ from sublet.runtime.http.errors import PROBLEM_TYPE, STATUS_BY_CODE, problem_sch
 from sublet.runtime.http.reading import DEADLINE_PATTERN, IDEMPOTENCY_KEY_PATTERN
 from sublet.runtime.http.sse import STREAM_TYPE
 from sublet.runtime.limits import Limits
+from sublet.runtime.unary import EGRESS_LIMIT_DEFAULT, EGRESS_LIMIT_MAX, EGRESS_WAIT_MS_MAX
 
 KEYS_LIMIT_DEFAULT = 100
 KEYS_LIMIT_MAX = 1_000
@@ -227,13 +228,46 @@ def _describe_state(paths: Json, name: str, limits: Limits) -> None:
     }
 
 
+def _egress_page_schema() -> Json:
+    position = {"type": "integer", "minimum": 0}
+    value = {
+        "type": "object",
+        "required": ["partition", "position", "key", "at_ms", "value"],
+        "properties": {
+            "partition": {"type": "string"},
+            "position": position,
+            "key": {"type": "string"},
+            "at_ms": {"type": "integer"},
+            "value": {},
+            "unreadable": {
+                "type": "string",
+                "description": "Why the value has no form in JSON; it is null then.",
+            },
+        },
+    }
+    gap = {
+        "type": "object",
+        "required": ["partition", "first", "next"],
+        "properties": {"partition": {"type": "string"}, "first": position, "next": position},
+    }
+    return {
+        "type": "object",
+        "required": ["values", "cursor", "lost"],
+        "properties": {
+            "values": {"type": "array", "items": value},
+            "cursor": {"type": "string"},
+            "lost": {"type": "array", "items": gap},
+        },
+    }
+
+
 def _describe_worker(paths: Json) -> None:
     paths["/egress/{name}"] = {
         "get": {
             "operationId": "egress",
             "summary": "Follow an egress as server-sent events.",
             "description": (
-                "Each event's `id` is the position after it; `Last-Event-ID` or `from` goes on "
+                "Each event's `id` is the cursor behind it; `Last-Event-ID` or `from` goes on "
                 "there. `event: gap` tells that values were dropped before they were read. The "
                 "stream ends only with the worker or the reader."
             ),
@@ -269,6 +303,69 @@ def _describe_worker(paths: Json) -> None:
                     "content": {STREAM_TYPE: {"schema": {"type": "string"}}},
                 },
                 **_problems(("bad_request", "overloaded", "unavailable")),
+            },
+        }
+    }
+    paths["/egress/{name}/page"] = {
+        "get": {
+            "operationId": "egressPage",
+            "summary": "Read some values of an egress, behind a cursor.",
+            "description": (
+                "`cursor` of the reply is the `from` of the next request: kept together with what "
+                "was made of the values, it makes each of them count once."
+            ),
+            "tags": ["egress"],
+            "parameters": [
+                {
+                    "name": "name",
+                    "in": "path",
+                    "required": True,
+                    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+                },
+                {
+                    "name": "from",
+                    "in": "query",
+                    "description": "`start` (of what is kept), `now`, or a cursor.",
+                    "schema": {"type": "string", "default": "start"},
+                },
+                {
+                    "name": "limit",
+                    "in": "query",
+                    "description": "At most so many values.",
+                    "schema": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": EGRESS_LIMIT_MAX,
+                        "default": EGRESS_LIMIT_DEFAULT,
+                    },
+                },
+                {
+                    "name": "wait_ms",
+                    "in": "query",
+                    "description": "If there is nothing, wait so long for something to come.",
+                    "schema": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "maximum": EGRESS_WAIT_MS_MAX,
+                        "default": 0,
+                    },
+                },
+                {
+                    "name": "lost",
+                    "in": "query",
+                    "description": (
+                        "About values that were dropped before they were read: `refuse` the "
+                        "request (410), or `skip` and tell them."
+                    ),
+                    "schema": {"type": "string", "enum": ["refuse", "skip"], "default": "refuse"},
+                },
+            ],
+            "responses": {
+                "200": {
+                    "description": "Values, and the cursor behind them.",
+                    "content": {JSON_TYPE: {"schema": _egress_page_schema()}},
+                },
+                **_problems(("bad_request", "egress_lost", "rejected", "unavailable")),
             },
         }
     }

@@ -9,16 +9,21 @@ memory at most, and the connection's write timeout cuts one that takes nothing.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
 import structlog
 
-from sublet.functions.address import SLOT_COUNT, partition_name, split_partition_name
 from sublet.functions.codec import split_column
-from sublet.functions.errors import EncodeError, OverloadedError, RetryLaterError, SubletError
+from sublet.functions.errors import (
+    EncodeError,
+    OverloadedError,
+    RejectedError,
+    RetryLaterError,
+    SubletError,
+)
+from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.http.bodies import encoded
 from sublet.runtime.http.errors import HttpProblemError, problem_of
 from sublet.runtime.pending import EgressColumns
@@ -33,58 +38,10 @@ PAGE_ENTRIES = 4
 CHUNK_BYTES = 32 * 1024
 STREAM_TYPE = "text/event-stream"
 
-_POSITION = re.compile(r"\d{1,18}", re.ASCII)
 _decode_columns = msgspec.msgpack.Decoder(EgressColumns).decode
 
 Heads = Mapping[str, tuple[int, int]]
 """Partition to its first kept and its next position."""
-
-
-class Positions:
-    """Where a reader stands in each partition: `shop/cart=3,,17;shop/stock=4` as text.
-
-    After a function's name come its partitions in order, empty where nothing was read yet.
-    """
-
-    def __init__(self, text: str = "") -> None:
-        """400 if the text is not one that was written here."""
-        self._by_function: dict[str, list[str]] = {}
-        for part in filter(None, text.split(";")):
-            function, mark, listed = part.partition("=")
-            numbers = listed.split(",")
-            if (
-                not mark
-                or function.count("/") != 1
-                or function in self._by_function
-                or len(numbers) > SLOT_COUNT
-                or not all(not each or _POSITION.fullmatch(each) for each in numbers)
-            ):
-                raise HttpProblemError(
-                    "bad_request",
-                    f"{text!r:.100} is no position of an egress; allowed: start, now, or the id "
-                    "of an event",
-                )
-            self._by_function[function] = numbers
-
-    def get(self, partition: str) -> int | None:
-        function, index = split_partition_name(partition)
-        numbers = self._by_function.get(function, ())
-        return int(numbers[index]) if index < len(numbers) and numbers[index] else None
-
-    def set(self, partition: str, position: int) -> None:
-        function, index = split_partition_name(partition)
-        numbers = self._by_function.setdefault(function, [])
-        numbers.extend("" for _ in range(index + 1 - len(numbers)))
-        numbers[index] = str(position)
-
-    def __str__(self) -> str:
-        return ";".join(f"{name}={','.join(each)}" for name, each in self._by_function.items())
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        for function, numbers in self._by_function.items():
-            for index, number in enumerate(numbers):
-                if number:
-                    yield partition_name(function, index), int(number)
 
 
 class _Watch:
@@ -128,13 +85,16 @@ class EgressFeeds:
         for watch in self._watches.values():
             watch.tell()
 
-    async def positions(self, egress: str, start: str) -> Positions:
+    async def positions(self, egress: str, start: str) -> EgressCursor:
         """Return where to begin: "start", "now", or the id of the last event that arrived."""
         if start in ("", "start"):
-            return Positions()
+            return EgressCursor()
         if start != "now":
-            return Positions(start)
-        positions = Positions()
+            try:
+                return EgressCursor(start)
+            except RejectedError as error:
+                raise HttpProblemError("bad_request", str(error)) from None
+        positions = EgressCursor()
         for partition, (_, following) in (await self._store.egress_partitions(egress)).items():
             positions.set(partition, following)
         return positions
@@ -146,7 +106,7 @@ class EgressFeeds:
                 RECONNECT_MS,
             )
 
-    async def events(self, egress: str, positions: Positions) -> AsyncIterator[bytes]:
+    async def events(self, egress: str, positions: EgressCursor) -> AsyncIterator[bytes]:
         """Yield events, in pieces that end with an event, until the worker stops."""
         with self._watching(egress) as watch:
             yield f"retry: {RECONNECT_MS}\n\n".encode()
@@ -166,7 +126,7 @@ class EgressFeeds:
                     yield b": alive\n\n"
 
     async def _page(
-        self, egress: str, partition: str, bounds: tuple[int, int], positions: Positions
+        self, egress: str, partition: str, bounds: tuple[int, int], positions: EgressCursor
     ) -> AsyncIterator[bytes]:
         first_kept = bounds[0]
         position = positions.get(partition)
@@ -180,9 +140,10 @@ class EgressFeeds:
         except RetryLaterError as error:
             await asyncio.sleep(error.retry_after_ms / 1000)
             return
-        if not entries:
-            # Trimmed since we looked; the next look tells from where there is something.
+        if not entries or entries[0].first > position:
+            # Trimmed since we looked; the next look tells what is gone.
             await asyncio.sleep(self._look_every_s)
+            return
         for entry in entries:
             for piece in _pieces(entry, partition, positions, position):
                 yield piece
@@ -219,7 +180,7 @@ class EgressFeeds:
             await asyncio.sleep(self._look_every_s)
 
 
-def _behind(heads: Heads, positions: Positions) -> list[str]:
+def _behind(heads: Heads, positions: EgressCursor) -> list[str]:
     """Return the partitions that have something for a reader at these positions."""
     found = []
     for partition, (first_kept, following) in heads.items():
@@ -230,7 +191,7 @@ def _behind(heads: Heads, positions: Positions) -> list[str]:
 
 
 def _pieces(
-    entry: EgressEntry, partition: str, positions: Positions, position: int
+    entry: EgressEntry, partition: str, positions: EgressCursor, position: int
 ) -> Iterator[bytes]:
     """Yield an entry's values from a position on as events, moving the positions along."""
     chunk = bytearray()
@@ -249,7 +210,7 @@ def _pieces(
         yield bytes(chunk)
 
 
-def _event(positions: Positions, data: bytes, kind: str = "") -> bytes:
+def _event(positions: EgressCursor, data: bytes, kind: str = "") -> bytes:
     # JSON as we write it has no line ends, which would cut the data.
     named = f"event: {kind}\n" if kind else ""
     return b"".join((f"{named}id: {positions}\ndata: ".encode(), data, b"\n\n"))

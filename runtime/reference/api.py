@@ -35,6 +35,7 @@ _DECLARING = ("App", "Function", "Retry", "NO_RETRY")
 _WINDOWS = ("TumblingWindow", "SlidingWindow", "SessionWindow", "Window")
 _HANDLING = ("Context", "Batch")
 _CALLING = ("Client", "BlockingClient", "CallInfo")
+_EGRESS = ("EgressReader", "EgressRecord", "EgressCursor", "EgressGap", "BlockingEgressReader")
 _STATES = (
     "Value",
     "Map",
@@ -80,6 +81,7 @@ def api_page() -> str:
         ("Windows", _WINDOWS),
         ("In a handler", _HANDLING),
         ("Calling from outside", _CALLING),
+        ("Reading an egress", _EGRESS),
     ):
         lines.append(f"## {title}\n")
         for name in names:
@@ -107,7 +109,7 @@ def api_page() -> str:
 
 def names_on_page() -> frozenset[str]:
     """Return the names of `sublet` that the page has; errors are on another one."""
-    return frozenset((*_DECLARING, *_WINDOWS, *_HANDLING, *_CALLING, *_STATES))
+    return frozenset((*_DECLARING, *_WINDOWS, *_HANDLING, *_CALLING, *_EGRESS, *_STATES))
 
 
 def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[str]:

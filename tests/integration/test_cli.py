@@ -810,11 +810,28 @@ def test_a_follower_sees_only_what_is_new_and_ends_on_ctrl_c(cluster: Cluster) -
         cluster.ask("call", "announce", "k", '"new"')
         assert process.stdout.readline() == '{"text":"new"}\n'
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        rest, told = process.communicate(timeout=PATIENCE_S)
+        assert rest == ""
+        assert told.startswith("cursor: desk/announce=")
         assert process.returncode == ExitCode.DONE
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_tail_goes_on_behind_a_cursor(cluster: Cluster) -> None:
+    for number in range(3):
+        cluster.ask("call", "announce", f"k{number}", '"text"')
+    once = ("--no-follow", "--json")
+    everything = cluster.ask("tail", "news", "--from", "start", *once).stdout.splitlines()
+
+    first = cluster.ask("tail", "news", "--from", "start", "--limit", "2", *once)
+    behind = json.loads(first.stderr)["cursor"]
+    rest = cluster.ask("tail", "news", "--from", behind, *once)
+
+    assert len(first.stdout.splitlines()) == 2
+    assert sorted(first.stdout.splitlines() + rest.stdout.splitlines()) == sorted(everything)
+    assert {"k0", "k1", "k2"} <= {json.loads(each)["key"] for each in everything}
 
 
 def test_a_reader_of_a_tail_that_has_seen_enough_is_no_error(cluster: Cluster) -> None:
@@ -834,7 +851,7 @@ def test_a_tail_from_nowhere_is_refused(cluster: Cluster) -> None:
     result = cluster.ask("tail", "news", "--from", "middle")
 
     assert result.returncode == ExitCode.USAGE
-    assert "--from is 'middle'; allowed: start, end" in result.stderr
+    assert "--from is 'middle'; allowed: start, now, or a cursor" in result.stderr
 
 
 # The life of the processes

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.functions.errors import OverloadedError
+from sublet.functions.errors import OverloadedError, RejectedError
+from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.http.errors import HttpProblemError
-from sublet.runtime.http.sse import CHUNK_BYTES, EgressFeeds, Positions
+from sublet.runtime.http.sse import CHUNK_BYTES, EgressFeeds
 from sublet.runtime.pending import EgressColumns
 from sublet.statestore.contract import Commit, EgressEntry
 from sublet.statestore.memory import MemoryStore
@@ -147,7 +148,7 @@ async def test_large_values_come_one_by_one() -> None:
 async def test_streams_are_bounded() -> None:
     async with feeds_of(MemoryStore(), streams_max=1) as feeds:
         feeds.check_room()
-        events = feeds.events("news", Positions())
+        events = feeds.events("news", EgressCursor())
         await anext(events)
         with pytest.raises(OverloadedError, match="http_streams_max"):
             feeds.check_room()
@@ -157,7 +158,7 @@ async def test_streams_are_bounded() -> None:
 
 async def test_all_streams_end_when_the_worker_stops() -> None:
     async with feeds_of(MemoryStore()) as feeds:
-        events = feeds.events("news", Positions())
+        events = feeds.events("news", EgressCursor())
         await anext(events)
         feeds.stop()
         with pytest.raises(StopAsyncIteration):
@@ -173,11 +174,11 @@ async def test_all_streams_end_when_the_worker_stops() -> None:
 def test_positions_survive_the_way_through_an_event_s_id(
     wanted: dict[tuple[str, int], int],
 ) -> None:
-    positions = Positions()
+    positions = EgressCursor()
     for (function, index), position in wanted.items():
         positions.set(f"{function}/{index}", position)
 
-    again = Positions(str(positions))
+    again = EgressCursor(str(positions))
 
     expected = {f"{name}/{index}": position for (name, index), position in wanted.items()}
     assert dict(again) == expected
@@ -200,5 +201,12 @@ def test_positions_survive_the_way_through_an_event_s_id(
     ],
 )
 def test_other_positions_are_refused(text: str) -> None:
-    with pytest.raises(HttpProblemError, match="allowed: start, now, or the id"):
-        Positions(text)
+    with pytest.raises(RejectedError, match="allowed: start, now, or a cursor"):
+        EgressCursor(text)
+
+
+async def test_other_positions_are_a_bad_request() -> None:
+    async with feeds_of(MemoryStore()) as feeds:
+        with pytest.raises(HttpProblemError) as refused:
+            await feeds.positions("news", "middle")
+    assert refused.value.code == "bad_request"

@@ -1,0 +1,148 @@
+"""Pages of an egress, for whoever asks this worker: read from the store, by positions.
+
+The reader keeps its own positions, so any worker can answer, and a page may be asked for again.
+What a reader wants and retention has dropped is told, never passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from sublet.functions.errors import EgressLostError, RejectedError
+from sublet.runtime.pending import EgressColumns
+from sublet.runtime.unary import EgressGap, EgressPage, EgressRequest, EgressValues
+from sublet.statestore.contract import EgressEntry, Store
+
+LOOK_EVERY_S = 0.05
+PAGE_BYTES = 1024 * 1024
+"""A page is closed when it has reached this size; a single value may be larger."""
+ENTRIES_PER_READ = 16
+
+_decode_columns = msgspec.msgpack.Decoder(EgressColumns).decode
+
+Bounds = Mapping[str, tuple[int, int]]
+"""Partition to its first kept and its next position."""
+
+
+class EgressPages:
+    def __init__(self, store: Store, look_every_s: float = LOOK_EVERY_S) -> None:
+        self._store = store
+        self._look_every_s = look_every_s
+        self._turn = 0
+
+    async def read(self, request: EgressRequest) -> EgressPage:
+        """Read committed values; with `wait_ms`, wait that long for the first new one.
+
+        Raises `EgressLostError` if values that were asked for are gone, unless the request says
+        that they may be passed over; the page tells them then.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + request.wait_ms / 1000
+        while True:
+            page = await self._page(request)
+            if page.entries or page.lost or loop.time() >= until:
+                return page
+            # Whoever commits may be another process, which cannot call us.
+            await asyncio.sleep(self._look_every_s)
+
+    async def _page(self, request: EgressRequest) -> EgressPage:
+        bounds = await self._store.egress_partitions(request.egress)
+        places, lost = placed(request, bounds)
+        if lost and not request.skip_lost:
+            raise EgressLostError(f"{request.egress}: {described(lost)}")
+        stops = {partition: end for partition, (_, end) in bounds.items()}
+        if request.until:
+            stops = {each: min(end, request.until.get(each, 0)) for each, end in stops.items()}
+        behind = sorted(each for each, position in places.items() if position < stops[each])
+        entries: list[EgressValues] = []
+        room, size_bytes = request.limit, 0
+        # Every page begins with another partition: a busy one does not hide the others.
+        self._turn += 1
+        start = self._turn % len(behind) if behind else 0
+        for partition in (*behind[start:], *behind[:start]):
+            if not room:
+                break
+            position, stop = places[partition], stops[partition]
+            stored = await self._store.read_egress(
+                request.egress, partition, position, min(room, ENTRIES_PER_READ)
+            )
+            for values in cut(stored, partition, position, stop):
+                values = _shortened(values, room)
+                if not room or (entries and size_bytes + len(values.values) > PAGE_BYTES):
+                    room = 0
+                    break
+                entries.append(values)
+                room -= values.count
+                size_bytes += len(values.values)
+                places[partition] = values.first + values.count
+        return EgressPage(entries=entries, next=places, bounds=dict(bounds), lost=lost)
+
+
+def placed(request: EgressRequest, bounds: Bounds) -> tuple[dict[str, int], list[EgressGap]]:
+    """Return from where each partition is read, and what is missing before that."""
+    asked_for = request.positions
+    for partition, asked in asked_for.items():
+        end = bounds.get(partition, (0, 0))[1]
+        if asked > end:
+            raise RejectedError(
+                f"position {asked} of {partition} in {request.egress} is beyond its end, {end}: "
+                "the cursor is of another egress, or the store has lost its data"
+            )
+    places: dict[str, int] = {}
+    lost: list[EgressGap] = []
+    for partition, (first_kept, end) in bounds.items():
+        # One that a reader with positions does not know has begun to write since.
+        begin = 0 if asked_for else first_kept
+        position = asked_for.get(partition, end if request.at_end else begin)
+        is_wanted = not request.until or request.until.get(partition, 0) > position
+        if position < first_kept and is_wanted:
+            lost.append(EgressGap(partition=partition, first=position, next=first_kept))
+        places[partition] = max(position, first_kept)
+    return places, lost
+
+
+def described(lost: Sequence[EgressGap]) -> str:
+    """Return which values are gone, for people."""
+    count = sum(each.next - each.first for each in lost)
+    places = ", ".join(f"{each.partition} {each.first}..{each.next - 1}" for each in lost[:5])
+    more = ", …" if len(lost) > 5 else ""
+    return f"{count} values were dropped before they were read ({places}{more})"
+
+
+def cut(
+    entries: Sequence[EgressEntry], partition: str, position: int, stop: int
+) -> Iterator[EgressValues]:
+    """Yield the values of stored entries at positions `position` .. `stop - 1`, without a gap."""
+    for entry in entries:
+        if entry.first > position or position >= stop:
+            return  # Trimmed since we looked: the next look tells what is gone.
+        columns = _decode_columns(entry.data)
+        skip, end = position - entry.first, min(stop, entry.first + entry.length)
+        values = msgspec.msgpack.decode(columns.values, type=list[msgspec.Raw])
+        kept = slice(skip, end - entry.first)
+        yield EgressValues(
+            partition=partition,
+            first=position,
+            count=end - position,
+            values=msgspec.msgpack.encode(values[kept]),
+            keys=columns.keys[kept],
+            at_ms=columns.at_ms,
+        )
+        position = end
+
+
+def _shortened(values: EgressValues, count: int) -> EgressValues:
+    if values.count <= count:
+        return values
+    items = msgspec.msgpack.decode(values.values, type=list[msgspec.Raw])
+    return EgressValues(
+        partition=values.partition,
+        first=values.first,
+        count=count,
+        values=msgspec.msgpack.encode(items[:count]),
+        keys=values.keys[:count],
+        at_ms=values.at_ms,
+    )
