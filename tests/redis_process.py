@@ -76,6 +76,14 @@ class RedisProcess:
         except OSError:
             return b""
 
+    def wait_for(self, command: str, text: bytes) -> None:
+        """Ask again and again until the answer contains the text."""
+        until_s = time.monotonic() + START_WAIT_S
+        while text not in (answer := self.ask(*command.split())):
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"{command} answers {answer!r}, without {text!r}")
+            time.sleep(0.02)
+
     def kill(self) -> None:
         """End it without a word, as a crash does."""
         self._end(signal.SIGKILL)
@@ -154,6 +162,19 @@ class RedisClusterProcesses:
         info = node.ask("CLUSTER", "INFO")
         known = f"cluster_known_nodes:{len(self.nodes)}\r".encode()
         return b"cluster_state:ok" in info and b"cluster_slots_ok:16384" in info and known in info
+
+    def add_replica(self, folder: Path) -> RedisProcess:
+        """Start one more node, which copies the first, and wait until it has everything."""
+        folder.mkdir()
+        replica = RedisProcess(folder, cluster_enabled="yes", cluster_node_timeout="2000")
+        replica.start()
+        self.nodes.append(replica)
+        self.ids.append(_text(replica.ask("CLUSTER", "MYID")))
+        _expect_ok(self.nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", str(replica.port)))
+        replica.wait_for("CLUSTER NODES", f"{self.ids[0]} 127.0.0.1".encode())
+        _expect_ok(replica.ask("CLUSTER", "REPLICATE", self.ids[0]))
+        replica.wait_for("INFO replication", b"master_link_status:up")
+        return replica
 
     def owner_of(self, slot: int) -> int:
         """Return the number of the node that has a slot, by how they were given out at first."""
