@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit redis network format proto reference demo simulate campaign bench bench-setup clean
+.PHONY: help setup test lint types layers docs unit redis network format proto reference demo simulate campaign bench bench-setup chaos clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -62,6 +62,10 @@ simulate: setup ## Simulate a cluster (SCENARIO=file chooses) and keep plots in 
 
 campaign: setup ## Play SEEDS=1000 seeds of each simulated world (KEEP=--keep keeps the result)
 	@$(BIN)/python -m tests.simulation.campaign --seeds $(or $(SEEDS),1000) $(KEEP)
+
+chaos: setup redis ## Break real workers and Redis under load, and count (MINUTES=30 SEED= WORKERS=4 ARGS=)
+	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) --workers $(or $(WORKERS),4) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: setup ## Run the benchmarks (benchmarks/README.md lists them)
 	@$(BIN)/python -m benchmarks
