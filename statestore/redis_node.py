@@ -164,6 +164,9 @@ class RedisNode:
             # Another one is the primary now; a name or the cluster's slots will lead to it.
             await self._pool.disconnect(inuse_connections=False)
             raise RedisError(f"its role has become {info.get('role')}")
+        if int(info.get("loading", 0)):
+            # It says then that it keeps no AOF, for as long as it reads that.
+            raise RedisError("it still reads its data")
         problems = [*problems_of(info), *await self._sync_problems()]
         if problems:
             text = f"the Redis at {self.name} cannot be used: {'; '.join(problems)}"

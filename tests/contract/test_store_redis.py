@@ -186,6 +186,28 @@ async def test_a_redis_that_was_killed_and_restarted_has_every_commit(
     assert (recovered.epoch, recovered.index) == (epoch + 1, 21)
 
 
+async def test_a_restarted_redis_that_still_reads_its_data_is_waited_for(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    # It reads a command in half a millisecond, and answers others after each thousand.
+    server = start_redis(key_load_delay="500")
+    store = opened(server)
+    epoch = (await store.acquire(P, "worker")).epoch
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    for piece in range(4):
+        server.ask("EVAL", f"for i = 1, 1000 do redis.call('SET', 'k{piece}-' .. i, i) end", "0")
+    server.kill()
+
+    outcomes = set()
+    async with asyncio.timeout(PATIENCE_S):
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+        while not starting.done():
+            outcomes.update(await store.commit([numbered(epoch, 2)]))
+        await starting
+    assert outcomes <= {Outcome.UNKNOWN, Outcome.DONE, Outcome.DUPLICATE}
+    assert await settled(store, numbered(epoch, 2)) is not Outcome.FENCED
+
+
 async def test_a_commit_whose_reply_was_lost_is_a_duplicate_when_sent_again(
     start_redis: StartRedis, opened: Callable[..., RedisStore]
 ) -> None:
