@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit redis network format proto reference demo simulate campaign bench bench-setup chaos clean
+.PHONY: help setup test lint types layers docs unit redis network format proto reference demo simulate campaign soak fuzz bench bench-setup chaos clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -66,6 +66,15 @@ campaign: setup ## Play SEEDS=1000 seeds of each simulated world (KEEP=--keep ke
 chaos: setup redis ## Break real workers and Redis under load, and count (MINUTES=30 SEED= WORKERS=4 ARGS=)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) --workers $(or $(WORKERS),4) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: setup redis ## Overload workers three times (MINUTES=10 STORE=redis) and judge what they do
+	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) --store $(or $(STORE),redis) $(ARGS)
+
+fuzz: setup ## Fuzz what comes from outside (MINUTES=15 TARGET=frames); REPLAY=file runs one again
+	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install -qq \
+		--disable-pip-version-check -c requirements.lock -e '.[fuzz]'
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),15) \
+		$(if $(TARGET),--target $(TARGET)) $(if $(REPLAY),--replay $(REPLAY))
 
 bench: setup ## Run the benchmarks (benchmarks/README.md lists them)
 	@$(BIN)/python -m benchmarks

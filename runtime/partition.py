@@ -379,6 +379,10 @@ class Partition:
         refused = self._admission.gap(batch)
         if refused is not None:
             self.effects.append(Refuse(refused))
+        elif is_client(batch.source):
+            # Behind one that was refused: it is not taken either, and its client knows.
+            self.counters.refused += batch.count
+            self._admission.count("behind", batch.count)
 
     def _acknowledge_again(self, batch: Batch) -> None:
         taken = self._inbox.taken.get(batch.source, 0)
