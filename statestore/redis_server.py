@@ -198,14 +198,16 @@ class RedisServer:
                 self._names_by_slot = await self._ask_for_slots()
 
     async def _look_first(self) -> None:
-        info = await self._first.info()
-        is_cluster = bool(int(info.get("cluster_enabled", 0)))
-        database = self._connection_kwargs.get("db", 0)
-        if is_cluster and database:
+        try:
+            info = await self._first.info()
+        except UnavailableError as error:
+            if "SELECT is not allowed in cluster mode" not in str(error):
+                raise
             raise StoreServerError(
-                f"redis_url names database {database}; a Redis Cluster, as at {self.name}, has 0"
-            )
-        self._is_cluster = is_cluster
+                f"redis_url names database {self._connection_kwargs['db']}; "
+                f"allowed in a Redis Cluster, as at {self.name}: 0"
+            ) from error
+        self._is_cluster = bool(int(info.get("cluster_enabled", 0)))
 
     async def _ask_for_slots(self) -> list[str]:
         """Ask one node after the other who has which slots; raises UnavailableError."""

@@ -174,6 +174,8 @@ class RedisClusterProcesses:
         replica.wait_for("CLUSTER NODES", f"{self.ids[0]} 127.0.0.1".encode())
         _expect_ok(replica.ask("CLUSTER", "REPLICATE", self.ids[0]))
         replica.wait_for("INFO replication", b"master_link_status:up")
+        # Otherwise its own first epoch could be the same.
+        replica.wait_for("CLUSTER INFO", b"cluster_my_epoch:1")
         return replica
 
     def owner_of(self, slot: int) -> int:

@@ -229,9 +229,9 @@ async def test_every_primary_is_looked_at_and_the_one_that_is_wrong_is_named(
     wrong.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
         store = opened()
+        there = next(each for each in NAMES if cluster.owner_of(slot_of(store, each)) == 2)
         with pytest.raises(StoreServerError, match=rf":{wrong.port} cannot be used.*noeviction"):
-            for name in NAMES:
-                await store.acquire(name, "worker")
+            await store.acquire(there, "worker")
     finally:
         wrong.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
@@ -240,7 +240,7 @@ async def test_another_database_than_the_first_is_refused(
     cluster: RedisClusterProcesses, opened: OpenStore
 ) -> None:
     store = opened(cluster.url.replace("/0", "/3"))
-    with pytest.raises((StoreServerError, UnavailableError), match="database 3|SELECT"):
+    with pytest.raises(StoreServerError, match="names database 3; allowed in a Redis Cluster"):
         await store.acquire(NAMES[0], "worker")
 
 
