@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.chaos.report import markdown, show, status_line
 from tests.chaos.run import Plan, Result, Run
-from tests.chaos.schedule import NETWORK, PLAIN, Episode, Kind, Terms, episodes
+from tests.chaos.schedule import (
+    EPISODE_S,
+    NETWORK,
+    PLAIN,
+    Episode,
+    Kind,
+    Terms,
+    episodes,
+    one_of_each,
+)
 from tests.chaos.site import CLIENT_HOST, hosts_of
 from tests.network import Network, missing, network
 
@@ -36,6 +46,7 @@ KEPT = PROJECT / "benchmarks" / "results" / "chaos"
 SHOW_EVERY_S = 0.5
 PRINT_EVERY_S = 15.0
 EPISODES_MAX = 100_000
+ONCE_GAP_S = 1.0
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -50,6 +61,8 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--member-term-ms", type=int, default=2_000, help="when silence is death (2000)")
     add("--kinds", default="", help=f"of faults: {','.join((*PLAIN, *NETWORK))} (all)")
     add("--episodes", default="", help="FIRST-LAST: only those of the schedule")
+    add("--once", action="store_true", help="every kind of fault once, and no more")
+    add("--folder", type=Path, default=FOLDER, help="of logs and figures (build/chaos)")
     add("--network", action=argparse.BooleanOptionalAction, default=None)
     add("--keep", action="store_true", help="keep the result in benchmarks/results")
     add("--show-schedule", action="store_true", help="print the schedule, and do nothing")
@@ -69,12 +82,16 @@ def kinds_of(text: str, has_network: bool) -> list[Kind]:
 
 
 def chosen_episodes(options: argparse.Namespace, terms: Terms) -> Iterator[Episode]:
+    if options.once:
+        return iter([one_of_each(options.seed, terms, ONCE_GAP_S)])
     first, _, last = options.episodes.partition("-")
     whole = episodes(options.seed, terms)
     return itertools.islice(whole, int(first or 1) - 1, int(last or first or EPISODES_MAX))
 
 
 def main() -> int:
+    # As an exception, so that processes and networks are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     words = sys.argv[1:]
     options = arguments(words)
     if options.seed is None:
@@ -87,12 +104,22 @@ def main() -> int:
         if not (why := missing()):
             with network(hosts_of(options.workers + 1)) as net:
                 inner = [sys.executable, "-m", "tests.chaos", *words, "--inside", net.text]
-                return subprocess.call(net.command(CLIENT_HOST, inner))
+                return _call(net.command(CLIENT_HOST, inner))
         if options.network:
             raise SystemExit(f"--network: {why}")
         Console(stderr=True).print(f"no cuts: {why}", markup=False)
         wants_network = False
     return play(options, None, schedule_has_network=wants_network)
+
+
+def _call(command: Sequence[str]) -> int:
+    """Run a command; whatever ends us, it ends what it has started before we go on."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def play(
@@ -118,10 +145,11 @@ def play(
         heartbeat_ms=min(200, options.member_term_ms // 10),
         member_term_ms=options.member_term_ms,
     )
-    folder = FOLDER / str(options.seed)
+    folder = options.folder / str(options.seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    console.print(f"seed {options.seed}, logs in {folder.relative_to(PROJECT)}", highlight=False)
+    console.print(f"seed {options.seed}, logs in {folder}", highlight=False, soft_wrap=True)
+    _write(folder / "schedule.json", chosen_episodes(options, terms), plan)
     result = asyncio.run(watched(Run(plan, folder, net), schedule, plan, console))
     (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     show(console, result)
@@ -131,6 +159,14 @@ def play(
     if result.violations:
         console.print(f"again: python -m tests.chaos {' '.join(sys.argv[1:])}", markup=False)
     return 1 if result.violations else 0
+
+
+def _write(path: Path, schedule: Iterator[Episode], plan: Plan) -> None:
+    """Keep what is going to happen, for whoever looks for the cause of what did."""
+    # No episode is shorter than this.
+    count = 1 + int(plan.duration_s / EPISODE_S[0])
+    encoded = msgspec.json.encode(list(itertools.islice(schedule, count)))
+    path.write_bytes(msgspec.json.format(encoded))
 
 
 async def watched(run: Run, schedule: Iterator[Episode], plan: Plan, console: Console) -> Result:
@@ -144,7 +180,8 @@ async def watched(run: Run, schedule: Iterator[Episode], plan: Plan, console: Co
             line = status_line(run.state)
             bar.update(shown, completed=run.state.elapsed_s, description=line)
             if not console.is_terminal:
-                console.print(f"{run.state.elapsed_s:6.0f} s {line}", markup=False, highlight=False)
+                text = f"{run.state.elapsed_s:6.0f} s {line}"
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
             await asyncio.wait([task], timeout=every_s)
     return await task
 

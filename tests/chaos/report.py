@@ -62,9 +62,9 @@ def show(console: Console, result: Result) -> None:
         table.add_row(row.kind, str(row.times), *(f"{value:.2f}" for value in row[2:]))
     console.print(table)
     for line in _facts(result):
-        console.print(f"- {line}", markup=False, highlight=False)
+        console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
     for each in result.violations:
-        console.print(f"VIOLATION: {each}", style="bold red", markup=False)
+        console.print(f"VIOLATION: {each}", style="bold red", markup=False, soft_wrap=True)
     if not result.violations:
         console.print("Everything happened exactly once.", style="bold green")
 
