@@ -8,13 +8,15 @@ again for the batches that were already on their way behind a refused one.
   Batches of partitions have no such question: what they send is bounded where it comes from.
 - A client is known from its first message on, until it says goodbye or has been silent for
   `CLIENT_TTL_MS`. Replies that it does not take bound what it may ask for; and where there is no
-  room for more replies at all, whoever has been silent for `CLIENT_SILENT_MS` is forgotten first.
+  room for more replies at all, whoever has been silent for `CLIENT_SILENT_MS` *expires* first: its
+  replies and numbers are dropped, but not that it was here, which is on record. Whatever it sends
+  under this name from then on is refused, so that nothing it repeats is done a second time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from sublet.functions.address import is_client
 from sublet.functions.app import Function
@@ -26,6 +28,7 @@ from sublet.runtime.pending import Pending
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress
 from sublet.runtime.work import Chunk
 from sublet.scheduler.urgency import Urgency
+from sublet.statestore.contract import EXPIRED, Record
 
 CLIENT_TTL_MS = 24 * 3_600_000
 CLIENT_SILENT_MS = 60_000
@@ -33,17 +36,36 @@ CLIENT_SILENT_MS = 60_000
 OWED_BYTES_MAX = 128 * 1024 * 1024
 """Replies of a partition that clients have not taken."""
 GONE_CLIENTS_MAX = 10_000
+EXPIRED_CLIENTS_MAX = 10_000
+"""Clients of a partition that have expired within `CLIENT_TTL_MS`; then no more do, and there is no
+room for others instead."""
 
 
 class Clients:
     """When each client was heard of, and which have left while messages of theirs are open."""
 
-    __slots__ = ("gone", "seen_ms")
+    __slots__ = ("expired", "gone", "seen_ms")
 
-    def __init__(self, sources: Iterable[str], now_ms: float) -> None:
+    def __init__(
+        self, sources: Iterable[str], now_ms: float, expired: Sequence[Record] = ()
+    ) -> None:
         self.seen_ms: dict[str, float] = {source: now_ms for source in sources if is_client(source)}
         self.gone: dict[str, None] = {}
         """What they have sent still runs; of their replies and numbers nothing is kept."""
+        self.expired: dict[str, int] = {each.id: each.due_ms or 0 for each in expired}
+        """Who has lost replies, and until when that is remembered, on the partition's clock."""
+
+    def expire(self, client: str, clock_ms: int) -> Record:
+        """Remember that a client has lost its replies; return the record of it."""
+        due_ms = self.expired[client] = clock_ms + CLIENT_TTL_MS
+        return Record(EXPIRED, client, b"\xc0", due_ms)
+
+    def forget_expired(self, clock_ms: int) -> list[Record]:
+        """Forget who has expired long ago; return the records that say so."""
+        over = [client for client, due_ms in self.expired.items() if due_ms <= clock_ms]
+        for client in over:
+            del self.expired[client]
+        return [Record(EXPIRED, client, None) for client in over]
 
     def left(self, client: str) -> None:
         """Remember that a client has gone whose messages may still be open."""
@@ -85,9 +107,9 @@ class Admission:
         limits: Limits,
         clients: Clients,
         progress: StreamProgress,
-        forget: Callable[[str, float], None],
+        expire: Callable[[str, float], None],
     ) -> None:
-        """`forget` ends what is kept for a client that has been silent for long."""
+        """`expire` ends what is kept for a client that has been silent for long."""
         self.refusals: dict[str, int] = {}
         """Messages refused, by reason."""
         self.told: set[str] = set()
@@ -99,7 +121,7 @@ class Admission:
         self._limits = limits
         self._clients = clients
         self._progress = progress
-        self._forget = forget
+        self._expire = expire
 
     def count(self, reason: str, messages: int) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + messages
@@ -121,6 +143,12 @@ class Admission:
         expected = self._inbox.expected(batch.source)
         code = "session_expired" if expected == 1 and is_client(batch.source) else "gap"
         return self._tell(batch, expected, ErrorInfo(code, f"expected message {expected}"))
+
+    def expired(self, batch: Batch) -> Refused:
+        """Refuse a batch of a client that has expired; what it has sent before, nobody knows."""
+        self.count("expired", batch.count)
+        text = f"{self._name} has dropped the replies of this client, which took none for long"
+        return self._tell(batch, batch.first, ErrorInfo("session_expired", text))
 
     def _tell(self, batch: Batch, first: int, error: ErrorInfo) -> Refused:
         self.told.add(batch.source)
@@ -159,13 +187,15 @@ class Admission:
         return None
 
     def _makes_room(self, now_ms: float) -> bool:
-        """Forget clients that have been silent for long before others have to wait for them."""
+        """Let clients expire that have been silent for long, before others have to wait."""
         outbox, limits, seen_ms = self._outbox, self._limits, self._clients.seen_ms
         while outbox.owed_count > limits.outbox_max or outbox.owed_bytes > OWED_BYTES_MAX:
             silent = min(outbox.owed, key=lambda client: seen_ms.get(client, now_ms))
             if now_ms - seen_ms.get(silent, now_ms) < CLIENT_SILENT_MS:
                 return False
-            self._forget(silent, now_ms)
+            if len(self._clients.expired) >= EXPIRED_CLIENTS_MAX:
+                return False
+            self._expire(silent, now_ms)
         return True
 
 

@@ -537,6 +537,12 @@ class Channel:
         for segment in self.resend:
             segment.tainted = True
 
+    def taint_before(self, first: int) -> None:
+        """Of messages before this number nobody knows any more whether they were taken."""
+        for segment in (*self.sent, *self.resend):
+            if segment.first < first:
+                segment.tainted = True
+
     def give_up(self, segments: Sequence[Segment], make_error: MakeError) -> int:
         """Tell the callers of grounded segments, and drop those; return how many were told.
 

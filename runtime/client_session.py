@@ -465,6 +465,8 @@ class Session:
         error, first = refused.error, refused.first
         oldest = channel.sent[0].first + channel.sent[0].acked if channel.sent else None
         if error.code == "session_expired" or (error.code == "gap" and _is_lost(channel, first)):
+            # What was sent before may run, although it was not acknowledged and never will be.
+            channel.taint_before(first)
             self.expired = channel
             return
         if oldest is None:

@@ -82,6 +82,7 @@ from sublet.statestore.contract import (
     Recovered,
     StateRow,
 )
+from sublet.statestore.contract import EXPIRED as EXPIRED_CLIENT
 
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """What runs ahead of the commit under way should not make the next one larger than this."""
@@ -230,7 +231,7 @@ class Partition:
             loaded_max=timers_loaded_max,
         )
         self._wake_ms: float | None = None
-        self._clients = Clients(recovered.inbox, now_ms)
+        self._clients = Clients(recovered.inbox, now_ms, recovered.expired)
         self._gone = self._clients.gone
         self._admission = Admission(
             name,
@@ -240,7 +241,7 @@ class Partition:
             limits,
             self._clients,
             self.progress,
-            self.client_gone,
+            self._client_expired,
         )
         self.refusals = self._admission.refusals
         """Messages refused, by reason; counted as `Counters` are."""
@@ -292,6 +293,10 @@ class Partition:
         source = batch.source
         from_client = is_client(source)
         if from_client:
+            if source in self._clients.expired:
+                self.counters.refused += batch.count
+                self.effects.append(Refuse(self._admission.expired(batch)))
+                return
             self._clients.seen_ms[source] = now_ms
             self._gone.pop(source, None)
             if batch.kind is Kind.REPLY:
@@ -413,6 +418,17 @@ class Partition:
 
     def client_gone(self, client: str, now_ms: float) -> None:
         """A client has said goodbye: nobody will ask for its replies or repeat its messages."""
+        if not self.stopped and self._clients.expired.pop(client, None) is not None:
+            self._pending.record(Record(EXPIRED_CLIENT, client, None))
+            self._advance(now_ms)
+        self._forget_client(client, now_ms)
+
+    def _client_expired(self, client: str, now_ms: float) -> None:
+        """A client takes no replies: drop them, and take nothing more under its name."""
+        self._pending.record(self._clients.expire(client, self.clock_ms(now_ms)))
+        self._forget_client(client, now_ms)
+
+    def _forget_client(self, client: str, now_ms: float) -> None:
         self._clients.seen_ms.pop(client, None)
         self._admission.told.discard(client)
         if self.stopped:
@@ -1668,6 +1684,10 @@ class Partition:
         self._load_timers(now_ms)
         for client in self._clients.overdue(self._outbox.entries, now_ms):
             self.client_gone(client, now_ms)
+        # Another one by now, if somebody was forgotten.
+        pending = self._pending
+        for record in self._clients.forget_expired(self.clock_ms(now_ms)):
+            pending.record(record)
         if pending.acknowledged or self._egress.look(self.clock_ms(now_ms)):
             pending.must_flush = True
         self._advance(now_ms)

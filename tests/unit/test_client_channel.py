@@ -607,6 +607,22 @@ def test_a_forgotten_session_moves_what_was_surely_not_taken(stage: Stage) -> No
     assert not stage.session.settled
 
 
+def test_what_was_sent_before_an_expired_session_is_not_sent_again(stage: Stage) -> None:
+    # Not acknowledged: perhaps it still runs, and its acknowledgement will never come.
+    open_ = stage.ask("open")
+    stage.frame()
+    refused = stage.ask("refused")
+    stage.frame()
+    stage.refuse(2, "session_expired")
+    successor = Stage()
+    successor.session.stats = stage.session.stats
+    successor.session.succeed(stage.session)
+
+    assert isinstance(open_.error, UnknownOutcomeError)
+    assert not refused.done()
+    assert [payloads_of(each) for each in successor.batches()] == [["refused"]]
+
+
 def test_a_partition_that_lost_acknowledged_messages_has_forgotten_us(stage: Stage) -> None:
     stage.ask(1, kind=Kind.SEND)
     stage.frame()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from sublet.runtime.admission import CLIENT_TTL_MS, GONE_CLIENTS_MAX
+import pytest
+
+from sublet.runtime import admission
+from sublet.runtime.admission import CLIENT_SILENT_MS, CLIENT_TTL_MS, GONE_CLIENTS_MAX
 from sublet.runtime.frames import Kind
+from sublet.runtime.limits import Limits
+from sublet.statestore.contract import EXPIRED
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, make_function
 
 
@@ -162,3 +167,88 @@ def test_cancels_of_a_client_are_not_open_for_ever() -> None:
 
     assert owner.partition.open_from_clients == 0
     assert owner.acks[-1].upto == 2
+
+
+def expire_client(owner: Owner) -> None:
+    """Let the client's replies fill the partition's bound, and another client need the room."""
+    owner.arrive(1, ["a"] * 6)
+    owner.settle()
+    owner.pass_time(CLIENT_SILENT_MS)
+    owner.arrive(1, ["b"], source="~other")
+    owner.settle()
+    assert kept(owner) == {"~other"}
+
+
+def told(owner: Owner) -> list[tuple[int, str]]:
+    return [(each.first, each.error.code) for each in owner.refusals if each.source == CLIENT]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_a_client_repeats_whose_replies_were_dropped_is_not_done_again(moved: bool) -> None:
+    owner = Owner(limits=Limits(outbox_max=5))
+    expire_client(owner)
+    if moved:
+        owner = owner.take_over()
+    before = owner.partition.counters.consumed
+    # It has heard of nothing, and sends again from its first message on.
+    owner.arrive(1, ["a"] * 6)
+    owner.arrive(7, ["a"])
+    owner.settle()
+
+    assert owner.partition.counters.consumed == before
+    assert told(owner) == [(1, "session_expired"), (7, "session_expired")]
+    assert owner.partition.refusals["expired"] == 7
+
+
+def test_a_message_that_runs_while_its_client_expires_is_not_done_again() -> None:
+    owner = Owner(limits=Limits(outbox_max=5))
+    owner.pace.size = 6
+    owner.held = True
+    owner.arrive(1, [*"aaaaaa", "late"])
+    owner.take()
+    owner.settle()
+    owner.pass_time(CLIENT_SILENT_MS)
+    owner.arrive(1, ["b"], source="~other")
+    owner.held = False
+    owner.take()
+    owner.settle()
+    assert owner.partition.counters.consumed == 8
+    owner.arrive(7, ["late"])
+    owner.arrive(8, ["next"])
+    owner.settle()
+
+    assert owner.partition.counters.consumed == 8
+    assert told(owner) == [(7, "session_expired"), (8, "session_expired")]
+
+
+def test_that_a_client_has_expired_is_forgotten_after_a_day_or_when_it_says_goodbye() -> None:
+    owner = Owner(limits=Limits(outbox_max=5))
+    expire_client(owner)
+    records = owner.backend.partitions[NAME].records
+    assert list(records[EXPIRED]) == [CLIENT]
+    owner.client_gone()
+    owner.settle()
+    assert not records.get(EXPIRED)
+
+    owner = Owner(limits=Limits(outbox_max=5))
+    expire_client(owner)
+    records = owner.backend.partitions[NAME].records
+    owner.pass_time(CLIENT_TTL_MS - 1)
+    owner.settle()
+    assert list(records[EXPIRED]) == [CLIENT]
+    owner.pass_time(60_000)
+    owner.settle()
+    assert not records.get(EXPIRED)
+
+
+def test_no_more_clients_expire_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "EXPIRED_CLIENTS_MAX", 1)
+    owner = Owner(limits=Limits(outbox_max=5))
+    expire_client(owner)
+    owner.arrive(2, ["b"] * 6, source="~other")
+    owner.settle()
+    owner.pass_time(CLIENT_SILENT_MS)
+    owner.arrive(1, ["c"], source="~third")
+
+    assert [(each.source, each.error.code) for each in owner.refusals] == [("~third", "overloaded")]
+    assert kept(owner) == {"~other"}
