@@ -231,13 +231,17 @@ class Machine:
         retrying = {name for name, message in self.parked() if message.last_error is not None}
         for name, hosted in self.host.partitions.items():
             function = hosted.place.function
+            timers = self.timers(name, 1)
+            # A timer that is over waits for the commit that ends it, which the store may refuse.
+            overdue = [each for each in timers if (each.due_ms or 0) <= self.clock.wall_ms()]
             # What is queued at the end of an instant waits for more to run with.
-            waits = name in retrying or hosted.partition.queued > 0
+            waits = name in retrying or hosted.partition.queued > 0 or overdue
             if hosted.wake is not None and not waits and function.idle_after_ms is None:
                 housekeeping.add(id(hosted.wake))
-            for record in (*self.timers(name, 1), *self._ends(name, function)):
+            for record in (*timers, *self._ends(name, function)):
                 assert record.due_ms is not None
-                due_ms.append(record.due_ms - self._start_ms)
+                if record not in overdue:
+                    due_ms.append(record.due_ms - self._start_ms)
         on_loop_ms = self.loop.next_due_ms(housekeeping)
         if on_loop_ms is not None:
             due_ms.append(on_loop_ms)

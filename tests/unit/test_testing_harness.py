@@ -400,6 +400,16 @@ def test_a_commit_without_an_answer_is_sent_again(harness: Harness) -> None:
     assert harness.emitted("moves", Move) == [Move(10), Move(10)]
 
 
+def test_a_timer_that_is_due_waits_for_a_store_that_is_away(harness: Harness) -> None:
+    harness.send(apps.ticks, "a")
+    harness.advance("59s")
+    harness.fail_commits(3)
+
+    harness.advance("30s")
+
+    assert harness.state(apps.ticks, "a") == 2
+
+
 def test_faults_refuse_what_makes_no_sense(harness: Harness) -> None:
     with pytest.raises(ValueError, match="times is 0"):
         harness.fail_next(apps.account, times=0)
