@@ -355,7 +355,15 @@ class LeasingWorld(World):
         living = self.living()
         if len(living) < 2:
             return
-        worker = self.chance.choice(living)
+        self._crash_worker(self.chance.choice(living))
+
+    def crash_owner(self, node: Node) -> None:
+        worker = getattr(node, "worker", None)
+        if worker is not None and worker.alive and len(self.living()) > 1:
+            self._crash_worker(worker)
+
+    def _crash_worker(self, worker: Worker) -> None:
+        living = self.living()
         self.fault("crash of a worker")
         worker.crash()
         for name, node in self.owners.items():

@@ -264,10 +264,7 @@ class Node:
         mutant = self.world.mutant
         if mutant is not None and mutant.checks_early:
             self._was_owner = self.world.epoch_of(commit.partition) == commit.epoch
-        if self.world.swarm.group_ms and self.world.faulty:
-            self.world.swarm.gather(self, commit)
-        else:
-            self.world.store_soon(self.reach_store, commit)
+        self.world.swarm.commit(self, commit)
 
     def reach_store(self, commit: Commit) -> None:
         world = self.world

@@ -125,8 +125,11 @@ class Swarm:
             self._world.fault("read failed")
         return fails
 
-    def gather(self, node: Node, commit: Commit) -> None:
-        """Let a commit wait for others of its group."""
+    def commit(self, node: Node, commit: Commit) -> None:
+        """Bring a commit to the store, perhaps with others as a group."""
+        if not self.group_ms or not self._world.faulty:
+            self._world.store_soon(node.reach_store, commit)
+            return
         if not self._group:
             self._world.after(self.chance.random() * self.group_ms, self._commit_group)
         self._group.append((node, commit))

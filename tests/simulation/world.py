@@ -99,7 +99,7 @@ class World:
             open_calls_max=chance.choice([1, 2, 1_000]),
             outbox_max=chance.choice([4, 50_000]),
         )
-        self.swarm = Swarm(self, seed)
+        self.swarm = self.new_swarm(seed)
         self.faults: Counter[str] = Counter()
         """How often what went wrong."""
         self.messages = 0
@@ -122,6 +122,9 @@ class World:
         self.told: dict[str, Node] = {}
         """Who owned the partitions when the deserter left."""
         self.script: list[tuple[Client, str, Said]] = []
+
+    def new_swarm(self, seed: int) -> Swarm:
+        return Swarm(self, seed)
 
     # Time
 
@@ -255,6 +258,10 @@ class World:
         if self.owners[node.partition.name] is node:
             self.take_over(node.partition.name)
 
+    def crash_owner(self, node: Node) -> None:
+        """Let the process die that has this owner; others go on with what it owned."""
+        self.take_over_from(node)
+
     def stop_node(self, node: Node) -> None:
         """Let an owner give its partition up."""
         node.partition.stop(Outcome.FENCED)
@@ -287,9 +294,7 @@ class World:
 
     def store_soon(self, what: Callable[..., None], *arguments: Any) -> None:
         """Let the store do something, as slow as it is."""
-        self.after(
-            self.chance.random() * self.slowness + self.swarm.delay_ms(), what, *arguments
-        )
+        self.after(self.chance.random() * self.slowness + self.swarm.delay_ms(), what, *arguments)
 
     def epoch_of(self, partition: str) -> int:
         return self.backend.partitions[partition].epoch
