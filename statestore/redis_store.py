@@ -63,6 +63,8 @@ NUMBER_MAX = 2**53
 ENTRIES_PER_READ_MAX = 256
 SCAN_COUNT = 500
 ARGUMENTS_PER_CALL_MAX = 20_000
+# Redis reads no more in one command.
+ARGUMENTS_MAX = 1_000_000
 
 _OUTCOMES = {each.value: each for each in Outcome}
 _COMMIT = function_name("commit")
@@ -473,6 +475,11 @@ def _packed(commit: Commit) -> list[Any]:
     _add_egress(add, commit)
     if commit.records:
         _add_records(add, commit.records)
+    if len(packed) > ARGUMENTS_MAX:
+        raise OverflowError(
+            f"a commit of {commit.partition} is {len(packed)} arguments for Redis; "
+            f"allowed: up to {ARGUMENTS_MAX}. Write fewer rows at a time"
+        )
     return packed
 
 

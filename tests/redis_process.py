@@ -65,16 +65,23 @@ class RedisProcess:
                 raise RuntimeError(f"{PROGRAM} did not start: {log.read_text()[-2000:]}")
             time.sleep(0.02)
 
-    def ask(self, *words: str) -> bytes:
+    def ask(self, *words: str, patience_s: float = 5.0) -> bytes:
         """Send one command and return the beginning of the answer; nothing if there is none."""
         try:
-            with socket.create_connection((self._host, self.port), timeout=5.0) as connection:
+            with socket.create_connection((self._host, self.port), patience_s) as connection:
                 encoded = [each.encode() for each in words]
                 parts = [b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded]
                 connection.sendall(b"*%d\r\n" % len(encoded) + b"".join(parts))
                 return connection.recv(65_536)
         except OSError:
             return b""
+
+    def open_tls_port(self) -> int:
+        """Listen for encrypted connections too; return where."""
+        port = _free_port()
+        if not (answer := self.ask("CONFIG", "SET", "tls-port", str(port))).startswith(b"+OK"):
+            raise RuntimeError(f"{PROGRAM} does not listen for TLS: {answer!r}")
+        return port
 
     def wait_for(self, command: str, text: bytes) -> None:
         """Ask again and again until the answer contains the text."""
