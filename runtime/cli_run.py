@@ -221,6 +221,10 @@ async def _tell(worker: Worker, functions: list[str], writer: asyncio.StreamWrit
     )
     writer.write(msgspec.json.encode(note) + b"\n")
     await writer.drain()
+    await worker.stopping.wait()
+    if worker.is_drained:
+        writer.write(msgspec.json.encode(msgspec.structs.replace(note, drained=True)) + b"\n")
+        await writer.drain()
 
 
 def target_of(target: str | None, config: WorkerConfig) -> str:

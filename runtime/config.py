@@ -99,6 +99,9 @@ class WorkerConfig:
     member_term_ms: int = 2_000
     """A worker whose heartbeat stands still for so long is taken for dead; at least five
     heartbeats."""
+    drain_timeout_s: float = 30.0
+    """A worker that is asked to stop (SIGTERM, Ctrl-C, `sublet drain`) hands its partitions over
+    and answers what it has begun, for so long at most; 0: it ends at once."""
     order: OrderName = "least-laxity"
     """What runs first of all that waits. `token-fair` needs `shares`."""
     shares: str = ""
@@ -151,6 +154,7 @@ class WorkerConfig:
         _check_range("heartbeat_ms", self.heartbeat_ms, 10, 60_000)
         # Fewer than five heartbeats in a term: one slow turn of a loop would look like a death.
         _check_range("member_term_ms", self.member_term_ms, 5 * self.heartbeat_ms, 600_000)
+        _check_range("drain_timeout_s", self.drain_timeout_s, 0, 3_600)
         _check_choice("order", self.order, OrderName)
         _check_range("patience_ms", self.patience_ms, 1, 86_400_000)
         _check_range("starvation_ms", self.starvation_ms, 1, 86_400_000)

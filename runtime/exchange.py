@@ -41,6 +41,7 @@ _log = structlog.get_logger(__name__)
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 RETRY_S = 0.05
+STOPPED_RETRY_MS = 500
 CONNECT_WAIT_S = 0.05
 CONNECT_WAIT_S_MAX = 1.0
 
@@ -66,6 +67,7 @@ class Exchange:
         """Partition to the sources whose batches have come here for it."""
         self._open_at_most = 0
         self._stopping = False
+        self._intake_closed = False
         self._tasks: asyncio.TaskGroup
         self.on_handover: Callable[[str, HandoverMessage], None] = lambda worker, message: None
         """A neighbour says something of a partition that moves."""
@@ -82,6 +84,10 @@ class Exchange:
     def stop(self) -> None:
         """From now on links end because of us: that is no goodbye of a client."""
         self._stopping = True
+
+    def close_intake(self) -> None:
+        """Take nothing new from clients: the last worker ends."""
+        self._intake_closed = True
 
     @property
     def client_count(self) -> int:
@@ -374,7 +380,9 @@ class Exchange:
         return True
 
     def _bad_batch(self, batch: Batch) -> ErrorInfo | None:
-        """Our own clients never send one; others may."""
+        """Our own clients never send one; others may. And who is about to end takes none."""
+        if self._intake_closed and batch.kind is not Kind.WITHDRAW:
+            return ErrorInfo("unavailable", "the last worker stops", STOPPED_RETRY_MS)
         if batch.kind is Kind.MARKER:
             refusal = refusal_of_markers(batch)
             if refusal is not None:

@@ -406,6 +406,13 @@ class Host:
                     UnknownOutcomeError(f"{name} went to another worker in the middle of it")
                 )
 
+    def is_idle(self) -> bool:
+        """Tell whether nothing that came from clients is under way, nor anything else runs."""
+        return all(
+            hosted.partition.idle and not hosted.partition.open_from_clients
+            for hosted in self.partitions.values()
+        )
+
     def open_from_clients(self) -> int:
         return sum(hosted.partition.open_from_clients for hosted in self.partitions.values())
 

@@ -33,6 +33,8 @@ _log = structlog.get_logger(__name__)
 Context = aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
 
+USED_S = 5.0
+"""A worker that was called so recently is probably called again."""
 _DEADLINE_S_MAX = 365 * 24 * 3600.0
 
 
@@ -64,6 +66,7 @@ class LinkServer:
         self._links: set[FrameLink] = set()
         self._link_gone = asyncio.Event()
         self._unary_calls = 0
+        self._called_s = -USED_S
         self._stopping = False
         self._grpc_server: aio.Server
         self._lane_server: asyncio.Server | None = None
@@ -85,6 +88,13 @@ class LinkServer:
     @property
     def link_count(self) -> int:
         return len(self._links)
+
+    def is_unused(self, noticed_s: float) -> bool:
+        """Tell whether no unary call is under way and none is to be expected: callers have had
+        until then (of the loop's time) to notice that the worker is about to end."""
+        now_s = asyncio.get_running_loop().time()
+        is_expected = now_s < noticed_s and now_s < self._called_s + USED_S
+        return not self._unary_calls and not is_expected
 
     async def link_count_fallen(self, count: int) -> None:
         """Wait until there are no more than `count` links."""
@@ -209,6 +219,7 @@ class LinkServer:
             if self._unary_calls >= self._limits.unary_calls_max:
                 return await _abort(context, OverloadedError("too many calls are under way"))
             self._unary_calls += 1
+            self._called_s = asyncio.get_running_loop().time()
             try:
                 return await answer(encoded, context)
             except SubletError as error:

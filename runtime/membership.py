@@ -22,7 +22,7 @@ import msgspec
 import structlog
 import xxhash
 
-from sublet.functions.errors import RetryLaterError, SubletError
+from sublet.functions.errors import RetryLaterError, SubletError, UnavailableError
 from sublet.runtime.config import is_loopback_host
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.handover import (
@@ -40,6 +40,8 @@ from sublet.scheduler.placement import a_few_moves, place
 from sublet.statestore.contract import Directory, Member, Recovered, Store, View
 
 _log = structlog.get_logger(__name__)
+
+DRAIN_TRIES_MAX = 5
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -127,6 +129,7 @@ class Ownership:
         topology_changed: Callable[[Topology], None],
         leave: Callable[[str, Callable[[Released], None], bool], None],
         tell: Callable[[str, bytes], bool],
+        drain: Callable[[], None],
     ) -> None:
         self.added = added
         """With what the former owner said at the end, if it has said something."""
@@ -139,6 +142,8 @@ class Ownership:
         any more, and the given function is called."""
         self.tell = tell
         """Say something to another worker; False if there is no link to it now."""
+        self.drain = drain
+        """Somebody wants this worker to give everything away and end."""
 
 
 class Membership:
@@ -176,7 +181,9 @@ class Membership:
         self._moves = Moves()
         self._quarantine = Quarantine()
         self._proposer = ""
+        self._alive: Collection[str] = ()
         self._looking = asyncio.Event()
+        self._changed = asyncio.Event()
         self._wake: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup
 
@@ -260,13 +267,16 @@ class Membership:
         dead = self._dead(view)
         view = await self._place(view, dead)
         alive = view.members.keys() - set(dead)
-        self._proposer = min(alive, default="")
+        self._alive, self._proposer = alive, min(alive, default="")
         if self.view is None or view.version != self.view.version:
             self.view = view
             self._ownership.topology_changed(self._topology(view))
         self._take_and_leave(view, alive)
         if not self.ready.is_set() and self._is_served(view):
             self.ready.set()
+        me = view.members.get(self._member.id)
+        if me is not None and me.draining and not self._member.draining:
+            self._ownership.drain()
         return view
 
     def _dead(self, view: View) -> list[str]:
@@ -307,11 +317,13 @@ class Membership:
         if not view.placement and awaits_others:
             return view
         now_ms = self._loop.time() * 1000
+        staying = [worker for worker in alive if not view.members[worker].draining]
         wanted = place(
             view.functions,
-            [worker for worker in alive if not view.members[worker].draining] or alive,
+            staying or alive,
             view.placement,
-            rebalance=self._store.shared,
+            # When all are about to leave, nothing is gained by moving.
+            rebalance=self._store.shared and bool(staying),
         )
         wanted = a_few_moves(view.placement, wanted, alive, self._moves.room(now_ms))
         if not dead and wanted == dict(view.placement):
@@ -380,6 +392,7 @@ class Membership:
                         self.look()
                     case _:
                         assert_never(effect)
+        self._changed.set()
         self._plan_wake()
 
     def _plan_wake(self) -> None:
@@ -433,6 +446,39 @@ class Membership:
             self._ownership.tell(self._proposer, _encode(Took(partition)))
         elif self._moves.took(self._member.id, partition):
             self.look()
+
+    # The end
+
+    async def drain(self) -> bool:
+        """Give everything away. Return whether others have all of it; False if there are none.
+
+        Raises `UnavailableError` if the directory does not answer: then nobody would know.
+        """
+        self._member = msgspec.structs.replace(self._member, draining=True)
+        for _ in range(DRAIN_TRIES_MAX):
+            try:
+                await self._directory.drain(self._member.id)
+                break
+            except RetryLaterError:
+                await asyncio.sleep(self._heartbeat_s)
+        else:
+            raise UnavailableError("the directory does not answer")
+        self.look()
+        while self._ownership.owned():
+            if not self._heirs():
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    def _heirs(self) -> list[str]:
+        """Return who could take what is here."""
+        members = self.view.members if self.view is not None else {}
+        return [
+            id_
+            for id_, member in members.items()
+            if id_ != self._member.id and id_ in self._alive and not member.draining
+        ]
 
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for our heartbeat to stop."""

@@ -38,6 +38,8 @@ class ReadyNote(msgspec.Struct, frozen=True, kw_only=True):
     functions: list[str]
     http: str = ""
     """Where it serves HTTP; empty: nowhere."""
+    drained: bool = False
+    """It was drained and is about to end, for good."""
 
 
 class GaveUpError(Exception):
@@ -80,8 +82,12 @@ class Launch:
     workers: int
     environment: Mapping[str, str]
     """The variables of the workers, to which the settings are added."""
-    stop_timeout_s: float = 10.0
-    """How long a worker may take to leave before it is killed."""
+    stop_grace_s: float = 10.0
+    """How long a worker may take to leave, beyond `drain_timeout_s`, before it is killed."""
+
+    @property
+    def stop_timeout_s(self) -> float:
+        return self.config.drain_timeout_s + self.stop_grace_s
 
     def command(self, supervisor_fd: int) -> list[str]:
         return [
@@ -160,6 +166,10 @@ class Supervisor:
         while not self._stopping.is_set():
             status = await self._run_once(index)
             if self._stopping.is_set():
+                return
+            if index in self.notes and self.notes[index].drained:
+                del self.notes[index]
+                self._on_event(index, "was drained; it is not started again")
                 return
             if status == EXIT_USAGE and index not in self.notes:
                 # It would fail in the same way again.

@@ -11,10 +11,12 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import structlog
 
 from sublet.functions.app import Function
+from sublet.functions.errors import UnavailableError
 from sublet.runtime.config import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello
@@ -32,8 +34,15 @@ from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Directory, Member, Recovered, Store
 
+if TYPE_CHECKING:
+    from sublet.runtime.http.server import HttpServer
+
 _log = structlog.get_logger(__name__)
 
+NOTICE_S = 1.0
+"""Who calls without a link (HTTP, unary) learns within this time that the worker is not ready any
+more, before it closes its doors."""
+_LOOK_S = 0.01
 SOCKET_PATH_BYTES_MAX = 107
 
 
@@ -69,15 +78,24 @@ class Worker:
         self._given_directory = directory
         self._given_tracing = tracing
         self._clock = clock or SystemClock()
-        self._stop = asyncio.Event()
+        self.stopping = asyncio.Event()
+        """Set once it was asked to stop."""
+        self.is_drained = False
+        """Whether it ends because somebody has drained it in the directory."""
+        self._server: LinkServer
+        self._http_server: HttpServer | None = None
         self.tracing: Tracing
         self.host: Host
         self.exchange: Exchange
         self.membership: Membership
 
     def stop(self) -> None:
-        """Leave the cluster and end `run`."""
-        self._stop.set()
+        """Give everything to others, leave the cluster and end `run`."""
+        self.stopping.set()
+
+    def _drained(self) -> None:
+        self.is_drained = True
+        self.stop()
 
     async def run(self) -> None:
         """Work until stopped or cancelled."""
@@ -157,6 +175,7 @@ class Worker:
                 ) as server,
                 service,
             ):
+                self._server = server
                 self.address = server.address
                 async with self._http(tasks, service, store):
                     await self._take_part(tasks, store, directory)
@@ -206,17 +225,22 @@ class Worker:
         async with HttpServer(
             app, tasks, host=config.host, port=config.http_port, limits=config.limits
         ) as server:
+            self._http_server = server
             self.http_address = server.address
             _log.info("serving HTTP", worker=self.id, http=server.address)
+            stopping = tasks.create_task(self.stopping.wait())
+            # Readers come back, to another worker.
+            stopping.add_done_callback(lambda _: feeds.stop())
             try:
                 yield
             finally:
+                stopping.cancel()
                 feeds.stop()
 
     def not_ready(self) -> str:
         """Return why this worker cannot serve its callers now; nothing if it can."""
         topology, served = self.exchange.topology, self.host.partitions
-        if self._stop.is_set():
+        if self.stopping.is_set():
             return "the worker stops"
         if not self.ready.is_set() or self.id not in topology.workers:
             return "the worker has not joined its cluster yet"
@@ -256,6 +280,7 @@ class Worker:
             topology_changed=self.exchange.topology_changed,
             leave=leave,
             tell=self.exchange.tell_neighbour,
+            drain=self._drained,
         )
         self.membership = membership = Membership(
             member,
@@ -272,12 +297,38 @@ class Worker:
         self.exchange.on_lost = membership.look
         taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
-        await self._stop.wait()
+        await self.stopping.wait()
+        await self._drain(membership)
         self.exchange.stop()
         # Otherwise its next heartbeat would find that it is no member, and join again.
         taking_part.cancel()
         await asyncio.wait([taking_part])
         await membership.leave()
+
+    async def _drain(self, membership: Membership) -> None:
+        """Let others take over, and answer what was begun, for a bounded time."""
+        http = self._http_server
+        if http is not None:
+            http.drain()
+        timeout_s, is_last = self._config.drain_timeout_s, False
+        try:
+            async with asyncio.timeout(timeout_s):
+                noticed = asyncio.get_running_loop().time() + NOTICE_S
+                is_last = not await membership.drain()
+                if is_last:
+                    self.exchange.close_intake()
+                    await _until(self.host.is_idle)
+                    # Whoever comes now finds nobody to ask.
+                    noticed, timeout_s = 0.0, min(timeout_s, NOTICE_S)
+            async with asyncio.timeout(timeout_s):
+                await _until(lambda: self._server.is_unused(noticed))
+                if http is not None:
+                    await _until(lambda: http.is_unused(noticed))
+        except TimeoutError:
+            if not is_last:
+                _log.warning("did not finish in time; others do what is left", seconds=timeout_s)
+        except UnavailableError as error:
+            _log.warning("leaves as it is; others take over later", problem=str(error))
 
     def _tell_placed(self, event: str, partition: str, epoch: int | None) -> None:
         # At the start there are many at once; `ready` says how many.
@@ -296,6 +347,11 @@ class Worker:
             **http,
             partitions=len(self.host.partitions),
         )
+
+
+async def _until(happened: Callable[[], bool]) -> None:
+    while not happened():  # noqa: ASYNC110  # Many have a part in it; nobody tells.
+        await asyncio.sleep(_LOOK_S)
 
 
 @contextmanager

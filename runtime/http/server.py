@@ -40,6 +40,7 @@ class HttpServer:
         self._host = host
         self._port = port
         self._limits = limits
+        self._is_draining = False
         self._server: uvicorn.Server
         self._serving: asyncio.Task[None]
 
@@ -49,12 +50,23 @@ class HttpServer:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
 
+    def drain(self) -> None:
+        """Close each connection after its next reply, which says so."""
+        self._is_draining = True
+
+    def is_unused(self, noticed_s: float) -> bool:
+        """Tell whether no request is under way and none is to be expected: who has a connection
+        has had until then (of the loop's time) to notice that it is about to be closed."""
+        state = self._server.server_state
+        is_expected = asyncio.get_running_loop().time() < noticed_s and bool(state.connections)
+        return not state.tasks and not is_expected
+
     async def __aenter__(self) -> HttpServer:
         listener = _listener(self._host, self._port)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http=partial(BoundedProtocol, self._limits),  # type: ignore[arg-type]  # Makes one.
+            http=partial(BoundedProtocol, self._limits, lambda: self._is_draining),  # type: ignore[arg-type]  # Makes one.
             ws="none",
             loop="none",
             interface="asgi3",
@@ -108,9 +120,12 @@ class BoundedProtocol(HttpToolsProtocol):
     in; a reader that takes nothing for `http_write_timeout_ms` is cut.
     """
 
-    def __init__(self, limits: Limits, *arguments: Any, **named: Any) -> None:
+    def __init__(
+        self, limits: Limits, is_draining: Callable[[], bool], *arguments: Any, **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
         self._limits = limits
+        self._is_draining = is_draining
         self._has_request = False
         """Whether there was one: from then on there is a `cycle`."""
         self._in_head = True
@@ -177,6 +192,8 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("the head is too large")
         self._has_request = True
         super().on_headers_complete()
+        if self._is_draining():
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         self._is_arriving = False

@@ -167,6 +167,7 @@ class Cluster:
                 topology_changed=lambda topology: None,
                 leave=leave,
                 tell=lambda worker, message: self.told.append((worker, message)) is None,
+                drain=lambda: self.told.append(("w", b"drain")),
             ),
             heartbeat_ms=10,
             term_ms=term_ms,
