@@ -46,9 +46,12 @@ OUTAGES: frozenset[str] = frozenset({"redis-kill", "redis-freeze", "cut-client"}
 """While these last, nobody could answer: recovery counts from their end."""
 
 EPISODE_S = (8.0, 18.0)
-GAP_S = (0.7, 3.5)
+GAP_S = (0.4, 2.2)
 """Between the beginnings of two faults."""
 KINDS_MAX = 4
+KILLS_SHARE = 0.7
+"""Of the episodes, in which workers are killed beside whatever else happens."""
+KILLS_WEIGHT = 3
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -105,6 +108,8 @@ def episodes(seed: int, terms: Terms) -> Iterator[Episode]:
             left = list(terms.kinds)
             chance.shuffle(left)
         kinds.add(left.pop())
+        if "kill" in terms.kinds and chance.random() < KILLS_SHARE:
+            kinds.add("kill")
         yield Episode(number, _faults(chance, terms, sorted(kinds)))
 
 
@@ -129,10 +134,12 @@ def one_of_each(seed: int, terms: Terms, gap_s: float) -> Episode:
 def _faults(chance: random.Random, terms: Terms, kinds: Sequence[Kind]) -> list[Fault]:
     free = _Free(terms)
     faults = []
+    weights = [KILLS_WEIGHT if kind == "kill" else 1 for kind in kinds]
     at_s = chance.uniform(*GAP_S)
     end_s = at_s + chance.uniform(*EPISODE_S)
     while at_s < end_s:
-        fault = _fault(chance, terms, free, chance.choice(kinds), at_s)
+        (kind,) = chance.choices(kinds, weights)
+        fault = _fault(chance, terms, free, kind, at_s)
         if fault is not None:
             faults.append(fault)
         at_s += chance.uniform(*GAP_S)
@@ -150,7 +157,7 @@ class _Free:
         """The network has one relay that loses packets."""
 
 
-RESTART_S = 2.0
+RESTART_S = 1.0
 """About what a new worker needs before something may happen to it again."""
 
 
