@@ -7,7 +7,7 @@ What a reader wants and retention has dropped is told, never passed over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -57,28 +57,50 @@ class EgressPages:
         if request.until:
             stops = {each: min(end, request.until.get(each, 0)) for each, end in stops.items()}
         behind = sorted(each for each, position in places.items() if position < stops[each])
-        entries: list[EgressValues] = []
-        room, size_bytes = request.limit, 0
+        filling = _Filling(request.limit)
         # Every page begins with another partition: a busy one does not hide the others.
         self._turn += 1
         start = self._turn % len(behind) if behind else 0
         for partition in (*behind[start:], *behind[:start]):
-            if not room:
-                break
             position, stop = places[partition], stops[partition]
-            stored = await self._store.read_egress(
-                request.egress, partition, position, min(room, ENTRIES_PER_READ)
-            )
-            for values in cut(stored, partition, position, stop):
-                values = _shortened(values, room)
-                if not room or (entries and size_bytes + len(values.values) > PAGE_BYTES):
-                    room = 0
-                    break
-                entries.append(values)
-                room -= values.count
-                size_bytes += len(values.values)
-                places[partition] = values.first + values.count
-        return EgressPage(entries=entries, next=places, bounds=dict(bounds), lost=lost)
+            while position < stop and not filling.is_full:
+                stored = await self._store.read_egress(
+                    request.egress, partition, position, ENTRIES_PER_READ
+                )
+                reached = filling.add(cut(stored, partition, position, stop))
+                if reached is None:
+                    break  # Trimmed since we looked: the next look tells what is gone.
+                position = places[partition] = reached
+        return EgressPage(entries=filling.entries, next=places, bounds=dict(bounds), lost=lost)
+
+
+class _Filling:
+    """A page that is being filled, with the room that it has left."""
+
+    def __init__(self, count_max: int) -> None:
+        self.entries: list[EgressValues] = []
+        self.is_full = False
+        self._room = count_max
+        self._size_bytes = 0
+
+    def add(self, found: Iterable[EgressValues]) -> int | None:
+        """Take what there is room for; return the position behind it, if it is anything."""
+        reached: int | None = None
+        for values in found:
+            if values.count > self._room:
+                values = _shortened(values, self._room)
+            self._size_bytes += len(values.values)
+            # A single one is taken, however large.
+            if self.entries and self._size_bytes > PAGE_BYTES:
+                self.is_full = True
+                break
+            self.entries.append(values)
+            self._room -= values.count
+            reached = values.first + values.count
+            if not self._room:
+                self.is_full = True
+                break
+        return reached
 
 
 def placed(request: EgressRequest, bounds: Bounds) -> tuple[dict[str, int], list[EgressGap]]:
@@ -135,8 +157,6 @@ def cut(
 
 
 def _shortened(values: EgressValues, count: int) -> EgressValues:
-    if values.count <= count:
-        return values
     items = msgspec.msgpack.decode(values.values, type=list[msgspec.Raw])
     return EgressValues(
         partition=values.partition,

@@ -225,9 +225,16 @@ class Cluster:
 
     async def egress(self, name: str, limit: int = 10_000) -> list[Any]:
         """Return all values of an egress, by partition in order."""
+        found: dict[str, list[Any]] = {}
+        request = EgressRequest(egress=name, limit=limit)
         async with UnaryClient(self.living[0].address) as unary:
-            page = await unary.read_egress(EgressRequest(egress=name, limit=limit))
-        return [value for entry in page.entries for value in msgspec.msgpack.decode(entry.values)]
+            while (page := await unary.read_egress(request)).entries:
+                for entry in page.entries:
+                    found.setdefault(entry.partition, []).extend(
+                        msgspec.msgpack.decode(entry.values)
+                    )
+                request = msgspec.structs.replace(request, positions=page.next)
+        return [value for partition in sorted(found) for value in found[partition]]
 
     def close(self) -> None:
         for worker in self.workers:
