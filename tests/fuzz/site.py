@@ -7,7 +7,7 @@ handlers. A site lives for one input, so that each input does the same whenever 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -21,7 +21,7 @@ from sublet.runtime.exchange import Exchange
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.frames import Ack, Batch, Data, Frame, FunctionInfo, Hello, Kind, Topology
 from sublet.runtime.guarded_binding import guarded
-from sublet.runtime.host import Binding, Host, SystemClock
+from sublet.runtime.host import Binding, Clock, Host, SystemClock
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_lane import LaneCarrier
@@ -150,7 +150,9 @@ class QuietLink:
 
 
 class Site:
-    def __init__(self, *, functions: Mapping[str, Function] | None = None) -> None:
+    def __init__(
+        self, *, functions: Mapping[str, Function] | None = None, clock: Clock | None = None
+    ) -> None:
         self.functions = functions or app.functions
         self.limits = Limits()
         self.raised: list[BaseException] = []
@@ -165,7 +167,7 @@ class Site:
             ),
             outside=self.exchange,
             limits=self.limits,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             urgency=Urgency(),
             pace=FixedPace(),
             watchdog=StillWatchdog(),
@@ -181,6 +183,16 @@ class Site:
 
     async def attack(self, attack: Callable[[Site], None]) -> None:
         """Open the site, let somebody attack it, and see that an honest client is served."""
+
+        async def run() -> None:
+            await self.ask_honestly()
+            attack(self)
+            await self.ask_honestly()
+
+        await self.run(run)
+
+    async def run(self, inside: Callable[[], Awaitable[None]]) -> None:
+        """Do something while the site is open; whatever raises inside the worker is raised."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(
             lambda _, context: self.raised.append(context.get("exception") or RuntimeError(context))
@@ -188,9 +200,7 @@ class Site:
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._open(tasks)
-                await self.ask_honestly()
-                attack(self)
-                await self.ask_honestly()
+                await inside()
                 self.host.stop()
                 raise _OverError
         except* _OverError:

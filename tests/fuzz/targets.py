@@ -69,6 +69,7 @@ from sublet.runtime.unary import AdministerRequest, CallRequest, EgressRequest, 
 from sublet.runtime.work import Message, Waiting, Work
 from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
 from sublet.statestore.delta import DamagedCommitError, Delta
+from tests.fuzz.http_site import http, http_seeds
 from tests.fuzz.site import EVIL, NEIGHBOUR, Site, Socket, count
 from tests.fuzz.stored import check_text, record_seeds, recover
 
@@ -464,5 +465,6 @@ TARGETS: Mapping[str, Target] = {
     "state": Target(state, state_seeds, 1_024),
     "records": Target(recover, record_seeds, 1_024),
     "delta": Target(delta, delta_seeds, 1_024),
+    "http": Target(http, http_seeds, 8_192),
     "config": Target(config, config_seeds, 1_024),
 }

@@ -10,11 +10,13 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
 
+from tests.fuzz.hostile import attack_a_site
+from tests.fuzz.http_site import close_http
 from tests.fuzz.mutations import damaged
 from tests.fuzz.targets import TARGETS
 
 FOUND = Path(__file__).with_name("found")
-EXAMPLES = {"site": 250, "leases": 250, "config": 200}
+EXAMPLES = {"site": 250, "leases": 250, "config": 200, "http": 150}
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,7 @@ def _quiet() -> Iterator[None]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.configure(**before)
+    close_http()
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -55,3 +58,7 @@ def test_nothing_that_is_damaged_breaks_a_target(name: str) -> None:
 )
 def test_what_the_fuzzer_has_found_is_right_now(path: Path) -> None:
     TARGETS[path.parent.name].run(path.read_bytes())
+
+
+def test_frames_that_make_no_sense_together_hinder_nobody() -> None:
+    attack_a_site()
