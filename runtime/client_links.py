@@ -16,7 +16,7 @@ import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.client_session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Session
-from sublet.runtime.frames import Data, Frame, Goodbye, Hello, Refused, Topology, Welcome
+from sublet.runtime.frames import Alive, Data, Frame, Goodbye, Hello, Refused, Topology, Welcome
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_grpc import connect
 
@@ -155,7 +155,7 @@ class SessionLinks:
             case Topology():
                 if self.session.topology_changed(frame):
                     self._changed.set()
-            case Hello() | Welcome() | Goodbye():
+            case Hello() | Welcome() | Goodbye() | Alive():
                 return  # The link itself sees to these.
             case _:
                 assert_never(frame)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sublet.runtime.limits import Limits
+from sublet.runtime.link import SILENCE_S_MAX, SILENCE_S_MIN
 from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.api import QueueOrder
 from sublet.scheduler.binding import BindingPolicy, binding_named, binding_names
@@ -102,6 +103,9 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0
     """A worker that is asked to stop (SIGTERM, Ctrl-C, `sublet drain`) hands its partitions over
     and answers what it has begun, for so long at most; 0: it ends at once."""
+    link_silence_ms: int = 4_000
+    """A client or worker at the other end of a link that says nothing for so long, not even when
+    asked, is taken for lost; it connects again, or its messages go elsewhere."""
     order: OrderName = "least-laxity"
     """What runs first of all that waits. `token-fair` needs `shares`."""
     shares: str = ""
@@ -155,6 +159,12 @@ class WorkerConfig:
         # Fewer than five heartbeats in a term: one slow turn of a loop would look like a death.
         _check_range("member_term_ms", self.member_term_ms, 5 * self.heartbeat_ms, 600_000)
         _check_range("drain_timeout_s", self.drain_timeout_s, 0, 3_600)
+        _check_range(
+            "link_silence_ms",
+            self.link_silence_ms,
+            int(SILENCE_S_MIN * 1000),
+            int(SILENCE_S_MAX * 1000),
+        )
         _check_choice("order", self.order, OrderName)
         _check_range("patience_ms", self.patience_ms, 1, 86_400_000)
         _check_range("starvation_ms", self.starvation_ms, 1, 86_400_000)

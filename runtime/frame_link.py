@@ -1,7 +1,7 @@
 """The life of a link, apart from what carries its bytes.
 
-Checks what comes in, says goodbye, and tells its receiver of the end exactly once. Sockets and
-streams are in `link_lane` and `link_grpc`.
+Checks what comes in, says goodbye, notices a peer that is silent, and tells its receiver of the end
+exactly once. Sockets and streams are in `link_lane` and `link_grpc`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,21 @@ from enum import Enum
 from typing import Protocol
 
 from sublet.functions.errors import TooLargeError
-from sublet.runtime.frames import Data, Frame, Goodbye, Hello, Welcome
+from sublet.runtime.frames import Alive, Data, Frame, Goodbye, Hello, Welcome
 from sublet.runtime.link import LinkLimits, LinkReceiver
 from sublet.runtime.wire import WireError, decode_frame, encode_frame
+
+_ALIVE = encode_frame(Alive())
+_ASK = encode_frame(Alive(asks=True))
+_LARGE_FOLLOWS = encode_frame(Alive(large_follows=True))
+LOOKS_IN_SILENCE = 4
+"""A peer is looked after so often in `silence_s`, and lost if it was silent at all looks but one:
+before the last it was asked twice. Looks are counted, and time is not measured, so that a pause of
+one's own does not count as the peer's silence."""
+LARGE_BYTES = 128 * 2**10
+LARGE_PATIENCE = 16
+"""A larger frame is announced, and may take so many times longer than silence may last: on a bad
+line, a frame that comes whole or not at all must not look like silence."""
 
 
 class Carrier(Protocol):
@@ -52,12 +64,17 @@ class FrameLink:
 
     __slots__ = (
         "_adopted",
+        "_answers",
         "_carrier",
         "_close_reason",
+        "_heard",
+        "_large_follows",
         "_limits",
+        "_looks_in_vain",
         "_peer",
         "_phase",
         "_receiver",
+        "_said",
         "_timer",
     )
 
@@ -72,6 +89,12 @@ class FrameLink:
         self._close_reason = ""
         self._adopted = False
         self._timer: asyncio.TimerHandle | None = None
+        self._answers = False
+        """The peer has said that it answers who asks for a sign of life."""
+        self._heard = self._said = True
+        """Since the last look."""
+        self._looks_in_vain = 0
+        self._large_follows = False
 
     @property
     def peer(self) -> str:
@@ -93,6 +116,9 @@ class FrameLink:
             raise TooLargeError(
                 f"a frame of {len(encoded)} bytes; allowed: {self._limits.frame_bytes_max}"
             )
+        self._said = True
+        if len(encoded) > LARGE_BYTES and self._adopted and self._answers:
+            self._carrier.write(_LARGE_FOLLOWS)
         self._carrier.write(encoded)
 
     def close(self, reason: str) -> None:
@@ -102,6 +128,11 @@ class FrameLink:
         self._close_reason = reason
         self._carrier.write(encode_frame(Goodbye(reason)))
         self._start_timer(self._limits.close_timeout_s, self._close_timed_out)
+
+    def abandon(self, reason: str) -> None:
+        if self._phase is not _Phase.ENDED:
+            self._carrier.abort()
+            self._end(reason, clean=False)
 
     def fail(self, reason: str) -> None:
         """End the link, with a goodbye that tells the peer what it did wrong."""
@@ -121,9 +152,12 @@ class FrameLink:
 
     def adopt(self, receiver: LinkReceiver) -> None:
         """Give the link, after its opening, to who receives its frames from now on."""
-        self._stop_timer()
         self._receiver = receiver
         self._adopted = True
+        if self._phase is _Phase.OPEN:
+            self._stop_timer()
+            if self._answers:
+                self._look_later()
 
     def bytes_received(self, encoded: bytes) -> bool:
         """Take one serialized frame; return False when the link has no use for more."""
@@ -139,15 +173,35 @@ class FrameLink:
         except WireError as error:
             self.fail(f"malformed frame: {error}")
             return False
+        self._heard = True
+        self._large_follows = False
         if isinstance(frame, Data):
             self._receiver.frame_received(self, frame)
         elif isinstance(frame, Goodbye):
             self._goodbye_received(frame.reason)
-        elif self._adopted and isinstance(frame, Hello | Welcome):
-            self.fail("hello and welcome are the first frames of a link, and only those")
+        elif isinstance(frame, Alive):
+            self._alive_received(frame)
+        elif isinstance(frame, Hello | Welcome):
+            self._greeting_received(frame)
         else:
             self._receiver.frame_received(self, frame)
         return not self.ended
+
+    def _alive_received(self, frame: Alive) -> None:
+        if not self._adopted:
+            self._receiver.frame_received(self, frame)  # Who will not have it as the first.
+            return
+        self._large_follows = frame.large_follows
+        if frame.asks and self._phase is _Phase.OPEN:
+            self._said = True
+            self._carrier.write(_ALIVE)
+
+    def _greeting_received(self, frame: Hello | Welcome) -> None:
+        if self._adopted:
+            self.fail("hello and welcome are the first frames of a link, and only those")
+            return
+        self._answers = frame.answers_alive
+        self._receiver.frame_received(self, frame)
 
     def carrier_drained(self) -> None:
         if self._phase is _Phase.OPEN:
@@ -164,6 +218,26 @@ class FrameLink:
             self._carrier.write(encode_frame(Goodbye(reason)))
         self._carrier.finish()
         self._end(self._close_reason or reason, clean=True)
+
+    def _look_later(self) -> None:
+        self._start_timer(self._limits.silence_s / LOOKS_IN_SILENCE, self._look)
+
+    def _look(self) -> None:
+        """Ask who has said nothing since we last looked, and tell who has heard nothing."""
+        if not self._heard:
+            self._looks_in_vain += 1
+            patience = LARGE_PATIENCE if self._large_follows else 1
+            if self._looks_in_vain >= LOOKS_IN_SILENCE * patience - 1:
+                silence_s = self._limits.silence_s * patience
+                self.abandon(f"lost: the other end was silent for {silence_s:g} s")
+                return
+            self._carrier.write(_ASK)
+        else:
+            self._looks_in_vain = 0
+            if not self._said:
+                self._carrier.write(_ALIVE)
+        self._heard = self._said = False
+        self._look_later()
 
     def _close_timed_out(self) -> None:
         self._carrier.abort()

@@ -120,6 +120,8 @@ class Hello(msgspec.Struct, frozen=True):
     protocol: int = 1
     lane_token: str = ""
     """Only on a lane, where it proves that its bearer came by way of gRPC. Links fill it in."""
+    answers_alive: bool = True
+    """Whether the sender answers `Alive`, as our links do; others are not asked."""
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -130,6 +132,7 @@ class Welcome(msgspec.Struct, frozen=True):
     credit: int
     message_bytes_max: int
     key_bytes_max: int
+    answers_alive: bool = True
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -151,5 +154,13 @@ class Goodbye(msgspec.Struct, frozen=True):
     reason: str
 
 
-Control = Hello | Welcome | Topology | Refused | Goodbye
+class Alive(msgspec.Struct, frozen=True):
+    """A sign of life; one that asks is answered by one that does not. Links see to both."""
+
+    asks: bool = False
+    large_follows: bool = False
+    """The next frame may take long."""
+
+
+Control = Hello | Welcome | Topology | Refused | Goodbye | Alive
 Frame = Data | Control

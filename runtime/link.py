@@ -15,6 +15,8 @@ import msgspec
 from sublet.runtime.frames import Frame, Hello
 
 PROTOCOL = 1
+SILENCE_S_MIN = 0.1
+SILENCE_S_MAX = 600.0
 
 
 class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,9 @@ class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):
     """From a link's opening to its first frame, on either side."""
     close_timeout_s: float = 2.0
     """From a goodbye to the end of the link, whatever the peer does."""
+    silence_s: float = 4.0
+    """A link whose other end says nothing for so long, not even when asked, is lost. Well above
+    what an event loop may pause: a peer that only computes must be able to answer."""
 
     def __post_init__(self) -> None:
         if not 0 < self.pending_bytes_low <= self.pending_bytes_high:
@@ -43,6 +48,10 @@ class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):
         if not 1_024 <= self.frame_bytes_max < 2**28:
             raise ValueError(
                 f"frame_bytes_max is {self.frame_bytes_max}; allowed: 1024..{2**28 - 1}"
+            )
+        if not SILENCE_S_MIN <= self.silence_s <= SILENCE_S_MAX:
+            raise ValueError(
+                f"silence_s is {self.silence_s:g}; allowed: {SILENCE_S_MIN:g}..{SILENCE_S_MAX:g}"
             )
 
 
@@ -74,6 +83,10 @@ class Link(Protocol):
         """
         ...
 
+    def abandon(self, reason: str) -> None:
+        """End now, without a goodbye: to the peer, the link is lost. The receiver hears it."""
+        ...
+
 
 class LinkReceiver(Protocol):
     """The user's end of a link. Its methods are called on the loop and must not raise."""
@@ -91,7 +104,8 @@ class LinkReceiver(Protocol):
         """The last call for this link, made exactly once.
 
         `clean` if and only if the peer said goodbye: then every frame that it had sent was
-        delivered. It says nothing about frames that were sent to it after it said so.
+        delivered. It says nothing about frames that were sent to it after it said so. A peer that
+        is frozen, or cut off without a word, is noticed after `silence_s`.
         """
         ...
 

@@ -6,7 +6,6 @@ A frame is written as it is: frames are already full, and gRPC would gain nothin
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -44,51 +43,42 @@ from sublet.runtime.unary import (
 # A frame somewhat above the limit still arrives, and is answered by a goodbye that says why.
 # One far above it is refused by gRPC itself, before it is in memory.
 _SLACK_BYTES = 64 * 2**10
-_KEEPALIVE_MS = 20_000
 _STREAM_FAILED = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
 
 
-def message_options(limits: LinkLimits) -> list[tuple[str, int]]:
+def connection_options(limits: LinkLimits) -> list[tuple[str, int]]:
     """Return what both ends of every gRPC connection are set to."""
+    silence_ms = int(limits.silence_s * 1_000)
     return [
         ("grpc.max_receive_message_length", limits.frame_bytes_max + _SLACK_BYTES),
         ("grpc.max_send_message_length", limits.frame_bytes_max + _SLACK_BYTES),
+        # For unary calls: links look after their peers themselves. The kernel then gives up what is
+        # not acknowledged for so long, however slow the line is.
+        ("grpc.keepalive_time_ms", silence_ms),
+        ("grpc.keepalive_timeout_ms", silence_ms),
+        ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
-def channel_options(address: str, limits: LinkLimits) -> list[tuple[str, int]]:
-    options = [
-        *message_options(limits),
+def channel_options(limits: LinkLimits) -> list[tuple[str, int]]:
+    return [
+        *connection_options(limits),
         # A worker that comes back on its old port is reached at once, not after the waiting time
         # that an earlier channel to it has run up.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
     ]
-    if not is_loopback(address):
-        # Within one machine the kernel tells when a peer is gone; between two, only pings do.
-        options += [
-            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-            ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS // 2),
-        ]
-    return options
 
 
 def server_options(limits: LinkLimits) -> list[tuple[str, int]]:
     return [
-        *message_options(limits),
+        *connection_options(limits),
         # Two workers on one port would share its connections by chance.
         ("grpc.so_reuseport", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+        # How often somebody asks whether we live is their affair: an answer costs next to nothing.
+        ("grpc.http2.max_ping_strikes", 0),
     ]
-
-
-def is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Stream(Protocol):
@@ -216,7 +206,7 @@ async def connect(
     hears nothing then.
     """
     limits = limits or LinkLimits()
-    channel = aio.insecure_channel(address, options=channel_options(address, limits))
+    channel = aio.insecure_channel(address, options=channel_options(limits))
     try:
         async with asyncio.timeout(limits.hello_timeout_s):
             if lane == "auto":
@@ -346,7 +336,7 @@ class UnaryClient:
         limits = limits or LinkLimits()
         self._address = address
         self._connect_timeout_s = limits.hello_timeout_s
-        self._channel = aio.insecure_channel(address, options=channel_options(address, limits))
+        self._channel = aio.insecure_channel(address, options=channel_options(limits))
 
     async def __aenter__(self) -> UnaryClient:
         return self

@@ -27,6 +27,7 @@ from sublet.functions.errors import (
 )
 from sublet.proto import sublet_pb2 as pb
 from sublet.runtime.frames import (
+    Alive,
     Batch,
     Control,
     Data,
@@ -138,6 +139,8 @@ def decode_frame(encoded: bytes) -> Frame:
             return _refused(message.refused)
         case "goodbye":
             return Goodbye(message.goodbye.reason[:REASON_CHARACTERS_MAX])
+        case "alive":
+            return Alive(message.alive.asks, message.alive.large_follows)
         case None:
             raise WireError("a frame without content that this version knows")
         case _:
@@ -259,7 +262,10 @@ def _control_to_protobuf(frame: Control) -> pb.Frame:
         case Hello():
             return pb.Frame(
                 hello=pb.Hello(
-                    endpoint=frame.endpoint, protocol=frame.protocol, lane_token=frame.lane_token
+                    endpoint=frame.endpoint,
+                    protocol=frame.protocol,
+                    lane_token=frame.lane_token,
+                    answers_alive=frame.answers_alive,
                 )
             )
         case Welcome():
@@ -270,6 +276,7 @@ def _control_to_protobuf(frame: Control) -> pb.Frame:
                     credit=frame.credit,
                     message_bytes_max=frame.message_bytes_max,
                     key_bytes_max=frame.key_bytes_max,
+                    answers_alive=frame.answers_alive,
                 )
             )
         case Topology():
@@ -289,6 +296,8 @@ def _control_to_protobuf(frame: Control) -> pb.Frame:
             )
         case Goodbye():
             return pb.Frame(goodbye=pb.Goodbye(reason=frame.reason[:REASON_CHARACTERS_MAX]))
+        case Alive():
+            return pb.Frame(alive=pb.Alive(asks=frame.asks, large_follows=frame.large_follows))
         case _:
             assert_never(frame)
 
@@ -310,6 +319,7 @@ def _hello(message: pb.Hello) -> Hello:
         endpoint=_name("hello.endpoint", message.endpoint),
         protocol=message.protocol,
         lane_token=message.lane_token,
+        answers_alive=message.answers_alive,
     )
 
 
@@ -320,6 +330,7 @@ def _welcome(message: pb.Welcome) -> Welcome:
         credit=_number("welcome.credit", message.credit),
         message_bytes_max=_number("welcome.message_bytes_max", message.message_bytes_max),
         key_bytes_max=_number("welcome.key_bytes_max", message.key_bytes_max),
+        answers_alive=message.answers_alive,
     )
 
 

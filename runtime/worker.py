@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -23,7 +23,7 @@ from sublet.runtime.frames import FunctionInfo, Hello
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
 from sublet.runtime.lease_messages import Released
-from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
 from sublet.runtime.membership import Membership, Ownership, new_worker_id
@@ -134,11 +134,11 @@ class Worker:
         directory: Directory,
     ) -> None:
         config, limits = self._config, self._config.limits
+        link_limits = LinkLimits(silence_s=config.link_silence_ms / 1000)
 
         async def open_link(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
-            return await connect(
-                address, hello, receiver, tasks, lane="auto" if config.lane else "never"
-            )
+            lane: Literal["auto", "never"] = "auto" if config.lane else "never"
+            return await connect(address, hello, receiver, tasks, lane=lane, limits=link_limits)
 
         routes = PartitionRoutes(
             {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
@@ -172,6 +172,7 @@ class Worker:
                     host=config.host,
                     port=config.port,
                     lane_path=lane_path,
+                    limits=link_limits,
                 ) as server,
                 service,
             ):

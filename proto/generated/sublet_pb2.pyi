@@ -577,10 +577,12 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class Alive(_message.Message):
-    __slots__ = ("asks",)
+    __slots__ = ("asks", "large_follows")
     ASKS_FIELD_NUMBER: _ClassVar[int]
+    LARGE_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     asks: bool
-    def __init__(self, asks: _Optional[bool] = ...) -> None: ...
+    large_follows: bool
+    def __init__(self, asks: _Optional[bool] = ..., large_follows: _Optional[bool] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)

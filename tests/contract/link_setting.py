@@ -230,7 +230,7 @@ class Setting:
         return peer
 
     def _channel(self) -> aio.Channel:
-        options = channel_options(self.server.address, LinkLimits())
+        options = channel_options(LinkLimits())
         return aio.insecure_channel(self.server.address, options=options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -16,8 +17,10 @@ import uvloop
 
 from sublet.functions.errors import OverloadedError, TooLargeError, UnavailableError
 from sublet.runtime import wire
+from sublet.runtime.frame_link import LOOKS_IN_SILENCE
 from sublet.runtime.frames import (
     Ack,
+    Alive,
     Data,
     ErrorInfo,
     Frame,
@@ -346,6 +349,96 @@ def test_a_killed_server_is_a_loss(play: Play, folder: Path) -> None:
             await connect(address, Hello("~c"), keeper, stage.tasks, lane=stage.lane)
             await keeper.data_frames(100)
         await check_lost(keeper)
+
+    play(scenario)
+
+
+def test_a_frozen_client_is_noticed(play: Play) -> None:
+    async def scenario(stage: Setting) -> None:
+        async with flooding("connect", stage.server.address, stage.lane) as process:
+            await stage.arrived.wait()
+            _, keeper = stage.accepted[0]
+            await keeper.data_frames(100)
+            process.send_signal(signal.SIGSTOP)
+            await check_lost(keeper)
+
+    play(scenario, LinkLimits(silence_s=0.4))
+
+
+def test_a_frozen_server_is_noticed(play: Play, folder: Path) -> None:
+    async def scenario(stage: Setting) -> None:
+        keeper = Keeper()
+        limits = LinkLimits(silence_s=0.4)
+        async with flooding("serve", str(folder / "other"), stage.lane) as process:
+            assert process.stdout is not None
+            address = (await process.stdout.readline()).decode().strip()
+            await connect(address, Hello("~c"), keeper, stage.tasks, lane=stage.lane, limits=limits)
+            await keeper.data_frames(100)
+            process.send_signal(signal.SIGSTOP)
+            await check_lost(keeper)
+
+    play(scenario)
+
+
+def test_who_answers_that_it_lives_is_kept_and_who_does_not_is_lost(play: Play) -> None:
+    async def scenario(stage: Setting) -> None:
+        async with stage.raw_peer(Hello("~raw")) as peer:
+            _, keeper = stage.accepted[0]
+            # More often than one may be silent.
+            for _ in range(2 * LOOKS_IN_SILENCE):
+                frame = Alive()
+                while frame == Alive():
+                    encoded = await peer.read()
+                    assert encoded is not None
+                    frame = wire.decode_frame(encoded)
+                assert frame == Alive(asks=True)
+                assert keeper.ending is None
+                await peer.write(wire.encode_frame(Alive()))
+            reason, clean = await keeper.end()
+
+            assert not clean
+            assert reason.startswith("lost: the other end was silent for")
+            assert keeper.frames == []
+
+    play(scenario, LinkLimits(silence_s=0.1))
+
+
+def test_who_does_not_say_that_it_answers_is_never_asked(play: Play) -> None:
+    async def scenario(stage: Setting) -> None:
+        hello = Hello("~simple", answers_alive=False)
+        async with stage.raw_peer(hello), stage.raw_peer(Hello("~raw")):
+            (link, keeper), (_, other_keeper) = stage.accepted
+            await other_keeper.end()
+
+            assert keeper.ending is None
+            link.close("enough")
+            await keeper.end()
+
+    play(scenario, LinkLimits(silence_s=0.1, close_timeout_s=0.1))
+
+
+def test_who_is_asked_whether_it_lives_says_so(play: Play) -> None:
+    async def scenario(stage: Setting) -> None:
+        async with stage.raw_peer(Hello("~raw")) as peer:
+            await peer.write(wire.encode_frame(Alive(asks=True)))
+            encoded = await peer.read()
+
+            assert encoded is not None
+            assert wire.decode_frame(encoded) == Alive()
+            assert stage.accepted[0][1].frames == []
+
+    play(scenario)
+
+
+def test_an_abandoned_link_is_lost_at_both_ends(play: Play) -> None:
+    async def scenario(stage: Setting) -> None:
+        client, client_keeper, _, server_keeper = await stage.pair()
+        client.abandon("it has left")
+
+        assert client_keeper.ending == ("it has left", False)
+        reason, clean = await server_keeper.end()
+        assert not clean
+        assert reason.startswith("lost")
 
     play(scenario)
 

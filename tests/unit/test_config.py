@@ -94,6 +94,7 @@ def test_settings_survive_the_way_through_the_environment() -> None:
         ("SUBLET_PLACEMENT_WAIT_S", "nan", "placement_wait_s is nan; allowed: 0..600"),
         ("SUBLET_PLACEMENT_WAIT_S", "601", "placement_wait_s is 601.0; allowed: 0..600"),
         ("SUBLET_HEARTBEAT_MS", "9", "heartbeat_ms is 9; allowed: 10..60000"),
+        ("SUBLET_LINK_SILENCE_MS", "99", "link_silence_ms is 99; allowed: 100..600000"),
         ("SUBLET_HEARTBEAT_MS", "500", "member_term_ms is 2000; allowed: 2500..600000"),
         ("SUBLET_MEMBER_TERM_MS", "600001", "member_term_ms is 600001; allowed: 1000..600000"),
         ("SUBLET_LOG_LEVEL", "loud", "log_level is 'loud'; allowed: debug, info, warning, error"),

@@ -22,6 +22,7 @@ from sublet.functions.errors import (
 from sublet.proto import sublet_pb2
 from sublet.runtime.frames import (
     Ack,
+    Alive,
     Batch,
     Data,
     ErrorInfo,
@@ -89,6 +90,10 @@ FRAMES: list[Frame] = [
     TOPOLOGY,
     Refused("shop/cart/0", "~c", 5, ErrorInfo("overloaded", "full", 50)),
     Goodbye("moving"),
+    Alive(),
+    Alive(asks=True),
+    Alive(large_follows=True),
+    Hello("~c", answers_alive=False),
 ]
 ENCODED = [encode_frame(frame) for frame in FRAMES]
 
