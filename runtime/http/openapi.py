@@ -60,6 +60,7 @@ _MEANINGS = {
     "foreign_origin": "a page of another origin sent it",
     "unknown_function": "there is no such function",
     "no_state": "the key has no state",
+    "egress_lost": "values were dropped before they were read",
     "not_acceptable": "the reply has no form that is accepted",
     "request_timeout": "the request took too long to arrive",
     "idempotency_conflict": "the idempotency key was used with another request",
