@@ -24,6 +24,7 @@ from sublet.runtime.work import Message
 from sublet.statestore.contract import DEAD, StateRow, Store
 
 Action = PutState | DeleteState | TakeDeadLetter
+"""Those that are commits of a partition."""
 
 BUSY_WAIT_S = 5.0
 """How long a change waits for the messages of its key."""

@@ -364,6 +364,47 @@ def status(
 
 
 @cli.command()
+def drain(
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="Its id (or the beginning), or its address.")
+    ],
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="Wait so long for it to leave.")
+    ] = "60s",
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a worker hand its partitions over to others, finish, and end: no request fails.
+
+    Example: sublet drain 127.0.0.1:7071
+    """
+    from sublet.runtime import cli_workers
+
+    cli_workers.drain(worker, timeout, _where(connect, data_dir, config), as_json)
+
+
+@cli.command()
+def recover(
+    partition: Annotated[
+        str, typer.Argument(metavar="PARTITION", help="As `sublet status` shows it.")
+    ],
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try again to recover a partition that was set aside, once its data is repaired.
+
+    Example: sublet recover shop/cart/3
+    """
+    from sublet.runtime import cli_workers
+
+    cli_workers.recover(partition, _where(connect, data_dir, config), as_json)
+
+
+@cli.command()
 def functions(
     connect: Connect = None,
     data_dir: DataDir = None,

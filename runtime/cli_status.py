@@ -130,6 +130,7 @@ def describe(
             "id": worker,
             "address": topology.workers[worker],
             "reachable": told is not None,
+            "draining": told is not None and told.draining,
             "partitions": sorted(told.partitions, key=_in_order) if told else [],
             "queued": dict(sorted(told.queued.items())) if told else {},
             "rates": _rates(told, before.get(worker), elapsed_s),
@@ -158,6 +159,11 @@ def describe(
         },
         "counters": dict(sorted(totals.items())),
         "leases": _leases(workers),
+        "set_aside": {
+            partition: reason
+            for each in workers.values()
+            for partition, reason in sorted(each.set_aside.items() if each is not None else ())
+        },
     }
 
 
@@ -244,6 +250,10 @@ def _show(described: dict[str, Any]) -> None:
             for each in described["functions"]
         ],
     )
+    if described["set_aside"]:
+        typer.echo("\nset aside: not served, as they could not be recovered (`sublet recover`)")
+        rows = [(f"  {each}", reason) for each, reason in described["set_aside"].items()]
+        print_table(("  partition", "reason"), rows)
     if described["leases"]:
         typer.echo("\nleases")
         heads = ("lent", "returned", "declined", "expired", "states sent")
@@ -291,7 +301,7 @@ def _worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
     return (
         name,
         worker["address"],
-        str(len(worker["partitions"])),
+        str(len(worker["partitions"])) + (" (draining)" if worker["draining"] else ""),
         str(sum(worker["queued"].values())),
         f"{worker['counters'].get('in_flight', 0):.0f}",
         f"{rates['consumed']:,.1f}" if rates else "-",

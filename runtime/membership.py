@@ -22,7 +22,7 @@ import msgspec
 import structlog
 import xxhash
 
-from sublet.functions.errors import RetryLaterError, SubletError, UnavailableError
+from sublet.functions.errors import RejectedError, RetryLaterError, SubletError, UnavailableError
 from sublet.runtime.config import is_loopback_host
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.handover import (
@@ -448,6 +448,24 @@ class Membership:
             self.look()
 
     # The end
+
+    async def drain_worker(self, worker: str) -> None:
+        """Mark any worker as one that is to give everything away and end."""
+        view = await self._directory.view()
+        member = view.members.get(worker)
+        if member is None:
+            known = ", ".join(sorted(view.members)) or "none"
+            raise RejectedError(f"there is no worker {worker!r}; known: {known}")
+        if not any(id_ != worker and not each.draining for id_, each in view.members.items()):
+            raise RejectedError(
+                f"{worker} is the last worker: nobody could take its partitions; start another "
+                "one first, or end it with SIGTERM"
+            )
+        if not member.draining:
+            drained = await self._directory.drain(worker)
+            if drained is not None and not self._directory.watched and worker != self._member.id:
+                self._ownership.tell(worker, _encode(Look(drained.version)))
+        self.look()
 
     async def drain(self) -> bool:
         """Give everything away. Return whether others have all of it; False if there are none.

@@ -30,6 +30,7 @@ from sublet.runtime.tracing import Tracing
 from sublet.runtime.unary import (
     AdministerRequest,
     CallRequest,
+    DrainWorker,
     EgressPage,
     EgressRequest,
     ExplainRequest,
@@ -39,6 +40,7 @@ from sublet.runtime.unary import (
     LeasesReport,
     RecordPage,
     RecordsRequest,
+    RecoverPartition,
     RequestTimes,
     StateCell,
     StateListRequest,
@@ -64,6 +66,24 @@ class ServedWorker(Protocol):
     """In which it runs what waits, by name."""
     binding: str
     """The policy of functions that say nothing else, by name."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it hands its partitions over and ends."""
+        ...
+
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        """Partitions that could not be recovered, with the reason."""
+        ...
+
+    def recover(self, partition: str) -> None:
+        """Try again to recover a partition that was set aside."""
+        ...
+
+    async def drain_worker(self, worker: str) -> None:
+        """Let a worker of the cluster hand its partitions over and end."""
+        ...
 
 
 class WorkerService:
@@ -145,6 +165,8 @@ class WorkerService:
             costs=costs_of(worker),
             order=worker.order,
             leases=leases_of(worker),
+            draining=worker.is_draining,
+            set_aside=dict(worker.set_aside),
         )
 
     def leases(self) -> LeasesReport:
@@ -221,11 +243,26 @@ class WorkerService:
 
     async def administer(self, request: AdministerRequest) -> None:
         """Change something here, or have its owner do it."""
-        partition = self._administration.partition_of(request.action)
-        if partition in self._worker.host.partitions:
-            await self._administration.carry_out(request.action)
+        action = request.action
+        if isinstance(action, DrainWorker):
+            await self._worker.drain_worker(action.worker)
             return
+        if isinstance(action, RecoverPartition):
+            partition = action.partition
+            if partition in self._worker.set_aside:
+                self._worker.recover(partition)
+                return
+        else:
+            partition = self._administration.partition_of(action)
+            if partition in self._worker.host.partitions:
+                await self._administration.carry_out(action)
+                return
         topology = self._worker.exchange.topology
+        if isinstance(action, RecoverPartition):
+            if partition not in topology.placement:
+                raise RejectedError(f"there is no partition {partition!r}")
+            if request.passed_on or topology.placement[partition] == self._worker.id:
+                raise RejectedError(f"{partition} is not set aside: there is nothing to recover")
         address = topology.workers.get(topology.placement.get(partition, ""))
         if request.passed_on or address is None or address == self._worker.address:
             raise UnavailableError(f"{partition} is just moving to another worker", 500)

@@ -96,6 +96,10 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """In which it runs what waits."""
     leases: dict[str, FunctionLeases] = {}
     """Functions whose messages may be lent."""
+    draining: bool = False
+    """It hands its partitions over and ends."""
+    set_aside: dict[str, str] = {}
+    """Partitions of the worker that could not be recovered, with the reason."""
 
 
 class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,8 +285,18 @@ class TakeDeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Execute it again; else it is dropped."""
 
 
+class DrainWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    worker: str
+
+
+class RecoverPartition(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Try again to recover a partition that was set aside."""
+
+    partition: str
+
+
 class AdministerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    action: PutState | DeleteState | TakeDeadLetter
+    action: PutState | DeleteState | TakeDeadLetter | DrainWorker | RecoverPartition
     passed_on: bool = False
     """It comes from a worker that does not own the partition: it goes no further."""
 

@@ -51,6 +51,7 @@ from sublet.runtime.unary import (
     AdministerRequest,
     CallRequest,
     DeleteState,
+    DrainWorker,
     EgressGap,
     EgressPage,
     EgressRequest,
@@ -64,6 +65,7 @@ from sublet.runtime.unary import (
     RecordKind,
     RecordPage,
     RecordsRequest,
+    RecoverPartition,
     RequestTimes,
     StateCell,
     StateEntry,
@@ -438,6 +440,8 @@ def encode_status(report: StatusReport) -> bytes:
             )
             for name, each in report.leases.items()
         },
+        draining=report.draining,
+        set_aside=report.set_aside,
     ).SerializeToString()
 
 
@@ -606,14 +610,12 @@ def encode_record_page(page: RecordPage) -> bytes:
         if each.error is not None:
             entry.error.CopyFrom(pb.Error(code=each.error.code, message=each.error.message))
         entries.append(entry)
-    return pb.ListRecordsReply(
-        entries=entries, more=page.more, next=page.next
-    ).SerializeToString()
+    return pb.ListRecordsReply(entries=entries, more=page.more, next=page.next).SerializeToString()
 
 
 def decode_administer_request(encoded: bytes) -> AdministerRequest:
     message = _parsed(pb.AdministerRequest, encoded)
-    action: PutState | DeleteState | TakeDeadLetter
+    action: PutState | DeleteState | TakeDeadLetter | DrainWorker | RecoverPartition
     match message.WhichOneof("action"):
         case "put_state":
             action = _put_state(message.put_state)
@@ -624,6 +626,10 @@ def decode_administer_request(encoded: bytes) -> AdministerRequest:
             action = TakeDeadLetter(id=message.replay_dead_letter, replay=True)
         case "drop_dead_letter":
             action = TakeDeadLetter(id=message.drop_dead_letter, replay=False)
+        case "drain_worker":
+            action = DrainWorker(worker=_name("drain_worker", message.drain_worker))
+        case "recover_partition":
+            action = RecoverPartition(partition=_name("partition", message.recover_partition))
         case _:
             raise WireError("a request without an action that this version knows")
     return AdministerRequest(action=action, passed_on=message.passed_on)
@@ -710,6 +716,8 @@ def decode_status(encoded: bytes) -> StatusReport:
             )
             for name, each in message.leases.items()
         },
+        draining=message.draining,
+        set_aside=dict(message.set_aside),
     )
 
 
@@ -868,6 +876,10 @@ def encode_administer_request(request: AdministerRequest) -> bytes:
             message.replay_dead_letter = id_
         case TakeDeadLetter(id=id_):
             message.drop_dead_letter = id_
+        case DrainWorker():
+            message.drain_worker = action.worker
+        case RecoverPartition():
+            message.recover_partition = action.partition
         case _:
             assert_never(action)
     return message.SerializeToString()

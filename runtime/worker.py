@@ -93,6 +93,24 @@ class Worker:
         """Give everything to others, leave the cluster and end `run`."""
         self.stopping.set()
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether it hands its partitions over and ends."""
+        return self.stopping.is_set()
+
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        """Partitions that could not be recovered, with the reason."""
+        return self.membership.set_aside
+
+    def recover(self, partition: str) -> None:
+        """Try again to recover a partition that was set aside."""
+        self.membership.recover(partition)
+
+    async def drain_worker(self, worker: str) -> None:
+        """Let a worker of the cluster hand its partitions over and end; return when all know."""
+        await self.membership.drain_worker(worker)
+
     def _drained(self) -> None:
         self.is_drained = True
         self.stop()

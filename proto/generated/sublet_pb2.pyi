@@ -56,7 +56,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order", "leases")
+    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order", "leases", "draining", "set_aside")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,13 @@ class StatusReply(_message.Message):
         key: str
         value: FunctionLeases
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FunctionLeases, _Mapping]] = ...) -> None: ...
+    class SetAsideEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +100,8 @@ class StatusReply(_message.Message):
     COSTS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     topology: Topology
     partitions: _containers.RepeatedScalarFieldContainer[str]
@@ -101,7 +110,9 @@ class StatusReply(_message.Message):
     costs: _containers.MessageMap[str, FunctionCost]
     order: str
     leases: _containers.MessageMap[str, FunctionLeases]
-    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ..., leases: _Optional[_Mapping[str, FunctionLeases]] = ...) -> None: ...
+    draining: bool
+    set_aside: _containers.ScalarMap[str, str]
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ..., leases: _Optional[_Mapping[str, FunctionLeases]] = ..., draining: _Optional[bool] = ..., set_aside: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class FunctionLeases(_message.Message):
     __slots__ = ("binding", "choice", "reason", "counts")
@@ -423,18 +434,22 @@ class RecordEntry(_message.Message):
     def __init__(self, id: _Optional[str] = ..., function: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ..., at_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., attempts: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class AdministerRequest(_message.Message):
-    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "passed_on")
+    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "passed_on")
     PUT_STATE_FIELD_NUMBER: _ClassVar[int]
     DELETE_STATE_FIELD_NUMBER: _ClassVar[int]
     REPLAY_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
     DROP_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
+    RECOVER_PARTITION_FIELD_NUMBER: _ClassVar[int]
     PASSED_ON_FIELD_NUMBER: _ClassVar[int]
     put_state: PutState
     delete_state: DeleteState
     replay_dead_letter: str
     drop_dead_letter: str
+    drain_worker: str
+    recover_partition: str
     passed_on: bool
-    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., drain_worker: _Optional[str] = ..., recover_partition: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
 
 class PutState(_message.Message):
     __slots__ = ("function", "key", "msgpack", "json")

@@ -69,9 +69,9 @@ class SubletStub:
     its own partitions: ask all of them.
     """
     Administer: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]
-    """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
-    can be asked: it passes the request on to the owner. The reply comes after the change is
-    durable.
+    """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
+    worker, recover a partition that was set aside. Any worker can be asked: it passes the request
+    on to the owner. The reply comes after the change is durable.
     """
     Connect: _grpc.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
@@ -111,9 +111,9 @@ class SubletAsyncStub(SubletStub):
     its own partitions: ask all of them.
     """
     Administer: _aio.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]  # type: ignore[assignment]
-    """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
-    can be asked: it passes the request on to the owner. The reply comes after the change is
-    durable.
+    """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
+    worker, recover a partition that was set aside. Any worker can be asked: it passes the request
+    on to the owner. The reply comes after the change is durable.
     """
     Connect: _aio.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]  # type: ignore[assignment]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
@@ -210,9 +210,9 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         request: _sublet_pb2.AdministerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sublet_pb2.AdministerReply, _abc.Awaitable[_sublet_pb2.AdministerReply]]:
-        """Change something by hand: set or delete a state, run a dead letter again or drop it. Any worker
-        can be asked: it passes the request on to the owner. The reply comes after the change is
-        durable.
+        """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
+        worker, recover a partition that was set aside. Any worker can be asked: it passes the request
+        on to the owner. The reply comes after the change is durable.
         """
 
     @_abc_1.abstractmethod

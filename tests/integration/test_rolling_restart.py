@@ -1,0 +1,164 @@
+"""Workers that are drained and replaced, one after the other, under load: no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sublet import Client
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.unary import AdministerRequest, CallRequest, DrainWorker
+from tests.integration import count_app
+from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
+from tests.redis_process import RedisProcess
+
+APP = "tests.integration.count_app:app"
+WAYS = ("linked", "unary", "http")
+KEYS = [f"key{number}" for number in range(40)]
+Leave = Callable[[Cluster, WorkerProcess], Awaitable[None]]
+
+
+@contextmanager
+def settings_for(store: str, folder: Path) -> Iterator[dict[str, object]]:
+    if store == "sqlite":
+        yield {}
+        return
+    folder.mkdir()
+    redis = RedisProcess(folder)
+    redis.start()
+    try:
+        yield {"store": "redis", "redis_url": redis.url}
+    finally:
+        redis.kill()
+
+
+class Callers:
+    """A linked client, and callers by HTTP and by unary gRPC, who stay with a worker until they
+    are told that it is about to end."""
+
+    def __init__(self, cluster: Cluster, client: Client) -> None:
+        self.sent: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.told_to_go = 0
+        self._cluster = cluster
+        self._client = client
+        self._chance = random.Random(1)
+        self._is_over = False
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for feed in (self._linked, self._linked, self._by_http, self._by_http, self._unary):
+                tasks.create_task(feed())
+
+    def _key(self) -> str:
+        key = self._chance.choice(KEYS)
+        self.sent[key] += 1
+        return key
+
+    async def _linked(self) -> None:
+        while not self._is_over:
+            await self._client.call(count_app.count, self._key(), 1)
+            self.done["linked"] += 1
+
+    async def _unary(self) -> None:
+        while not self._is_over:
+            worker = self._chance.choice(self._cluster.living)
+            async with UnaryClient(worker.address) as unary:
+                while not self._is_over:
+                    try:
+                        if (await unary.status()).draining:
+                            break
+                    except UnavailableError:
+                        break  # It has ended since it was chosen; nothing was asked of it.
+                    request = CallRequest(function="count/count", key=self._key(), payload=b"\x01")
+                    await unary.call(request)
+                    self.done["unary"] += 1
+
+    async def _by_http(self) -> None:
+        while not self._is_over:
+            worker = self._chance.choice(self._cluster.living)
+            url = f"http://{http_address(self._cluster, worker)}"
+            async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+                try:
+                    is_ready = (await http.get("/ready")).status_code == 200
+                except httpx.ConnectError:
+                    continue  # It has ended since it was chosen.
+                while is_ready and not self._is_over:
+                    reply = await http.post(f"/functions/count/count/{self._key()}", json=1)
+                    assert reply.status_code == 200, reply.text
+                    self.done["http"] += 1
+                    if reply.headers.get("connection") == "close":
+                        self.told_to_go += 1
+                        break
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more were answered on each way."""
+        before = self.done.copy()
+        await until(lambda: all(self.done[way] >= before[way] + count for way in WAYS))
+
+    async def check(self) -> None:
+        totals = await self._client.call_many(count_app.count, KEYS, [0] * len(KEYS))
+        assert dict(zip(KEYS, totals, strict=True)) == {key: self.sent[key] for key in KEYS}
+
+
+def http_address(cluster: Cluster, worker: WorkerProcess) -> str:
+    for line in cluster.log.splitlines():
+        entry = json.loads(line)
+        if entry["event"] == "serving HTTP" and entry["pid"] == worker.pid:
+            return str(entry["http"])
+    raise AssertionError("it serves no HTTP")
+
+
+async def by_signal(cluster: Cluster, worker: WorkerProcess) -> None:
+    worker.terminate()
+
+
+async def by_command(cluster: Cluster, worker: WorkerProcess) -> None:
+    worker.is_wanted = False
+    id_ = (await cluster.status(worker)).worker
+    other = next(each for each in cluster.living if each is not worker)
+    async with UnaryClient(other.address) as unary:
+        await unary.administer(AdministerRequest(action=DrainWorker(worker=id_)))
+
+
+@pytest.mark.parametrize(("store", "leave"), [("sqlite", by_command), ("redis", by_signal)])
+async def test_no_request_fails_while_workers_are_replaced_one_by_one(
+    tmp_path: Path, store: str, leave: Leave
+) -> None:
+    with settings_for(store, tmp_path / "redis") as settings:
+        await replace_all(tmp_path, settings, leave)
+
+
+async def replace_all(tmp_path: Path, settings: dict[str, object], leave: Leave) -> None:
+    async with (
+        running_cluster(
+            tmp_path / "workers", 3, app=APP, http_port=0, log_level="info", **settings
+        ) as cluster,
+        cluster.client() as client,
+    ):
+        callers = Callers(cluster, client)
+        async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+            tasks.create_task(callers.run())
+            for worker in cluster.workers[:3]:
+                await callers.more(3)
+                await leave(cluster, worker)
+                assert await worker.ended() == 0
+                cluster.add_worker()
+                await cluster.ready()
+            callers.stop()
+        await callers.check()
+        assert callers.told_to_go > 0
+        assert "taken for dead" not in cluster.log
+        assert "lost a partition" not in cluster.log
