@@ -175,6 +175,7 @@ async def watched(run: Run, schedule: Iterator[Episode], plan: Plan, console: Co
     columns = (BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         shown = bar.add_task("starting", total=plan.duration_s)
+        told: set[str] = set()
         every_s = SHOW_EVERY_S if console.is_terminal else PRINT_EVERY_S
         while not task.done():
             line = status_line(run.state)
@@ -182,6 +183,11 @@ async def watched(run: Run, schedule: Iterator[Episode], plan: Plan, console: Co
             if not console.is_terminal:
                 text = f"{run.state.elapsed_s:6.0f} s {line}"
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
+            for problem in run.state.problems:
+                if problem not in told:
+                    told.add(problem)
+                    text = f"at {run.state.elapsed_s:.0f} s: {problem}"
+                    console.print(text, style="red", markup=False, soft_wrap=True)
             await asyncio.wait([task], timeout=every_s)
     return await task
 

@@ -34,6 +34,8 @@ class Faults:
         self._site = site
         self._recoveries = recoveries
         self._begin_s = time.monotonic()
+        # The schedule cannot know how long it takes to read its data again.
+        self._redis_turn = asyncio.Lock()
 
     async def play(self, episode: Episode) -> None:
         """Return when all faults of the episode are undone."""
@@ -60,9 +62,11 @@ class Faults:
             case "join":
                 await self._join(fault)
             case "redis-kill":
-                await self._around(fault, self._site.redis.kill, self._site.redis.start)
+                async with self._redis_turn:
+                    await self._around(fault, self._site.redis.kill, self._site.redis.start)
             case "redis-freeze":
-                await self._around(fault, self._site.redis.freeze, self._site.redis.thaw)
+                async with self._redis_turn:
+                    await self._around(fault, self._site.redis.freeze, self._site.redis.thaw)
             case (
                 "cut-peer"
                 | "cut-peer-one-way"

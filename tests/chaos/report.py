@@ -49,7 +49,7 @@ def status_line(state: State) -> str:
     return (
         f"{state.phase} · kills {faults['kill']} · freezes "
         f"{faults['freeze'] + faults['redis-freeze']} · cuts {cuts} · restarts {restarts} · "
-        f"answers {state.answered:,} · problems {state.problems} · recovery p50 "
+        f"answers {state.answered:,} · problems {state.problem_count} · recovery p50 "
         f"{percentile(seconds, 0.5):.1f} s, p99 {percentile(seconds, 0.99):.1f} s, max "
         f"{max(seconds, default=0.0):.1f} s · memory {memory:.0f} MiB"
     )

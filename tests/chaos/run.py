@@ -46,6 +46,7 @@ END_WAIT_S = 60.0
 LOOK_AGAIN_S = 0.5
 SETTLE_S = 2.0
 """What would happen twice has so long to do so."""
+LEASE_COUNTS = ("lent", "lent_partial", "returned", "expired", "revoked", "late_returns")
 ANSWERS_SHARE_MIN = 0.1
 """Of what the load would ask without any fault."""
 
@@ -68,7 +69,9 @@ class State(msgspec.Struct):
     episodes: int = 0
     faults: Counter[str] = msgspec.field(default_factory=Counter)
     answered: int = 0
-    problems: int = 0
+    problems: list[str] = []
+    """As far as they are known: of load, not before its end."""
+    problem_count: int = 0
     recoveries: list[Recovery] = []
     memory_bytes: list[int] = []
 
@@ -92,7 +95,7 @@ class Result(msgspec.Struct, kw_only=True):
     memory_start_bytes: list[int]
     memory_end_bytes: list[int]
     memory_max_bytes: int
-    leases: dict[str, float]
+    leases: dict[str, int]
     """Of workers that were there at the end."""
     violations: list[str]
 
@@ -247,12 +250,9 @@ class Run:
             self.state.elapsed_s = time.monotonic() - self._begin_s
             self.state.faults = self._faults.counts
             self.state.answered = sum(each.answered for each in progress)
-            self.state.problems = (
-                sum(each.problems for each in progress)
-                + len(self._site.problems)
-                + len(self._recoveries.failed)
-                + len(self._egress.wrong)
-            )
+            known = [*self._site.problems, *self._recoveries.failed, *self._egress.wrong]
+            self.state.problems = known
+            self.state.problem_count = len(known) + sum(each.problems for each in progress)
             self.state.recoveries = self._recoveries.done
             self.state.memory_bytes = self._site.memory_bytes
             await asyncio.sleep(LOOK_AFTER_EVERY_S)
@@ -293,7 +293,7 @@ class Run:
             kind: max(1, int(share * rounds_per_s)) for kind, rounds_per_s in ROUNDS_PER_S.items()
         }
 
-    async def _leases(self) -> dict[str, float]:
+    async def _leases(self) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for address in self._site.addresses:
             with suppress(SubletError, TimeoutError):
@@ -301,10 +301,10 @@ class Run:
                     report = await unary.status()
                     for told in report.leases.values():
                         counts.update(told.counts)
-        return {name: count for name, count in sorted(counts.items()) if count}
+        return {name: int(counts[name]) for name in LEASE_COUNTS}
 
     def _result(
-        self, ledger: Ledger, prober: Prober, memory_start: list[int], leases: dict[str, float]
+        self, ledger: Ledger, prober: Prober, memory_start: list[int], leases: dict[str, int]
     ) -> Result:
         return Result(
             plan=self._plan,

@@ -124,10 +124,14 @@ class Site:
         try:
             code = await worker.ended()
         except TimeoutError:
-            self.problems.append(f"worker {slot} had not stopped {PATIENCE_S:g} s after SIGTERM")
+            self.problems.append(
+                f"worker {slot} (pid {worker.pid}) goes on {PATIENCE_S:g} s after SIGTERM"
+            )
         else:
             if code:
-                self.problems.append(f"worker {slot} was asked to stop and ended with {code}")
+                self.problems.append(
+                    f"worker {slot} (pid {worker.pid}) was asked to stop and ended with {code}"
+                )
         worker.end()
 
     def look_after(self) -> None:
@@ -138,7 +142,7 @@ class Site:
             if worker.is_running:
                 self.memory_max_bytes = max(self.memory_max_bytes, worker.memory_bytes())
             else:
-                self.problems.append(f"worker {slot} ended by itself")
+                self.problems.append(f"worker {slot} (pid {worker.pid}) ended by itself")
                 worker.end()
                 self.start_worker(slot)
 
