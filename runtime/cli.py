@@ -331,7 +331,7 @@ def tail(  # noqa: PLR0913 - each argument is an option of the command
 ) -> None:
     """Print what functions emit to an egress, one value a line, as JSON.
 
-    At the end, the cursor behind what was printed is told on stderr, for --from.
+    With --json, the cursor behind what was printed is told at the end, on stderr.
 
     Example: sublet tail orders --from start
     """

@@ -66,9 +66,8 @@ def tail(asked: Asked, where: Where, as_json: bool) -> None:
         # Whoever read it has seen enough (`| head`). Python would complain at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    if reader is not None and str(reader.cursor):
-        cursor = str(reader.cursor)
-        typer.echo(json.dumps({"cursor": cursor}) if as_json else f"cursor: {cursor}", err=True)
+    if as_json and reader is not None:
+        typer.echo(json.dumps({"cursor": str(reader.cursor)}), err=True)
 
 
 async def _print_all(reader: EgressReader, asked: Asked, as_json: bool) -> None:
