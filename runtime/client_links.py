@@ -24,6 +24,13 @@ _log = structlog.get_logger(__name__)
 
 ACK_DELAY_S = 0.005
 """How long an acknowledgement of replies waits for a frame to ride on."""
+STAGGER_S = 0.25
+"""A worker that has not welcomed us after so long may be frozen: the next is tried beside it."""
+STANDSTILL_S = 2.0
+"""If callers wait and no worker brings anything for so long, others are asked who owns what: those
+that we know may be cut off from the rest of the cluster, and not know that they own nothing."""
+OTHERS_ASKED_MAX = 3
+"""In one standstill: it may as well be that all callers wait for something slow."""
 
 
 class Events:
@@ -67,6 +74,9 @@ class SessionLinks:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
         self._tick_at_ms = inf
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._frames_seen = 0
+        self._others_asked = 0
         self._changed = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, int] = {}
@@ -101,6 +111,29 @@ class SessionLinks:
                     link.send(frame)
         if session.wake_ms < self._tick_at_ms:
             self._plan_tick()
+        if self._look_timer is None and session.stats.in_flight:
+            self._look_timer = self._loop.call_later(STANDSTILL_S, self._look)
+
+    def _look(self) -> None:
+        """Ask others who owns what, if those that we know have brought nothing for a while."""
+        self._look_timer = None
+        stats = self.session.stats
+        if not stats.in_flight or self._closing:
+            return
+        self._look_timer = self._loop.call_later(STANDSTILL_S, self._look)
+        if stats.frames_received != self._frames_seen:
+            self._frames_seen = stats.frames_received
+            self._others_asked = 0
+        elif self._links and self._others_asked < OTHERS_ASKED_MAX:
+            self._ask_another()
+
+    def _ask_another(self) -> None:
+        now_s = self._loop.time()
+        for address in self.session.addresses_unlinked():
+            if address not in self._connecting and self._retry_at_s.get(address, 0.0) <= now_s:
+                self._others_asked += 1
+                self._begin(address, self._open(address))
+                return
 
     def _plan_tick(self) -> None:
         if self._tick_timer is not None:
@@ -154,6 +187,7 @@ class SessionLinks:
                 self.session.refused(peer, frame, self.now_ms())
             case Topology():
                 if self.session.topology_changed(frame):
+                    self._leave_those_who_left()
                     self._changed.set()
             case Hello() | Welcome() | Goodbye() | Alive():
                 return  # The link itself sees to these.
@@ -170,12 +204,20 @@ class SessionLinks:
             session.link_lost(former)
             former_link.close("replaced by a newer link")
         session.topology_changed(welcome.topology, trusted=not self._links)
+        self._leave_those_who_left()
         peer = session.link_opened(welcome.worker, welcome.credit)
         self._links[peer] = link
         self._events.welcomed(welcome)
         self._changed.set()
         self._after_event()
         return peer
+
+    def _leave_those_who_left(self) -> None:
+        # Without a goodbye, which would tell a worker that comes back to forget us.
+        for peer in self.session.workers_left():
+            link = self._links.pop(peer)
+            self.session.link_lost(peer)
+            link.abandon("the worker has left")
 
     def link_ended(self, peer: Peer) -> None:
         if self._links.pop(peer, None) is None:
@@ -192,7 +234,7 @@ class SessionLinks:
             async with asyncio.timeout(connect_timeout_s):
                 failures = 0
                 while not await self._open_any():
-                    await asyncio.sleep(self.session.patience.backoff_ms(failures) / 1000.0)
+                    await asyncio.sleep(self.session.backoff_s(failures))
                     failures += 1
         except TimeoutError:
             raise UnavailableError(
@@ -223,11 +265,24 @@ class SessionLinks:
         return list(dict.fromkeys(known))
 
     async def _open_any(self) -> bool:
-        """Try all addresses, one after the other; return whether there is a link now."""
-        for address in self._known_addresses():
-            if await self._open(address):
-                return True
-        return False
+        """Try all addresses, soon after one another; return whether there is a link now."""
+        opening: set[asyncio.Task[bool]] = set()
+        try:
+            for address in self._known_addresses():
+                opening.add(self._tasks.create_task(self._open(address)))
+                ended, opening = await asyncio.wait(
+                    opening, timeout=STAGGER_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if any(each.result() for each in ended):
+                    return True
+            while opening:
+                ended, opening = await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+                if any(each.result() for each in ended):
+                    return True
+            return False
+        finally:
+            for each in opening:
+                each.cancel()
 
     async def _open(self, address: str) -> bool:
         receiver = _Receiver(self)
@@ -294,7 +349,7 @@ class SessionLinks:
             else:
                 failures = self._failures.get(address, 0)
                 self._failures[address] = failures + 1
-                pause_s = self.session.patience.backoff_ms(failures) / 1000.0
+                pause_s = self.session.backoff_s(failures)
                 self._retry_at_s[address] = self._loop.time() + pause_s
                 if not address:
                     await asyncio.sleep(pause_s)
@@ -309,7 +364,7 @@ class SessionLinks:
             self.session.fail_channel(channel, "the client is closed")
         self._events.settled()
         self._flush()
-        for timer in (self._ack_timer, self._tick_timer):
+        for timer in (self._ack_timer, self._tick_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
         tasks = [*self._connecting.values()]

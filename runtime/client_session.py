@@ -55,7 +55,7 @@ class Patience:
             )
 
     def backoff_ms(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row."""
+        """Return how long to wait, about, after so many failures in a row."""
         return min(self.backoff_ms_max, self.backoff_ms_min * 2.0 ** min(failures, 30))
 
 
@@ -272,6 +272,21 @@ class Session:
             self.wake_ms = 0.0
 
     # Links and placement
+
+    def backoff_s(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row, by chance somewhat more or
+        less."""
+        return self.patience.backoff_ms(failures) / 1000.0 * (0.75 + self._chance() / 2)
+
+    def workers_left(self) -> list[Peer]:
+        """Return our links to workers that are not in the cluster any more."""
+        known = self.topology.workers if self.topology is not None else {}
+        return [peer for worker, peer in self.peers.items() if worker not in known]
+
+    def addresses_unlinked(self) -> list[str]:
+        """Return the addresses of the workers to which we have no link."""
+        known = self.topology.workers if self.topology is not None else {}
+        return [address for worker, address in known.items() if worker not in self.peers]
 
     def workers_wanted(self) -> set[str]:
         """Return the owners of partitions that somebody waits for, without a link."""

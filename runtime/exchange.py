@@ -7,6 +7,7 @@ be delivered now stays in its sender's outbox and is offered again when somethin
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -51,11 +52,19 @@ Connect = Callable[[str, Hello, LinkReceiver], Awaitable[Link]]
 class Exchange:
     """The `Outside` of a worker's partitions, and the receiver of all its links."""
 
-    def __init__(self, worker: str, limits: Limits, connect: Connect) -> None:
+    def __init__(
+        self,
+        worker: str,
+        limits: Limits,
+        connect: Connect,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`chance` returns numbers between 0 and 1: retries of many workers must not meet."""
         self.host: Host
         self._worker = worker
         self._limits = limits
         self._connect = connect
+        self._chance = chance
         self._topology = Topology(0, [], {}, {})
         self._clients: dict[str, Port] = {}
         self._peers: dict[str, Port] = {}
@@ -246,9 +255,12 @@ class Exchange:
                 try:
                     link = await self._connect(address, Hello(self._worker), receiver)
                 except UnavailableError:
-                    await asyncio.sleep(wait_s)
+                    await asyncio.sleep(self._about(wait_s))
                     wait_s = min(wait_s * 2, CONNECT_WAIT_S_MAX)
                     continue
+                if worker not in self._topology.workers:
+                    link.close("the worker has left")
+                    return
                 if receiver.ended:
                     # Between its welcome and this line.
                     receiver = _Receiver(self, None)
@@ -285,7 +297,10 @@ class Exchange:
         elif self._peers.get(port.name) is port:
             del self._peers[port.name]
             # Whoever owns those partitions now, or this neighbour when it is back, gets it again.
-            self._loop_later(RETRY_S, lambda: self._room(port))
+            self._loop_later(self._about(RETRY_S), lambda: self._room(port))
+
+    def _about(self, wait_s: float) -> float:
+        return wait_s * (0.75 + self._chance() / 2)
 
     def _neighbour_left(self, port: Port) -> None:
         if self._callers.get(port.name) is port:
