@@ -158,6 +158,37 @@ end
 -- operations: name, of what, how many arguments, the arguments.
 local HEADER = 6
 
+-- Which keys an operation touches, and their types; of those with a colon at the end, the one that
+-- is named by what it is of.
+local STATE, INDEX, CELLED = {':state', 'hash'}, {':keys', 'zset'}, {':celled', 'set'}
+local CELL, ENTRIES = {':cell:', 'hash'}, {':egress:', 'zset'}
+local FIRST, NEXT = {':egress_first', 'hash'}, {':egress_next', 'hash'}
+local HASH, SORTED = {':', 'hash'}, {':', 'zset'}
+local TOUCHED = {
+    HSET = {HASH}, HDEL = {HASH}, ZADD = {SORTED}, ZREM = {SORTED}, UNLINK = {},
+    ZREMRANGEBYSCORE = {SORTED}, [ROWS] = {STATE, INDEX}, [ROWS_GONE] = {STATE, INDEX, CELLED},
+    [CELLS] = {CELL, CELLED, INDEX}, [CELLS_GONE] = {CELL, CELLED, INDEX, STATE},
+    [EMITTED] = {FIRST, NEXT}, [TRIMMED] = {FIRST, NEXT, ENTRIES}}
+
+-- Fails if somebody else has written something of another type there: later would be too late.
+local function check_keys(p, name, of, seen)
+    for _, touched in ipairs(TOUCHED[name]) do
+        local suffix, type = touched[1], touched[2]
+        if suffix == ':' then
+            suffix = of
+        elseif string.sub(suffix, -1) == ':' then
+            suffix = suffix .. of
+        end
+        if not seen[suffix] then
+            seen[suffix] = true
+            local found = redis.call('TYPE', p .. suffix).ok
+            if found ~= type and found ~= 'none' then
+                error(p .. suffix .. ' is a ' .. found .. '; needed: ' .. type)
+            end
+        end
+    end
+end
+
 -- Besides how it ended, who was refused is told what is there.
 local function commit_one(p, args, start, stop)
     stay(p)
@@ -168,16 +199,20 @@ local function commit_one(p, args, start, stop)
     end
     if stored[3] == args[start + 3] and stored[4] == args[start + 4] then return 'duplicate' end
     if stored[3] ~= args[start + 2] then return 'gap ' .. stored[3] end
-    local at = start + HEADER
+    local at, seen = start + HEADER, {}
     while at <= stop do
         local width, count = WIDTH[args[at]], tonumber(args[at + 2])
         if not width or not count or (width > 0 and (count < width or count % width ~= 0)) then
             error('operation at ' .. at .. ' is none')
         end
+        check_keys(p, args[at], args[at + 1], seen)
         at = at + 3 + count
     end
     if at ~= stop + 1 then error('the commit is cut off') end
 
+    -- What has expired may go whatever becomes of the commit.
+    local clock_ms = args[start + 5]
+    delete_expired(p, clock_ms)
     at = start + HEADER
     while at <= stop do
         local name, count = args[at], tonumber(args[at + 2])
@@ -191,10 +226,6 @@ local function commit_one(p, args, start, stop)
         end
         at = last + 1
     end
-    local clock_ms = args[start + 5]
-    delete_expired(p, clock_ms)
-    -- Last: what a foreign hand has made fail halfway (a key of another type) is no duplicate when
-    -- it is sent again, and is then applied whole, as every operation says what is to be.
     redis.call(
         'HSET', p, 'index', args[start + 3], 'commit', args[start + 4], 'clock_ms', clock_ms)
     return 'done'

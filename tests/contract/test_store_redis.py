@@ -12,7 +12,16 @@ import pytest
 import structlog
 
 from sublet.functions.errors import UnavailableError
-from sublet.statestore.contract import TIMER, Commit, EgressEntry, Member, Outcome, Record, StateRow
+from sublet.statestore.contract import (
+    TIMER,
+    Commit,
+    EgressEntry,
+    Member,
+    OutboxEntry,
+    Outcome,
+    Record,
+    StateRow,
+)
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_node import StoreServerError, problems_of
 from sublet.statestore.redis_store import RedisStore
@@ -339,19 +348,30 @@ async def test_large_commits_and_long_recoveries_come_in_pieces(redis_space: Red
     await store.close()
 
 
-async def test_a_key_that_somebody_else_wrote_stops_one_commit_and_no_other(
-    start_redis: StartRedis, opened: Callable[..., RedisStore]
+@pytest.mark.parametrize("suffix", [":due:timer", ":keys", ":cell:map", ":outbox:~client"])
+async def test_a_key_that_somebody_else_wrote_stops_one_commit_whole_and_no_other(
+    start_redis: StartRedis, opened: Callable[..., RedisStore], suffix: str
 ) -> None:
     server = start_redis()
     store = opened(server)
     names = [f"shop/cart/{number}" for number in range(3)]
     epochs = [(await store.acquire(name, "worker")).epoch for name in names]
     group = [numbered(epoch, 1, partition=name) for name, epoch in zip(names, epochs, strict=True)]
-    server.ask("SET", "sublet:{shop/cart/1}:due:timer", "foreign")
+    for commit in group:
+        commit.state.append(StateRow("map", b"1", b"x"))
+        commit.outbox = [OutboxEntry("~client", 1, 1, b"x")]
+    foreign = f"sublet:{{shop/cart/1}}{suffix}"
+    server.ask("SET", foreign, "foreign")
 
-    outcomes = [Outcome.DONE, Outcome.UNKNOWN, Outcome.DONE]
-    assert await store.commit(group) == outcomes
-    server.ask("DEL", "sublet:{shop/cart/1}:due:timer")
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(2):
+            outcomes = await store.commit(group)
+            assert outcomes[1] is Outcome.UNKNOWN
+    assert [each["event"] for each in logged] == ["commit_failing"]
+    # Nothing of it was written: whoever takes over finds no half of a commit.
+    keys = {each for each in server.ask("KEYS", "*").split(b"\r\n") if b"{shop/cart/1}" in each}
+    assert keys == {b"sublet:{shop/cart/1}", foreign.encode()}
+    server.ask("DEL", foreign)
     outcomes = [Outcome.DUPLICATE, Outcome.DONE, Outcome.DUPLICATE]
     assert await store.commit(group) == outcomes
     for name in names:
