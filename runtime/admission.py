@@ -140,9 +140,10 @@ class Admission:
         told, if it does not know."""
         if batch.source in self.told:
             return None  # Those behind a refused batch were on their way already: say it once.
+        # A client that nobody knows here may be one that was forgotten, or one whose first messages
+        # were refused while the partition was on its way: only the client itself can tell.
         expected = self._inbox.expected(batch.source)
-        code = "session_expired" if expected == 1 and is_client(batch.source) else "gap"
-        return self._tell(batch, expected, ErrorInfo(code, f"expected message {expected}"))
+        return self._tell(batch, expected, ErrorInfo("gap", f"expected message {expected}"))
 
     def expired(self, batch: Batch) -> Refused:
         """Refuse a batch of a client that has expired; what it has sent before, nobody knows."""

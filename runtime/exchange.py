@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -72,6 +72,10 @@ class Exchange:
         self._callers: dict[str, Port] = {}
         """Neighbours that have connected to us; what we tell them of leases goes the same way."""
         self._sources: dict[str, Port] = {}
+        """Source to the link on which it was heard last."""
+        self._also_heard: dict[str, dict[Port, None]] = {}
+        """Partition to further links on which it was heard: a former owner may speak after the
+        present one, and only that one still has to be answered."""
         self._heard: dict[str, set[str]] = {}
         """Partition to the sources whose batches have come here for it."""
         self._open_at_most = 0
@@ -122,11 +126,18 @@ class Exchange:
                 port.link.send(topology)
             for partition in moved:
                 port.forget(partition)
+        for source in [each for each in self._also_heard if endpoint_of(each) in moved]:
+            owner = topology.placement[endpoint_of(source)]
+            for port in tuple(self._also_heard[source]):
+                if port.name != owner:
+                    self._forget_link(source, port)
         for worker in [name for name in self._peers if name not in topology.workers]:
             self._peers.pop(worker).link.close("the worker has left")
         self.host.workers_changed(topology.workers)
         if moved:
             self.host.deliver_again(moved.__contains__)
+            for port in (*self._clients.values(), *self._peers.values()):
+                port.look_for_room()
 
     def partition_added(self, partition: str, taken: Mapping[str, int]) -> None:
         """A partition is now here: local senders need not wait for anything.
@@ -183,6 +194,8 @@ class Exchange:
         port = self._sources.get(ack.source)
         if port is not None:
             port.acknowledge(ack)
+            for other in self._also_heard.get(ack.source, ()):
+                other.acknowledge(ack)
 
     def tell_neighbour(self, worker: str, message: bytes) -> bool:
         """Say something of leases to a neighbour; False if it cannot be reached now."""
@@ -205,7 +218,8 @@ class Exchange:
             return
         port = self._sources.get(refused.source)
         if port is not None:
-            port.link.send(refused)
+            for each in (port, *self._also_heard.get(refused.source, ())):
+                each.link.send(refused)
 
     # Links
 
@@ -283,9 +297,17 @@ class Exchange:
             self.host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
 
     def link_ended(self, port: Port, reason: str, clean: bool) -> None:
+        for source in [each for each, via in self._also_heard.items() if port in via]:
+            self._forget_link(source, port)
         gone = {source for source, via in self._sources.items() if via is port}
-        for source in gone:
-            del self._sources[source]
+        for source in tuple(gone):
+            others = self._also_heard.get(source)
+            if others:
+                self._sources[source] = other = next(iter(others))
+                self._forget_link(source, other)
+                gone.discard(source)
+            else:
+                del self._sources[source]
         for sources in self._heard.values():
             sources -= gone
         if not is_client(port.name):
@@ -301,6 +323,21 @@ class Exchange:
 
     def _about(self, wait_s: float) -> float:
         return wait_s * (0.75 + self._chance() / 2)
+
+    def _heard_elsewhere(self, source: str, port: Port) -> None:
+        """A source speaks on another link than before, or for the first time."""
+        before = self._sources.get(source)
+        self._sources[source] = port
+        if before is not None and not is_client(source):
+            self._also_heard.setdefault(source, {})[before] = None
+            self._forget_link(source, port)
+
+    def _forget_link(self, source: str, port: Port) -> None:
+        others = self._also_heard.get(source)
+        if others is not None:
+            others.pop(port, None)
+            if not others:
+                del self._also_heard[source]
 
     def _neighbour_left(self, port: Port) -> None:
         if self._callers.get(port.name) is port:
@@ -322,25 +359,22 @@ class Exchange:
     def _data_received(self, port: Port, data: Data) -> None:
         self.frames_in += 1
         from_client = is_client(port.name)
-        for ack in data.acks:
-            if from_client and ack.target != port.name:
-                continue  # A client speaks for itself alone.
-            source = endpoint_of(ack.source)
-            port.acknowledged(source, ack.target, ack.upto)
-            self.host.acknowledged(ack)
+        if data.acks:
+            self._acknowledged(port, data.acks)
         if data.credit:
             port.credit = data.credit
         if data.leases:
             self._leases_received(port, data.leases)
         if not data.batches:
             return
-        partitions, heard = self.host.partitions, self._heard
+        partitions, heard, sources = self.host.partitions, self._heard, self._sources
         for batch in data.batches:
             source, target = batch.source, endpoint_of(batch.target)
             if from_client and source != port.name:
                 port.link.close(f"{port.name} sent a batch in the name of {source}")
                 return
-            self._sources[source] = port
+            if sources.get(source) is not port:
+                self._heard_elsewhere(source, port)
             hosted = partitions.get(target)
             if hosted is None:
                 self._not_here(port, batch)
@@ -360,6 +394,14 @@ class Exchange:
                 heard[target].add(source)
                 self.host.batch_arrived(batch, hosted)
         self.host.pump()
+
+    def _acknowledged(self, port: Port, acks: Sequence[Ack]) -> None:
+        from_client = is_client(port.name)
+        for ack in acks:
+            if from_client and ack.target != port.name:
+                continue  # A client speaks for itself alone.
+            port.acknowledged(endpoint_of(ack.source), ack.target, ack.upto)
+            self.host.acknowledged(ack)
 
     def _leases_received(self, port: Port, messages: list[msgspec.Raw]) -> None:
         if is_client(port.name):
@@ -437,13 +479,18 @@ class Exchange:
 
     def _refused(self, port: Port, refused: Refused) -> None:
         """A neighbour has not taken our batch: it lacks some before, or the partition moves."""
+        if is_client(port.name) and refused.target != port.name:
+            return  # A client speaks for itself alone.
         partition = endpoint_of(refused.source)
         port.rewind(partition, refused.target, refused.first)
         if refused.error.code == "gap":
-            self.host.resend_from(partition, refused.target, refused.first)
-            return
-        first, target = refused.first, refused.target
-        self._loop_later(RETRY_S, lambda: self.host.resend_from(partition, target, first))
+            self._send_again(port, refused)
+        else:
+            self._loop_later(RETRY_S, lambda: self._send_again(port, refused))
+
+    def _send_again(self, port: Port, refused: Refused) -> None:
+        self.host.resend_from(endpoint_of(refused.source), refused.target, refused.first)
+        port.look_for_room()
 
 
 def _as_heard(partition: str, source: str) -> str:

@@ -139,7 +139,8 @@ class Refused(msgspec.Struct, frozen=True):
     """Messages `first` .. of a channel were not taken, nor will any later one be.
 
     The sender numbers anew from `first`, whatever it sends next. With code `not_owner` it asks
-    the partition's new owner; with `session_expired` the target does not know this channel.
+    the partition's new owner; with `session_expired` the target has dropped what it kept for this
+    client.
     """
 
     target: str

@@ -48,15 +48,15 @@ class Port:
         channel = (partition, entry.destination)
         last = entry.first + entry.length - 1
         sent = self._sent.get(channel)
-        if sent is None:
-            self._acknowledged[channel] = entry.first - 1
-        elif last <= sent:
+        if sent is not None and last <= sent:
             return
         if self.behind or self._is_full():
             self.behind = True
             return
+        if sent is None:
+            sent = self._acknowledged[channel] = entry.first - 1
         self._sent[channel] = last
-        self._unacknowledged += entry.length
+        self._unacknowledged += self._owed(channel, last) - self._owed(channel, sent)
         if self._bytes and self._bytes + len(entry.data) > FRAME_BYTES:
             # Together they might be more than a frame may hold.
             self._flush()
@@ -66,6 +66,11 @@ class Port:
             self._flush()
         elif not self._planned:
             self._plan()
+
+    def _owed(self, channel: tuple[str, str], sent: int) -> int:
+        """Return how many of a channel's messages are not acknowledged, with so many sent. What is
+        sent again may be acknowledged already."""
+        return max(0, sent - self._acknowledged[channel])
 
     def _is_full(self) -> bool:
         if self.credit and self._unacknowledged >= self.credit:
@@ -94,10 +99,11 @@ class Port:
         before = self._acknowledged.get(channel)
         if before is None or upto <= before:
             return
+        sent = self._sent[channel]
+        owed = self._owed(channel, sent)
         self._acknowledged[channel] = upto
-        self._unacknowledged -= upto - before
-        if self.behind and not self._is_full():
-            self.room()
+        self._unacknowledged += self._owed(channel, sent) - owed
+        self.look_for_room()
 
     def room(self) -> None:
         """There is room again."""
@@ -110,13 +116,19 @@ class Port:
         channel = (partition, destination)
         sent = self._sent.get(channel)
         if sent is not None and sent >= first:
-            self._unacknowledged -= sent - max(first - 1, self._acknowledged[channel])
+            self._unacknowledged += self._owed(channel, first - 1) - self._owed(channel, sent)
             self._sent[channel] = first - 1
+
+    def look_for_room(self) -> None:
+        """What was taken back (`rewind`, `forget`) may have made room: nobody else says so."""
+        if self.behind and not self._is_full():
+            self.room()
 
     def forget(self, destination: str) -> None:
         """A destination is no longer behind this port."""
         for channel in [each for each in self._sent if endpoint_of(each[1]) == destination]:
-            self._unacknowledged -= self._sent.pop(channel) - self._acknowledged.pop(channel)
+            self._unacknowledged -= self._owed(channel, self._sent.pop(channel))
+            del self._acknowledged[channel]
 
     def _plan(self) -> None:
         self._planned = True

@@ -250,7 +250,7 @@ class LocalExchange:
 
     def _refused(self, refused: Refused) -> None:
         channel = self._channels[refused.source]
-        if refused.error.code == "session_expired":
+        if refused.error.code in ("session_expired", "gap"):
             self._loop.call_soon(self._begin_anew, channel)
             return
         channel.refusals += 1

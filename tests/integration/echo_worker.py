@@ -51,8 +51,7 @@ class Partition:
         skip = self.inbox.accept(batch.source, batch.first, batch.count)
         if skip < 0:
             expected = self.inbox.received.get(batch.source, 0) + 1
-            code = "session_expired" if expected == 1 else "gap"
-            return Refused(self.name, batch.source, expected, ErrorInfo(code, "expected another"))
+            return Refused(self.name, batch.source, expected, ErrorInfo("gap", "expected another"))
         if skip >= batch.count:
             return None
         items = split_column(batch.payloads)[skip:]

@@ -2,25 +2,150 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from typing import cast
+
+import msgspec
 import pytest
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.frames import Hello
+from sublet.runtime.frames import Ack, Batch, Data, Frame, Hello, Kind, Topology
+from sublet.runtime.host import Host
 from sublet.runtime.limits import Limits
-from tests.fuzz.site import QuietLink
+from sublet.runtime.port import Port
+from sublet.statestore.contract import OutboxEntry
+from tests.unit.partition_harness import CLIENT, Owner, make_function
+
+
+async def _connect(*_: object) -> QuietLink:
+    raise AssertionError("nobody connects")
+
+
+class QuietLink:
+    """Keeps what is sent."""
+
+    peer = "somebody"
+    pending_bytes = 0
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    def close(self, reason: str) -> None: ...
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(len(each.acks) for each in self.frames if isinstance(each, Data))
+
+
+class NoPartitions:
+    """A host that has nothing."""
+
+    partitions: Mapping[str, object] = {}
+
+    def pump(self) -> None: ...
+
+    def workers_changed(self, workers: object) -> None: ...
 
 
 def test_a_worker_welcomes_nobody_before_it_knows_its_cluster() -> None:
     """A client that lost all links could reach a worker that was just starting, and was told that
     there are no functions."""
 
-    async def connect(*_: object) -> QuietLink:
-        raise AssertionError("nobody connects")
-
-    exchange = Exchange("w1", Limits(), connect)
+    exchange = Exchange("w1", Limits(), _connect)
     link = QuietLink()
 
     with pytest.raises(UnavailableError, match="not joined"):
         exchange.accepted(link, Hello("~client"))
-    assert not link.others
+    assert not link.frames
+
+
+def test_a_full_port_whose_messages_were_all_refused_takes_more() -> None:
+    """A neighbour that did not own the partition any more refused all that its credit allowed;
+    nothing was ever acknowledged, so nothing was offered to it again."""
+
+    async def story() -> list[str]:
+        offered: list[str] = []
+        port = Port("w2", QuietLink(), lambda each: offered.append(each.name), 1_000)
+        port.credit = 2
+        port.offer("app/f/0", OutboxEntry("app/g/0", 1, 2, b""))
+        port.offer("app/f/0", OutboxEntry("app/g/0", 3, 1, b""))
+        port.rewind("app/f/0", "app/g/0", 1)
+        port.look_for_room()
+        return offered
+
+    assert asyncio.run(story()) == ["w2"]
+
+
+def test_a_client_whose_first_message_was_refused_is_not_taken_for_a_forgotten_one() -> None:
+    """The first message came before its partition was there, the second one after: the client was
+    told that it had been forgotten, and its callers that nobody knows what happened."""
+    owner = Owner()
+    owner.arrive(2, ["b"])
+
+    assert [(each.first, each.error.code) for each in owner.refusals] == [(1, "gap")]
+    owner.arrive(1, ["a"])
+    owner.arrive(2, ["b"])
+    owner.settle()
+    assert owner.partition.counters.consumed == 2
+
+
+def test_a_handler_that_calls_a_stateless_function_may_be_run_again() -> None:
+    """Each run chose another partition of it, and was told to make the same calls as before."""
+    owner = Owner(make_function(is_async=True))
+    owner.arrive(1, ["a"])
+    owner.finish(suspended={0})
+    owner.call(f"{CLIENT}:1")
+    owner.settle()
+    heir = owner.take_over()
+    heir.finish(suspended={0})
+    heir.partition.call_opened(f"{CLIENT}:1", 1, "app/g/0", "x", b"\xc0", heir.now_ms)
+    heir.collect()
+
+    assert heir.resumed == []
+
+
+def test_a_port_counts_what_is_sent_again_once() -> None:
+    """A stale refusal made a port count messages twice that were acknowledged long ago, until its
+    credit was used up for ever; or fewer than none."""
+
+    async def story() -> tuple[bool, bool]:
+        port = Port("w2", QuietLink(), lambda each: None, 1_000)
+        port.credit = 3
+        entries = [OutboxEntry("app/g/0", number, 1, b"") for number in (1, 2, 3, 4, 5, 6)]
+        for entry in entries[:2]:
+            port.offer("app/f/0", entry)
+        port.acknowledged("app/f/0", "app/g/0", 2)
+        port.rewind("app/f/0", "app/g/0", 1)
+        for entry in entries[:4]:
+            port.offer("app/f/0", entry)
+        was_behind = port.behind
+        for entry in entries[4:]:
+            port.offer("app/f/0", entry)
+        return was_behind, port.behind
+
+    assert asyncio.run(story()) == (False, True)
+
+
+def test_whoever_sent_for_a_partition_hears_that_it_was_taken() -> None:
+    """A former owner repeated a message after the present one: it alone got the acknowledgement,
+    and the present owner kept its outbox for ever."""
+
+    async def story() -> list[int]:
+        exchange = Exchange("w1", Limits(), _connect)
+        exchange.host = cast("Host", NoPartitions())
+        exchange.topology_changed(Topology(1, [], {}, {}))
+        links = [QuietLink(), QuietLink()]
+        for link, worker in zip(links, ("w2", "w3"), strict=True):
+            receiver = exchange.accepted(link, Hello(worker))
+            batch = Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
+            receiver.frame_received(link, Data([batch], []))
+        exchange.acknowledge(Ack("app/g/0", "app/f/0", 1))
+        await asyncio.sleep(0)
+        return [link.acknowledged for link in links]
+
+    assert asyncio.run(story()) == [1, 1]

@@ -123,12 +123,12 @@ def test_a_gap_of_a_full_partition_is_a_gap() -> None:
     assert told(owner) == [(3, "gap")]
 
 
-def test_a_client_that_nobody_knows_has_to_begin_anew() -> None:
+def test_a_client_that_nobody_knows_is_told_what_is_missing() -> None:
     owner = Owner()
     owner.arrive(7, ["a"])
     owner.arrive(7, ["a"], source=PEER)
 
-    assert told(owner) == [(1, "session_expired"), (1, "gap")]
+    assert told(owner) == [(1, "gap"), (1, "gap")]
 
 
 def test_a_client_is_refused_while_others_do_not_take_what_the_partition_sends() -> None:
@@ -235,3 +235,16 @@ def test_replies_from_a_client_are_nothing() -> None:
     owner.receive(nonsense)
 
     assert (owner.runs, owner.commits, owner.refusals) == ([], [], [])
+
+
+def test_what_comes_behind_a_refused_batch_is_counted_as_refused_too() -> None:
+    owner = Owner(limits=Limits(queue_max=1))
+    owner.held = True
+    owner.arrive(1, ["a"])
+
+    owner.arrive(2, ["b", "c"])
+    owner.arrive(4, ["d", "e", "f"])
+
+    assert [(each.first, each.error.code) for each in owner.refusals] == [(2, "overloaded")]
+    assert owner.partition.counters.refused == 5
+    assert owner.partition.refusals == {"queue": 2, "behind": 3}

@@ -103,7 +103,7 @@ def test_a_client_that_was_refused_and_has_left_is_told_again_when_it_comes_back
     owner.client_gone()
     owner.arrive(2, ["a"])
 
-    assert [each.error.code for each in owner.refusals] == ["session_expired"] * 2
+    assert told(owner) == [(1, "gap")] * 2
 
 
 def test_a_client_that_has_been_silent_for_long_is_forgotten() -> None:
