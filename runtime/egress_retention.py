@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from sublet.runtime.damage import decoded
 from sublet.runtime.limits import Limits
 from sublet.statestore.contract import EGRESS, EgressEntry, Record
 
@@ -50,6 +51,8 @@ class EgressRetention:
         recovered: Mapping[str, tuple[int, int]] = NO_POSITIONS,
         marks: Sequence[Record] = (),
         limits: Limits | None = None,
+        *,
+        partition: str = "",
     ) -> None:
         limits = limits or Limits()
         self._count_max = limits.egress_max
@@ -58,7 +61,9 @@ class EgressRetention:
         self._first = {name: first for name, (first, _) in recovered.items()}
         self._next = {name: next_ for name, (_, next_) in recovered.items()}
         self._extents = {
-            each.id: _decode_extent(each.value) for each in marks if each.value is not None
+            each.id: decoded(_decode_extent, partition, each)
+            for each in marks
+            if each.value is not None
         }
         self._overdue: set[str] = set()
         self.dropped = 0

@@ -174,7 +174,9 @@ class Partition:
         """Source to the version of the reply context that it was told."""
         _check_outbox(name, recovered.outbox)
         self._outbox = Outbox(recovered.sent, recovered.outbox)
-        self._egress = EgressRetention(recovered.egress, recovered.egress_marks, limits)
+        self._egress = EgressRetention(
+            recovered.egress, recovered.egress_marks, limits, partition=name
+        )
         self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)

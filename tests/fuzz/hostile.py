@@ -127,8 +127,3 @@ def attack_a_site(given_: tuple[str, list[Any]]) -> None:
             lane.data_received(data)
 
     asyncio.run(Site().attack(attack))
-
-
-def hostile(data: bytes) -> None:
-    """The same, led by the bytes of a fuzzer."""
-    attack_a_site.hypothesis.fuzz_one_input(data)

@@ -14,7 +14,7 @@ import msgspec
 
 from sublet.functions.app import App, Function
 from sublet.functions.context import Context
-from sublet.functions.state import Sum
+from sublet.functions.state import Sum, Value
 from sublet.functions.windows import TumblingWindow
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.exchange import Exchange
@@ -61,6 +61,11 @@ def window(ctx: Context, message: int) -> None:
 @window.on_close
 def close(ctx: Context) -> None:
     ctx.emit("closed", ctx.state.value)
+
+
+@app.function(state=Value(int, ttl="1m"))
+def brief(ctx: Context, message: int) -> None:
+    ctx.state.set(message)
 
 
 @app.function(kind="stateless", batch=True)

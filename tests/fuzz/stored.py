@@ -8,6 +8,7 @@ import msgspec
 
 from sublet.functions.errors import SubletError
 from sublet.runtime.answers import Answer, still_valid
+from sublet.runtime.egress_retention import Extent
 from sublet.runtime.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
@@ -88,6 +89,7 @@ READERS: tuple[Callable[[bytes], None], ...] = (
     _at_start("ahead", "~c"),
     _at_start("watermarks", "s"),
     _at_start("watermarks", ""),
+    _at_start("egress_marks", "done"),
     _timer,
     _window,
     _answer,
@@ -118,6 +120,7 @@ def record_seeds() -> list[bytes]:
         [5, 6],
         Told(7, [(1, 8)]),
         Own(7, None, False, False),
+        Extent(7, []),
         Timer("site/window/0", "k", NIL),
         "k",
         Answer(5, NIL, ErrorInfo("failed", "no")),

@@ -457,9 +457,22 @@ def config_seeds() -> list[bytes]:
     ]
 
 
+def hostile(data: bytes) -> None:
+    """Whole frames that make no sense together: see `tests.fuzz.hostile`, which knows more of us
+    than we of it."""
+    from tests.fuzz.hostile import attack_a_site
+
+    attack_a_site.hypothesis.fuzz_one_input(data)
+
+
+def hostile_seeds() -> list[bytes]:
+    return [bytes(64), bytes(range(256)), b"\xff" * 512]
+
+
 TARGETS: Mapping[str, Target] = {
     "frames": Target(frames, frame_seeds),
     "site": Target(site, site_seeds),
+    "hostile": Target(hostile, hostile_seeds),
     "leases": Target(leases, lease_seeds),
     "unary": Target(unary, unary_seeds),
     "state": Target(state, state_seeds, 1_024),

@@ -16,7 +16,7 @@ from tests.fuzz.mutations import damaged
 from tests.fuzz.targets import TARGETS
 
 FOUND = Path(__file__).with_name("found")
-EXAMPLES = {"site": 250, "leases": 250, "config": 200, "http": 150}
+EXAMPLES = {"site": 250, "leases": 250, "config": 200, "http": 150, "hostile": 50}
 
 
 @pytest.fixture(autouse=True)

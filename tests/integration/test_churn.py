@@ -173,6 +173,39 @@ async def test_clients_that_are_lost_are_forgotten_after_a_day() -> None:
     assert found == {}
 
 
+def ask_once(site: Site, number: int) -> None:
+    """A request with an idempotency key of its own, on a key of its own that expires."""
+    client = f"~c{number}"
+    tell(site.lane(client), call(client, extra=Extra(f"request {number}")), Goodbye("enough"))
+    raw = msgspec.Raw(b"\x91\x01")
+    batch = Batch("site/brief/0", client, 1, Kind.SEND, [f"k{number}"], raw, 1)
+    tell(site.lane(client), Data([batch]), Goodbye("enough"))
+
+
+async def test_answers_and_states_are_gone_when_their_time_is_over() -> None:
+    clock = SkippedTime()
+    site = Site(clock=clock)
+    found: dict[str, tuple[int, int]] = {}
+
+    async def churn() -> None:
+        await sessions(site, ask_once, 0, FEW)
+        before = table_sizes(site.host, site.exchange, site.store)
+        await sessions(site, ask_once, FEW, MANY)
+        grew = grown(before, table_sizes(site.host, site.exchange, site.store), SLACK)
+        assert "_Partition.records" in grew, "otherwise this test sees nothing"
+        clock.skipped_ms += DAY_MS + 60_000
+        # What is over is deleted by the commits that follow, a bounded number by each.
+        for number in range(10_000, 10_000 + 60):
+            await sessions(site, ask_once, number, 1)
+        after = table_sizes(site.host, site.exchange, site.store)
+        found.update(grown(before, after, SLACK))
+
+    await site.run(churn)
+
+    # States in memory are bounded by their bytes, and dropped no sooner.
+    assert {name for name in found if not name.startswith("StateCache.")} == set()
+
+
 async def test_a_link_that_has_ended_is_held_by_nobody() -> None:
     site = Site()
     kept: list[int] = []
