@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sublet.functions.effects import Cancelled, Delayed
 from sublet.runtime.frames import Kind
 from sublet.runtime.timers import HORIZON_MS, Timers
-from sublet.statestore.contract import TIMER, Record
-from tests.unit.partition_harness import NAME, PEER, Owner
+from sublet.statestore.contract import TIMER, Outcome, Record
+from tests.unit.partition_harness import NAME, PEER, Owner, now_done
 
 
 def delayed(owner: Owner, delay_ms: int, timer: str | None = None, value: int = 7) -> Delayed:
@@ -311,3 +313,86 @@ def test_a_record_without_content_is_no_timer() -> None:
 
     assert list(timers.fire(HORIZON_MS)) == []
     assert timers.next_due_ms is None
+
+
+def fired(owner: Owner) -> int:
+    """How many messages the partition has durably sent, whoever owned it."""
+    return owner.backend.partitions[NAME].sent.get(PEER, 0)
+
+
+@pytest.mark.parametrize("first", ["owner", "heir", "nobody"])
+def test_a_timer_that_is_due_during_a_takeover_fires_once(first: str) -> None:
+    owner = Owner()
+    set_timer(owner, 1, 100)
+    owner.pass_time(100)
+    assert len(owner.commits) == 1
+    if first == "owner":
+        # It is stored, but nobody has heard of it.
+        now_done(owner.store.commit(owner.commits))
+    heir = owner.take_over()
+    if first == "heir":
+        heir.settle()
+    owner.settle()
+    heir.settle()
+    for _ in range(3):
+        heir.pass_time(HORIZON_MS)
+        heir.settle()
+
+    assert fired(heir) == 1
+    assert heir.records(TIMER) == {}
+    if first != "owner":
+        assert owner.stops == [Outcome.FENCED]
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+@pytest.mark.parametrize("delay_ms", [100, 1_800_000, 7_200_000])
+def test_a_clock_that_jumps_by_an_hour_makes_a_timer_early_or_late_but_never_double(
+    jump_ms: int, delay_ms: int
+) -> None:
+    owner = Owner(now_ms=4_000_000)
+    set_timer(owner, 1, delay_ms)
+    heir = Owner(owner.function, backend=owner.backend, now_ms=owner.now_ms + jump_ms)
+    heir.settle()
+    assert fired(heir) == (1 if jump_ms > delay_ms else 0)
+    # The next one's clock is right again.
+    last = Owner(owner.function, backend=owner.backend, now_ms=owner.now_ms)
+    for _ in range(300):
+        last.pass_time(HORIZON_MS / 2)
+        last.settle()
+
+    assert fired(last) == 1
+    assert last.records(TIMER) == {}
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("cancelled_first", [True, False])
+def test_a_cancel_that_races_with_its_timer_over_a_takeover_has_one_outcome(
+    is_stored: bool, cancelled_first: bool
+) -> None:
+    owner = Owner()
+    timer = set_timer(owner, 1, 100)
+
+    def cancel(of: Owner) -> None:
+        of.arrive(1, [timer], source=PEER, kind=Kind.CANCEL)
+
+    def ring(of: Owner) -> None:
+        of.pass_time(100)
+
+    first, second = (cancel, ring) if cancelled_first else (ring, cancel)
+    first(owner)
+    if is_stored:
+        now_done(owner.store.commit(owner.commits[:1]))
+    second(owner)
+    heir = owner.take_over()
+    owner.settle()
+    # What was not acknowledged comes again.
+    heir.arrive(1, [timer], source=PEER, kind=Kind.CANCEL)
+    heir.settle()
+    for _ in range(3):
+        heir.pass_time(HORIZON_MS)
+        heir.settle()
+
+    assert fired(heir) <= 1
+    if is_stored:
+        assert fired(heir) == (0 if cancelled_first else 1)
+    assert heir.records(TIMER) == {}
