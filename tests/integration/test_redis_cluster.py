@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
 
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.worker_load import Load, rounds_more, under_load
-from tests.redis_process import RedisProcess
+from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 APP = "tests.integration.count_app:app"
 
@@ -28,7 +29,9 @@ def redis(tmp_path: Path) -> Iterator[RedisProcess]:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, redis: RedisProcess, workers: int) -> AsyncIterator[Cluster]:
+async def running(
+    tmp_path: Path, redis: RedisProcess | RedisClusterProcesses, workers: int
+) -> AsyncIterator[Cluster]:
     async with running_cluster(
         tmp_path / "workers",
         app=APP,
@@ -95,3 +98,40 @@ async def test_a_redis_that_is_killed_and_comes_back_loses_nothing(
             await cluster.ready()
 
         await under_load(cluster, 4, restart)
+
+
+async def test_a_redis_cluster_whose_slots_move_and_whose_nodes_die_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    redis = RedisClusterProcesses(tmp_path / "redis")
+    redis.start()
+    try:
+        async with running(tmp_path, redis, 2) as cluster:
+            tags = ("count/count_batch/0", "count/count_batch/1", "directory")
+            keys = [f"sublet:{{{tag}}}" for tag in tags]
+
+            async def disturb(load: Load) -> None:
+                for key in keys:
+                    await asyncio.to_thread(_move, redis, key_slot(key.encode()))
+                    await rounds_more(load, 2)
+                for node in redis.nodes[:2]:
+                    node.kill()
+                    await asyncio.to_thread(node.start)
+                    await rounds_more(load, 2)
+                await cluster.ready()
+
+            await under_load(cluster, 5, disturb)
+    finally:
+        redis.stop()
+
+
+def _move(redis: RedisClusterProcesses, slot: int) -> None:
+    """Move a slot and all that is in it to the next node."""
+    source = redis.owner_of(slot)
+    target = (source + 1) % len(redis.nodes)
+    redis.begin_move(slot, source, target)
+    keys = redis.keys_in(slot, source)
+    assert keys
+    for key in keys:
+        redis.move_key(key, source, target)
+    redis.end_move(slot, target)
