@@ -36,6 +36,7 @@ TABLE_BEGIN, TABLE_END = "<!-- mutants: made by --mutants --keep -->", "<!-- end
 SEEDS_PER_TASK = 20
 MUTANT_SEEDS_MAX = 1_000
 FAILURES_SHOWN_MAX = 50
+TOLD_EVERY_S = 30.0
 
 console = Console()
 
@@ -150,7 +151,7 @@ def _as_they_end(pool: ProcessPoolExecutor, futures: list[Future[Any]]) -> Itera
 def campaign(worlds: list[str], seeds: range, jobs: int) -> dict[str, Tally]:
     """Play the seeds in each of the worlds."""
     tallies = {world: Tally() for world in worlds}
-    started_s = time.monotonic()
+    started_s = told_s = time.monotonic()
     with _workers(jobs) as pool, _progress() as progress:
         bar = progress.add_task("seeds", total=len(seeds) * len(worlds), rate="", failed="")
         # World after world within each piece, so that a campaign that is stopped has seen all.
@@ -166,6 +167,11 @@ def campaign(worlds: list[str], seeds: range, jobs: int) -> dict[str, Tally]:
             failed = sum(len(each.failures) for each in tallies.values())
             told = f"{failed} failed" if failed else ""
             progress.update(bar, completed=done, rate=rate, failed=told)
+            if not console.is_terminal and time.monotonic() - told_s > TOLD_EVERY_S:
+                told_s = time.monotonic()
+                console.print(
+                    f"{done} of {len(seeds) * len(worlds)} seeds, {rate}, {failed} failed"
+                )
             for failure in tally.failures:
                 _tell(failure)
     return tallies
@@ -320,8 +326,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         prog="python -m tests.simulation.campaign",
         description="Play seeds in the simulated worlds: "
         + "; ".join(f"{name} ({kind.about})" for name, kind in WORLDS.items())
-        + ". 1,000 seeds of each take about a minute on two cores, without the world of whole "
-        "clusters; that one alone takes some minutes more.",
+        + ". 1,000 seeds of each take about four minutes on two cores, most of it for whole "
+        "clusters.",
     )
     parser.add_argument("--seeds", type=int, default=1_000, help="of each world (default 1000)")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
@@ -366,4 +372,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets of strings is chance that no seed decides.
+        command = [sys.executable, "-m", "tests.simulation.campaign", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     sys.exit(main())

@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tests.simulation import lease_mutants, mutants, window_mutants
+from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.lease_world import LeaseWindowWorld, LeaseWorld
 from tests.simulation.windows_world import WindowWorld
 from tests.simulation.world import World
+
+CLUSTER_MUTANTS: dict[str, type[Any]] = {}
 
 Trace = Callable[[float, str], None]
 """Hears each event: when it happens, and what."""
@@ -45,6 +48,20 @@ def _of_partitions(kind: type[World], about: str, known: Mapping[str, type[Any]]
     return WorldKind(about, play, known)
 
 
+def _play_cluster(seed: int, mutant: str, trace: Trace | None) -> Played:
+    known = CLUSTER_MUTANTS[mutant]() if mutant else None
+    world = ClusterWorld(seed, known, tracing=trace is not None)
+    try:
+        world.run()
+    finally:
+        for line in world.story or ():
+            at_ms, _, what = line.lstrip().partition(" ")
+            assert trace is not None
+            trace(float(at_ms), what)
+    messages = len(world.script) + len(world.events_told)
+    return Played(world.loop.turn_count, messages, world.faults)
+
+
 def _told(what: Callable[..., None], arguments: tuple[Any, ...]) -> str:
     owner: Any = getattr(what, "__self__", None)
     partition = getattr(owner, "partition", None)
@@ -73,6 +90,7 @@ def _known() -> dict[str, WorldKind]:
         "lease-windows": _of_partitions(
             LeaseWindowWorld, "windows, with work lent", lease_mutants.WINDOW_MUTANTS
         ),
+        "cluster": WorldKind("whole workers and clients", _play_cluster, CLUSTER_MUTANTS),
     }
 
 
@@ -99,6 +117,6 @@ NAMED_BREAKAGES = {
 
 
 def what_it_breaks(mutant: type[Any]) -> str:
-    """Return the first sentence of a mutant's docstring."""
+    """Return the first sentence of a mutant's docstring, without the classic name behind it."""
     text = " ".join((mutant.__doc__ or "").split())
-    return text.partition(". ")[0].rstrip(".")
+    return text.partition(". ")[0].rstrip(".").partition(" (")[0]
