@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import TypeVar, assert_never
+from typing import Annotated, TypeVar, assert_never
 
 import grpc
 import msgspec
 from google.protobuf.message import DecodeError as ProtobufError
 from google.protobuf.message import Message
 
+from sublet.functions.address import is_client
 from sublet.functions.errors import (
     DeadlineExceededError,
     EncodeError,
@@ -101,8 +102,11 @@ class WireError(RejectedError):
 
 _DATA_TAG = 0x0A  # field 1, length-delimited: how protobuf begins a Frame with `data`
 
+INT_64 = msgspec.Meta(ge=-(2**63), le=NUMBER_MAX)
+
 _data_encoder = msgspec.msgpack.Encoder()
 _data_decoder = msgspec.msgpack.Decoder(Data)
+_markers_decoder = msgspec.msgpack.Decoder(list[Annotated[int, INT_64] | None])
 _raw_decoder = msgspec.msgpack.Decoder(msgspec.Raw)
 
 
@@ -202,6 +206,8 @@ def _check_batch(batch: Batch) -> None:
     _check_length("keys", len(batch.keys), 0 if reply else count)
     if batch.kind is Kind.WITHDRAW:
         _check_withdrawn(batch)
+    elif batch.kind is Kind.MARKER and not is_client(batch.source):
+        _check_markers(batch)
     if isinstance(batch.time_left_ms, list):
         _check_length("time_left_ms", len(batch.time_left_ms), count)
     _check_places("extras", batch.extras, count)
@@ -227,6 +233,14 @@ def _check_withdrawn(batch: Batch) -> None:
                 f"a withdrawal (kind 4) of {key!r:.40}; allowed: the number of a message before "
                 f"it, 1..{number - 1}"
             )
+
+
+def _check_markers(batch: Batch) -> None:
+    """Those of clients are refused one by one, where it is known what they are about."""
+    try:
+        _markers_decoder.decode(batch.payloads)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise WireError("a watermark (kind 5) is no time; allowed: milliseconds, or nil") from None
 
 
 def _check_numbers(column: str, first: int, count: int) -> None:
