@@ -7,11 +7,11 @@ What a reader wants and retention has dropped is told, never passed over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from sublet.functions.errors import EgressLostError, RejectedError
+from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.unary import EgressGap, EgressPage, EgressRequest, EgressValues
 from sublet.statestore.contract import EgressEntry, Store
@@ -31,24 +31,34 @@ class EgressPages:
     def __init__(self, store: Store, look_every_s: float = LOOK_EVERY_S) -> None:
         self._store = store
         self._look_every_s = look_every_s
-        self._turn = 0
+        self.looks = 0
+        """How often it has looked into the store."""
 
-    async def read(self, request: EgressRequest) -> EgressPage:
+    async def read(
+        self, request: EgressRequest, is_ending: Callable[[], bool] = lambda: False
+    ) -> EgressPage:
         """Read committed values; with `wait_ms`, wait that long for the first new one.
 
         Raises `EgressLostError` if values that were asked for are gone, unless the request says
-        that they may be passed over; the page tells them then.
+        that they may be passed over; the page tells them then. `UnavailableError` as soon as the
+        worker `is_ending`: any other one has the same values, and readers ask again and again.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + request.wait_ms / 1000
         while True:
+            if is_ending():
+                raise UnavailableError("this worker is about to end; ask another one")
             page = await self._page(request)
             if page.entries or page.lost or loop.time() >= until:
                 return page
+            if request.at_end:
+                # What comes during the wait is new, also of who has emitted nothing before.
+                request = msgspec.structs.replace(request, positions=page.next, at_end=False)
             # Whoever commits may be another process, which cannot call us.
             await asyncio.sleep(self._look_every_s)
 
     async def _page(self, request: EgressRequest) -> EgressPage:
+        self.looks += 1
         bounds = await self._store.egress_partitions(request.egress)
         places, lost = placed(request, bounds)
         if lost and not request.skip_lost:
@@ -59,8 +69,7 @@ class EgressPages:
         behind = sorted(each for each, position in places.items() if position < stops[each])
         filling = _Filling(request.limit)
         # Every page begins with another partition: a busy one does not hide the others.
-        self._turn += 1
-        start = self._turn % len(behind) if behind else 0
+        start = self.looks % len(behind) if behind else 0
         for partition in (*behind[start:], *behind[:start]):
             position, stop = places[partition], stops[partition]
             while position < stop and not filling.is_full:

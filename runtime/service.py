@@ -213,7 +213,7 @@ class WorkerService:
         ]
 
     async def read_egress(self, request: EgressRequest) -> EgressPage:
-        return await self._egress.read(request)
+        return await self._egress.read(request, lambda: self._worker.is_draining)
 
     async def read_state(self, request: StateRequest) -> StateReport:
         function = self._inspection.function(request.function)

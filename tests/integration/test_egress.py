@@ -17,11 +17,13 @@ from sublet import (
     EgressLostError,
     PayloadError,
     RejectedError,
+    UnavailableError,
+    UnknownOutcomeError,
 )
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import RecordsRequest
+from sublet.runtime.unary import EgressRequest, RecordsRequest
 from tests.integration import promise_app
-from tests.integration.cluster import Cluster, running_cluster, until
+from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
 from tests.integration.http_worker import http_worker
 from tests.integration.promise_app import EGRESS, Broken
 
@@ -126,6 +128,30 @@ async def test_a_reader_goes_on_elsewhere_when_workers_die(tmp_path: Path) -> No
                 cluster.living[0].kill()
 
     assert read == list(range(6))
+
+
+async def test_readers_that_wait_do_not_keep_a_worker_from_ending(tmp_path: Path) -> None:
+    async with (
+        running_cluster(tmp_path, app=APP, workers=2, drain_timeout_s=600) as cluster,
+        cluster.client() as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        reading = tasks.create_task(_follow(cluster.workers[0]))
+        await client.call(promise_app.pay, "ending", 1)
+        cluster.workers[0].terminate()
+        assert await cluster.workers[0].ended() == 0
+        reading.cancel()
+
+
+async def _follow(worker: WorkerProcess) -> None:
+    """Ask a worker again and again, as long as it is there; wait long for each answer."""
+    request = EgressRequest(egress="nothing is ever here", wait_ms=60_000)
+    async with UnaryClient(worker.address) as unary:
+        while worker.is_running:
+            try:
+                await unary.read_egress(request)
+            except (UnavailableError, UnknownOutcomeError):
+                continue
 
 
 async def test_dead_letters_are_listed_page_by_page(cluster: Cluster, tmp_path: Path) -> None:
