@@ -157,7 +157,8 @@ def play(
         KEPT.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
         KEPT.with_suffix(".md").write_text(markdown(result))
     if result.violations:
-        console.print(f"again: python -m tests.chaos {' '.join(sys.argv[1:])}", markup=False)
+        words = " ".join(sys.argv[1:]).partition(" --inside")[0]
+        console.print(f"again: python -m tests.chaos {words}", markup=False, soft_wrap=True)
     return 1 if result.violations else 0
 
 

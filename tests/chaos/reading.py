@@ -11,57 +11,25 @@ import msgspec
 from sublet import Client, SubletError
 from sublet.functions.app import Function
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import EgressRequest, RecordsRequest
+from sublet.runtime.unary import RecordsRequest
 from tests.chaos import app
 from tests.chaos.ledger import EgressLog, Found, Ledger, Numbers
 
 EGRESSES = ("tallied", "rang", "windows", "late")
-PAGE_MAX = 5_000
-WAIT_MS = 500
-PAUSE_S = 0.1
 ASK_WAIT_S = 5.0
 RECORDS_MAX = 10_000
 
 
-class EgressReader:
-    """Reads on from where it is, at whichever worker answers."""
+async def follow_egresses(client: Client, log: EgressLog) -> None:
+    """Read all egresses, each on from where its reader is, until cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+        for egress in EGRESSES:
+            tasks.create_task(_follow(client, egress, log))
 
-    def __init__(self, addresses: Sequence[str], log: EgressLog) -> None:
-        self.failures = 0
-        self._addresses = addresses
-        self._log = log
 
-    async def run(self) -> None:
-        """Read until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for place, egress in enumerate(EGRESSES):
-                tasks.create_task(self._follow(egress, place))
-
-    async def _follow(self, egress: str, turn: int) -> None:
-        positions: dict[str, int] = {}
-        while True:
-            address = self._addresses[turn % len(self._addresses)]
-            try:
-                async with UnaryClient(address) as unary:
-                    while True:
-                        positions = await self._page(unary, egress, positions)
-            except (SubletError, TimeoutError):
-                self.failures += 1
-                turn += 1
-                await asyncio.sleep(PAUSE_S)
-
-    async def _page(
-        self, unary: UnaryClient, egress: str, positions: Mapping[str, int]
-    ) -> dict[str, int]:
-        request = EgressRequest(
-            egress=egress, positions=dict(positions), limit=PAGE_MAX, wait_ms=WAIT_MS
-        )
-        async with asyncio.timeout(ASK_WAIT_S):
-            page = await unary.read_egress(request)
-        for entry in page.entries:
-            values = msgspec.msgpack.decode(entry.values)
-            self._log.take(egress, entry.partition, entry.first, values)
-        return {**positions, **page.next}
+async def _follow(client: Client, egress: str, log: EgressLog) -> None:
+    async for record in client.egress(egress):
+        log.take(egress, record.partition, record.position, [record.value])
 
 
 async def read_found(client: Client, addresses: Sequence[str], ledger: Ledger) -> Found:
@@ -105,16 +73,25 @@ async def _dead(addresses: Sequence[str]) -> list[str]:
     """Return the ids of all dead letters, of whichever function."""
     for address in addresses:
         try:
-            async with asyncio.timeout(ASK_WAIT_S), UnaryClient(address) as unary:
-                page = await unary.list_records(RecordsRequest(kind="dead", limit=RECORDS_MAX))
+            async with UnaryClient(address) as unary:
+                return await _dead_told_by(unary)
         except (SubletError, TimeoutError):
             continue
-        if page.more:
-            return [f"more than {RECORDS_MAX}"]
-        return [
-            str(msgspec.json.decode(entry.json)[0])
-            if entry.function == app.stumble.name
-            else f"{entry.function} {entry.key}: {entry.error}"
-            for entry in page.entries
-        ]
     return ["no worker tells dead letters"]
+
+
+async def _dead_told_by(unary: UnaryClient) -> list[str]:
+    found: list[str] = []
+    after = ""
+    while True:
+        request = RecordsRequest(kind="dead", limit=RECORDS_MAX, after=after)
+        async with asyncio.timeout(ASK_WAIT_S):
+            page = await unary.list_records(request)
+        for entry in page.entries:
+            if entry.function == app.stumble.name:
+                found.append(str(msgspec.json.decode(entry.json)[0]))
+            else:
+                found.append(f"{entry.function} {entry.key}: {entry.error}")
+        after = page.next
+        if not after:
+            return found

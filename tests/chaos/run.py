@@ -28,7 +28,7 @@ from tests.chaos.load import (
 )
 from tests.chaos.oracle import shortfalls, violations
 from tests.chaos.prober import Prober
-from tests.chaos.reading import EgressReader, read_found
+from tests.chaos.reading import follow_egresses, read_found
 from tests.chaos.recovery import Recoveries, Recovery
 from tests.chaos.schedule import Episode
 from tests.chaos.site import Site
@@ -186,11 +186,14 @@ class Run:
                 )
             )
             prober = Prober(client, self._answered)
-            reader = EgressReader(self._site.addresses, self._egress)
             background = await stack.enter_async_context(asyncio.TaskGroup())
             tasks = [
                 background.create_task(each)
-                for each in (prober.run(), reader.run(), self._look_after())
+                for each in (
+                    prober.run(),
+                    follow_egresses(client, self._egress),
+                    self._look_after(),
+                )
             ]
             try:
                 await self._start_load(background)
