@@ -178,7 +178,8 @@ class StateCache:
                 continue
             bytes_max -= self._sizes[key] + len(key)
             if bytes_max < 0:
-                return found, False
+                all_told = False
+                break
             found.append((key, cell.rows()))
         found.reverse()
         return found, all_told

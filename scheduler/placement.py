@@ -2,7 +2,7 @@
 
 Partitions are placed one after another, each on the worker with the fewest partitions of the same
 function, then the fewest in all. What is placed stays where it is, unless its worker is gone or
-another has much less.
+another has at least two less: of the function, or in all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def place(
 ) -> dict[str, str]:
     """Return the placement of all partitions of all functions on the given workers.
 
-    With `rebalance`, partitions move from full workers to those that have at least two fewer of
-    the same function: the fewest moves that even it out.
+    With `rebalance`, partitions move until no worker has two more than another: of any function,
+    and in all. For each function these are the fewest moves that even it out, and what is even
+    stays as it is, whoever asks.
     """
     if not workers:
         return {}
@@ -50,6 +51,8 @@ def place(
                 same[owner] += 1
         if rebalance:
             _even_out(function, count, placed, same, total)
+    if rebalance:
+        _even_out_totals(functions, placed, of_function, total)
     return placed
 
 
@@ -65,15 +68,40 @@ def _even_out(
         emptiest = min(same, key=lambda worker: (same[worker], total[worker], worker))
         if same[fullest] - same[emptiest] < 2:
             return
-        name = next(
-            name
-            for index in reversed(range(count))
-            if placed[name := partition_name(function, index)] == fullest
-        )
-        placed[name] = emptiest
+        _move(function, count, fullest, emptiest, placed)
         for worker, change in ((fullest, -1), (emptiest, 1)):
             same[worker] += change
             total[worker] += change
+
+
+def _even_out_totals(
+    functions: Mapping[str, int],
+    placed: dict[str, str],
+    of_function: Mapping[str, dict[str, int]],
+    total: dict[str, int],
+) -> None:
+    """Move partitions of functions of which the fullest worker has one more than the emptiest."""
+    for _ in range(len(placed)):
+        fullest = max(total, key=lambda worker: (total[worker], worker))
+        emptiest = min(total, key=lambda worker: (total[worker], worker))
+        if total[fullest] - total[emptiest] < 2:
+            return
+        function = next(
+            name for name, same in of_function.items() if same[fullest] > same[emptiest]
+        )
+        _move(function, functions[function], fullest, emptiest, placed)
+        for worker, change in ((fullest, -1), (emptiest, 1)):
+            of_function[function][worker] += change
+            total[worker] += change
+
+
+def _move(function: str, count: int, origin: str, goal: str, placed: dict[str, str]) -> None:
+    name = next(
+        name
+        for index in reversed(range(count))
+        if placed[name := partition_name(function, index)] == origin
+    )
+    placed[name] = goal
 
 
 def a_few_moves(

@@ -23,6 +23,7 @@ from sublet.runtime.steps import (
     Deliver,
     Fetch,
     Interrupt,
+    Left,
     Lend,
     Load,
     LoadTimers,
@@ -205,6 +206,7 @@ class Owner:
         self.timer_loads: list[LoadTimers] = []
         self.window_loads: list[LoadWindows] = []
         self.stops: list[Outcome] = []
+        self.left: list[Left] = []
         self.interrupted: list[str] = []
         self.lent: list[Work] = []
         """What could go to whom it was lent, since its states are here."""
@@ -290,6 +292,8 @@ class Owner:
                 self.wake_ms = effect.at_ms
             case Stop():
                 self.stops.append(effect.outcome)
+            case Left():
+                self.left.append(effect)
 
     # Events
 
@@ -298,6 +302,10 @@ class Owner:
 
     def receive(self, frame: Batch) -> None:
         self.partition.batch_arrived(frame, self.now_ms)
+        self.collect()
+
+    def leave(self, *, at_once: bool = False) -> None:
+        self.partition.leave(self.now_ms, at_once=at_once)
         self.collect()
 
     def acknowledge(self, destination: str, upto: int) -> None:

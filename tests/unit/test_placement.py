@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.functions.address import split_partition_name
-from sublet.scheduler.placement import place
+from sublet.scheduler.placement import a_few_moves, place
 
 WORKERS = ["w1", "w2", "w3"]
 
@@ -105,3 +106,104 @@ def test_nothing_stays_on_a_worker_that_is_gone(
     placed = place(functions, before, {}, rebalance=False)
 
     assert set(place(functions, after, placed, rebalance=rebalance).values()) <= set(after)
+
+
+def test_a_new_worker_gets_its_share_of_functions_with_one_partition() -> None:
+    functions = {f"app/f{number}": 1 for number in range(6)}
+    before = place(functions, WORKERS[:2], {}, rebalance=True)
+    after = place(functions, WORKERS, before, rebalance=True)
+
+    assert Counter(after.values()) == dict.fromkeys(WORKERS, 2)
+    assert sum(before[each] != after[each] for each in before) == 2
+
+
+def fewest_moves(functions: dict[str, int], workers: list[str], before: dict[str, str]) -> int:
+    """Try every placement that is even by function and in all."""
+    lowest, more = divmod(sum(functions.values()), len(workers))
+    reached = {(0,) * len(workers): 0}
+    for function, count in functions.items():
+        has = counts(before, function)
+        base, rest = divmod(count, len(workers))
+        found: dict[tuple[int, ...], int] = {}
+        for totals, moves in reached.items():
+            for extra in combinations(workers, rest):
+                shares = [base + (worker in extra) for worker in workers]
+                moved = sum(max(0, has[w] - n) for w, n in zip(workers, shares, strict=True))
+                key = tuple(map(sum, zip(totals, shares, strict=True)))
+                found[key] = min(found.get(key, 10**6), moves + moved)
+        reached = found
+    highest = lowest + bool(more)
+    return min(
+        moves
+        for totals, moves in reached.items()
+        if lowest <= min(totals) <= max(totals) <= highest
+    )
+
+
+SEVERAL = st.dictionaries(
+    st.sampled_from(["a/f", "a/g", "b/f", "b/g"]), st.integers(1, 7), min_size=1
+)
+FEW_WORKERS = st.lists(st.sampled_from([f"w{n}" for n in range(5)]), min_size=1, unique=True)
+
+
+@given(count=st.integers(1, 30), life=st.lists(FEW_WORKERS, min_size=2, max_size=5))
+def test_a_function_is_evened_out_by_the_fewest_moves(count: int, life: list[list[str]]) -> None:
+    placed: dict[str, str] = {}
+    for workers in life:
+        before = placed
+        placed = place({"a/f": count}, workers, before, rebalance=True)
+
+        moved = [p for p, owner in before.items() if owner in workers and placed[p] != owner]
+        assert len(moved) == fewest_moves({"a/f": count}, workers, before)
+
+
+@settings(derandomize=True)
+@given(functions=SEVERAL, life=st.lists(FEW_WORKERS, min_size=2, max_size=5))
+def test_whoever_comes_and_goes_all_is_even_by_the_fewest_moves(
+    functions: dict[str, int], life: list[list[str]]
+) -> None:
+    placed: dict[str, str] = {}
+    for workers in life:
+        before = placed
+        placed = place(functions, workers, before, rebalance=True)
+
+        assert len(placed) == sum(functions.values())
+        for shares in (Counter(placed.values()), *(counts(placed, each) for each in functions)):
+            each = [shares[worker] for worker in workers]
+            assert max(each) - min(each) <= 1
+        moved = [p for p, owner in before.items() if owner in workers and placed[p] != owner]
+        # Of several functions one is evened out after the other: rarely, that costs one more.
+        assert len(moved) <= fewest_moves(functions, workers, before) + 1
+        # Whoever proposes next, with whatever order in mind, moves nothing.
+        assert place(functions, workers[::-1], placed, rebalance=True) == placed
+
+
+@given(functions=SEVERAL, before=FEW_WORKERS, after=FEW_WORKERS, moves_max=st.integers(min_value=1))
+def test_a_few_moves_at_a_time_lead_to_the_same_place(
+    functions: dict[str, int], before: list[str], after: list[str], moves_max: int
+) -> None:
+    start = place(functions, before, {}, rebalance=True)
+    alive = {*before, *after}
+    wanted = place(functions, after, start, rebalance=True)
+    placed = start
+    for _ in range(sum(functions.values()) + 1):
+        step = a_few_moves(
+            placed, place(functions, after, placed, rebalance=True), alive, moves_max
+        )
+        moved = [each for each in step if step[each] != placed[each]]
+        assert len(moved) <= moves_max
+        if not moved:
+            break
+        placed = step
+
+    assert set(placed.values()) <= set(after)
+    assert Counter(placed.values()).total() == Counter(wanted.values()).total()
+    assert place(functions, after, placed, rebalance=True) == placed
+
+
+def test_what_has_no_living_owner_does_not_wait_for_its_turn() -> None:
+    current = {f"f/g/{number}": "gone" for number in range(10)} | {"f/g/10": "a"}
+    wanted = dict.fromkeys(current, "b")
+
+    placed = a_few_moves(current, wanted, {"a", "b"}, 0)
+    assert placed == {**wanted, "f/g/10": "a"}

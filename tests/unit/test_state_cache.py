@@ -103,3 +103,44 @@ def test_windows_are_taken_over_with_their_timers() -> None:
     assert [each.cell.by.get("x") for each in taken] == [0, 1]
     assert taken.drain() == []
     assert sorted(here.rows(["a"])[0][1]) == sorted(there.rows(["a"])[0][1])
+
+
+def filled(count: int) -> StateCache:
+    cache = a_cache(Value(int), *(f"k{number}" for number in range(count)))
+    cache.apply([StateRow(f"k{number}", b"", bytes([number])) for number in range(count)])
+    return cache
+
+
+def test_the_newest_states_are_all_there_are_if_they_fit() -> None:
+    states, complete = filled(3).newest(10_000, ())
+
+    assert states == [(f"k{number}", [(b"", bytes([number]), None)]) for number in range(3)]
+    assert complete
+
+
+def test_of_many_states_the_newest_are_taken() -> None:
+    cache = filled(3)
+    room = sum(cache._sizes[key] + len(key) for key in ("k1", "k2"))
+
+    states, complete = cache.newest(room, ())
+    assert [key for key, _ in states] == ["k1", "k2"]
+    assert not complete
+
+
+def test_states_that_may_change_or_cannot_be_read_are_left_out() -> None:
+    cache = filled(3)
+    assert cache.newest(10_000, {"k1"}) == (
+        [(f"k{number}", [(b"", bytes([number]), None)]) for number in (0, 2)],
+        False,
+    )
+    cache.apply([StateRow("k1", b"", b"\xa1x")])
+    states, complete = cache.newest(10_000, ())
+    assert [key for key, _ in states] == ["k0", "k2"]
+    assert not complete
+
+
+def test_what_was_dropped_may_have_a_state() -> None:
+    cache = filled(2)
+    cache.drop("k0")
+
+    assert cache.newest(10_000, ()) == ([("k1", [(b"", b"\x01", None)])], False)
