@@ -37,6 +37,8 @@ SEEDS_PER_TASK = 20
 MUTANT_SEEDS_MAX = 1_000
 FAILURES_SHOWN_MAX = 50
 TOLD_EVERY_S = 30.0
+STOPPED = 130
+"""The code of a campaign that was stopped before its end."""
 
 console = Console()
 
@@ -368,7 +370,10 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(page, highlight=False, markup=False, soft_wrap=True)
     if options.keep:
         _keep_campaign(tallies, seeds, elapsed_s)
-    return int(any(tally.failures for tally in tallies.values()))
+    if any(tally.failures for tally in tallies.values()):
+        return 1
+    is_whole = all(tally.seeds == len(seeds) for tally in tallies.values())
+    return 0 if is_whole else STOPPED
 
 
 if __name__ == "__main__":

@@ -44,8 +44,9 @@ def counts() -> Scenario:
 
     @app.function(state=int)
     def count(ctx: Context, n: int) -> int:
-        ctx.state.set(ctx.state.get() + n)
-        return ctx.state.get()
+        total: int = ctx.state.get() + n
+        ctx.state.set(total)
+        return total
 
     def tell(harness: Harness) -> Any:
         harness.send_many(count, list("abcabc"), [1, 2, 3, 10, 20, 30])
@@ -89,8 +90,9 @@ def calls() -> Scenario:
 
     @app.function(state=int)
     def stock(ctx: Context, taken: int) -> int:
-        ctx.state.set(ctx.state.get() + taken)
-        return ctx.state.get()
+        total: int = ctx.state.get() + taken
+        ctx.state.set(total)
+        return total
 
     @app.function(state=List(list))
     async def basket(ctx: Context, articles: list[str]) -> list[int]:
@@ -287,9 +289,10 @@ def a_takeover_during_load() -> Scenario:
 
     @app.function(state=int)
     def count(ctx: Context, n: int) -> int:
-        ctx.state.set(ctx.state.get() + n)
+        counted: int = ctx.state.get() + n
+        ctx.state.set(counted)
         ctx.send(total, "all", n)
-        return ctx.state.get()
+        return counted
 
     @app.function(state=Sum())
     def total(ctx: Context, n: int) -> None:
