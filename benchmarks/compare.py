@@ -1,6 +1,7 @@
 """Runs Sublet and its peers in turn, several rounds interleaved, and compares the medians.
 
     .venv/bin/python -m benchmarks.compare [--rounds 3] [--only skeleton,bytewax] [--quick]
+    .venv/bin/python -m benchmarks.compare --redis    # only what keeps its state in Redis
 
 Each system is a process of its own that prints case results (see `benchmarks.report`). One that
 is not installed, fails or takes too long is reported and left out; the others still count.
@@ -54,11 +55,15 @@ class System:
 SYSTEMS = (
     System("sublet", "benchmarks.sublet_cases", OURS),
     System("skeleton", "benchmarks.peers.skeleton", OURS),
+    System("stateless", "benchmarks.peers.stateless_redis", OURS),
     System("grpc", "benchmarks.peers.grpc_echo", OURS),
     System("bytewax", "benchmarks.peers.bytewax_count", PEERS),
     System("ray", "benchmarks.peers.ray_count", PEERS),
     System("restate", "benchmarks.peers.restate_count", PEERS),
 )
+
+ON_REDIS = ("sublet", "skeleton", "stateless")
+REDIS_CASES = ("A redis", "B redis", "L redis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Options:
     systems: tuple[System, ...]
     quick: bool
     output: Path
+    only_cases: tuple[str, ...] = ()
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -77,6 +83,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--rounds", type=int, default=3, help=f"1 to {ROUNDS_MAX}, default 3")
     parser.add_argument("--only", default=names, help=f"comma-separated; default {names}")
     parser.add_argument("--quick", action="store_true", help="short cases: to try it, not to cite")
+    parser.add_argument("--redis", action="store_true", help="only what keeps its state in Redis")
     parsed = parser.parse_args(arguments)
     if not 1 <= parsed.rounds <= ROUNDS_MAX:
         parser.error(f"--rounds is {parsed.rounds}; allowed: 1 to {ROUNDS_MAX}")
@@ -84,6 +91,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     if unknown := set(wanted) - set(names.split(",")):
         parser.error(f"--only names {', '.join(sorted(unknown))}; allowed: {names}")
     systems = tuple(system for system in SYSTEMS if system.name in wanted)
+    if parsed.redis:
+        systems = tuple(system for system in systems if system.name in ON_REDIS)
+        output = (LOCAL_RESULTS if parsed.quick else RESULTS) / "compare_redis.jsonl"
+        return Options(parsed.rounds, systems, parsed.quick, output, REDIS_CASES)
     # Only a whole run is kept under version control.
     is_whole = not parsed.quick and all(
         system in systems and system.missing() is None for system in SYSTEMS
@@ -97,7 +108,12 @@ class SystemFailedError(Exception):
 
 
 def run_system(
-    system: System, round_number: int, *, quick: bool, on_result: Callable[[CaseResult], None]
+    system: System,
+    round_number: int,
+    *,
+    quick: bool,
+    on_result: Callable[[CaseResult], None],
+    only_cases: Sequence[str] = (),
 ) -> None:
     """Run one round of one system and pass each result on as it comes.
 
@@ -107,6 +123,8 @@ def run_system(
     command = [str(system.interpreter), "-m", system.module, "--json"]
     if quick:
         command.append("--quick")
+    if only_cases:
+        command += ["--only", *only_cases]
     LOCAL_RESULTS.mkdir(parents=True, exist_ok=True)
     log = LOCAL_RESULTS / f"{system.name}.log"
     where = f"see {log.relative_to(ROOT)}"
@@ -146,7 +164,13 @@ def run_rounds(options: Options, console: Console) -> list[CaseResult]:
                     progress.update(task, description=f"{title}, done {result.case}")
 
                 try:
-                    run_system(system, round_number, quick=options.quick, on_result=keep)
+                    run_system(
+                        system,
+                        round_number,
+                        quick=options.quick,
+                        on_result=keep,
+                        only_cases=options.only_cases,
+                    )
                 except SystemFailedError as error:
                     console.print(f"[red]{title}: {error}[/]", highlight=False)
                 progress.advance(task)
@@ -163,7 +187,10 @@ def main() -> None:
     if not run.cases():
         console.print("[red]Nothing was measured.[/]")
         sys.exit(1)
-    shown = grids(run, evaluate(run))
+    outcomes = evaluate(run)
+    if options.only_cases:
+        outcomes = [each for each in outcomes if each.target.case.startswith(options.only_cases)]
+    shown = grids(run, outcomes)
     for grid in shown:
         print_grid(console, grid)
     console.print(machine_line(run), highlight=False)

@@ -113,14 +113,22 @@ class SystemArguments:
 
     json: bool
     durations: Durations
+    only: tuple[str, ...] = ("",)
+
+    def wants_store(self, store: str) -> bool:
+        """Say whether any case on a store is among those that were asked for."""
+        cases = [f"{workload} {store} " for workload in "ABL"]
+        return any(case.startswith(each[: len(case)]) for case in cases for each in self.only)
 
 
 def parse_arguments(description: str, arguments: Sequence[str] | None = None) -> SystemArguments:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print case results as JSON lines")
     parser.add_argument("--quick", action="store_true", help="short cases: to try it, not to cite")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases on stores that begin so")
     parsed = parser.parse_args(arguments)
-    return SystemArguments(json=parsed.json, durations=QUICK if parsed.quick else FULL)
+    durations = QUICK if parsed.quick else FULL
+    return SystemArguments(json=parsed.json, durations=durations, only=tuple(parsed.only))
 
 
 def write_results(results: Iterable[CaseResult], path: Path) -> None:
@@ -270,6 +278,8 @@ SKELETON_MEMORY = (CaseId("skeleton", "A mem w=2 batch=500"),)
 SKELETON_LOG = (CaseId("skeleton", "A log w=2 batch=500"),)
 SKELETON_CALLS_64 = tuple(CaseId("skeleton", f"B mem w={workers} c=64") for workers in (1, 2))
 SKELETON_LOG_CALLS_64 = tuple(CaseId("skeleton", f"B log w={workers} c=64") for workers in (1, 2))
+SKELETON_REDIS = (CaseId("skeleton", "A redis w=2 batch=500"),)
+STATELESS_REDIS = (CaseId("stateless", "A redis w=2 batch=500"),)
 GRPC_ECHO = (CaseId("grpc", "B echo c=1"),)
 
 
@@ -316,6 +326,11 @@ TARGETS: tuple[Target, ...] = (
             (SKELETON_LOG, 0.25, False),
             (SKELETON_LOG, 0.50, True),
         ],
+    ),
+    *_targets(
+        ["A redis-full each", "A redis-full batch"],
+        MESSAGES,
+        [(STATELESS_REDIS, 1.0, False), (SKELETON_REDIS, 0.40, False)],
     ),
     *_targets(
         ["B mem c=64"],

@@ -224,7 +224,7 @@ def main() -> None:
     exit_on_terminate()
     reporter = Reporter("skeleton", as_json=arguments.json)
     with data_directory() as directory:
-        for store in STORES:
+        for store in filter(arguments.wants_store, STORES):
             for worker_count in WORKER_COUNTS:
                 with ExitStack() as workers:
                     redis_url = ""

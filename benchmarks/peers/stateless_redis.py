@@ -29,7 +29,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-async def answer(client: "Redis", frame: bytes) -> bytes:
+async def answer(client: Redis, frame: bytes) -> bytes:
     """Read, count, write back."""
     tag, messages = _decode(frame)
     keys = list({key for key, _, _ in messages})
