@@ -59,6 +59,20 @@ class HttpSite:
         finally:
             writer.close()
 
+    def follow_and_leave(self, count: int) -> None:
+        """Follow an egress, and go as soon as the stream has begun; so many times, in turn."""
+        self._loop.run_until_complete(self._follow_and_leave(count))
+
+    async def _follow_and_leave(self, count: int) -> None:
+        host, _, port = self._worker.http_address.rpartition(":")
+        async with asyncio.timeout(ANSWER_S_MAX):
+            for _ in range(count):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(b"GET /egress/asked HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert b" 200 " in head, head
+                writer.close()
+
     def close(self) -> None:
         self._worker.stop()
         self._loop.run_until_complete(self._running)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -22,13 +24,16 @@ from sublet.runtime.frames import (
     Kind,
     Refused,
 )
+from sublet.runtime.http.server import HttpServer
+from sublet.runtime.http.sse import EgressFeeds
 from sublet.runtime.link_lane import LaneCarrier
 from sublet.runtime.wire import encode_frame
+from tests.fuzz.http_site import HttpSite
 from tests.fuzz.site import Site, count
 from tests.fuzz.targets import on_lane
 from tests.integration.table_sizes import grown, table_sizes
 
-FEW, MANY = 100, 1_500
+FEW, MANY = 100, 800
 SLACK = 120
 """Entries that a table may have more: what is bounded by less than the number of sessions."""
 TARGET = f"{count.name}/0"
@@ -206,6 +211,28 @@ async def test_answers_and_states_are_gone_when_their_time_is_over() -> None:
     assert {name for name in found if not name.startswith("StateCache.")} == set()
 
 
+def test_followers_of_an_egress_that_come_and_go_leave_nothing_behind() -> None:
+    site = HttpSite()
+    try:
+        site.follow_and_leave(20)
+        before = _http_sizes(site)
+        # Less than are allowed at once would pass although they stayed; these are many more.
+        site.follow_and_leave(300)
+        after = _http_sizes(site)
+    finally:
+        site.close()
+
+    assert grown(before, after, 20) == {}
+
+
+def _http_sizes(site: HttpSite) -> Counter[str]:
+    """Return the sizes of the tables of the HTTP server and its streams."""
+    site.request(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    gc.collect()
+    kinds = (EgressFeeds, HttpServer)
+    return table_sizes(*(each for each in gc.get_objects() if type(each) in kinds))
+
+
 async def test_a_link_that_has_ended_is_held_by_nobody() -> None:
     site = Site()
     kept: list[int] = []
@@ -221,7 +248,5 @@ async def test_a_link_that_has_ended_is_held_by_nobody() -> None:
 
 
 def _live(kind: type) -> int:
-    import gc
-
     gc.collect()
     return sum(type(each) is kind for each in gc.get_objects())

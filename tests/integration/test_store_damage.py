@@ -1,0 +1,62 @@
+"""A store whose bytes have changed: what is damaged is named, and everything else is served."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from sublet import Client, SubletError
+from sublet.functions.address import partition_index_of
+from tests.integration.cluster import running_cluster, until
+from tests.integration.count_app import app
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path) -> None:
+    function = next(iter(app.functions.values()))
+    keys = [f"k{number}" for number in range(40)]
+    damaged = f"{function.name}/{partition_index_of(keys[0], function.partition_count)}"
+    others = [
+        key
+        for key in keys
+        if partition_index_of(key, function.partition_count) != int(damaged.rpartition("/")[2])
+    ]
+    address = f"127.0.0.1:{_free_port()}"
+    settings = {"store": "sqlite", "port": address.rpartition(":")[2]}
+    async with running_cluster(
+        tmp_path, 1, app="tests.integration.count_app:app", **settings
+    ) as cluster:
+        async with cluster.client() as client:
+            for key in keys:
+                await client.call(function, key, 1)
+        cluster.workers[0].terminate()
+        assert await cluster.workers[0].ended() == 0
+        with closing(sqlite3.connect(tmp_path / "sublet.db")) as file, file:
+            (partition,) = file.execute(
+                "SELECT id FROM partition WHERE name = ?", (damaged,)
+            ).fetchone()
+            file.execute(
+                "INSERT INTO record VALUES (?, 'parked', '~c:3', ?, NULL)", (partition, b"\xc1")
+            )
+
+        worker = cluster.add_worker()
+
+        async def others_are_served() -> bool:
+            try:
+                async with Client(address, connect_timeout="1s") as client:
+                    for key in others:
+                        await client.call(function, key, 1)
+            except SubletError:
+                return False
+            return True
+
+        await until(others_are_served)
+        await until(lambda: f"parked record '~c:3' of {damaged} is damaged" in cluster.log)
+        assert worker.is_running
