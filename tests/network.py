@@ -32,10 +32,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -217,6 +218,10 @@ class Network:
         """Remove all of it, as far as it was made; lines go with the hosts at their ends."""
         self._end_relay()
         for host in (*self.hosts, ROUTER):
+            # Whatever runs there was started by whoever made the network, and should have ended.
+            for pid in _run("ip", "netns", "pids", self._space(host), check=False).split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             _run("ip", "netns", "del", self._space(host), check=False)
 
     def _space(self, host: str) -> str:
@@ -231,7 +236,8 @@ class Network:
 
 @contextmanager
 def network(hosts: Sequence[str]) -> Iterator[Network]:
-    """Make hosts that reach each other, and remove them at the end, whatever happens.
+    """Make hosts that reach each other, and remove them at the end, whatever happens, together with
+    what still runs on them.
 
     Names are new each time, so that tests may run side by side. Raises `NetworkError` where
     namespaces cannot be made.

@@ -31,7 +31,8 @@ class Load:
         self._replies: dict[str, list[int]] = {key: [] for key in KEYS}
 
     async def run(self) -> None:
-        """Keep four rounds under way until stopped; every call must return."""
+        """Keep four rounds under way until stopped; every call must return. May be run again."""
+        self._stop.clear()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(4):
                 tasks.create_task(self._feed())
