@@ -327,7 +327,7 @@ class SessionLinks:
         if topology is None or "" in self._connecting:
             return None
         pause_s: float | None = None
-        for worker in self.session.workers_wanted():
+        for worker in sorted(self.session.workers_wanted()):
             address = topology.workers.get(worker)
             if address is None or address in self._connecting:
                 continue

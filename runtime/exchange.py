@@ -145,7 +145,7 @@ class Exchange:
         If it was here before (another owner was too slow to be missed, or a commit was fenced),
         whoever sent to it has to send again what is not on record (`taken`), and cannot know.
         """
-        for source in self._heard.pop(partition, ()):
+        for source in sorted(self._heard.pop(partition, ())):
             port = self._sources.get(source)
             if port is not None:
                 first = taken.get(source, 0) + 1

@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import assert_never
 
@@ -94,9 +94,17 @@ class DeathWatch:
         self._term_ms = term_ms
         self._seen: dict[str, tuple[int, float]] = {}
         self._beating: set[str] = set()
+        self._looked_ms = -inf
 
     def dead(self, members: Mapping[str, Member], now_ms: float) -> list[str]:
-        """Return the members whose beat has not changed for a whole term."""
+        """Return the members whose beat has not changed for a whole term.
+
+        Who has not looked for so long itself (the directory was away) knows nothing of them, and
+        gives them another term.
+        """
+        if now_ms - self._looked_ms > self._term_ms:
+            self._seen = {id_: (beat, now_ms) for id_, (beat, _) in self._seen.items()}
+        self._looked_ms = now_ms
         for id_ in [id_ for id_ in self._seen if id_ not in members]:
             del self._seen[id_]
             self._beating.discard(id_)
@@ -130,6 +138,7 @@ class Ownership:
         leave: Callable[[str, Callable[[Released], None], bool], None],
         tell: Callable[[str, bytes], bool],
         drain: Callable[[], None],
+        cut_off: Callable[[bool], None],
     ) -> None:
         self.added = added
         """With what the former owner said at the end, if it has said something."""
@@ -144,6 +153,9 @@ class Ownership:
         """Say something to another worker; False if there is no link to it now."""
         self.drain = drain
         """Somebody wants this worker to give everything away and end."""
+        self.cut_off = cut_off
+        """The directory has not answered for a term, or does again: others have taken over what
+        was here, and callers should ask them."""
 
 
 class Membership:
@@ -170,6 +182,8 @@ class Membership:
         self._store = store
         self._ownership = ownership
         self._heartbeat_s = heartbeat_ms / 1000
+        self._term_s = term_ms / 1000
+        self._is_cut_off = False
         self._deaths = DeathWatch(term_ms)
         self._is_gone = is_gone
         self._workers_expected = workers_expected
@@ -233,20 +247,39 @@ class Membership:
         """Return the current view, with a heartbeat if it is time; None if we are no member."""
         while True:
             self._looking.clear()
+            now_s = self._loop.time()
             try:
-                now_s = self._loop.time()
                 if self._beaten_s + self._pause_s / 2 > now_s:
-                    view = await self._directory.view()
-                    return view if self._member.id in view.members else None
-                self._beaten_s = now_s
-                return await self._directory.beat(self._member.id)
+                    seen = await self._directory.view()
+                    view = seen if self._member.id in seen.members else None
+                else:
+                    view = await self._directory.beat(self._member.id)
+                    self._beaten_s = now_s
             except RetryLaterError:
                 # The store is full, busy or away: we may be taken for dead, which is safe.
+                if now_s - self._beaten_s > self._term_s and not self._is_cut_off:
+                    self._cut_off()
                 await asyncio.sleep(self._pause_s)
+                continue
+            if self._is_cut_off:
+                self._is_cut_off = False
+                self._ownership.cut_off(False)
+            return view
+
+    def _cut_off(self) -> None:
+        """Others take us for dead by now, and serve what is here: stop to stand in their way."""
+        self._is_cut_off = True
+        if not self._store.shared:
+            return
+        _log.warning("the directory does not answer; others take over", worker=self._member.id)
+        for partition in sorted(self._ownership.owned()):
+            self._ownership.removed(partition)
+        self._handover.forget_all()
+        self._ownership.cut_off(True)
 
     async def _join_again(self) -> View:
         _log.warning("was taken for dead; joining again", worker=self._member.id)
-        for partition in self._ownership.owned():
+        for partition in sorted(self._ownership.owned()):
             self._ownership.removed(partition)
         self._handover.forget_all()
         return await self._join()
@@ -259,7 +292,7 @@ class Membership:
                 break
             except RetryLaterError as error:
                 await asyncio.sleep(error.retry_after_ms / 1000)
-        self._joined_s = self._loop.time()
+        self._joined_s = self._beaten_s = self._loop.time()
         return view
 
     async def _follow(self, view: View) -> View:
@@ -366,7 +399,7 @@ class Membership:
 
     def _take_and_leave(self, view: View, alive: Collection[str]) -> None:
         handover = self._handover
-        for partition in self._ownership.owned():
+        for partition in sorted(self._ownership.owned()):
             if partition not in view.placement:
                 handover.unplaced(partition)
         now_ms = self._loop.time() * 1000

@@ -264,6 +264,7 @@ class SimulatedLinkServer(LinkServer):
 
     def __init__(self, receiver_factory: Any, service: Any, **_: Any) -> None:
         super().__init__(receiver_factory, service, limits=self.network.limits)
+        self._in_order: dict[FrameLink, None] = {}
         self.process = Process.current()
         self.context = self.process.home
 
@@ -283,7 +284,7 @@ class SimulatedLinkServer(LinkServer):
     ) -> None:
         self._stopping = True
         self.network.servers.pop(self.address, None)
-        for link in tuple(self._links):
+        for link in tuple(self._in_order):
             link.close("the worker stops")
         try:
             async with asyncio.timeout(self._limits.close_timeout_s * 1.5):
@@ -299,5 +300,6 @@ class SimulatedLinkServer(LinkServer):
             link.fail(refusal)
             return
         self._links.add(link)
+        self._in_order[link] = None
         link.expect_first_frame()
         end.on_lost = lambda: self._forget(link)

@@ -8,6 +8,7 @@ story.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -112,6 +113,9 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
         **mutated,
     }
     before: list[tuple[object, str, object]] = []
+    chance_before = random.getstate()
+    # What is drawn from the module itself, as by defaults of arguments, is the same each time, too.
+    random.seed(drawn.random())
     logging_before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -125,3 +129,4 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
         for module, name, value in reversed(before):
             setattr(module, name, value)
         structlog.configure(**logging_before)
+        random.setstate(chance_before)
