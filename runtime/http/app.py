@@ -73,6 +73,7 @@ NOT_READY_RETRY_MS = 500
 REQUEST_ID = "sublet-request-id"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EGRESS_NAME_CHARS_MAX = 200
+EGRESS_WAIT_PIECE_MS = 500
 _PARTITION = re.compile(r"[0-9]{1,4}")
 _NO_STORE = {"cache-control": "no-store"}
 # Nothing is loaded from elsewhere and no script runs.
@@ -277,16 +278,15 @@ class HttpApp:
             raise HttpProblemError("bad_request", f"lost is {lost!r:.60}; allowed: refuse, skip")
         start = query.get("from", "start")
         cursor = EgressCursor() if start == "now" else await self._feeds.positions(name, start)
-        page = await self._service.read_egress(
-            EgressRequest(
-                egress=name,
-                positions=cursor.positions,
-                at_end=start == "now",
-                limit=_number(query, "limit", EGRESS_LIMIT_DEFAULT, 1, EGRESS_LIMIT_MAX),
-                wait_ms=_number(query, "wait_ms", 0, 0, EGRESS_WAIT_MS_MAX),
-                skip_lost=lost == "skip",
-            )
+        asked = EgressRequest(
+            egress=name,
+            positions=cursor.positions,
+            at_end=start == "now",
+            limit=_number(query, "limit", EGRESS_LIMIT_DEFAULT, 1, EGRESS_LIMIT_MAX),
+            wait_ms=_number(query, "wait_ms", 0, 0, EGRESS_WAIT_MS_MAX),
+            skip_lost=lost == "skip",
         )
+        page = await unless_left(request.scope, self._page_of(asked))
         values = [
             {
                 "partition": entry.partition,
@@ -300,6 +300,18 @@ class HttpApp:
         ]
         behind = str(EgressCursor.at(page.next))
         return _json({"values": values, "cursor": behind, "lost": page.lost})
+
+    async def _page_of(self, asked: EgressRequest) -> EgressPage:
+        """Read a page; wait for it in pieces, so that a worker that stops need not wait, too."""
+        left_ms = asked.wait_ms
+        while True:
+            piece_ms = min(left_ms, EGRESS_WAIT_PIECE_MS)
+            page = await self._service.read_egress(msgspec.structs.replace(asked, wait_ms=piece_ms))
+            left_ms -= piece_ms
+            if page.entries or page.lost or not left_ms or self._feeds.is_stopping:
+                return page
+            if asked.at_end:
+                asked = msgspec.structs.replace(asked, positions=page.next, at_end=False)
 
     async def _egress(self, request: Request) -> Response:
         name = _egress_name(request)

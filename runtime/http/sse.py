@@ -79,6 +79,11 @@ class EgressFeeds:
         self._stopping = False
         self.stream_count = 0
 
+    @property
+    def is_stopping(self) -> bool:
+        """Tell whether the worker is about to end."""
+        return self._stopping
+
     def stop(self) -> None:
         """End all streams; their readers come back, perhaps to another worker."""
         self._stopping = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending, Sealer
 from sublet.runtime.unary import EgressRequest
 from sublet.statestore.contract import Outcome, Store
+from tests.integration.cluster import until
 
 EGRESS = "orders"
 HOUR_MS = 3_600_000
@@ -152,6 +154,21 @@ async def test_a_reader_waits_for_what_is_not_there(store: Store) -> None:
     await cart.emit("at last")
 
     assert (await anext(reader)).value == "at last"
+
+
+async def test_what_comes_while_somebody_waits_at_the_end_is_new(store: Store) -> None:
+    cart = await emitter(store)
+    await cart.emit("old")
+    pages = EgressPages(store, 0.001)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        request = EgressRequest(egress=EGRESS, at_end=True, wait_ms=5_000)
+        waiting = tasks.create_task(pages.read(request))
+        # The first look is over when the second one begins.
+        await until(lambda: pages.looks >= 2)
+        await cart.emit("new")
+
+    (entry,) = waiting.result().entries
+    assert (entry.first, entry.count) == (1, 1)
 
 
 async def test_a_busy_partition_does_not_hide_the_others(store: Store) -> None:

@@ -43,6 +43,9 @@ def accepts_what_fits(
     """To JSON schema 3.0 is an integer; to a function that wants an int it is not."""
     if "Expected `int`, got `float`" in response.text:
         return None
+    # Nobody can make up a cursor.
+    if "no position of an egress" in response.text or "beyond its end" in response.text:
+        return None
     return positive_data_acceptance(context, response, case)
 
 
@@ -67,8 +70,17 @@ def only_json(document: Any) -> Any:
     return [only_json(each) for each in document] if isinstance(document, list) else document
 
 
+def without_waiting(document: Any) -> Any:
+    """Leave out the parameter that makes a worker wait, up to a minute, for what nobody emits."""
+    (page,) = document["paths"]["/egress/{name}/page"].values()
+    page["parameters"] = [each for each in page["parameters"] if each["name"] != "wait_ms"]
+    return document
+
+
 # A stream has no end that a test could wait for.
-schema = schemathesis.openapi.from_dict(only_json(DOCUMENT)).exclude(path="/egress/{name}")
+schema = schemathesis.openapi.from_dict(without_waiting(only_json(DOCUMENT))).exclude(
+    path="/egress/{name}"
+)
 
 
 @pytest.fixture(scope="module")
