@@ -107,10 +107,11 @@ def episodes(seed: int, terms: Terms) -> Iterator[Episode]:
         if not left:
             left = list(terms.kinds)
             chance.shuffle(left)
-        kinds.add(left.pop())
+        first = left.pop()
+        kinds.add(first)
         if "kill" in terms.kinds and chance.random() < KILLS_SHARE:
             kinds.add("kill")
-        yield Episode(number, _faults(chance, terms, sorted(kinds)))
+        yield Episode(number, _faults(chance, terms, first, sorted(kinds)))
 
 
 def one_of_each(seed: int, terms: Terms, gap_s: float) -> Episode:
@@ -118,7 +119,7 @@ def one_of_each(seed: int, terms: Terms, gap_s: float) -> Episode:
     chance = random.Random(seed)
     kinds = list(terms.kinds)
     chance.shuffle(kinds)
-    free = _Free(terms)
+    free = _Free(terms.workers, gap_s, 1)
     faults = []
     at_s = 0.0
     for kind in kinds:
@@ -131,14 +132,15 @@ def one_of_each(seed: int, terms: Terms, gap_s: float) -> Episode:
     return Episode(1, faults)
 
 
-def _faults(chance: random.Random, terms: Terms, kinds: Sequence[Kind]) -> list[Fault]:
-    free = _Free(terms)
-    faults = []
+def _faults(chance: random.Random, terms: Terms, first: Kind, kinds: Sequence[Kind]) -> list[Fault]:
+    free = _Free(terms.workers, RESTART_S, terms.workers // 2)
+    faults: list[Fault] = []
     weights = [KILLS_WEIGHT if kind == "kill" else 1 for kind in kinds]
     at_s = chance.uniform(*GAP_S)
     end_s = at_s + chance.uniform(*EPISODE_S)
     while at_s < end_s:
-        (kind,) = chance.choices(kinds, weights)
+        # The first one is always possible.
+        (kind,) = chance.choices(kinds, weights) if faults else (first,)
         fault = _fault(chance, terms, free, kind, at_s)
         if fault is not None:
             faults.append(fault)
@@ -146,19 +148,22 @@ def _faults(chance: random.Random, terms: Terms, kinds: Sequence[Kind]) -> list[
     return faults
 
 
+RESTART_S = 3.0
+"""About what a new worker needs before something may happen to it again."""
+
+
 class _Free:
     """Until when each worker, and Redis, has its fault: one at a time."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.workers_s = [0.0] * terms.workers
+    def __init__(self, workers: int, restart_s: float, well_min: int) -> None:
+        self.workers_s = [0.0] * workers
         self.spare_s = 0.0
         self.redis_s = 0.0
         self.relay_s = 0.0
         """The network has one relay that loses packets."""
-
-
-RESTART_S = 1.0
-"""About what a new worker needs before something may happen to it again."""
+        self.restart_s = restart_s
+        self.well_min = well_min
+        """So many workers have no fault: without any, recovery would only be its end."""
 
 
 def _fault(
@@ -167,7 +172,7 @@ def _fault(
     """Return a fault of this kind, or nothing where everybody has one already."""
     duration_s = round(chance.uniform(*_durations_s(kind, terms.member_term_s)), 3)
     at_s = round(at_s, 3)
-    busy_until_s = at_s + duration_s + RESTART_S
+    busy_until_s = at_s + duration_s + free.restart_s
     if kind in ("redis-kill", "redis-freeze"):
         if free.redis_s > at_s:
             return None
@@ -176,14 +181,13 @@ def _fault(
     if kind == "join":
         if free.spare_s > at_s:
             return None
-        free.spare_s = busy_until_s + RESTART_S
+        free.spare_s = busy_until_s + free.restart_s
         return Fault(kind, at_s, duration_s, terms.spare_slot)
     if kind == "lossy" and free.relay_s > at_s:
         return None
     wanted = 2 if kind.startswith("cut-peer") else 1
     slots = [slot for slot, until_s in enumerate(free.workers_s) if until_s <= at_s]
-    # One is always well: without any, recovery would only be the end of the fault.
-    if len(slots) < wanted + 1:
+    if len(slots) < wanted + free.well_min:
         return None
     chosen = chance.sample(slots, wanted)
     for slot in chosen:

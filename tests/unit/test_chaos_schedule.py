@@ -32,7 +32,7 @@ def test_only_the_kinds_that_are_wanted_come() -> None:
     assert kinds == set(PLAIN)
 
 
-def test_no_worker_has_two_faults_at_once_and_one_is_always_well() -> None:
+def test_no_worker_has_two_faults_at_once_and_half_of_them_are_always_well() -> None:
     for seed in range(20):
         for episode in first_episodes(seed, 20):
             for at, fault in enumerate(episode.faults):
@@ -43,7 +43,7 @@ def test_no_worker_has_two_faults_at_once_and_one_is_always_well() -> None:
                     for slot in (each.slot, each.other)
                     if 0 <= slot < TERMS.workers
                 ]
-                assert len(taken) == len(set(taken)) < TERMS.workers, (seed, episode.number)
+                assert len(taken) == len(set(taken)) <= TERMS.workers // 2, (seed, episode.number)
 
 
 def test_a_frozen_worker_sleeps_longer_than_its_term() -> None:
