@@ -81,6 +81,7 @@ class Exchange:
         self._open_at_most = 0
         self._stopping = False
         self._intake_closed = False
+        self._is_cut_off = False
         self._tasks: asyncio.TaskGroup
         self.on_handover: Callable[[str, HandoverMessage], None] = lambda worker, message: None
         """A neighbour says something of a partition that moves."""
@@ -101,6 +102,14 @@ class Exchange:
     def close_intake(self) -> None:
         """Take nothing new from clients: the last worker ends."""
         self._intake_closed = True
+
+    def cut_off(self, is_cut_off: bool) -> None:
+        """While nobody here knows who owns what, clients have to ask others."""
+        self._is_cut_off = is_cut_off
+        if is_cut_off:
+            ports, self._clients = self._clients, {}
+            for port in ports.values():
+                port.link.abandon("the worker is cut off from its directory")
 
     @property
     def client_count(self) -> int:
@@ -231,6 +240,8 @@ class Exchange:
         """
         if not self._topology.version:
             raise UnavailableError(f"{self._worker} has not joined its cluster yet")
+        if self._is_cut_off and is_client(hello.endpoint):
+            raise UnavailableError(f"{self._worker} is cut off from its directory; ask another")
         port = Port(hello.endpoint, link, self._room, self._limits.link_bytes_max)
         from_client = is_client(hello.endpoint)
         credit = self._limits.client_credit if from_client else self._limits.outbox_max

@@ -128,7 +128,7 @@ class DeathWatch:
 class Ownership:
     """What membership tells the rest of the worker."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # All that it tells is named, and given once.
         self,
         *,
         added: Callable[[str, Recovered, Released | None], None],
@@ -508,7 +508,7 @@ class Membership:
         self._member = msgspec.structs.replace(self._member, draining=True)
         for _ in range(DRAIN_TRIES_MAX):
             try:
-                await self._directory.drain(self._member.id)
+                marked = await self._directory.drain(self._member.id)
                 break
             except RetryLaterError:
                 await asyncio.sleep(self._heartbeat_s)
@@ -516,7 +516,10 @@ class Membership:
             raise UnavailableError("the directory does not answer")
         self.look()
         while self._ownership.owned():
-            if not self._heirs():
+            is_seen = marked is None or (
+                self.view is not None and self.view.version >= marked.version
+            )
+            if is_seen and not self._heirs():
                 return False
             self._changed.clear()
             await self._changed.wait()

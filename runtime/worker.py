@@ -300,6 +300,7 @@ class Worker:
             leave=leave,
             tell=self.exchange.tell_neighbour,
             drain=self._drained,
+            cut_off=self.exchange.cut_off,
         )
         self.membership = membership = Membership(
             member,

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.frames import FunctionInfo
 from sublet.runtime.lease_messages import Released
 from sublet.runtime.membership import (
@@ -47,6 +48,7 @@ def test_a_member_lives_for_sure_only_when_a_beat_of_it_was_seen() -> None:
 
     watch.dead({"a": member("a", 6)}, 10)
     assert watch.is_beating("a")
+    watch.dead({"a": member("a", 6)}, 60)
     watch.dead({"a": member("a", 6)}, 111)
     assert not watch.is_beating("a")
 
@@ -59,6 +61,16 @@ def test_a_member_that_left_and_came_back_is_looked_at_anew() -> None:
 
     assert not watch.is_beating("a")
     assert watch.dead({"a": member("a", 2)}, 500) == []
+
+
+def test_who_has_not_looked_for_a_term_gives_everybody_another_one() -> None:
+    """After the directory was away, nobody has beaten."""
+    watch = DeathWatch(term_ms=100)
+    watch.dead({"a": member("a", 1)}, 0)
+
+    assert watch.dead({"a": member("a", 1)}, 5_000) == []
+    assert watch.dead({"a": member("a", 1)}, 5_100) == []
+    assert watch.dead({"a": member("a", 1)}, 5_101) == ["a"]
 
 
 def ended_pid() -> int:
@@ -124,15 +136,50 @@ class CountedDirectory(MemoryDirectory):
             await self._beaten.wait()
 
 
+class AwayDirectory(CountedDirectory):
+    """Does not answer while it is away."""
+
+    is_away = False
+
+    async def beat(self, worker: str) -> View | None:
+        if self.is_away:
+            raise UnavailableError("away", 1)
+        return await super().beat(worker)
+
+    async def view(self) -> View:
+        if self.is_away:
+            raise UnavailableError("away", 1)
+        return await super().view()
+
+
+class BrokenStore(MemoryStore):
+    """Cannot recover one partition, until it is repaired."""
+
+    broken = "desk/add/1"
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        super().__init__(backend)
+        self.tries = 0
+
+    async def acquire(self, partition: str, worker: str) -> Recovered:
+        if partition == self.broken:
+            self.tries += 1
+            raise ValueError("nonsense is stored")
+        return await super().acquire(partition, worker)
+
+
 class Cluster:
     """A worker's membership among members that the test plays itself."""
 
     def __init__(self) -> None:
         self.backend = MemoryBackend()
-        self.directory = CountedDirectory(self.backend)
+        self.directory = AwayDirectory(self.backend)
+        self.store = BrokenStore(self.backend)
+        self.store.broken = ""
         self.others = MemoryDirectory(self.backend)
         self.owned: set[str] = set()
         self.told: list[tuple[str, bytes]] = []
+        self.cut_offs: list[bool] = []
 
     async def owner_before(self, id_: str) -> None:
         """Let another member own everything."""
@@ -155,19 +202,24 @@ class Cluster:
             self.owned.discard(partition)
             on_left(Released(partition, 1, 0))
 
+        def tell(worker: str, message: bytes) -> bool:
+            self.told.append((worker, message))
+            return True
+
         membership = Membership(
             member("w"),
             {name: FunctionInfo(name, count, "keyed") for name, count in functions.items()},
             self.directory,
-            MemoryStore(self.backend),
+            self.store,
             Ownership(
                 added=added,
                 removed=self.owned.discard,
                 owned=lambda: set(self.owned),
                 topology_changed=lambda topology: None,
                 leave=leave,
-                tell=lambda worker, message: self.told.append((worker, message)) is None,
+                tell=tell,
                 drain=lambda: self.told.append(("w", b"drain")),
+                cut_off=self.cut_offs.append,
             ),
             heartbeat_ms=10,
             term_ms=term_ms,
@@ -240,3 +292,108 @@ async def test_functions_that_are_no_longer_declared_do_not_keep_a_worker_from_b
     async with cluster.worker() as membership:
         await membership.ready.wait()
         assert cluster.owned == {f"desk/add/{index}" for index in range(3)}
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    while not happened():  # noqa: ASYNC110  # Bounded by the test's own timeout.
+        await asyncio.sleep(0.005)
+
+
+async def test_a_worker_that_is_cut_off_from_the_directory_stops_to_own_anything() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker(term_ms=50) as membership:
+        await membership.ready.wait()
+        cluster.directory.is_away = True
+        await until(lambda: not cluster.owned)
+        assert cluster.cut_offs == [True]
+
+        cluster.directory.is_away = False
+        await until(lambda: len(cluster.owned) == 3)
+        assert cluster.cut_offs == [True, False]
+
+
+async def test_state_that_is_nowhere_else_is_kept_while_the_directory_is_away() -> None:
+    cluster = Cluster()
+    cluster.store.shared = False
+
+    async with cluster.worker(term_ms=50) as membership:
+        await membership.ready.wait()
+        cluster.directory.is_away = True
+        await until(lambda: membership._is_cut_off)
+        assert len(cluster.owned) == 3
+
+
+async def test_a_partition_that_cannot_be_recovered_is_set_aside_and_the_others_go_on() -> None:
+    cluster = Cluster()
+    cluster.store.broken = "desk/add/1"
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        assert cluster.owned == {"desk/add/0", "desk/add/2"}
+        assert membership.set_aside == {"desk/add/1": "ValueError('nonsense is stored')"}
+        await cluster.directory.beaten(5)
+        assert cluster.store.tries == 3
+
+        cluster.store.broken = ""
+        membership.recover("desk/add/1")
+        await until(lambda: len(cluster.owned) == 3)
+        assert membership.set_aside == {}
+
+
+async def test_a_worker_that_drains_gives_everything_to_another() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.join(member("x"), FUNCTIONS)
+
+        assert await membership.drain()
+        view = await cluster.others.view()
+        assert view.members["w"].draining
+        assert set(view.placement.values()) == {"x"}
+        assert cluster.owned == set()
+
+
+async def test_the_last_worker_keeps_what_it_has() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+
+        assert not await membership.drain()
+        assert len(cluster.owned) == 3
+
+
+async def test_nobody_can_be_drained_who_is_unknown_or_the_last() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        with pytest.raises(RejectedError, match="there is no worker 'x'; known: w"):
+            await membership.drain_worker("x")
+        with pytest.raises(RejectedError, match="w is the last worker"):
+            await membership.drain_worker("w")
+
+
+async def test_a_worker_that_is_drained_by_others_hears_of_it() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.drain("w")
+        await until(lambda: ("w", b"drain") in cluster.told)
+
+
+async def test_a_directory_that_is_away_keeps_nobody_from_leaving() -> None:
+    class Stubborn(AwayDirectory):
+        async def drain(self, worker: str) -> View | None:
+            raise UnavailableError("away", 1)
+
+    cluster = Cluster()
+    cluster.directory = Stubborn(cluster.backend)
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        with pytest.raises(UnavailableError):
+            await membership.drain()
