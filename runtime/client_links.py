@@ -26,9 +26,6 @@ ACK_DELAY_S = 0.005
 """How long an acknowledgement of replies waits for a frame to ride on."""
 STAGGER_S = 0.25
 """A worker that has not welcomed us after so long may be frozen: the next is tried beside it."""
-STANDSTILL_S = 2.0
-"""If callers wait and no worker brings anything for so long, others are asked who owns what: those
-that we know may be cut off from the rest of the cluster, and not know that they own nothing."""
 OTHERS_ASKED_MAX = 3
 """In one standstill: it may as well be that all callers wait for something slow."""
 
@@ -112,7 +109,11 @@ class SessionLinks:
         if session.wake_ms < self._tick_at_ms:
             self._plan_tick()
         if self._look_timer is None and session.stats.in_flight:
-            self._look_timer = self._loop.call_later(STANDSTILL_S, self._look)
+            self._look_later()
+
+    def _look_later(self) -> None:
+        standstill_s = self.session.patience.standstill_ms / 1000.0
+        self._look_timer = self._loop.call_later(standstill_s, self._look)
 
     def _look(self) -> None:
         """Ask others who owns what, if those that we know have brought nothing for a while."""
@@ -120,7 +121,7 @@ class SessionLinks:
         stats = self.session.stats
         if not stats.in_flight or self._closing:
             return
-        self._look_timer = self._loop.call_later(STANDSTILL_S, self._look)
+        self._look_later()
         if stats.frames_received != self._frames_seen:
             self._frames_seen = stats.frames_received
             self._others_asked = 0

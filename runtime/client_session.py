@@ -42,6 +42,10 @@ class Patience:
     """A message refused more often fails with `OverloadedError`."""
     backoff_ms_min: float = 10.0
     backoff_ms_max: float = 1_000.0
+    standstill_ms: float = 2_000.0
+    """If callers wait and no worker brings anything for so long, others are asked who owns what:
+    those that we know may be cut off from the rest of the cluster, and not know that they own
+    nothing."""
 
     def __post_init__(self) -> None:
         if self.unreachable_ms <= 0:
@@ -53,6 +57,8 @@ class Patience:
                 f"backoff_ms_min is {self.backoff_ms_min}; allowed: above 0, to backoff_ms_max "
                 f"({self.backoff_ms_max})"
             )
+        if self.standstill_ms <= 0:
+            raise ValueError(f"standstill_ms is {self.standstill_ms}; allowed: more than 0")
 
     def backoff_ms(self, failures: int) -> float:
         """Return how long to wait, about, after so many failures in a row."""

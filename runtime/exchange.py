@@ -88,6 +88,8 @@ class Exchange:
         self.on_lost: Callable[[], None] = lambda: None
         """A partition was taken away by somebody else."""
         self.frames_in = 0
+        self.links_lost = 0
+        """Ended without a goodbye."""
         self.refused = 0
         self.refusals: dict[tuple[str, str], int] = {}
         """Function and reason to messages that no partition here has seen."""
@@ -308,6 +310,11 @@ class Exchange:
             self.host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
 
     def link_ended(self, port: Port, reason: str, clean: bool) -> None:
+        if not clean:
+            self.links_lost += 1
+            # Clients come and go as they like.
+            level = "info" if is_client(port.name) else "warning"
+            getattr(_log, level)("lost a link", end=port.name, reason=reason)
         for source in [each for each, via in self._also_heard.items() if port in via]:
             self._forget_link(source, port)
         gone = {source for source, via in self._sources.items() if via is port}

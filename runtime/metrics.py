@@ -158,6 +158,12 @@ METRICS = (
     Described("sublet_commit_size", "histogram", (), "Commits of partitions in one transaction."),
     Described("sublet_frames_received", "counter", (), "Frames of peers and clients."),
     Described("sublet_clients", "gauge", (), "Clients that are connected."),
+    Described(
+        "sublet_links_lost",
+        "counter",
+        (),
+        "Links with clients and neighbours that ended without a goodbye.",
+    ),
     Described("sublet_threads_abandoned", "gauge", (), "Handlers that never ended."),
 )
 
@@ -336,6 +342,7 @@ class WorkerCollector(Collector):
             "sublet_commit_busy_seconds": host.committer.busy_s,
             "sublet_frames_received": exchange.frames_in,
             "sublet_clients": exchange.client_count,
+            "sublet_links_lost": exchange.links_lost,
             "sublet_threads_abandoned": host.threads_abandoned,
         }
         for name, value in values.items():

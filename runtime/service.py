@@ -342,6 +342,7 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         "frames_in": exchange.frames_in,
         "batches_refused": exchange.refused,
         "clients": exchange.client_count,
+        "links_lost": exchange.links_lost,
         "threads_abandoned": host.threads_abandoned,
         **_lease_counters(worker),
     }

@@ -307,6 +307,12 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
+        "Links lost",
+        "short",
+        "Ends of links without a goodbye, a second: somebody crashed, was frozen or cut off.",
+        ((_rate("sublet_links_lost", "instance"), of_worker),),
+    )
+    yield Panel(
         "Handlers that never ended",
         "short",
         "Threads given up after their timeout: look for the handler.",

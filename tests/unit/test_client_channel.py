@@ -869,6 +869,8 @@ def test_patience_refuses_what_cannot_work() -> None:
         Patience(unreachable_ms=0)
     with pytest.raises(ValueError, match="backoff_ms_min is 5"):
         Patience(backoff_ms_min=5, backoff_ms_max=1)
+    with pytest.raises(ValueError, match="standstill_ms is 0; allowed: more than 0"):
+        Patience(standstill_ms=0)
 
 
 # Everything at once
