@@ -126,10 +126,11 @@ class Cluster:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return "".join(each for each in lines if '"a handler failed"' not in each)
 
-    def add_worker(self, target: str = "", expected: int = 1) -> WorkerProcess:
-        """Start one more; `ready` waits for it."""
+    def add_worker(self, target: str = "", expected: int = 1, **settings: object) -> WorkerProcess:
+        """Start one more, with settings of its own; `ready` waits for it."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        environment = {**self._environment, "SUBLET_WORKERS_EXPECTED": str(expected)}
+        own = {f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()}
+        environment = {**self._environment, "SUBLET_WORKERS_EXPECTED": str(expected), **own}
         worker = WorkerProcess(target or self._target, environment, self.data_dir / "workers.log")
         self.workers.append(worker)
         return worker
