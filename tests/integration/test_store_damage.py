@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -60,3 +63,19 @@ async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path
         await until(others_are_served)
         await until(lambda: f"parked record '~c:3' of {damaged} is damaged" in cluster.log)
         assert worker.is_running
+
+        # After some tries it is set aside, until somebody has repaired it and says so.
+        worker.address = address
+
+        async def set_aside() -> bool:
+            return damaged in (await cluster.status(worker)).set_aside
+
+        await until(set_aside)
+        with closing(sqlite3.connect(tmp_path / "sublet.db")) as file, file:
+            file.execute("DELETE FROM record WHERE kind = 'parked' AND id = '~c:3'")
+        command = [sys.executable, "-m", "sublet", "recover", damaged, "--connect", address]
+        told = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=20)
+        assert told.returncode == 0, told.stderr
+        async with Client(address) as client:
+            assert await client.call(function, keys[0], 0) == 1
+        assert not await set_aside()
