@@ -115,13 +115,7 @@ class _Filling:
 def placed(request: EgressRequest, bounds: Bounds) -> tuple[dict[str, int], list[EgressGap]]:
     """Return from where each partition is read, and what is missing before that."""
     asked_for = request.positions
-    for partition, asked in asked_for.items():
-        end = bounds.get(partition, (0, 0))[1]
-        if asked > end:
-            raise RejectedError(
-                f"position {asked} of {partition} in {request.egress} is beyond its end, {end}: "
-                "the cursor is of another egress, or the store has lost its data"
-            )
+    check_not_ahead(request.egress, asked_for, bounds)
     places: dict[str, int] = {}
     lost: list[EgressGap] = []
     for partition, (first_kept, end) in bounds.items():
@@ -133,6 +127,17 @@ def placed(request: EgressRequest, bounds: Bounds) -> tuple[dict[str, int], list
             lost.append(EgressGap(partition=partition, first=position, next=first_kept))
         places[partition] = max(position, first_kept)
     return places, lost
+
+
+def check_not_ahead(egress: str, positions: Mapping[str, int], bounds: Bounds) -> None:
+    """Refuse positions that nobody can have read yet."""
+    for partition, asked in positions.items():
+        end = bounds.get(partition, (0, 0))[1]
+        if asked > end:
+            raise RejectedError(
+                f"position {asked} of {partition} in {egress} is beyond its end, {end}: "
+                "the cursor is of another egress, or the store has lost its data"
+            )
 
 
 def described(lost: Sequence[EgressGap]) -> str:

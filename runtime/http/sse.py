@@ -24,6 +24,7 @@ from sublet.functions.errors import (
     SubletError,
 )
 from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.egress_pages import check_not_ahead
 from sublet.runtime.http.bodies import encoded
 from sublet.runtime.http.errors import HttpProblemError, problem_of
 from sublet.runtime.pending import EgressColumns
@@ -91,18 +92,21 @@ class EgressFeeds:
             watch.tell()
 
     async def positions(self, egress: str, start: str) -> EgressCursor:
-        """Return where to begin: "start", "now", or the id of the last event that arrived."""
+        """Return where to begin: "start", "now", or the id of the last event that arrived.
+
+        A partition that is not in it is read from position 0.
+        """
+        heads = await self._store.egress_partitions(egress)
+        if start == "now":
+            return EgressCursor.at({each: following for each, (_, following) in heads.items()})
         if start in ("", "start"):
-            return EgressCursor()
-        if start != "now":
-            try:
-                return EgressCursor(start)
-            except RejectedError as error:
-                raise HttpProblemError("bad_request", str(error)) from None
-        positions = EgressCursor()
-        for partition, (_, following) in (await self._store.egress_partitions(egress)).items():
-            positions.set(partition, following)
-        return positions
+            return EgressCursor.at({each: first for each, (first, _) in heads.items() if first})
+        try:
+            cursor = EgressCursor(start)
+        except RejectedError as error:
+            raise HttpProblemError("bad_request", str(error)) from None
+        check_not_ahead(egress, cursor.positions, heads)
+        return cursor
 
     def check_room(self) -> None:
         if self.stream_count >= self._streams_max:
@@ -134,12 +138,12 @@ class EgressFeeds:
         self, egress: str, partition: str, bounds: tuple[int, int], positions: EgressCursor
     ) -> AsyncIterator[bytes]:
         first_kept = bounds[0]
-        position = positions.get(partition)
-        if position is not None and position < first_kept:
+        position = positions.get(partition) or 0
+        if position < first_kept:
             positions.set(partition, first_kept)
             lost = {"partition": partition, "from": position, "to": first_kept}
             yield _event(positions, msgspec.json.encode(lost), "gap")
-        position = max(first_kept, position or 0)
+        position = max(first_kept, position)
         try:
             entries = await self._store.read_egress(egress, partition, position, PAGE_ENTRIES)
         except RetryLaterError as error:
@@ -189,8 +193,7 @@ def _behind(heads: Heads, positions: EgressCursor) -> list[str]:
     """Return the partitions that have something for a reader at these positions."""
     found = []
     for partition, (first_kept, following) in heads.items():
-        position = positions.get(partition)
-        if (first_kept if position is None else max(position, first_kept)) < following:
+        if max(positions.get(partition) or 0, first_kept) < following:
             found.append(partition)
     return sorted(found)
 

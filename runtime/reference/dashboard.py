@@ -288,7 +288,7 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Egress dropped",
         "ops",
-        "Values above egress_max that no reader had taken in time.",
+        "Values that went at a bound of count, bytes or age, whether they were read or not.",
         ((_rate("sublet_egress_dropped"), of_function),),
     )
     yield Panel(

@@ -210,3 +210,24 @@ async def test_other_positions_are_a_bad_request() -> None:
         with pytest.raises(HttpProblemError) as refused:
             await feeds.positions("news", "middle")
     assert refused.value.code == "bad_request"
+
+
+async def test_a_cursor_beyond_the_end_is_refused() -> None:
+    egress = Egress()
+    await egress.append("shop/cart/0", 1)
+    async with feeds_of(egress.store) as feeds:
+        with pytest.raises(RejectedError, match="beyond its end"):
+            await feeds.positions("news", "shop/cart=2")
+
+
+async def test_what_was_dropped_of_a_partition_that_is_new_to_a_reader_is_told() -> None:
+    egress = Egress()
+    await egress.append("shop/cart/0", 1)
+    await egress.append("shop/cart/1", 10, 20)
+    await egress.append("shop/cart/1", 30, trimmed=2)
+    async with feeds_of(egress.store) as feeds:
+        from_start = await read(feeds, "start", 2)
+        resumed = await read(feeds, "shop/cart=1", 2)
+
+    assert b"gap" not in from_start
+    assert b'event: gap\nid: shop/cart=1,2\ndata: {"partition":"shop/cart/1","from":0' in resumed
