@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -19,7 +19,8 @@ class GroupCommitter:
     """Sends whatever has gathered as one group, one group at a time.
 
     A commit whose outcome is unknown is sent again, the same bytes, after a wait: the disk may be
-    full, the store may be away. Nothing that depends on it leaves meanwhile.
+    full, the store may be away. Nothing that depends on it leaves meanwhile. Other partitions go
+    on: of a store of several nodes, one may be away alone.
     """
 
     def __init__(
@@ -34,6 +35,10 @@ class GroupCommitter:
         self._on_outcome = on_outcome
         self._waiting: list[Commit] = []
         self._wanted = asyncio.Event()
+        self._unknown: dict[str, tuple[float, Commit]] = {}
+        """Partition to when its commit may be sent again."""
+        self._waits_s: dict[str, float] = {}
+        """Of partitions whose last outcome was unknown, how long they wait the next time."""
         self.groups = 0
         self.commits = 0
         self.unknown = 0
@@ -46,13 +51,8 @@ class GroupCommitter:
     async def run(self) -> None:
         """Commit until cancelled."""
         loop = asyncio.get_running_loop()
-        wait_s = UNKNOWN_WAIT_S
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            group, self._waiting = self._waiting, []
-            if not group:
-                continue
+            group = await self._gathered(loop)
             started = loop.time()
             outcomes = await self._store.commit(group)
             elapsed_s = loop.time() - started
@@ -61,14 +61,54 @@ class GroupCommitter:
             self.commits += len(group)
             if self._on_group is not None:
                 self._on_group(elapsed_s * 1000, len(group))
-            unknown = sum(outcome is Outcome.UNKNOWN for outcome in outcomes)
-            if unknown:
-                self.unknown += unknown
-                if wait_s == UNKNOWN_WAIT_S:
-                    _log.warning("the store could not commit; trying again", commits=unknown)
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, UNKNOWN_WAIT_S_MAX)
-            else:
-                wait_s = UNKNOWN_WAIT_S
+            self._keep_unknown(group, outcomes, loop.time())
             for commit, outcome in zip(group, outcomes, strict=True):
-                self._on_outcome(commit, outcome)
+                if outcome is not Outcome.UNKNOWN:
+                    self._on_outcome(commit, outcome)
+
+    async def _gathered(self, loop: asyncio.AbstractEventLoop) -> list[Commit]:
+        """Wait for commits, those that may be sent again among them."""
+        while True:
+            if self._unknown:
+                due_s = min(each for each, _ in self._unknown.values())
+                try:
+                    async with asyncio.timeout_at(due_s):
+                        await self._wanted.wait()
+                except TimeoutError:
+                    # A loop's timers may end a moment early, by its own clock.
+                    self._end_waits(due_s)
+                self._end_waits(loop.time())
+            else:
+                await self._wanted.wait()
+            self._wanted.clear()
+            group, self._waiting = self._waiting, []
+            if group:
+                return group
+
+    def _end_waits(self, now_s: float) -> None:
+        """Tell the partitions whose wait is over: they send the same again, or have moved."""
+        ended = [name for name, (due_s, _) in self._unknown.items() if due_s <= now_s]
+        for name in ended:
+            _, commit = self._unknown.pop(name)
+            self._on_outcome(commit, Outcome.UNKNOWN)
+
+    def _keep_unknown(
+        self, group: Sequence[Commit], outcomes: Sequence[Outcome], now_s: float
+    ) -> None:
+        """Let each partition whose outcome is unknown wait, longer from time to time."""
+        waits_s = self._waits_s
+        was_known = not waits_s
+        unknown = 0
+        for commit, outcome in zip(group, outcomes, strict=True):
+            name = commit.partition
+            if outcome is Outcome.UNKNOWN:
+                unknown += 1
+                wait_s = waits_s.get(name, UNKNOWN_WAIT_S)
+                waits_s[name] = min(wait_s * 2, UNKNOWN_WAIT_S_MAX)
+                self._unknown[name] = (now_s + wait_s, commit)
+            elif waits_s:
+                waits_s.pop(name, None)
+        if unknown:
+            self.unknown += unknown
+            if was_known:
+                _log.warning("the store could not commit; trying again", commits=unknown)

@@ -1,0 +1,103 @@
+"""How commits gather, and what becomes of those whose outcome nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from sublet.runtime.group_commit import GroupCommitter
+from sublet.statestore.contract import Commit, Outcome
+from sublet.statestore.memory import MemoryStore
+
+PATIENCE_S = 10.0
+
+
+def commit(partition: str, index: int = 1) -> Commit:
+    return Commit(partition=partition, epoch=1, index=index, id=b"%d" % index, clock_ms=0)
+
+
+class HalfAway(MemoryStore):
+    """Cannot say what becomes of commits of some partitions."""
+
+    def __init__(self, away: set[str]) -> None:
+        super().__init__()
+        self.away = away
+        self.groups: list[list[str]] = []
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        self.groups.append([each.partition for each in commits])
+        return [
+            Outcome.UNKNOWN if each.partition in self.away else Outcome.DONE for each in commits
+        ]
+
+
+class Owners:
+    """Partitions that send again what is unknown, as they must, and the next when one is done."""
+
+    def __init__(self, store: HalfAway) -> None:
+        self.committer = GroupCommitter(store, self.ended)
+        self.outcomes: list[tuple[str, Outcome]] = []
+        self.more: dict[str, int] = {}
+        self.changed = asyncio.Event()
+
+    def ended(self, ended: Commit, outcome: Outcome) -> None:
+        self.outcomes.append((ended.partition, outcome))
+        self.changed.set()
+        if outcome is Outcome.UNKNOWN:
+            self.committer.add(ended)
+        elif self.more.get(ended.partition, 0) > 0:
+            self.more[ended.partition] -= 1
+            self.committer.add(commit(ended.partition, ended.index + 1))
+
+    async def until(self, partition: str, outcome: Outcome, count: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.outcomes.count((partition, outcome)) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+async def test_what_gathers_while_the_store_is_busy_is_one_group() -> None:
+    store = HalfAway(set())
+    owners = Owners(store)
+    owners.more = {"f/a": 1, "f/b": 1}
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(owners.committer.run())
+        owners.committer.add(commit("f/a"))
+        owners.committer.add(commit("f/b"))
+        await owners.until("f/b", Outcome.DONE, 2)
+        running.cancel()
+    assert store.groups == [["f/a", "f/b"], ["f/a", "f/b"]]
+    assert (owners.committer.groups, owners.committer.commits) == (2, 4)
+
+
+async def test_a_partition_whose_outcome_is_unknown_keeps_no_other_waiting() -> None:
+    store = HalfAway({"f/away"})
+    owners = Owners(store)
+    owners.more = {"f/here": 100}
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(owners.committer.run())
+        owners.committer.add(commit("f/away"))
+        owners.committer.add(commit("f/here"))
+        await owners.until("f/here", Outcome.DONE, 101)
+        store.away.clear()
+        await owners.until("f/away", Outcome.DONE)
+        running.cancel()
+    assert store.groups[:2] == [["f/away", "f/here"], ["f/here"]]
+    assert owners.outcomes[0] == ("f/here", Outcome.DONE)
+    assert owners.committer.unknown == owners.outcomes.count(("f/away", Outcome.UNKNOWN)) > 0
+
+
+async def test_what_is_unknown_again_and_again_is_sent_again_until_it_is_known() -> None:
+    store = HalfAway({"f/a", "f/b"})
+    owners = Owners(store)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(owners.committer.run())
+        owners.committer.add(commit("f/a"))
+        owners.committer.add(commit("f/b"))
+        await owners.until("f/b", Outcome.UNKNOWN, 2)
+        store.away.clear()
+        await owners.until("f/a", Outcome.DONE)
+        await owners.until("f/b", Outcome.DONE)
+        running.cancel()
+    # Both wait as long, so they go together.
+    assert store.groups == [["f/a", "f/b"]] * len(store.groups)
