@@ -74,9 +74,9 @@ class WorkerConfig:
     """`memory` forgets everything when the worker ends; `redis` lets workers of several machines
     be one cluster."""
     redis_url: str = "redis://127.0.0.1:6379/0"
-    """For the store `redis`: one primary, version 7 or newer, with `appendonly yes` and
-    `maxmemory-policy noeviction`. `rediss://` encrypts; what follows the last slash is the
-    database."""
+    """For the store `redis`: a primary, or any node of a Redis Cluster, version 7 or newer, with
+    `appendonly yes` and `maxmemory-policy noeviction`. `rediss://` encrypts; what follows the last
+    slash is the database."""
     full_sync: bool = False
     """Wait for the disk on every commit: survives a loss of power, not only of the process. The
     store `redis` then needs `appendfsync always`."""

@@ -138,12 +138,23 @@ async def test_a_wrong_password_is_told_and_the_right_one_is_never_shown(
     await store.close()
 
 
-async def test_a_user_with_the_rights_that_the_docs_name_can_do_everything(
-    start_redis: StartRedis,
+@pytest.mark.parametrize("cluster_enabled", ["no", "yes"])
+async def test_a_user_with_the_rights_that_the_docs_name_can_do_everything_and_no_more(
+    start_redis: StartRedis, cluster_enabled: str
 ) -> None:
-    server = start_redis()
+    server = start_redis(cluster_enabled=cluster_enabled)
+    if cluster_enabled == "yes":
+        server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        server.wait_for("CLUSTER INFO", b"cluster_state:ok")
     (rights,) = re.findall(r"^ACL SETUSER sublet (.*)$", REDIS_PAGE.read_text(), re.MULTILINE)
     assert server.ask("ACL", "SETUSER", "sublet", *rights.split()).startswith(b"+OK")
+    allowed = "FCALL x 0,SET sublet:a b,HSET sublet:a b c,INFO,CLUSTER SLOTS"
+    refused = "EVAL x 0,SCRIPT FLUSH,CONFIG GET *,KEYS *,FLUSHALL,FLUSHDB,SHUTDOWN,DEBUG SLEEP 1"
+    refused += ",SET other b,GET other,ACL LIST,REPLICAOF NO ONE,CLUSTER RESET,FUNCTION FLUSH"
+    for words, is_allowed in ((allowed, True), (refused, False)):
+        for command in words.split(","):
+            answer = server.ask("ACL", "DRYRUN", "sublet", *command.split())
+            assert answer.startswith(b"+OK") is is_allowed, (command, answer)
     url = server.url.replace("//", "//sublet:PASSWORD@")
     store, directory = RedisStore(url), RedisDirectory(url)
     epoch = (await store.acquire(P, "worker")).epoch
