@@ -178,13 +178,13 @@ class Run:
         async with AsyncExitStack() as stack:
             stack.callback(self._site.close)
             await self._site.start(self._plan.workers)
-            client = await stack.enter_async_context(
-                Client(
-                    self._site.addresses,
-                    connect_timeout=CONNECT_TIMEOUT,
-                    overload_retries=OVERLOAD_RETRIES,
-                )
+            client = Client(
+                self._site.addresses,
+                connect_timeout=CONNECT_TIMEOUT,
+                overload_retries=OVERLOAD_RETRIES,
             )
+            async with asyncio.timeout(START_WAIT_S):
+                await stack.enter_async_context(client)
             prober = Prober(client, self._answered)
             background = await stack.enter_async_context(asyncio.TaskGroup())
             tasks = [
