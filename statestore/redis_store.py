@@ -427,13 +427,23 @@ def _with_time(time_ms: int | None, value: bytes) -> bytes:
     return b":" + value if time_ms is None else b"%d:%b" % (_number(time_ms), value)
 
 
+DAMAGED = b"\xc1"
+"""The one byte with which no msgpack begins: whoever reads what is behind it says so, by name."""
+
+
 def _split_time(packed: bytes) -> tuple[int | None, bytes]:
     time_ms, _, value = packed.partition(b":")
-    return (int(time_ms) if time_ms else None), value
+    try:
+        return (int(time_ms) if time_ms else None), value
+    except ValueError:
+        # Of one key, or one timer; nobody else has to suffer for it.
+        return 0, DAMAGED + packed
 
 
 def _row(key: str, subkey: bytes, packed: bytes) -> StateRow:
     expires_ms, value = _split_time(packed)
+    if value.startswith(DAMAGED):
+        expires_ms = None  # It must not be taken for one that is over.
     return StateRow(key, subkey, value, expires_ms)
 
 

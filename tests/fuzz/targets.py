@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -363,6 +364,19 @@ KINDS: Mapping[str, Any] = {
 }
 
 
+def _is_map(cell: object) -> bool:
+    return hasattr(type(cell), "items")
+
+
+USES: tuple[Callable[[Any], object], ...] = (
+    lambda cell: cell.get() if hasattr(type(cell), "get") and not _is_map(cell) else None,
+    lambda cell: (cell.get("a"), list(cell.items())) if _is_map(cell) else None,
+    lambda cell: list(cell) if hasattr(type(cell), "__iter__") else None,
+    lambda cell: cell.value if hasattr(type(cell), "value") else None,
+)
+"""How a handler looks at a state, as far as its kind lets it."""
+
+
 def state(data: bytes) -> None:
     """Rows of a key's state: read, or a state that says what is wrong as soon as it is used."""
     if len(data) < 2:
@@ -380,6 +394,10 @@ def state(data: bytes) -> None:
         cache.cells["k"].drain()
     except StateTypeError as error:
         check_text(error, "f[k]")
+    for use in USES:
+        # Large states are decoded as they are used: then the handler fails, and says why.
+        with suppress(StateTypeError):
+            use(cache.cells["k"])
 
 
 def _rows(data: bytes) -> list[StateRow]:

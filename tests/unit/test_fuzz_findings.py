@@ -5,10 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sublet.functions.errors import StateTypeError
+from sublet.functions.state import StateClock
+from sublet.functions.state.fields import state_kind_of
 from sublet.runtime.answers import Answer
 from sublet.runtime.frames import Ack, Batch, Data, Extra, Kind
+from sublet.runtime.state_cache import StateCache
 from sublet.runtime.timers import Timer, Timers
 from sublet.runtime.wire import WireError, decode_frame, encode_frame
+from sublet.statestore import redis_store
 from sublet.statestore.contract import IDEMPOTENCY, PARKED, DamagedError, OutboxEntry, Record
 from sublet.statestore.delta import DamagedCommitError, Delta
 from tests.unit.partition_harness import CLIENT, NAME, PEER, Owner, now_done
@@ -90,3 +95,18 @@ def test_an_answer_that_is_whole_is_given_again() -> None:
 def test_a_packed_commit_that_is_damaged_is_told_from_others(packed: bytes) -> None:
     with pytest.raises(DamagedCommitError, match="what follows commit 0"):
         Delta().absorb(packed)
+
+
+@pytest.mark.parametrize("packed", [b"x12:\x01", b"", b"\x00:", b"1e3:\x01"])
+def test_a_damaged_row_of_redis_is_no_state_of_any_kind(packed: bytes) -> None:
+    cache = StateCache(
+        "f",
+        state_kind_of(int),
+        StateClock(bytes_max=1_000),
+        complete=False,
+        bytes_max=lambda: 1_000_000,
+    )
+    cache.insert(["k"], [redis_store._row("k", b"", packed)])
+
+    with pytest.raises(StateTypeError, match=r"f\[k\]"):
+        cache.rows(["k"])
