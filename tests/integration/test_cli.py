@@ -183,8 +183,10 @@ def test_all_commands_are_there() -> None:
         "config show",
         *("dead list", "dead show", "dead replay", "dead drop"),
         "dev",
+        "drain",
         "functions",
         "new",
+        "recover",
         "run",
         "send",
         "simulate",
@@ -853,6 +855,41 @@ def test_a_tail_from_nowhere_is_refused(cluster: Cluster) -> None:
 
 
 # The life of the processes
+
+
+def test_a_drained_worker_ends_and_stays_away_and_the_last_one_is_kept(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.wait_for("workers are ready")
+        cluster.ask("call", "add", "drained", "2")
+        first, second = (each["id"] for each in cluster.told("status")["workers"])
+
+        drained = cluster.ask("drain", first)
+        assert (drained.returncode, drained.stderr) == (ExitCode.DONE, "")
+        assert drained.stdout.splitlines()[-1] == f"{first} has left"
+        cluster.wait_for("was drained; it is not started again")
+        assert cluster.ask("call", "add", "drained", "1").stdout == "3\n"
+        (worker,) = cluster.told("status")["workers"]
+        assert (worker["id"], worker["draining"]) == (second, False)
+
+        last = cluster.ask("drain", second[:4])
+        assert last.returncode == ExitCode.FAILED
+        assert f"{second} is the last worker" in last.stderr
+        unknown = cluster.ask("drain", "nobody")
+        assert unknown.returncode == ExitCode.FAILED
+        assert f"there is no worker 'nobody'; known: {second}" in unknown.stderr
+        assert cluster.ask("recover", "cli/add/0").returncode == ExitCode.FAILED
+        assert cluster.end() == ExitCode.DONE
+    finally:
+        cluster.end()
+
+
+@pytest.mark.parametrize("timeout", ["0s", "2h", "soon"])
+def test_an_impossible_time_to_drain_is_refused(timeout: str) -> None:
+    result = sublet("drain", "w1", "--timeout", timeout)
+
+    assert result.returncode == ExitCode.USAGE
+    assert "--timeout: " in result.stderr
 
 
 def test_a_killed_worker_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
