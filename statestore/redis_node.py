@@ -46,7 +46,16 @@ class StoreServerError(SubletError):
 class RedisNode:
     """One Redis, as the stores and directories of a process use it."""
 
-    def __init__(self, pool: ConnectionPool, *, full_sync: bool, look_every_s: float) -> None:
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        *,
+        full_sync: bool,
+        look_every_s: float,
+        second_look_s: float | None = None,
+    ) -> None:
+        """After a failure, an answer to the next look has to come within `second_look_s`, if that
+        is given."""
         kwargs = pool.connection_kwargs
         # Never with the password that may be in the URL.
         self.name = str(kwargs.get("path") or node_name(kwargs.get("host"), kwargs.get("port")))
@@ -57,6 +66,7 @@ class RedisNode:
         self._pool: Any = pool
         self._full_sync = full_sync
         self._look_every_s = look_every_s
+        self._second_look_s = second_look_s
         # The pool refuses what is above its bound; here it waits. The rest is for subscribers.
         self._turns = asyncio.Semaphore(CONNECTIONS_MAX - 2)
         self._looking = asyncio.Lock()
@@ -87,7 +97,10 @@ class RedisNode:
     async def info(self) -> dict[str, Any]:
         """Return what the server says of itself; raises UnavailableError or StoreServerError."""
         try:
-            async with self._turns:
+            async with (
+                self._turns,
+                asyncio.timeout(self._second_look_s if self._is_failing else None),
+            ):
                 found: dict[str, Any] = await self.client.info("default")
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise self._shut_out(error) from error

@@ -38,6 +38,8 @@ TIMEOUT_S = 5.0
 # How often a server that works is looked at again: its settings can be changed while it runs.
 LOOK_EVERY_S = 10.0
 SLOT_COUNT = 16_384
+# A node of a cluster that does not answer keeps others waiting so long, each time it is tried.
+SECOND_LOOK_S = 1.0
 REDIRECTIONS_MAX = 4
 
 
@@ -181,7 +183,10 @@ class RedisServer:
             kwargs = {**self._connection_kwargs, "host": host, "port": port}
             pool = ConnectionPool(self._connection_class, max_connections=CONNECTIONS_MAX, **kwargs)
             self._nodes[name] = RedisNode(
-                pool, full_sync=self._full_sync, look_every_s=self._look_every_s
+                pool,
+                full_sync=self._full_sync,
+                look_every_s=self._look_every_s,
+                second_look_s=SECOND_LOOK_S,
             )
         return name
 

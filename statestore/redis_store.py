@@ -24,7 +24,7 @@ and so before any reply leaves: its token is not there any more, or the index is
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -211,26 +211,30 @@ class RedisStore:
         if not commits:
             return []
         packed = [_packed(each) for each in commits]
+        outcomes = [Outcome.UNKNOWN] * len(commits)
         try:
-            await self._name_emitters(commits)
-            calls = await self._calls(commits, packed)
+            unnamed = await self._name_emitters(commits)
+            calls = await self._calls(commits, packed, unnamed)
             answers = await self._server.send([each.command() for each in calls])
         except UnavailableError:
-            return [Outcome.UNKNOWN] * len(commits)
-        outcomes = [Outcome.UNKNOWN] * len(commits)
+            return outcomes
         for call, answer in zip(calls, answers, strict=True):
             if not isinstance(answer, Exception):
                 for position, each in zip(call.positions, answer, strict=True):
                     outcomes[position] = self._outcome(commits[position], each)
         return outcomes
 
-    async def _calls(self, commits: Sequence[Commit], packed: list[list[Any]]) -> list[_Call]:
+    async def _calls(
+        self, commits: Sequence[Commit], packed: list[list[Any]], left_out: Container[str] = ()
+    ) -> list[_Call]:
         """Put commits into as few calls as slots and bounds allow."""
         keys = [self._key(each.partition) for each in commits]
         slots = await self._server.slots_of(keys)
         calls: list[_Call] = []
         open_calls: dict[int, _Call] = {}
         for position, (commit, key, slot) in enumerate(zip(commits, keys, slots, strict=True)):
+            if commit.partition in left_out:
+                continue
             call = open_calls.get(slot)
             if call is None or not call.has_room(len(packed[position])):
                 call = open_calls[slot] = _Call()
@@ -243,20 +247,30 @@ class RedisStore:
     def _emitters_key(self, egress: str) -> str:
         return f"{self._server.prefix}:emitters:{egress}"
 
-    async def _name_emitters(self, commits: Sequence[Commit]) -> None:
-        """Enter who emits to an egress for the first time, before anything of it can be read."""
+    async def _name_emitters(self, commits: Sequence[Commit]) -> set[str]:
+        """Enter who emits to an egress for the first time, before anything of it can be read.
+
+        Returns the partitions for which that failed; their commits have to wait.
+        """
         new = {
             (entry.egress, each.partition)
             for each in commits
             for entry in each.egress
             if entry.egress not in self._emitters.get(each.partition, ())
         }
-        if new:
-            await self._server.ask(
-                ("ZADD", self._emitters_key(egress), 0, name) for egress, name in sorted(new)
-            )
-            for egress, name in new:
+        if not new:
+            return set()
+        names = sorted(new)
+        answers = await self._server.send(
+            [("ZADD", self._emitters_key(egress), 0, name) for egress, name in names]
+        )
+        unnamed: set[str] = set()
+        for (egress, name), answer in zip(names, answers, strict=True):
+            if isinstance(answer, Exception):
+                unnamed.add(name)
+            else:
                 self._emitters.setdefault(name, set()).add(egress)
+        return unnamed
 
     def _outcome(self, commit: Commit, answer: bytes) -> Outcome:
         word, _, found = answer.decode().partition(" ")

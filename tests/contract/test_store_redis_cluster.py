@@ -36,7 +36,7 @@ async def opened(
 ) -> AsyncIterator[OpenStore]:
     """Return a function that opens a store in a part of the cluster that is the test's own."""
     stores: list[RedisStore] = []
-    prefix = request.node.name[:40]
+    prefix = request.node.name
 
     def open_on(url: str = "", **options: float) -> RedisStore:
         store = RedisStore(url or cluster.url, prefix=prefix, timeout_s=1.0, **options)
@@ -186,16 +186,19 @@ async def test_a_directory_whose_slot_moves_is_whole_again_afterwards(
     _move_back(cluster, slot, target, source)
 
 
-async def test_a_node_that_was_killed_keeps_only_its_own_partitions_waiting(
-    cluster: RedisClusterProcesses, opened: OpenStore
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_a_node_that_is_away_keeps_only_its_own_partitions_waiting(
+    cluster: RedisClusterProcesses, opened: OpenStore, how: str
 ) -> None:
-    store = opened()
+    store = opened(cluster.nodes[2].url)
     epochs = {name: await acquired(store, name) for name in NAMES}
     lost = {name for name in NAMES if cluster.owner_of(slot_of(store, name)) == 1}
     assert 0 < len(lost) < len(NAMES)
     group = [numbered(name, epochs[name], 1) for name in NAMES]
     assert await store.commit(group) == [Outcome.DONE] * len(NAMES)
-    cluster.nodes[1].kill()
+    node = cluster.nodes[1]
+    go, come = (node.kill, node.start) if how == "killed" else (node.freeze, node.thaw)
+    go()
     try:
         group = [numbered(name, epochs[name], 2) for name in NAMES]
         outcomes = dict(zip(NAMES, await store.commit(group), strict=True))
@@ -205,10 +208,22 @@ async def test_a_node_that_was_killed_keeps_only_its_own_partitions_waiting(
             for name in sorted(set(NAMES) - lost)[:3]:
                 commit = numbered(name, epochs[name], index)
                 assert await settled(store, commit) is Outcome.DONE
+        # The rest of the group may, too, while those that are away are tried again.
+        commits = [
+            numbered(name, epochs[name], 3 if name not in lost else 2) for name in NAMES[-6:]
+        ]
+        found = await store.commit(commits)
+        assert {
+            each.partition
+            for each, outcome in zip(commits, found, strict=True)
+            if outcome is Outcome.UNKNOWN
+        } == lost & set(NAMES[-6:])
     finally:
-        cluster.nodes[1].start()
+        come()
     for name in lost:
-        assert await settled(store, numbered(name, epochs[name], 2)) is Outcome.DONE
+        outcome = await settled(store, numbered(name, epochs[name], 2))
+        # What was frozen may have read it before.
+        assert outcome in (Outcome.DONE, Outcome.DUPLICATE)
         assert dict(_values(await store.load(name, ["count"]))) == {"count": b"2"}
 
 
