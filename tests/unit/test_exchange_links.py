@@ -1,0 +1,124 @@
+"""Which links a worker keeps, gives up and counts as lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import cast
+
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.exchange import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
+from sublet.runtime.frames import Frame, Hello, Topology
+from sublet.runtime.host import Host
+from sublet.runtime.limits import Limits
+from sublet.runtime.link import Link, LinkReceiver
+
+PATIENCE_S = 10.0
+WITH_NEIGHBOUR = Topology(1, [], {"app/f/0": "w2"}, {"w1": "a:1", "w2": "a:2"})
+ALONE = Topology(2, [], {"app/f/0": "w1"}, {"w1": "a:1"})
+
+
+class QuietLink:
+    """Notes how it was ended."""
+
+    def __init__(self) -> None:
+        self.peer = "somebody"
+        self.pending_bytes = 0
+        self.sent: list[Frame] = []
+        self.closed: list[str] = []
+
+    def send(self, frame: Frame) -> None:
+        self.sent.append(frame)
+
+    def close(self, reason: str) -> None:
+        self.closed.append(reason)
+
+    def abandon(self, reason: str) -> None:
+        self.closed.append(reason)
+
+
+class NoPartitions:
+    """A host that has nothing to deliver."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[str, object] = {}
+
+    def deliver_again(self, wanted: Callable[[str], bool]) -> None:
+        pass
+
+    def workers_changed(self, workers: Iterable[str]) -> None:
+        pass
+
+    def neighbour_lost(self, worker: str) -> None:
+        pass
+
+    def client_gone(self, client: str) -> None:
+        pass
+
+
+def exchange_with(connect: Connect, chance: Callable[[], float]) -> Exchange:
+    exchange = Exchange("w1", Limits(), connect, chance)
+    exchange.host = cast("Host", NoPartitions())
+    exchange.topology_changed(WITH_NEIGHBOUR)
+    return exchange
+
+
+async def test_a_link_that_is_made_after_its_worker_has_left_is_closed() -> None:
+    begun, made, link = asyncio.Event(), asyncio.Event(), QuietLink()
+
+    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+        begun.set()
+        await made.wait()
+        return link
+
+    exchange = exchange_with(connect, lambda: 0.5)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        exchange.start(tasks)
+        exchange.meet_neighbour("w2")
+        await begun.wait()
+        exchange.topology_changed(ALONE)
+        made.set()
+
+    assert link.closed == ["the worker has left"]
+
+
+async def test_links_that_end_without_a_goodbye_are_counted() -> None:
+    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+        raise UnavailableError("nobody is there")
+
+    exchange = exchange_with(connect, lambda: 0.5)
+    async with asyncio.TaskGroup() as tasks:
+        exchange.start(tasks)
+        for endpoint, clean in (("~a", True), ("~b", False), ("w2", False)):
+            link = QuietLink()
+            receiver = exchange.accepted(link, Hello(endpoint))
+            receiver.link_ended(link, "the end", clean)
+
+    assert exchange.links_lost == 2
+
+
+async def test_attempts_to_reach_a_neighbour_grow_apart_and_differ_by_chance() -> None:
+    """Workers that have lost the same neighbour do not come back to it all at once."""
+    loop = asyncio.get_running_loop()
+    enough = asyncio.Event()
+    attempts_s: list[float] = []
+    chances = iter([0.0, 1.0, 0.0, 1.0])
+
+    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+        attempts_s.append(loop.time())
+        if len(attempts_s) == 4:
+            enough.set()
+            exchange.topology_changed(ALONE)
+        raise UnavailableError("nobody is there")
+
+    exchange = exchange_with(connect, lambda: next(chances))
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        exchange.start(tasks)
+        exchange.meet_neighbour("w2")
+        await enough.wait()
+
+    pauses_s = [late - early for early, late in pairwise(attempts_s)]
+    shortest_s = [CONNECT_WAIT_S * 0.75, CONNECT_WAIT_S * 2 * 1.25, CONNECT_WAIT_S * 4 * 0.75]
+    assert all(pause >= least * 0.99 for pause, least in zip(pauses_s, shortest_s, strict=True))
+    assert max(shortest_s) < CONNECT_WAIT_S_MAX
