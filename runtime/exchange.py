@@ -150,6 +150,12 @@ class Exchange:
             for port in (*self._clients.values(), *self._peers.values()):
                 port.look_for_room()
 
+    def partition_comes(self, partition: str) -> None:
+        """A partition is about to be here, perhaps once more: what it sent then, and who took it,
+        was another owner's business since."""
+        for port in (*self._clients.values(), *self._peers.values()):
+            port.forget_sender(partition)
+
     def partition_added(self, partition: str, taken: Mapping[str, int]) -> None:
         """A partition is now here: local senders need not wait for anything.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -126,7 +126,14 @@ class Port:
 
     def forget(self, destination: str) -> None:
         """A destination is no longer behind this port."""
-        for channel in [each for each in self._sent if endpoint_of(each[1]) == destination]:
+        self._forget([each for each in self._sent if endpoint_of(each[1]) == destination])
+
+    def forget_sender(self, partition: str) -> None:
+        """Count from the beginning what a partition sends."""
+        self._forget([each for each in self._sent if each[0] == partition])
+
+    def _forget(self, channels: Sequence[tuple[str, str]]) -> None:
+        for channel in channels:
             self._unacknowledged -= self._owed(channel, self._sent.pop(channel))
             del self._acknowledged[channel]
 

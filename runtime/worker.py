@@ -281,6 +281,7 @@ class Worker:
 
         def added(partition: str, recovered: Recovered, warm: Released | None) -> None:
             self._tell_placed("took a partition", partition, recovered.epoch)
+            self.exchange.partition_comes(partition)
             self.host.add(partition, recovered, warm)
             self.exchange.partition_added(partition, recovered.inbox)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sublet.functions.address import is_client
 from sublet.functions.codec import split_column
 from sublet.functions.state import StateClock, Sum
 from sublet.runtime.pending import EgressColumns
@@ -69,11 +68,11 @@ class ClusterOracle(Oracle):
         for kind in (PARKED, JOURNAL, TIMER, AHEAD, WINDOW):
             if tables.records.get(kind):
                 return f"{name} has {kind} records: {list(tables.records[kind])[:5]}"
-        # A client that has its replies may have lost its link before it said so, and opens
+        # What is stored may be more: that something was taken is stored with the next commit.
+        # And a client that has its replies may have lost its link before it said so; it opens
         # another one only when it wants something.
-        unsent = [each for each in tables.outbox if not is_client(each)]
-        if unsent:
-            return f"{name} has an outbox for {unsent}"
+        if partition._outbox.message_count:
+            return f"{name} has an outbox for {sorted(tables.outbox)}"
         if not partition.idle or partition.open_from_clients or partition.queued:
             return f"{name} has work"
         return ""

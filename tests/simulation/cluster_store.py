@@ -106,12 +106,13 @@ class SimulatedStore:
         faults: StoreFaults,
         on_commit: Callable[[Commit, Outcome], None],
     ) -> None:
+        self.backend = backend
         self.inner = MemoryStore(backend)
-        self._faults = faults
-        self._on_commit = on_commit
+        self.faults = faults
+        self.on_commit = on_commit
 
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
-        faults = self._faults
+        faults = self.faults
         if faults.chance.random() < faults.torn:
             done = [each for each in commits if faults.chance.random() < 0.5]
             if done:
@@ -121,7 +122,7 @@ class SimulatedStore:
 
     async def _commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         try:
-            return await _ask(self._faults, lambda: self.apply(commits))
+            return await _ask(self.faults, lambda: self.apply(commits))
         except (UnavailableError, _NoAnswerError):
             return [Outcome.UNKNOWN] * len(commits)
 
@@ -129,7 +130,7 @@ class SimulatedStore:
         """What the store itself does with a group."""
         outcomes = immediately(self.inner.commit(commits))
         for commit, outcome in zip(commits, outcomes, strict=True):
-            self._on_commit(commit, outcome)
+            self.on_commit(commit, outcome)
         return outcomes
 
     async def close(self) -> None:
@@ -140,7 +141,7 @@ class SimulatedStore:
         method = getattr(self.inner, name)
 
         async def ask(*args: Any, **kwargs: Any) -> Any:
-            return await _answered(self._faults, lambda: immediately(method(*args, **kwargs)))
+            return await _answered(self.faults, lambda: immediately(method(*args, **kwargs)))
 
         return ask
 

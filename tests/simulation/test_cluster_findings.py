@@ -149,3 +149,22 @@ def test_whoever_sent_for_a_partition_hears_that_it_was_taken() -> None:
         return [link.acknowledged for link in links]
 
     assert asyncio.run(story()) == [1, 1]
+
+
+def test_a_partition_that_comes_back_sends_again_what_it_finds_in_its_outbox() -> None:
+    """Its worker lost it, then heard that a message was taken, and got it back: the message was
+    still in the outbox, and counted as sent."""
+
+    async def story() -> int:
+        link = QuietLink()
+        port = Port("w2", link, lambda each: None, 1_000)
+        entry = OutboxEntry("app/g/0", 1, 1, b"\xc0")
+        port.offer("app/f/0", entry)
+        port.acknowledged("app/f/0", "app/g/0", 1)
+        await asyncio.sleep(0)
+        port.forget_sender("app/f/0")
+        port.offer("app/f/0", entry)
+        await asyncio.sleep(0)
+        return sum(len(each.batches) for each in link.frames if isinstance(each, Data))
+
+    assert asyncio.run(story()) == 2

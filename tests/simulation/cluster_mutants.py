@@ -1,0 +1,334 @@
+"""Ways to break whole workers, clients and what they build on: the cluster's oracle has to notice
+each. What only a partition can do wrong is in `mutants`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+
+from sublet.runtime.client_channel import Channel
+from sublet.runtime.client_session import Session
+from sublet.runtime.exchange import Exchange
+from sublet.runtime.frames import Ack, Batch, Data, Refused
+from sublet.runtime.group_commit import GroupCommitter
+from sublet.runtime.handover import Handover
+from sublet.runtime.host import Host
+from sublet.runtime.lease_messages import Released
+from sublet.runtime.membership import DeathWatch
+from sublet.runtime.port import Port
+from sublet.statestore.contract import Commit, Outcome, Recovered
+from tests.simulation import mutants
+from tests.simulation.cluster_store import SimulatedStore
+from tests.simulation.cluster_world import ClusterMutant
+
+RUNTIME = "sublet.runtime"
+
+
+# The store
+
+
+class _UnfencedStore(SimulatedStore):
+    def apply(self, commits: Sequence[Commit]) -> list[Outcome]:
+        for commit in commits:
+            tables = self.backend.partitions[commit.partition]
+            if tables.commit_id != commit.id:
+                tables.apply(commit)
+                self.on_commit(commit, Outcome.DONE)
+        return [Outcome.DONE] * len(commits)
+
+
+class DoesNotFence(ClusterMutant):
+    """Lets former owners go on to commit (no fence)."""
+
+    store = _UnfencedStore
+
+
+class ReadsBeforeFencing(ClusterMutant):
+    """Reads what there is, and raises the epoch only then (read before fencing)."""
+
+    class store(SimulatedStore):  # noqa: N801
+        async def acquire(self, partition: str, worker: str) -> Recovered:
+            tables = self.backend.partitions.get(partition)
+            before = None if tables is None else tables.recovered()
+            await asyncio.sleep(0.03)
+            recovered: Recovered = await self.__getattr__("acquire")(partition, worker)
+            if before is None:
+                return recovered
+            return msgspec.structs.replace(before, epoch=recovered.epoch, index=recovered.index)
+
+
+class ChecksThenWrites(ClusterMutant):
+    """Looks whether a commit may be made, and makes it some time after (check-then-write)."""
+
+    class store(SimulatedStore):  # noqa: N801
+        def apply(self, commits: Sequence[Commit]) -> list[Outcome]:
+            outcomes = []
+            for commit in commits:
+                tables = self.backend.partitions[commit.partition]
+                outcome = Outcome.FENCED
+                if tables.epoch == commit.epoch:
+                    loop = self.faults.loop
+                    loop.call_later(0.03, self._write, commit, context=loop.world.home)
+                    outcome = Outcome.DONE
+                outcomes.append(outcome)
+            return outcomes
+
+        def _write(self, commit: Commit) -> None:
+            self.backend.partitions[commit.partition].apply(commit)
+            self.on_commit(commit, Outcome.DONE)
+
+
+class SendsAnotherCommitAfterUnknown(ClusterMutant):
+    """Makes a new commit of one whose outcome is not known (retried commit applied twice)."""
+
+    class store(SimulatedStore):  # noqa: N801
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._unknown: set[bytes] = set()
+
+        async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+            outcomes = await super().commit([self._anew(each) for each in commits])
+            for commit, outcome in zip(commits, outcomes, strict=True):
+                if outcome is Outcome.UNKNOWN:
+                    self._unknown.add(commit.id)
+            return outcomes
+
+        def _anew(self, commit: Commit) -> Commit:
+            if commit.id not in self._unknown:
+                return commit
+            index = self.backend.partitions[commit.partition].index + 1
+            return msgspec.structs.replace(commit, index=index, id=commit.id + b"'")
+
+
+class LosesTheOutboxOnTakeover(ClusterMutant):
+    """A new owner does not send again what its predecessor had in its outbox (no resend)."""
+
+    class store(SimulatedStore):  # noqa: N801
+        async def acquire(self, partition: str, worker: str) -> Recovered:
+            recovered: Recovered = await self.__getattr__("acquire")(partition, worker)
+            recovered.outbox = []
+            return recovered
+
+
+# Group commit
+
+
+class _HearsOthers(GroupCommitter):
+    def __init__(
+        self, store: Any, on_outcome: Callable[[Commit, Outcome], None], on_group: Any = None
+    ) -> None:
+        super().__init__(store, partial(self._told, on_outcome), on_group)
+
+    def _told(
+        self, on_outcome: Callable[[Commit, Outcome], None], commit: Commit, outcome: Outcome
+    ) -> None:
+        raise NotImplementedError
+
+
+class TakesUnknownForDone(ClusterMutant):
+    """Goes on as if a commit was made when nobody knows."""
+
+    class committer(_HearsOthers):  # noqa: N801
+        def _told(self, on_outcome: Any, commit: Commit, outcome: Outcome) -> None:
+            on_outcome(commit, Outcome.DONE if outcome is Outcome.UNKNOWN else outcome)
+
+    replaced: ClassVar = {f"{RUNTIME}.host:GroupCommitter": committer}
+
+
+class TakesUnknownForFailed(ClusterMutant):
+    """Forgets a commit of which nobody knows whether it was made, and what it would release."""
+
+    class committer(_HearsOthers):  # noqa: N801
+        def _told(self, on_outcome: Any, commit: Commit, outcome: Outcome) -> None:
+            if outcome is not Outcome.UNKNOWN:
+                on_outcome(commit, outcome)
+
+    replaced: ClassVar = {f"{RUNTIME}.host:GroupCommitter": committer}
+
+
+class JudgesAGroupByItsFirst(ClusterMutant):
+    """Takes the outcome of the first commit of a group for that of all."""
+
+    class store(SimulatedStore):  # noqa: N801
+        async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+            outcomes = await super().commit(commits)
+            return outcomes[:1] * len(outcomes)
+
+
+# Exchange
+
+
+class DropsWhatIsNotHere(ClusterMutant):
+    """Says nothing when messages come for a partition that is not here."""
+
+    class exchange(Exchange):  # noqa: N801
+        def _not_here(self, port: Port, batch: Batch) -> None:
+            return
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+
+
+class AcknowledgesOnArrival(ClusterMutant):
+    """Says that messages were taken when they have only come (early ack)."""
+
+    class exchange(Exchange):  # noqa: N801
+        def _data_received(self, port: Port, data: Data) -> None:
+            super()._data_received(port, data)
+            for batch in data.batches:
+                if batch.target in self.host.partitions:
+                    last = batch.first + batch.count - 1
+                    port.acknowledge(Ack(batch.target, batch.source, last))
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+
+
+class DoesNotSendRefusedAgain(ClusterMutant):
+    """Forgets what a neighbour has refused."""
+
+    class exchange(Exchange):  # noqa: N801
+        def _refused(self, port: Port, refused: Refused) -> None:
+            return
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+
+
+class TakesLostLinksForGoodbyes(ClusterMutant):
+    """Forgets a client whose link was lost."""
+
+    class exchange(Exchange):  # noqa: N801
+        def link_ended(self, port: Port, reason: str, clean: bool) -> None:
+            super().link_ended(port, reason, True)
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+
+
+class DoesNotOfferMissedReplies(ClusterMutant):
+    """Does not offer a client again what it missed while it had no link."""
+
+    class exchange(Exchange):  # noqa: N801
+        async def _offer_missed(self, port: Port) -> None:
+            return
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+
+
+# Partitions inside of whole workers
+
+
+class AnswersBeforeTheCommit(ClusterMutant):
+    """Answers callers from memory, also as a former owner (stale read)."""
+
+    replaced: ClassVar = {
+        f"{RUNTIME}.host:Partition": mutants.AnswersBeforeTheCommit.partition,
+    }
+
+
+class BelievesItsOwnClock(ClusterMutant):
+    """Lets the clock of a partition go back to that of its owner's machine."""
+
+    replaced: ClassVar = {
+        f"{RUNTIME}.host:Partition": mutants.BelievesItsOwnClock.partition,
+    }
+
+
+class GoesOnAfterItIsFenced(ClusterMutant):
+    """Goes on as an owner although the store has said that there is another."""
+
+    class host(Host):  # noqa: N801
+        def _commit_ended(self, commit: Commit, outcome: Outcome) -> None:
+            super()._commit_ended(commit, Outcome.DONE if outcome is Outcome.FENCED else outcome)
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Host": host}
+
+
+# Membership and handover
+
+
+class NoticesNoDeath(ClusterMutant):
+    """Never takes anybody for dead."""
+
+    class deaths(DeathWatch):  # noqa: N801
+        def dead(self, members: Any, now_ms: float) -> list[str]:
+            super().dead(members, now_ms)
+            return []
+
+    replaced: ClassVar = {f"{RUNTIME}.membership:DeathWatch": deaths}
+
+
+class TakesBeforeItIsReleased(ClusterMutant):
+    """Acquires what a neighbour is to hand over without waiting for that, where nobody fences."""
+
+    class handover(Handover):  # noqa: N801
+        def _want(self, partition: str, now_ms: float) -> None:
+            self._acquire(partition, None)
+
+    replaced: ClassVar = {f"{RUNTIME}.membership:Handover": handover}
+    store = _UnfencedStore
+
+
+class TrustsWarmStates(ClusterMutant):
+    """Uses the states that a former owner sent without comparing how far it had come."""
+
+    class host(Host):  # noqa: N801
+        def add(self, name: str, recovered: Recovered, warm: Released | None = None) -> None:
+            if warm is not None:
+                warm.epoch, warm.index = recovered.epoch - 1, recovered.index
+            super().add(name, recovered, warm)
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Host": host}
+
+
+# Clients
+
+
+class RenumbersOnReconnect(ClusterMutant):
+    """A client gives messages new numbers that it sends again."""
+
+    class session(Session):  # noqa: N801
+        def _detach(self, channel: Channel) -> None:
+            super()._detach(channel)
+            for segment in channel.resend:
+                if not segment.acked and segment is channel.resend[-1]:
+                    segment.first = channel.next_number
+                    channel.next_number += segment.count
+
+    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+
+
+class DoesNotSendAgain(ClusterMutant):
+    """A client does not send again what was under way on a link that it lost."""
+
+    class session(Session):  # noqa: N801
+        def _detach(self, channel: Channel) -> None:
+            super()._detach(channel)
+            channel.resend.clear()
+
+    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+
+
+class BeginsAnewOnReconnect(ClusterMutant):
+    """A client goes by another name on each new link, with all that was not acknowledged."""
+
+    class session(Session):  # noqa: N801
+        def _detach(self, channel: Channel) -> None:
+            super()._detach(channel)
+            if channel.resend:
+                for segment in reversed(channel.resend):
+                    segment.first = 0
+                    channel.unsent.appendleft(segment)
+                channel.resend.clear()
+
+    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+
+
+def _is_mutant(each: Any) -> bool:
+    return isinstance(each, type) and issubclass(each, ClusterMutant) and each is not ClusterMutant
+
+
+MUTANTS: dict[str, type[ClusterMutant]] = {
+    each.__name__: each for each in list(globals().values()) if _is_mutant(each)
+}
