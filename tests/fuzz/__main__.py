@@ -29,6 +29,7 @@ RSS_MB_MAX = 512
 INPUT_S_MAX = 10
 SHARE_S = 60.0
 """A target's turn: then the next has its own, so that all are tried however short the time."""
+MIN_TURN_S = 5.0
 PROGRESS = re.compile(
     r"#(\d+)\s+\w+\s+cov: (\d+) ft: \d+ corp: (\d+)/\S+.*exec/s: (\d+) rss: (\d+)Mb"
 )
@@ -87,16 +88,20 @@ def _fuzz(names: list[str], seconds: float) -> int:
         for name in names
     }
     ends_s = time.monotonic() + seconds
-    share_s = min(SHARE_S, max(5.0, seconds / len(names)))
+    share_s = min(SHARE_S, max(MIN_TURN_S, seconds / len(names)))
     turn = 0
-    while (left_s := ends_s - time.monotonic()) > 1 and any(not totals[n]["found"] for n in names):
+    # Each has a turn, however long it takes to get ready on a busy machine.
+    while turn < len(names) or ends_s - time.monotonic() > MIN_TURN_S:
+        if all(totals[name]["found"] for name in names):
+            break
         name = names[turn % len(names)]
         turn += 1
         total = totals[name]
         if total["found"]:
             continue  # The next turn would find the same again.
         began_s = time.monotonic()
-        ended = _run(name, min(share_s, left_s))
+        left_s = ends_s - time.monotonic()
+        ended = _run(name, share_s if turn <= len(names) else min(share_s, left_s))
         total["seconds"] += round(time.monotonic() - began_s)
         total["executions"] += ended.executions
         for field in ("coverage", "corpus", "rss_mb"):

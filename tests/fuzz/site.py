@@ -140,6 +140,8 @@ class QuietLink:
         self.batches: list[Batch] = []
         self.others: list[Frame] = []
         self.arrived = asyncio.Event()
+        self.closed = ""
+        """Why the worker wants no more of an honest client."""
 
     def send(self, frame: Frame) -> None:
         if isinstance(frame, Data):
@@ -151,7 +153,9 @@ class QuietLink:
         self.arrived.set()
 
     def close(self, reason: str) -> None:
-        self.others.append(Topology(0, [], {}, {}))
+        self.closed = reason
+
+    abandon = close
 
 
 class Site:
@@ -239,6 +243,7 @@ class Site:
             while not any(number in _answered(each) for each in link.batches):
                 link.arrived.clear()
                 await link.arrived.wait()
+        assert not link.closed, link.closed
         answers = [each for each in link.batches if number in _answered(each)]
         assert len(answers) == 1, "one call has one reply"
         assert answers[0].errors is None, answers[0].errors
