@@ -54,11 +54,14 @@ METRICS = (
         "sublet_refused",
         "counter",
         ("function", "reason"),
-        "Messages not taken; reason: queue, in_flight, outbox, replies, ahead (full), not_owner, "
+        "Messages not taken; reason: queue, in_flight, outbox, replies, ahead (full), behind "
+        "(one that was refused), not_owner, "
         "unavailable (moving), bad_key, too_large, rejected.",
     ),
     Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
-    Described("sublet_egress_dropped", "counter", ("function",), "Egress values dropped at a bound."),
+    Described(
+        "sublet_egress_dropped", "counter", ("function",), "Egress values dropped at a bound."
+    ),
     Described("sublet_runs", "counter", ("function",), "Runs of user code, a batch each."),
     Described("sublet_window_ends", "counter", ("function",), "Ends of windows handled."),
     Described(
