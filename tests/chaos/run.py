@@ -267,20 +267,15 @@ class Run:
     async def _count(self, client: Client, ledger: Ledger) -> None:
         """Compare until all is there, and once more when what came twice would have come."""
         self.state.phase = "counting"
-        rounds = int(END_WAIT_S / LOOK_AGAIN_S)
-        found: list[str] = []
+        found = ["nobody answers"]
         try:
-            async with asyncio.timeout(2 * END_WAIT_S):
-                for _ in range(rounds):
+            async with asyncio.timeout(END_WAIT_S):
+                while found:
                     found = await self._differences(client, ledger)
-                    if not found:
-                        break
-                    await asyncio.sleep(LOOK_AGAIN_S)
-                if not found:
-                    await asyncio.sleep(SETTLE_S)
-                    found = await self._differences(client, ledger)
+                    await asyncio.sleep(SETTLE_S if not found else LOOK_AGAIN_S)
+                found = await self._differences(client, ledger)
         except TimeoutError:
-            found = [f"functions do not answer {2 * END_WAIT_S:g} s after the end"]
+            found = found or ["nobody answers any more"]
         self._violations += found
         self._violations += shortfalls(ledger, self._least())
 
