@@ -9,9 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from sublet import UnavailableError, UnknownOutcomeError
 from sublet.functions.address import partition_index_of, partition_name
+from sublet.runtime.link import LinkLimits
+from sublet.runtime.link_grpc import UnaryClient
 from tests.integration import count_app
-from tests.integration.on_host import HOSTS, WORKERS, HostProcess, Hosts, on_host
+from tests.integration.on_host import HOSTS, SILENCE_S, WORKERS, HostProcess, Hosts, on_host
 from tests.integration.worker_load import Load, rounds_more
 from tests.network import missing, network
 
@@ -179,6 +182,17 @@ async def test_a_client_that_knows_only_a_worker_that_is_frozen(hosts: Hosts) ->
             hosts.worker("w2").thaw()
         await hosts.cluster.ready()
         assert await client.call(count_app.count, key, 1) == before + 2
+
+
+@on_host
+async def test_a_unary_call_on_a_line_that_is_cut_ends(hosts: Hosts) -> None:
+    async with UnaryClient(hosts.worker("w1").address, LinkLimits(silence_s=SILENCE_S)) as unary:
+        await unary.status()
+        hosts.net.cut("client", "w1")
+        with pytest.raises((UnknownOutcomeError, UnavailableError)):
+            await unary.status()
+        hosts.net.heal()
+        await unary.status()
 
 
 async def _key_of(hosts: Hosts, worker: str) -> str:
