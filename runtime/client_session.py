@@ -275,6 +275,8 @@ class Session:
     def _strand(self, channel: Channel) -> None:
         if channel not in self._stranded:
             self._stranded[channel] = None
+            # A refusal may have set it long ago, while the channel still had a link.
+            channel.stranded_ms = None
             self.wake_ms = 0.0
 
     # Links and placement

@@ -39,7 +39,9 @@ from tests.redis_process import RedisProcess
 
 SEED = 6
 APP = "tests.integration.promise_app:app"
-STORY_S = 55.0
+STORY_S = 90.0
+pytestmark = pytest.mark.timeout(120)
+
 LONG_MS = 3_600_000
 LETTERS = 30
 AGAIN = (DeadlineExceededError, RetryLaterError, UnknownOutcomeError)

@@ -400,6 +400,24 @@ def test_not_owner_waits_for_the_new_placement_or_a_while(stage: Stage) -> None:
     assert payloads_of(stage.batches()[0]) == [1]
 
 
+def test_a_refusal_of_long_ago_does_not_make_a_new_owner_unreachable() -> None:
+    stage = Stage(unreachable_ms=1_000)
+    stage.ask(1)
+    stage.frame()
+    stage.refuse(1, "not_owner")
+    stage.session.tick(10.0)
+    stage.frame()
+    stage.ack(1)
+    stage.reply(1, [1], ["done"])
+    stage.session.topology_changed(topology(2, p0="w2", p1="w1"))
+    waiter = stage.ask(2)
+    stage.session.tick(60_000.0)
+
+    assert not waiter.done()
+    stage.session.tick(61_001.0)
+    assert isinstance(waiter.error, UnavailableError)
+
+
 def test_an_unreachable_owner_fails_its_callers_in_time() -> None:
     stage = Stage(unreachable_ms=1_000)
     sent = stage.ask(1)
