@@ -486,10 +486,12 @@ class Exchange:
         partition = endpoint_of(batch.target)
         if self._topology.placement.get(partition) == self._worker:
             error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)
-            # It is told when the partition is here, and need not wait so long.
-            self._heard.setdefault(partition, set()).add(batch.source)
         else:
             error = ErrorInfo("not_owner", f"{partition} is not here", 0)
+        if partition in self._topology.placement:
+            # The sender may know of a placement that we do not know yet. It is told when the
+            # partition is here, and need not wait so long.
+            self._heard.setdefault(partition, set()).add(batch.source)
         self._refuse_unseen(port, batch, error, error.code)
 
     def _refuse_unseen(self, port: Port, batch: Batch, error: ErrorInfo, reason: str) -> None:
