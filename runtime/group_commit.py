@@ -42,6 +42,8 @@ class GroupCommitter:
         self.groups = 0
         self.commits = 0
         self.unknown = 0
+        self.fenced = 0
+        self.gaps = 0
         self.busy_s = 0.0
 
     def add(self, commit: Commit) -> None:
@@ -61,7 +63,7 @@ class GroupCommitter:
             self.commits += len(group)
             if self._on_group is not None:
                 self._on_group(elapsed_s * 1000, len(group))
-            self._keep_unknown(group, outcomes, loop.time())
+            self._note(group, outcomes, loop.time())
             for commit, outcome in zip(group, outcomes, strict=True):
                 if outcome is not Outcome.UNKNOWN:
                     self._on_outcome(commit, outcome)
@@ -92,10 +94,8 @@ class GroupCommitter:
             _, commit = self._unknown.pop(name)
             self._on_outcome(commit, Outcome.UNKNOWN)
 
-    def _keep_unknown(
-        self, group: Sequence[Commit], outcomes: Sequence[Outcome], now_s: float
-    ) -> None:
-        """Let each partition whose outcome is unknown wait, longer from time to time."""
+    def _note(self, group: Sequence[Commit], outcomes: Sequence[Outcome], now_s: float) -> None:
+        """Count; let each partition whose outcome is unknown wait, longer from time to time."""
         waits_s = self._waits_s
         was_known = not waits_s
         unknown = 0
@@ -106,8 +106,13 @@ class GroupCommitter:
                 wait_s = waits_s.get(name, UNKNOWN_WAIT_S)
                 waits_s[name] = min(wait_s * 2, UNKNOWN_WAIT_S_MAX)
                 self._unknown[name] = (now_s + wait_s, commit)
-            elif waits_s:
+                continue
+            if waits_s:
                 waits_s.pop(name, None)
+            if outcome is Outcome.FENCED:
+                self.fenced += 1
+            elif outcome is Outcome.GAP:
+                self.gaps += 1
         if unknown:
             self.unknown += unknown
             if was_known:

@@ -156,6 +156,15 @@ METRICS = (
     Described("sublet_commits", "counter", (), "Commits of partitions."),
     Described("sublet_commit_groups", "counter", (), "Transactions of the store."),
     Described("sublet_commits_unknown", "counter", (), "Commits that the store could not do."),
+    Described(
+        "sublet_commits_fenced", "counter", (), "Commits whose partition another worker has taken."
+    ),
+    Described(
+        "sublet_commit_gaps",
+        "counter",
+        (),
+        "Commits that found older data than theirs: the store has lost some.",
+    ),
     Described("sublet_commit_busy_seconds", "counter", (), "Time spent waiting for the store."),
     Described("sublet_commit_seconds", "histogram", (), "Time of one transaction of the store."),
     Described("sublet_commit_size", "histogram", (), "Commits of partitions in one transaction."),
@@ -168,6 +177,12 @@ METRICS = (
         "Links with clients and neighbours that ended without a goodbye.",
     ),
     Described("sublet_threads_abandoned", "gauge", (), "Handlers that never ended."),
+    Described(
+        "sublet_partitions_set_aside",
+        "gauge",
+        (),
+        "Partitions that are not served because they could not be recovered.",
+    ),
 )
 
 _BY_NAME = {each.name: each for each in METRICS}
@@ -342,11 +357,14 @@ class WorkerCollector(Collector):
             "sublet_commits": host.committer.commits,
             "sublet_commit_groups": host.committer.groups,
             "sublet_commits_unknown": host.committer.unknown,
+            "sublet_commits_fenced": host.committer.fenced,
+            "sublet_commit_gaps": host.committer.gaps,
             "sublet_commit_busy_seconds": host.committer.busy_s,
             "sublet_frames_received": exchange.frames_in,
             "sublet_clients": exchange.client_count,
             "sublet_links_lost": exchange.links_lost,
             "sublet_threads_abandoned": host.threads_abandoned,
+            "sublet_partitions_set_aside": len(worker.set_aside),
         }
         for name, value in values.items():
             family = _family(name)

@@ -291,8 +291,9 @@ class RedisStore:
                 redis=self._server.name,
                 partition=commit.partition,
                 committed=commit.index - 1,
-                found=word + " " + found,
+                found=f"{'epoch' if is_lost else 'index'} {found}",
             )
+            return Outcome.GAP
         return outcome
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:

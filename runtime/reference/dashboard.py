@@ -151,6 +151,15 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
+        "Commits refused",
+        "ops",
+        "Fenced: another worker has the partition now. A gap: the store has lost committed data.",
+        tuple(
+            (_rate(f"sublet_{name}", "instance"), f"{of_worker} {name}")
+            for name in ("commits_fenced", "commit_gaps")
+        ),
+    )
+    yield Panel(
         "Time of a transaction",
         "s",
         "Of the store; full_sync makes it the disk's.",
@@ -296,6 +305,12 @@ def panels() -> Iterator[Panel]:
         "short",
         "By worker: a worker without any is new, or lost them.",
         ((_gauge("sublet_partitions", "instance"), of_worker),),
+    )
+    yield Panel(
+        "Partitions set aside",
+        "short",
+        "Not served, as they could not be recovered: `sublet status` says why.",
+        ((_gauge("sublet_partitions_set_aside", "instance"), of_worker),),
     )
     yield Panel(
         "Clients and frames",

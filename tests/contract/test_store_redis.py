@@ -272,7 +272,7 @@ async def test_a_full_redis_makes_outcomes_unknown_writes_nothing_and_still_read
 
 
 @pytest.mark.parametrize("by", ["a lost disk", "FLUSHALL"])
-async def test_owners_of_data_that_was_lost_are_fenced_even_by_their_own_epoch(
+async def test_owners_of_data_that_was_lost_are_stopped_even_under_their_own_epoch(
     start_redis: StartRedis, opened: Callable[..., RedisStore], by: str
 ) -> None:
     server = start_redis()
@@ -291,7 +291,7 @@ async def test_owners_of_data_that_was_lost_are_fenced_even_by_their_own_epoch(
     assert (recovered.epoch, recovered.index) == (epoch, 0)
     assert await other.commit([numbered(epoch, 1)]) == [Outcome.DONE]
     with structlog.testing.capture_logs() as logged:
-        assert await settled(former, numbered(epoch, 2)) is Outcome.FENCED
+        assert await settled(former, numbered(epoch, 2)) is Outcome.GAP
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:

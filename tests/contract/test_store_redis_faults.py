@@ -143,7 +143,7 @@ async def test_older_data_is_noticed_by_every_owner_and_none_goes_on_as_if_nothi
 
     with structlog.testing.capture_logs() as logged:
         # Whose taking over was lost, and who has never heard of it.
-        assert await settled(later, numbered(epoch + 1, 6)) is Outcome.FENCED
+        assert await settled(later, numbered(epoch + 1, 6)) is Outcome.GAP
         assert await settled(former, numbered(epoch, 5)) is Outcome.GAP
     assert events(logged).count("redis_lost_its_data") == 2
     assert await index_of(former) == (epoch + 1, 3)
@@ -151,7 +151,7 @@ async def test_older_data_is_noticed_by_every_owner_and_none_goes_on_as_if_nothi
         assert await former.commit([numbered(epoch + 1, index)]) == [Outcome.DONE]
     # The same epoch and the next index: what was given twice is told apart.
     with structlog.testing.capture_logs() as logged:
-        assert await later.commit([numbered(epoch + 1, 6)]) == [Outcome.FENCED]
+        assert await later.commit([numbered(epoch + 1, 6)]) == [Outcome.GAP]
     assert events(logged) == ["redis_lost_its_data"]
 
 

@@ -101,3 +101,20 @@ async def test_what_is_unknown_again_and_again_is_sent_again_until_it_is_known()
         running.cancel()
     # Both wait as long, so they go together.
     assert store.groups == [["f/a", "f/b"]] * len(store.groups)
+
+
+async def test_refusals_are_counted_by_their_reason() -> None:
+    store = MemoryStore()
+    epoch = (await store.acquire("f/a/0", "one")).epoch
+    await store.acquire("f/b/0", "one")
+    ended = asyncio.Event()
+    committer = GroupCommitter(store, lambda commit, outcome: ended.set())
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(committer.run())
+        committer.add(commit("f/a/0", index=epoch + 5))
+        await store.acquire("f/b/0", "two")
+        committer.add(commit("f/b/0"))
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()
+        running.cancel()
+    assert (committer.fenced, committer.gaps, committer.unknown) == (1, 1, 0)

@@ -41,7 +41,7 @@ def worker() -> tuple[ServedWorker, Any]:
             "shop/cart/1": partition(4, {"in_flight": 1}),
         },
         telemetry=Telemetry(),
-        committer=SimpleNamespace(commits=6, groups=2, unknown=0, busy_s=0.5),
+        committer=SimpleNamespace(commits=6, groups=2, unknown=0, fenced=0, gaps=0, busy_s=0.5),
         open_from_clients=lambda: 9,
         threads_abandoned=0,
         lending=None,
