@@ -128,11 +128,16 @@ class Site:
                 f"worker {slot} (pid {worker.pid}) goes on {PATIENCE_S:g} s after SIGTERM"
             )
         else:
-            if code:
+            if code and self._was_ready(slot, worker.pid):
                 self.problems.append(
                     f"worker {slot} (pid {worker.pid}) was asked to stop and ended with {code}"
                 )
         worker.end()
+
+    def _was_ready(self, slot: int, pid: int) -> bool:
+        """Tell whether a worker had begun: before, a signal just ends it."""
+        lines = (self.folder / f"worker-{slot}.log").read_text().splitlines()
+        return any('"ready"' in line and f'"pid": {pid},' in line for line in lines)
 
     def look_after(self) -> None:
         """Note how much memory workers have; start again those that ended by themselves."""
