@@ -364,7 +364,7 @@ class WorkerCollector(Collector):
             "sublet_clients": exchange.client_count,
             "sublet_links_lost": exchange.links_lost,
             "sublet_threads_abandoned": host.threads_abandoned,
-            "sublet_partitions_set_aside": len(worker.set_aside),
+            "sublet_partitions_set_aside": len(self._worker.set_aside),
         }
         for name, value in values.items():
             family = _family(name)
