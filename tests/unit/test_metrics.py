@@ -51,7 +51,13 @@ def worker() -> tuple[ServedWorker, Any]:
         frames_in=1, client_count=2, links_lost=3, refusals={("shop/cart", "not_owner"): 8}
     )
     functions = {"shop/cart": SimpleNamespace(name="shop/cart", binding=None)}
-    served = SimpleNamespace(host=host, exchange=exchange, functions=functions, binding="static")
+    served = SimpleNamespace(
+        host=host,
+        exchange=exchange,
+        functions=functions,
+        binding="static",
+        set_aside={"shop/cart/3": "damaged"},
+    )
     return cast(ServedWorker, served), host
 
 
