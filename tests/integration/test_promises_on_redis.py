@@ -216,7 +216,7 @@ class Story:
             self.readers += 1
             for _ in range(10**6 if is_last else self.chance.randint(1, 200)):
                 try:
-                    async with asyncio.timeout(2.0 if not self._read_all.is_set() else None):
+                    async with asyncio.timeout(None if is_last else 1.0):
                         record = await anext(reader)
                 except (StopAsyncIteration, TimeoutError):
                     break
