@@ -6,6 +6,7 @@ case runs, `--stores` which. Files go to a temporary folder: TMPDIR chooses the 
 - small: one partition, one state row, one outbox entry; the next commit when this one is done.
 - group: 16 partitions with 100 rows each in one call; `loop_busy` the same beside a loop that
   works as much as it waits, as a worker's does.
+- group_new: the same, and every key is new.
 - fold: changelog rows to tables, measured as state rows committed and folded in a second.
 - load: 100 keys out of 10,000, folded.
 """
@@ -58,10 +59,12 @@ class Bench:
             for number in range(count)
         ]
 
-    def group(self, rows_per_commit: int) -> list[Commit]:
+    def group(self, rows_per_commit: int, *, is_new: bool = False) -> list[Commit]:
         self.index += 1
         start = self._chance.randrange(len(KEYS) - rows_per_commit)
         keys = KEYS[start : start + rows_per_commit]
+        if is_new:
+            keys = [f"{self.index}:{number}" for number in range(rows_per_commit)]
         return [
             Commit(
                 partition=f"bench/f/{number}",
@@ -83,14 +86,16 @@ class Bench:
             raise RuntimeError(f"{self.name} answered {outcomes}")
 
 
-async def commits(bench: Bench, seconds: float, rows: int, busy_share: float) -> dict[str, float]:
+async def commits(
+    bench: Bench, seconds: float, rows: int, busy_share: float, *, is_new: bool = False
+) -> dict[str, float]:
     """Commit one group after the other; the loop spins for a share of the time in between."""
     latencies_s: list[float] = []
     for _ in range(WARM_UP_COMMITS):
         await bench.commit(bench.group(rows))
     begun_s = time.perf_counter()
     while time.perf_counter() < begun_s + seconds and len(latencies_s) < COMMITS_MAX:
-        group = bench.group(rows)
+        group = bench.group(rows, is_new=is_new)
         sent_s = time.perf_counter()
         under_way = asyncio.ensure_future(bench.commit(group))
         await asyncio.sleep(0)
@@ -118,6 +123,11 @@ async def small(bench: Bench, seconds: float) -> dict[str, float]:
 async def group(bench: Bench, seconds: float) -> dict[str, float]:
     await bench.acquire(PARTITION_COUNT)
     return await commits(bench, seconds, ROWS_PER_COMMIT, 0.0)
+
+
+async def group_new(bench: Bench, seconds: float) -> dict[str, float]:
+    await bench.acquire(PARTITION_COUNT)
+    return await commits(bench, seconds, ROWS_PER_COMMIT, 0.0, is_new=True)
 
 
 async def group_loop_busy(bench: Bench, seconds: float) -> dict[str, float]:
@@ -174,7 +184,7 @@ async def load(bench: Bench, seconds: float) -> dict[str, float]:
 
 
 Case = Callable[[Bench, float], Awaitable[dict[str, float]]]
-CASES: tuple[Case, ...] = (small, group, group_loop_busy, fold, load)
+CASES: tuple[Case, ...] = (small, group, group_new, group_loop_busy, fold, load)
 # Nothing is folded before it is asked for, so that the fold can be timed.
 HELD = FoldPolicy(rows_max=10**6, bytes_max=2**30, age_max_s=3600.0)
 

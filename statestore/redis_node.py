@@ -75,23 +75,27 @@ class RedisNode:
         self._is_failing = False
 
     async def send(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands together; return the answer or the error of each, in order.
+        """Send commands together; return the answer of each, in order, or why there is none.
 
-        An error that is no ResponseError leaves open whether the command was run.
+        That is a SubletError, which leaves open whether the command was run, or a redirection.
         """
         try:
             await self.look()
             async with self._turns:
                 answers = await self._exchange(calls)
-        except (SubletError, RedisError, OSError, TimeoutError) as error:
+        except SubletError as error:
             self._note(error)
             return [error] * len(calls)
-        errors = [each for each in answers if isinstance(each, RedisError)]
-        wrong = next((each for each in errors if not isinstance(each, REDIRECTIONS)), None)
-        if wrong is not None:
-            self._note(wrong)
-        else:
-            self._is_failing = False
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note(error)
+            return [self.unavailable(error)] * len(calls)
+        is_failing = False
+        for at, answer in enumerate(answers):
+            if isinstance(answer, RedisError) and not isinstance(answer, REDIRECTIONS):
+                is_failing = True
+                self._note(answer)
+                answers[at] = self.unavailable(answer)
+        self._is_failing = is_failing
         return answers
 
     async def info(self) -> dict[str, Any]:
@@ -154,9 +158,11 @@ class RedisNode:
 
     def unavailable(self, error: Exception) -> UnavailableError:
         reason = str(error) or type(error).__name__
-        return UnavailableError(
+        failure = UnavailableError(
             f"the Redis at {self.name} cannot be used now ({reason})", RETRY_AFTER_MS
         )
+        failure.__cause__ = error
+        return failure
 
     def _shut_out(self, error: Exception) -> StoreServerError:
         return StoreServerError(

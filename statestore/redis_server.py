@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import MovedError, RedisError
 
-from sublet.functions.errors import UnavailableError
+from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.redis_functions import function_name
 from sublet.statestore.redis_node import (
     CONNECTIONS_MAX,
@@ -94,13 +94,13 @@ class RedisServer:
     async def ask(self, commands: Iterable[Sequence[Any]]) -> list[Any]:
         """Send commands together and return their answers; raises UnavailableError if one of them
         failed. Those for one node are run in order."""
-        calls = list(commands)
-        answers = await self.send(calls)
+        answers = await self.send(list(commands))
         for answer in answers:
-            if isinstance(answer, UnavailableError):
+            if isinstance(answer, SubletError):
                 raise answer
             if isinstance(answer, Exception):
-                raise self._first.unavailable(answer) from answer
+                text = f"a slot of the Redis Cluster at {self.name} is being moved"
+                raise UnavailableError(text, RETRY_AFTER_MS) from answer
         return answers
 
     async def send(self, calls: Sequence[Sequence[Any]]) -> list[Any]:

@@ -135,7 +135,7 @@ class RedisClusterProcesses:
             place.mkdir(parents=True)
             settings = {
                 "cluster_enabled": "yes",
-                "cluster_node_timeout": "2000",
+                "cluster_node_timeout": "15000",
                 # One that is away takes only its own slots along.
                 "cluster_require_full_coverage": "no",
                 **options,
@@ -173,7 +173,7 @@ class RedisClusterProcesses:
     def add_replica(self, folder: Path) -> RedisProcess:
         """Start one more node, which copies the first, and wait until it has everything."""
         folder.mkdir()
-        replica = RedisProcess(folder, cluster_enabled="yes", cluster_node_timeout="2000")
+        replica = RedisProcess(folder, cluster_enabled="yes", cluster_node_timeout="15000")
         replica.start()
         self.nodes.append(replica)
         self.ids.append(_text(replica.ask("CLUSTER", "MYID")))

@@ -39,7 +39,7 @@ async def opened(
     prefix = request.node.name
 
     def open_on(url: str = "", **options: float) -> RedisStore:
-        store = RedisStore(url or cluster.url, prefix=prefix, timeout_s=1.0, **options)
+        store = RedisStore(url or cluster.url, prefix=prefix, timeout_s=2.0, **options)
         stores.append(store)
         return store
 
@@ -263,7 +263,7 @@ async def test_a_replica_that_is_promoted_is_found_and_was_warned_of(tmp_path: P
     cluster = RedisClusterProcesses(tmp_path, count=1, repl_diskless_sync_delay="0")
     cluster.start()
     replica = cluster.add_replica(tmp_path / "replica")
-    store = RedisStore(cluster.url, timeout_s=1.0)
+    store = RedisStore(cluster.url, timeout_s=2.0)
     try:
         with structlog.testing.capture_logs() as logged:
             epoch = await acquired(store, NAMES[0])
