@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -121,11 +122,16 @@ def hunt(world: str, mutant: str, seeds_max: int = MUTANT_SEEDS_MAX) -> Noticed:
 # Many at once
 
 
-def _workers(jobs: int) -> ProcessPoolExecutor:
+def _workers(jobs: int, *, broken: bool = False) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, initializer=_begin, initargs=(broken,))
+
+
+def _begin(broken: bool) -> None:
     # Ctrl-C is for the parent, which keeps what was done.
-    return ProcessPoolExecutor(
-        jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if broken:
+        # A mutant's story ends in the middle, and leaves coroutines that nobody awaits.
+        warnings.simplefilter("ignore", RuntimeWarning)
 
 
 def _progress() -> Progress:
@@ -194,7 +200,7 @@ def hunt_all(worlds: list[str], jobs: int) -> list[Noticed]:
     """Measure all mutants of the worlds."""
     wanted = [(world, mutant) for world in worlds for mutant in WORLDS[world].mutants]
     found: dict[tuple[str, str], Noticed] = {}
-    with _workers(jobs) as pool, _progress() as progress:
+    with _workers(jobs, broken=True) as pool, _progress() as progress:
         bar = progress.add_task("mutants", total=len(wanted), rate="", failed="")
         futures: list[Future[Any]] = [pool.submit(hunt, *each) for each in wanted]
         for noticed in _as_they_end(pool, futures):

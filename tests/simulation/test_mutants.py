@@ -1,6 +1,6 @@
 """Every deliberate defect is noticed, and the page that lists them says what is true.
 
-The worlds of partitions are played here; `test_cluster_mutants` plays those of whole workers.
+The worlds of partitions are played here; the cluster's own tests play those of whole workers.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def test_the_page_lists_the_mutants_that_there_are_as_they_were_measured() -> No
     noticed = [Noticed(**each) for each in kept]
     listed = PAGE.read_text().partition(TABLE_BEGIN)[2].partition(TABLE_END)[0].strip()
 
-    assert listed == campaign.mutants_table(noticed), "python -m … campaign --mutants --keep"
+    measure = "measure again: python -m tests.simulation.campaign --mutants --keep"
+    assert listed == campaign.mutants_table(noticed), measure
     assert [(each.world, each.mutant, each.breaks) for each in noticed] == [
         (world, mutant, what_it_breaks(each))
         for world, kind in WORLDS.items()
         for mutant, each in kind.mutants.items()
-    ]
+    ], measure
     assert all(each.seeds for each in noticed)

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tests.simulation import lease_mutants, mutants, window_mutants
+from tests.simulation import cluster_mutants, lease_mutants, mutants, window_mutants
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.lease_world import LeaseWindowWorld, LeaseWorld
 from tests.simulation.windows_world import WindowWorld
 from tests.simulation.world import World
-
-CLUSTER_MUTANTS: dict[str, type[Any]] = {}
 
 Trace = Callable[[float, str], None]
 """Hears each event: when it happens, and what."""
@@ -49,7 +47,7 @@ def _of_partitions(kind: type[World], about: str, known: Mapping[str, type[Any]]
 
 
 def _play_cluster(seed: int, mutant: str, trace: Trace | None) -> Played:
-    known = CLUSTER_MUTANTS[mutant]() if mutant else None
+    known = cluster_mutants.MUTANTS[mutant]() if mutant else None
     world = ClusterWorld(seed, known, tracing=trace is not None)
     try:
         world.run()
@@ -90,7 +88,7 @@ def _known() -> dict[str, WorldKind]:
         "lease-windows": _of_partitions(
             LeaseWindowWorld, "windows, with work lent", lease_mutants.WINDOW_MUTANTS
         ),
-        "cluster": WorldKind("whole workers and clients", _play_cluster, CLUSTER_MUTANTS),
+        "cluster": WorldKind("whole workers and clients", _play_cluster, cluster_mutants.MUTANTS),
     }
 
 
