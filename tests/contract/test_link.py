@@ -473,7 +473,8 @@ def test_what_a_slow_peer_does_not_take_is_pending_until_it_does(play: Play) -> 
     count = 100
 
     async def scenario(stage: Setting) -> None:
-        async with stage.raw_peer(Hello("~slow")) as peer:
+        # One that does not look after its link, and so gets nothing but what is sent to it.
+        async with stage.raw_peer(Hello("~slow", answers_alive=False)) as peer:
             link, keeper = stage.accepted[0]
             for _ in range(count):
                 link.send(frame)
