@@ -122,31 +122,7 @@ def declare(chance: Random, spec: WindowSpec, fail_sometimes: Callable[[], None]
             ctx.state.set(state)
         return reply
 
-    kind: Any = chance.choice(["keyed", "keyed", "keyed", "stateless"])
-    infeasible: Any = chance.choice(["run", "run", "refuse"])
-    batch_size, batch_wait = chance.choice([(None, None), (None, None), (2, "5ms")])
-
-    @app.function(
-        retry=retry,
-        kind=kind,
-        state=KeyState if kind == "keyed" else None,
-        batch_size=batch_size,
-        batch_wait=batch_wait,
-        infeasible=infeasible,
-        slo=None if infeasible == "refuse" else chance.choice([None, "5ms", "100ms"]),
-    )
-    def ledger(ctx: Context, message: Any) -> Any:
-        state = ctx.state.get(KeyState) if kind == "keyed" else KeyState()
-        reply = Doing(ctx, state, ctx.attempt, message).run()
-        if kind == "stateless":
-            # What it did is told by an egress instead of a state.
-            if message[0] == "look":
-                return [message[1], []]
-            ctx.emit(DONE, message[1])
-            return [message[1]]
-        if message[0] != "look":
-            ctx.state.set(state)
-        return reply
+    _declare_ledger(app, chance, retry)
 
     @app.function(
         retry=retry,
@@ -182,6 +158,34 @@ def declare(chance: Random, spec: WindowSpec, fail_sometimes: Callable[[], None]
 
     _declare_windows(app, chance, spec, fail_sometimes)
     return app
+
+
+def _declare_ledger(app: App, chance: Random, retry: Retry) -> None:
+    kind: Any = chance.choice(["keyed", "keyed", "keyed", "stateless"])
+    infeasible: Any = chance.choice(["run", "run", "refuse"])
+    batch_size, batch_wait = chance.choice([(None, None), (None, None), (2, "5ms")])
+
+    @app.function(
+        retry=retry,
+        kind=kind,
+        state=KeyState if kind == "keyed" else None,
+        batch_size=batch_size,
+        batch_wait=batch_wait,
+        infeasible=infeasible,
+        slo=None if infeasible == "refuse" else chance.choice([None, "5ms", "100ms"]),
+    )
+    def ledger(ctx: Context, message: Any) -> Any:
+        state = ctx.state.get(KeyState) if kind == "keyed" else KeyState()
+        reply = Doing(ctx, state, ctx.attempt, message).run()
+        if kind == "stateless":
+            # What it did is told by an egress instead of a state.
+            if message[0] == "look":
+                return [message[1], []]
+            ctx.emit(DONE, message[1])
+            return [message[1]]
+        if message[0] != "look":
+            ctx.state.set(state)
+        return reply
 
 
 def _declare_windows(

@@ -2,9 +2,9 @@
 
 One seed decides everything: the functions' options, the limits, which kinds of faults there are
 and when they strike. Clients tell their scripts while workers crash, freeze, leave and come, links
-are cut and reset, the store is slow, away, or loses its answers, and clocks are set. Then all heals,
-the cluster has to come to rest, and the oracle compares what is stored and what clients were told
-with what had to happen.
+are cut and reset, the store is slow, away, or loses its answers, and clocks are set. Then all
+heals, the cluster has to come to rest, and the oracle compares what is stored and what clients were
+told with what had to happen.
 
 `run_seed(17)` tells one story; `python -m tests.simulation.cluster_world 17` tells what happened
 in it.
@@ -617,7 +617,7 @@ def run_seed(seed: int, mutant: ClusterMutant | None = None) -> ClusterWorld:
     try:
         world.run()
     except Exception as error:
-        error.add_note(f"replay: PYTHONHASHSEED=0 python -m tests.simulation.cluster_world {seed}")
+        error.add_note(f"replay: python -m tests.simulation.cluster_world {seed}")
         raise
     return world
 

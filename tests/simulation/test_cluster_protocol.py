@@ -1,0 +1,81 @@
+"""Whole workers and clients lose, double and reorder nothing, whatever happens around them.
+
+Replay one seed, or try many, as in `test_partition_protocol`; what happened in one is told by
+`python -m tests.simulation.cluster_world 17`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.cluster_mutants import MUTANTS
+from tests.simulation.cluster_world import ClusterWorld, run_seed
+from tests.simulation.verdict import ViolationError
+
+SEEDS_DEFAULT = "0..150"
+SEEDS_PER_TEST = 15
+MUTANT_SEEDS_MAX = 300
+SEEDS_TRIED_FIRST = {"AnswersBeforeTheCommit": 54, "JudgesAGroupByItsFirst": 20}
+"""Where a mutant was noticed once: mostly it is there again, and much sooner."""
+
+
+def _seeds() -> range:
+    first, _, stop = os.environ.get("SUBLET_SEEDS", SEEDS_DEFAULT).partition("..")
+    return range(int(first), int(stop) if stop else int(first) + 1)
+
+
+def _chunks() -> list[range]:
+    seeds = _seeds()
+    return [seeds[at : at + SEEDS_PER_TEST] for at in range(0, len(seeds), SEEDS_PER_TEST)]
+
+
+@pytest.mark.parametrize("seeds", _chunks(), ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_every_effect_of_a_cluster_happens_once_and_in_order(seeds: range) -> None:
+    for seed in seeds:
+        run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", [2, 7])
+def test_a_cluster_tells_the_same_story_each_time(seed: int) -> None:
+    one, other = run_seed(seed), run_seed(seed)
+
+    assert one.loop.trace == other.loop.trace
+    assert one.loop.turn_count == other.loop.turn_count
+
+
+def test_everything_goes_wrong_somewhere() -> None:
+    """A world in which nothing fails proves nothing."""
+    faults: set[str] = set()
+    bindings: set[str] = set()
+    for seed in range(40):
+        world = ClusterWorld(seed)
+        world.run()
+        faults |= world.faults.keys()
+        bindings.add(world.config.binding)
+
+    assert faults >= {
+        "clock",
+        "crash",
+        "cut from store",
+        "cut",
+        "freeze",
+        "join",
+        "leave",
+        "refusals",
+        "reset",
+        "store away",
+    }
+    assert len(bindings) > 4
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_oracle_notices_a_cluster_that(name: str) -> None:
+    first = SEEDS_TRIED_FIRST.get(name, 0)
+    for seed in (first, *range(MUTANT_SEEDS_MAX)):
+        try:
+            run_seed(seed, MUTANTS[name]())
+        except ViolationError:
+            return
+    pytest.fail(f"{name} went unnoticed in {MUTANT_SEEDS_MAX} seeds")
