@@ -407,11 +407,8 @@ class Host:
                 )
 
     def is_idle(self) -> bool:
-        """Tell whether nothing that came from clients is under way, nor anything else runs."""
-        return all(
-            hosted.partition.idle and not hosted.partition.open_from_clients
-            for hosted in self.partitions.values()
-        )
+        """Tell whether nothing runs, waits to run or is being committed."""
+        return all(hosted.partition.idle for hosted in self.partitions.values())
 
     def open_from_clients(self) -> int:
         return sum(hosted.partition.open_from_clients for hosted in self.partitions.values())

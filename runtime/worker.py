@@ -339,9 +339,12 @@ class Worker:
                 if is_last:
                     self.exchange.close_intake()
                     await _until(self.host.is_idle)
-                    # Whoever comes now finds nobody to ask.
+                    # Whoever comes now finds nobody to ask; what waits for its next try is on
+                    # record.
                     noticed, timeout_s = 0.0, min(timeout_s, NOTICE_S)
             async with asyncio.timeout(timeout_s):
+                if is_last:
+                    await _until(lambda: not self.host.open_from_clients())
                 await _until(lambda: self._server.is_unused(noticed))
                 if http is not None:
                     await _until(lambda: http.is_unused(noticed))
