@@ -229,8 +229,8 @@ class Membership:
         self._looking.set()
 
     async def _wait(self, version: int) -> None:
-        """Return after a heartbeat's time, or when there is a newer version, or to look."""
-        pause_s = self._pause_s
+        """Return when the next heartbeat is due, or there is a newer version, or to look."""
+        pause_s = max(0.0, self._beaten_s + self._pause_s - self._loop.time())
         watching = self._tasks.create_task(self._directory.wait_changed(version, pause_s))
         looking = self._tasks.create_task(self._looking.wait())
         try:
@@ -249,7 +249,8 @@ class Membership:
             self._looking.clear()
             now_s = self._loop.time()
             try:
-                if self._beaten_s + self._pause_s / 2 > now_s:
+                # A heartbeat writes, and may have to wait for the store longer than a look.
+                if now_s < self._beaten_s + 0.9 * self._pause_s:
                     seen = await self._directory.view()
                     view = seen if self._member.id in seen.members else None
                 else:
