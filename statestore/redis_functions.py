@@ -189,16 +189,20 @@ local function check_keys(p, name, of, seen)
     end
 end
 
--- Besides how it ended, who was refused is told what is there.
+-- Whose data is gone is told what is there: a token that is not there although no later owner can
+-- have replaced it, or an index before that of a commit that was done.
 local function commit_one(p, args, start, stop)
     stay(p)
     local stored = redis.call('HMGET', p, 'token', 'epoch', 'index', 'commit')
-    local is_token = args[start] == '' or stored[1] == args[start]
-    if not is_token or stored[2] ~= args[start + 1] then
-        return 'fenced ' .. (stored[2] or '0')
+    local token, epoch, before = args[start], args[start + 1], args[start + 2]
+    local is_taken = token ~= '' and stored[1] ~= token
+    if is_taken and (tonumber(stored[2]) or 0) <= tonumber(epoch) then
+        return 'lost epoch ' .. (stored[2] or 'none')
     end
+    if is_taken or stored[2] ~= epoch then return 'fenced' end
     if stored[3] == args[start + 3] and stored[4] == args[start + 4] then return 'duplicate' end
-    if stored[3] ~= args[start + 2] then return 'gap ' .. stored[3] end
+    if tonumber(stored[3]) < tonumber(before) then return 'lost index ' .. stored[3] end
+    if stored[3] ~= before then return 'gap' end
     local at, seen = start + HEADER, {}
     while at <= stop do
         local width, count = WIDTH[args[at]], tonumber(args[at + 2])

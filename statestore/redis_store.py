@@ -274,6 +274,15 @@ class RedisStore:
 
     def _outcome(self, commit: Commit, answer: bytes) -> Outcome:
         word, _, found = answer.decode().partition(" ")
+        if word == "lost":
+            log.error(
+                "redis_lost_its_data",
+                redis=self._server.name,
+                partition=commit.partition,
+                committed=f"epoch {commit.epoch} index {commit.index - 1}",
+                found=found,
+            )
+            word = Outcome.GAP.value
         outcome = _OUTCOMES.get(word)
         if outcome is None:
             # A key of ours that somebody else has written to, or a slot that is being moved.
@@ -283,17 +292,6 @@ class RedisStore:
                 log.error("commit_failing", partition=commit.partition, error=error)
             return Outcome.UNKNOWN
         self._stuck.discard(commit.partition)
-        # A token that is not there under an epoch that is: it was given twice.
-        is_lost = outcome is Outcome.FENCED and int(found) <= commit.epoch
-        if is_lost or (outcome is Outcome.GAP and int(found) < commit.index - 1):
-            log.error(
-                "redis_lost_its_data",
-                redis=self._server.name,
-                partition=commit.partition,
-                committed=commit.index - 1,
-                found=f"{'epoch' if is_lost else 'index'} {found}",
-            )
-            return Outcome.GAP
         return outcome
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
