@@ -152,7 +152,7 @@ class Worker:
         directory: Directory,
     ) -> None:
         config, limits = self._config, self._config.limits
-        link_limits = LinkLimits(silence_s=config.link_silence_ms / 1000)
+        link_limits = link_limits_of(config)
 
         async def open_link(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
             lane: Literal["auto", "never"] = "auto" if config.lane else "never"
@@ -376,6 +376,18 @@ class Worker:
 async def _until(happened: Callable[[], bool]) -> None:
     while not happened():  # noqa: ASYNC110  # Many have a part in it; nobody tells.
         await asyncio.sleep(_LOOK_S)
+
+
+def link_limits_of(config: WorkerConfig) -> LinkLimits:
+    """Return the bounds of a worker's links. A link has to say that it has drained whenever the
+    worker has stopped to send because of what waited, so its mark is not above the worker's."""
+    plain = LinkLimits()
+    high = min(plain.pending_bytes_high, config.limits.link_bytes_max)
+    return LinkLimits(
+        silence_s=config.link_silence_ms / 1000,
+        pending_bytes_high=high,
+        pending_bytes_low=min(plain.pending_bytes_low, high),
+    )
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.frames import Hello
@@ -58,6 +60,7 @@ class WireEnd:
         self.process = process
         self.other: WireEnd
         self.context: Context = process.home
+        self.limits: LinkLimits
         self.pending_bytes = 0
         self._above_high = False
         self._under_way: deque[tuple[int, bytes]] = deque()
@@ -73,7 +76,7 @@ class WireEnd:
         if self.wire.over:
             return
         self.pending_bytes += len(encoded)
-        if self.pending_bytes > network.limits.pending_bytes_high:
+        if self.pending_bytes > self.limits.pending_bytes_high:
             self._above_high = True
         at_ms = now_ms + network.delay_ms(len(encoded))
         self._arrives_ms = max(self._arrives_ms, at_ms)
@@ -155,7 +158,7 @@ class WireEnd:
 
     def _sent(self, size: int) -> None:
         self.pending_bytes = max(0, self.pending_bytes - size)
-        if self._above_high and self.pending_bytes <= self.wire.network.limits.pending_bytes_low:
+        if self._above_high and self.pending_bytes <= self.limits.pending_bytes_low:
             self._above_high = False
             if not self._told:
                 self.link.carrier_drained()
@@ -164,10 +167,9 @@ class WireEnd:
 class Network:
     """All wires of the cluster, and what is wrong with them."""
 
-    def __init__(self, loop: ClusterLoop, chance: Random, limits: LinkLimits) -> None:
+    def __init__(self, loop: ClusterLoop, chance: Random) -> None:
         self.loop = loop
         self.chance = chance
-        self.limits = limits
         self.servers: dict[str, SimulatedLinkServer] = {}
         self.wires: dict[Wire, None] = {}
         self.latency_ms = chance.choice([0, 1, 5, 20])
@@ -178,6 +180,10 @@ class Network:
         """How often nobody answers at an address although somebody is there."""
         self.cuts: dict[tuple[Process, Process], int] = {}
         """From whom to whom nothing gets through, with until when."""
+
+    def hurried(self, limits: LinkLimits) -> LinkLimits:
+        """Return limits with less patience: stories are short."""
+        return msgspec.structs.replace(limits, hello_timeout_s=0.8, close_timeout_s=0.4)
 
     def heal(self) -> None:
         self.refusals = 0.0
@@ -229,22 +235,25 @@ class Network:
         hello: Hello,
         receiver: LinkReceiver,
         tasks: asyncio.TaskGroup,
+        *,
+        limits: LinkLimits,
         **_: Any,
     ) -> FrameLink:
         """Stands for `link_grpc.connect`."""
-        here = Process.current()
+        here, limits = Process.current(), self.hurried(limits)
         await asyncio.sleep(self.delay_ms(0) / 1000)
         server = self.servers.get(address)
         if server is None or self.chance.random() < self.refusals:
             raise UnavailableError(f"nobody answers at {address}")
         wire = Wire(self, here, server.process)
+        wire.near.limits = limits
         self.wires[wire] = None
         greeter = _Greeter(receiver)
-        link = wire.near.link = FrameLink(wire.near, greeter, self.limits, f"{address} (wire)")
+        link = wire.near.link = FrameLink(wire.near, greeter, limits, f"{address} (wire)")
         self.loop.call_soon(server.accept_wire, wire.far, context=server.context)
         link.send(hello)
         try:
-            async with asyncio.timeout(self.limits.hello_timeout_s):
+            async with asyncio.timeout(limits.hello_timeout_s):
                 refusal = await greeter.answered
         except TimeoutError:
             wire.reset()
@@ -262,8 +271,8 @@ class SimulatedLinkServer(LinkServer):
 
     network: Network
 
-    def __init__(self, receiver_factory: Any, service: Any, **_: Any) -> None:
-        super().__init__(receiver_factory, service, limits=self.network.limits)
+    def __init__(self, receiver_factory: Any, service: Any, limits: LinkLimits, **_: Any) -> None:
+        super().__init__(receiver_factory, service, limits=self.network.hurried(limits))
         self._in_order: dict[FrameLink, None] = {}
         self.process = Process.current()
         self.context = self.process.home
@@ -294,6 +303,7 @@ class SimulatedLinkServer(LinkServer):
         self.network.process_gone(self.process)
 
     def accept_wire(self, end: WireEnd) -> None:
+        end.limits = self._limits
         link = end.link = FrameLink(end, _Doorkeeper(self._accept), self._limits, "wire")
         refusal = self._refusal()
         if refusal is not None:

@@ -78,10 +78,11 @@ class ClusterOracle(Oracle):
         return ""
 
     def judge(self) -> None:
-        self._world.clients = self._cluster.callers
+        view: Any = self._world
+        view.clients = self._cluster.callers
         found = self.unrest()
         check(not found, "the cluster does not come to rest", found)
-        self._world.backend.partitions = {
+        view.backend.partitions = {
             name: tables
             for name, tables in self._cluster.backend.partitions.items()
             if name.rpartition("/")[0] in STORY_FUNCTIONS
@@ -106,9 +107,8 @@ class ClusterOracle(Oracle):
         found: set[str] = set()
         for uid in super()._unrun():
             said = next(each for _, _, each in self._cluster.script if each.uid == uid)
-            codes = {
-                each.replies[0][1].code for _, _, each in self._cluster.script if each.uid == uid
-            }
+            errors = [each.replies[0][1] for _, _, each in self._cluster.script if each.uid == uid]
+            codes = {error.code for error in errors if error is not None}
             is_done = any(uid in history for history in histories.values())
             check(not is_done or codes != {"infeasible"}, "it was refused and ran", said.uid)
             if not is_done:
@@ -146,7 +146,7 @@ class ClusterOracle(Oracle):
         for name, tables in cluster.backend.partitions.items():
             if name.rpartition("/")[0] == POT:
                 for key, rows in tables.state.items():
-                    stored = [(row.subkey, row.value, row.expires_ms) for row in rows.values()]
+                    stored: Any = [(row.subkey, row.value, row.expires_ms) for row in rows.values()]
                     cell: Any = Sum().cell(stored, StateClock(0))
                     found[key] = int(cell.value)
         check(found == cluster.pot, "the pot", found, cluster.pot)

@@ -126,7 +126,7 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
             setattr(module, name, instead)
         yield
     finally:
-        for module, name, value in reversed(before):
-            setattr(module, name, value)
+        for changed, name, value in reversed(before):
+            setattr(changed, name, value)
         structlog.configure(**logging_before)
         random.setstate(chance_before)

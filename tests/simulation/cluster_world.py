@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from sublet.functions.address import partition_index_of, partition_name
 from sublet.functions.errors import SubletError, UnavailableError
@@ -60,7 +60,7 @@ LONG_AFTER_MS = 10**12
 class ClusterMutant:
     """A deliberate defect. The oracle has to notice it."""
 
-    replaced: Mapping[str, object] = {}
+    replaced: ClassVar[Mapping[str, object]] = {}
     """`module:name` to what stands there instead."""
     store: type[SimulatedStore] = SimulatedStore
     directory: type[SimulatedDirectory] = SimulatedDirectory
@@ -227,12 +227,9 @@ class ClusterWorld:
         self.faults: dict[str, int] = {}
         """What went wrong, and how often."""
         self.link_limits = LinkLimits(
-            pending_bytes_high=chance.choice([600, 2**20]),
-            pending_bytes_low=200,
-            hello_timeout_s=0.8,
-            close_timeout_s=0.4,
+            pending_bytes_high=chance.choice([600, 2**20]), pending_bytes_low=200
         )
-        self.network = Network(self.loop, Random(f"network {seed}"), self.link_limits)
+        self.network = Network(self.loop, Random(f"network {seed}"))
         self.store_faults = StoreFaults(self.loop, Random(f"store {seed}"))
         self.backend = MemoryBackend()
         self.store = MemoryStore(self.backend)
@@ -353,7 +350,7 @@ class ClusterWorld:
         self.over = True
         self.network.heal()
         self.store_faults.heal()
-        self.loop.end([each.process for each in (*self.workers, *self.callers)])
+        self.loop.end(self._processes(self.workers))
 
     def add_worker(self, address: str = "") -> StoryWorker:
         self._born += 1
@@ -513,6 +510,10 @@ class ClusterWorld:
     def living(self) -> list[StoryWorker]:
         return [each for each in self.workers if each.process.alive and not each.stopping]
 
+    def _processes(self, workers: Sequence[StoryWorker]) -> list[Process]:
+        """Return those of some workers, and of all clients."""
+        return [*(each.process for each in workers), *(each.process for each in self.callers)]
+
     def _some_worker(self) -> StoryWorker | None:
         living = self.living()
         return self.fault_chance.choice(living) if living and self.faulty else None
@@ -563,7 +564,7 @@ class ClusterWorld:
 
     def _cut_link(self) -> None:
         chance = self.fault_chance
-        processes = [each.process for each in (*self.living(), *self.callers)]
+        processes = self._processes(self.living())
         if self.faulty and len(processes) > 1:
             one, other = chance.sample(processes, 2)
             duration_ms, both = chance.choice([100, 1_000, 7_000]), chance.random() < 0.5

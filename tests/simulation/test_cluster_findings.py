@@ -10,16 +10,19 @@ import msgspec
 import pytest
 
 from sublet.functions.errors import UnavailableError
+from sublet.runtime.config import WorkerConfig
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import Ack, Batch, Data, Frame, Hello, Kind, Topology
 from sublet.runtime.host import Host
 from sublet.runtime.limits import Limits
+from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
+from sublet.runtime.worker import link_limits_of
 from sublet.statestore.contract import OutboxEntry
 from tests.unit.partition_harness import CLIENT, Owner, make_function
 
 
-async def _connect(*_: object) -> QuietLink:
+async def _connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
     raise AssertionError("nobody connects")
 
 
@@ -36,6 +39,8 @@ class QuietLink:
         self.frames.append(frame)
 
     def close(self, reason: str) -> None: ...
+
+    def abandon(self, reason: str) -> None: ...
 
     @property
     def acknowledged(self) -> int:
@@ -168,3 +173,14 @@ def test_a_partition_that_comes_back_sends_again_what_it_finds_in_its_outbox() -
         return sum(len(each.batches) for each in link.frames if isinstance(each, Data))
 
     assert asyncio.run(story()) == 2
+
+
+@pytest.mark.parametrize("link_bytes_max", [1_000, 300 * 2**10, 16 * 2**20])
+def test_a_link_says_that_it_has_drained_whenever_its_worker_waits_for_that(
+    link_bytes_max: int,
+) -> None:
+    """With a bound below a link's own mark, a worker waited for ever for a link that was never
+    full by its own measure."""
+    limits = link_limits_of(WorkerConfig(limits=Limits(link_bytes_max=link_bytes_max)))
+
+    assert limits.pending_bytes_low <= limits.pending_bytes_high <= link_bytes_max
