@@ -105,7 +105,8 @@ class Handover:
         self._leaving: dict[str, _Leaving] = {}
         self._claimed: dict[str, _Claimed] = {}
         self._acquiring: set[str] = set()
-        self._early: dict[str, tuple[str, Released]] = {}
+        self._early: dict[str, tuple[str, Released, int]] = {}
+        """What is released before we know that it is ours: who says so, and what we knew then."""
         self._untold: dict[str, Released] = {}
         self._askers: dict[str, str] = {}
         """Who has claimed a partition of which we do not know yet what to say."""
@@ -140,6 +141,9 @@ class Handover:
         """This is the placement now. `mine` are those partitions of it that we can serve."""
         self._version, self._placement, self._alive = version, placement, alive
         owned = self._owned()
+        for partition, (_, _, known) in tuple(self._early.items()):
+            if version > known and placement.get(partition) != self._worker:
+                del self._early[partition]  # It went to somebody else.
         for partition, worker in placement.items():
             if worker != self._worker:
                 self._owners[partition] = worker
@@ -166,7 +170,7 @@ class Handover:
 
     def _want(self, partition: str, now_ms: float) -> None:
         former = self._owners.get(partition, self._worker)
-        sender, released = self._early.pop(partition, ("", None))
+        sender, released, _ = self._early.pop(partition, ("", None, 0))
         claimed = self._claimed.get(partition)
         if former == self._worker or former not in self._alive or sender == former:
             self._acquire(partition, released)
@@ -215,7 +219,7 @@ class Handover:
         elif self._placement.get(partition) != self._worker:
             if len(self._early) >= EARLY_KEPT_MAX:
                 del self._early[next(iter(self._early))]
-            self._early[partition] = (worker, released)
+            self._early[partition] = (worker, released, self._version)
             self.effects.append(LookAgain())
 
     def left(self, released: Released, now_ms: float) -> None:
@@ -236,6 +240,7 @@ class Handover:
         self._acquiring.discard(partition)
         if is_here:
             self._owners[partition] = self._worker
+            self._untold.pop(partition, None)
         asker = self._askers.get(partition)
         if asker is not None:
             self._answer(partition, asker)

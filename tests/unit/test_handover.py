@@ -117,6 +117,15 @@ def test_what_is_told_before_the_placement_is_known_counts_when_it_is() -> None:
     assert site.placed(2, "b") == [Acquire(P, released)]
 
 
+def test_what_is_told_early_and_goes_to_somebody_else_is_forgotten() -> None:
+    site = heir()
+    site.heard("a", Released(P, 3, 17))
+
+    assert site.placed(2, "c") == []
+    assert site.placed(3, "a") == []
+    assert site.placed(4, "b") == [Tell("a", Claim(P, 4))]
+
+
 def test_of_what_is_told_early_only_so_much_is_kept() -> None:
     site = heir()
     for number in range(EARLY_KEPT_MAX + 1):
