@@ -1,0 +1,88 @@
+"""A partition that goes from one host to another, with the states that were used last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from sublet.functions.app import App
+from sublet.functions.context import Context
+from sublet.runtime.frames import Kind
+from sublet.runtime.lease_messages import Released
+from sublet.runtime.limits import Limits
+from sublet.runtime.state_cache import StateCache
+from sublet.runtime.testing.machine import Machine
+from sublet.runtime.testing.virtual_loop import immediately
+from tests.unit.partition_harness import NAME, batch
+
+app = App("app", partitions=1)
+
+
+@app.function(state=int)
+def f(ctx: Context, amount: int) -> int:
+    ctx.state.set(ctx.state.get() + amount)
+    return int(ctx.state.get())
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = Machine(app.functions, seed=0, start_ms=0, limits=Limits(), runs_max=100)
+    yield machine
+    machine.close()
+
+
+def let_go(machine: Machine) -> Released:
+    """Let the partition count to 1 for two keys, and leave."""
+    told: list[Released] = []
+
+    def work() -> None:
+        messages = batch(1, ["a", "b"], kind=Kind.SEND, payloads=[1, 1], source="app/g/0")
+        machine.host.batch_arrived(messages, machine.reach(NAME))
+
+    machine.loop.call_soon(work)
+    machine.loop.run_ready()
+    machine.loop.call_soon(partial(machine.host.leave, NAME, told.append, at_once=False))
+    machine.loop.run_ready()
+    (released,) = told
+    return released
+
+
+def take(machine: Machine, warm: Released) -> StateCache:
+    recovered = immediately(machine.store.acquire(NAME, "next"))
+    machine.loop.call_soon(machine.host.add, NAME, recovered, warm)
+    machine.loop.run_ready()
+    cache = machine.host.partitions[NAME].cache
+    assert cache is not None
+    return cache
+
+
+def test_what_runs_is_committed_and_the_partition_is_gone(machine: Machine) -> None:
+    machine.reach(NAME)
+    released = let_go(machine)
+
+    assert NAME not in machine.host.partitions
+    assert immediately(machine.store.acquire(NAME, "next")).index == released.index
+
+
+def test_states_that_came_with_it_need_not_be_read(machine: Machine) -> None:
+    released = let_go(machine)
+    cache = take(machine, released)
+
+    one = [(b"", b"\x01", None)]
+    assert released.states == cache.rows(cache.cells) == [("a", one), ("b", one)]
+    assert cache.is_complete
+
+
+@pytest.mark.parametrize(("epoch", "index"), [(1, 0), (0, 1), (-1, 0)])
+def test_states_that_are_not_of_the_last_owner_at_its_end_are_not_used(
+    machine: Machine, epoch: int, index: int
+) -> None:
+    released = let_go(machine)
+    released.epoch += epoch
+    released.index += index
+
+    cache = take(machine, released)
+    assert not cache.cells
+    assert not cache.is_complete
