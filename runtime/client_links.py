@@ -285,6 +285,13 @@ class SessionLinks:
             for each in opening:
                 each.cancel()
 
+    async def _open_to(self, worker: str, address: str) -> bool:
+        """Return whether there is a link to this very worker now.
+
+        Another one may have been started at its address, and welcome us at once, time and again.
+        """
+        return await self._open(address) and worker in self.session.peers
+
     async def _open(self, address: str) -> bool:
         receiver = _Receiver(self)
         try:
@@ -334,7 +341,7 @@ class SessionLinks:
                 continue
             wait_s = self._retry_at_s.get(address, 0.0) - now_s
             if wait_s <= 0:
-                self._begin(address, self._open(address))
+                self._begin(address, self._open_to(worker, address))
             else:
                 pause_s = wait_s if pause_s is None else min(pause_s, wait_s)
         return pause_s

@@ -73,6 +73,20 @@ class Process:
         self._loop.turns.pop(self, None)
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task that stands at the same place of a set in every process."""
+
+    def __init__(self, number: int, *arguments: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(*arguments, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
 class ClusterLoop(VirtualLoop):
     def __init__(self, chance: Random) -> None:
         super().__init__()
@@ -82,6 +96,7 @@ class ClusterLoop(VirtualLoop):
         self.trace = 0
         """Equal for two stories that went the same way."""
         self._ending = False
+        self._tasks_made = 0
         self._chance = chance
         self.world = Process(self, "world")
         self.set_task_factory(self._new_task)
@@ -89,7 +104,8 @@ class ClusterLoop(VirtualLoop):
     def _new_task(
         self, _: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=self, context=context)
+        self._tasks_made += 1
+        task = NumberedTask(self._tasks_made, coroutine, loop=self, context=context)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         process = (context or copy_context()).get(_HERE)
         if process is not None:

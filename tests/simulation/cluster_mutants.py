@@ -17,7 +17,6 @@ from sublet.runtime.frames import Ack, Batch, Data, Refused
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.handover import Handover
 from sublet.runtime.host import Host
-from sublet.runtime.lease_messages import Released
 from sublet.runtime.membership import DeathWatch
 from sublet.runtime.port import Port
 from sublet.statestore.contract import Commit, Outcome, Recovered
@@ -268,18 +267,6 @@ class TakesBeforeItIsReleased(ClusterMutant):
 
     replaced: ClassVar = {f"{RUNTIME}.membership:Handover": handover}
     store = _UnfencedStore
-
-
-class TrustsWarmStates(ClusterMutant):
-    """Uses the states that a former owner sent without comparing how far it had come."""
-
-    class host(Host):  # noqa: N801
-        def add(self, name: str, recovered: Recovered, warm: Released | None = None) -> None:
-            if warm is not None:
-                warm.epoch, warm.index = recovered.epoch - 1, recovered.index
-            super().add(name, recovered, warm)
-
-    replaced: ClassVar = {f"{RUNTIME}.worker:Host": host}
 
 
 # Clients

@@ -19,6 +19,7 @@ from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
 from sublet.runtime.worker import link_limits_of
 from sublet.statestore.contract import OutboxEntry
+from tests.simulation.cluster_world import run_seed
 from tests.unit.partition_harness import CLIENT, Owner, make_function
 
 
@@ -184,3 +185,11 @@ def test_a_link_says_that_it_has_drained_whenever_its_worker_waits_for_that(
     limits = link_limits_of(WorkerConfig(limits=Limits(link_bytes_max=link_bytes_max)))
 
     assert limits.pending_bytes_low <= limits.pending_bytes_high <= link_bytes_max
+
+
+def test_a_client_does_not_hurry_to_a_worker_whose_address_another_one_has() -> None:
+    """A worker was started again at the same address before its predecessor was missed: clients
+    that wanted the predecessor opened one link after the other to it, without a pause."""
+    world = run_seed(400)
+
+    assert world.loop.turn_count < 100_000
