@@ -171,6 +171,8 @@ class Exchange:
         # What it had taken from clients before is open here from now on: count anew.
         self._open_at_most = self._limits.in_flight_max
         self.host.deliver_again(partition.__eq__)
+        for port in (*self._clients.values(), *self._peers.values()):
+            port.look_for_room()
 
     def lost(self, partition: str, outcome: Outcome) -> None:
         _log.warning("lost a partition", partition=partition, outcome=outcome.value)
