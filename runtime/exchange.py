@@ -165,9 +165,12 @@ class Exchange:
         for source in sorted(self._heard.pop(partition, ())):
             port = self._sources.get(source)
             if port is not None:
-                first = taken.get(source, 0) + 1
-                error = ErrorInfo("gap", f"expected message {first}")
-                port.link.send(Refused(_as_heard(partition, source), source, first, error))
+                target, last = _as_heard(partition, source), taken.get(source, 0)
+                error = ErrorInfo("gap", f"expected message {last + 1}")
+                if last:
+                    # Nobody else may say so: it was taken by who is not the owner any more.
+                    port.acknowledge(Ack(target, source, last))
+                port.link.send(Refused(target, source, last + 1, error))
         # What it had taken from clients before is open here from now on: count anew.
         self._open_at_most = self._limits.in_flight_max
         self.host.deliver_again(partition.__eq__)

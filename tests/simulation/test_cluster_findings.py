@@ -57,6 +57,8 @@ class NoPartitions:
 
     def workers_changed(self, workers: object) -> None: ...
 
+    def deliver_again(self, reaches: object) -> None: ...
+
 
 def test_a_worker_welcomes_nobody_before_it_knows_its_cluster() -> None:
     """A client that lost all links could reach a worker that was just starting, and was told that
@@ -193,3 +195,22 @@ def test_a_client_does_not_hurry_to_a_worker_whose_address_another_one_has() -> 
     world = run_seed(400)
 
     assert world.loop.turn_count < 100_000
+
+
+def test_a_partition_that_comes_back_says_what_it_has_taken() -> None:
+    """What its worker had taken before it lost the partition was stored, but never acknowledged:
+    its sender kept it in the outbox for ever."""
+
+    async def story() -> int:
+        exchange = Exchange("w1", Limits(), _connect)
+        exchange.host = cast("Host", NoPartitions())
+        exchange.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
+        link = QuietLink()
+        receiver = exchange.accepted(link, Hello("w2"))
+        batch = Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
+        receiver.frame_received(link, Data([batch], []))
+        exchange.partition_added("app/g/0", {"app/f/0": 1})
+        await asyncio.sleep(0)
+        return link.acknowledged
+
+    assert asyncio.run(story()) == 1
