@@ -204,6 +204,13 @@ def _page(records: list[dict[str, Any]]) -> str:
         f"| {each['still_ms_p50']:.1f} | {each['still_ms_p99']:.1f} | {each['call_ms_p50']:.1f} |"
         for each in records
     ]
+    busy = max(float(each.get("busy_cores", 0.0)) for each in records)
+    lines += [
+        "",
+        f"Machine: {records[0]['cpu_count']} cores, of which up to {busy:.1f} were busy with "
+        "something else after a case. What a move adds is the difference to the columns without "
+        "a move; where those are long, the machine was.",
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -27,6 +27,7 @@ FRAME_BYTES = 2**20
 """A frame is closed when it has reached this size."""
 REPLIES_UNACKNOWLEDGED_MAX = 256
 """More replies than this are acknowledged at once, fewer by the way."""
+GAP_DOUBLINGS_MAX = 7
 _OVERLOADED = frozenset({"overloaded", "retry_later"})
 _ELSEWHERE = frozenset({"unavailable", "not_owner", "gap"})
 _DEADLINES_KEPT_MIN = 1_024
@@ -536,7 +537,10 @@ class Session:
             self.fail_channel(channel, error.message)
         if error.code == "gap" and not channel.refusals:
             return
-        if error.code == "unavailable":
+        if error.code == "gap":
+            # It is there, and says from where on: only who says so again and again has to wait.
+            wait_ms = 2.0 ** min(channel.refusals, GAP_DOUBLINGS_MAX)
+        elif error.code == "unavailable":
             wait_ms = max(1, error.retry_after_ms) * 2.0 ** min(channel.refusals, 2)
         else:
             # A new placement that comes meanwhile releases the channel.
