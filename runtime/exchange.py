@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from sublet.functions.address import is_client
+from sublet.functions.address import CLIENT_MARK, is_client
 from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.channels import REPLY_MARK, endpoint_of
@@ -45,6 +45,9 @@ RETRY_S = 0.05
 STOPPED_RETRY_MS = 500
 CONNECT_WAIT_S = 0.05
 CONNECT_WAIT_S_MAX = 1.0
+NEIGHBOURS_ASKED_MAX = 3
+NEIGHBOUR_ANSWERS_S = 1.0
+NOWHERE = Topology(0, [], {}, {})
 
 Connect = Callable[[str, Hello, LinkReceiver], Awaitable[Link]]
 
@@ -65,7 +68,7 @@ class Exchange:
         self._limits = limits
         self._connect = connect
         self._chance = chance
-        self._topology = Topology(0, [], {}, {})
+        self._topology = NOWHERE
         self._clients: dict[str, Port] = {}
         self._peers: dict[str, Port] = {}
         self._connecting: set[str] = set()
@@ -104,6 +107,30 @@ class Exchange:
     def close_intake(self) -> None:
         """Take nothing new from clients: the last worker ends."""
         self._intake_closed = True
+
+    async def is_replaced(self) -> bool:
+        """Ask some neighbours; tell whether one knows a newer placement, which does without us."""
+        mine = self._topology
+        others = sorted(name for name in mine.workers if name != self._worker)
+        some = sorted(others, key=lambda _: self._chance())[:NEIGHBOURS_ASKED_MAX]
+        for name in some:
+            theirs = await self._topology_of(mine.workers[name])
+            if theirs.version > mine.version and self._worker not in theirs.workers:
+                return True
+        return False
+
+    async def _topology_of(self, address: str) -> Topology:
+        """Return what a neighbour says to clients that connect; nothing if it does not answer."""
+        receiver = _Receiver(self, None)
+        # As a client, so that nothing which neighbours have under way with us is disturbed.
+        hello = Hello(f"{CLIENT_MARK}{self._worker}")
+        try:
+            async with asyncio.timeout(NEIGHBOUR_ANSWERS_S):
+                link = await self._connect(address, hello, receiver)
+        except (UnavailableError, TimeoutError):
+            return NOWHERE
+        link.close("that was all")
+        return receiver.topology
 
     def cut_off(self, is_cut_off: bool) -> None:
         """While nobody here knows who owns what, clients have to ask others."""
@@ -536,11 +563,12 @@ class _Receiver:
         self._exchange = exchange
         self.port = port
         self.credit = 0
+        self.topology = NOWHERE
         self.ended = False
 
     def frame_received(self, link: Link, frame: Frame) -> None:
         if type(frame) is Welcome:
-            self.credit = frame.credit
+            self.credit, self.topology = frame.credit, frame.topology
         elif self.port is not None:
             self._exchange.frame_received(self.port, frame)
 

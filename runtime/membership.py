@@ -12,7 +12,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cache
 from math import inf, isfinite
 from pathlib import Path
@@ -138,6 +138,7 @@ class Ownership:
         leave: Callable[[str, Callable[[Released], None], bool], None],
         tell: Callable[[str, bytes], bool],
         drain: Callable[[], None],
+        is_replaced: Callable[[], Awaitable[bool]],
         cut_off: Callable[[bool], None],
     ) -> None:
         self.added = added
@@ -153,9 +154,11 @@ class Ownership:
         """Say something to another worker; False if there is no link to it now."""
         self.drain = drain
         """Somebody wants this worker to give everything away and end."""
+        self.is_replaced = is_replaced
+        """Tell whether neighbours, who may know more than the last view, do without us."""
         self.cut_off = cut_off
-        """The directory has not answered for a term, or does again: others have taken over what
-        was here, and callers should ask them."""
+        """Others have taken over what was here, and callers should ask them; or all is well
+        again."""
 
 
 class Membership:
@@ -183,7 +186,8 @@ class Membership:
         self._ownership = ownership
         self._heartbeat_s = heartbeat_ms / 1000
         self._term_s = term_ms / 1000
-        self._is_cut_off = False
+        self._asked_s = 0.0
+        self._is_replaced = False
         self._deaths = DeathWatch(term_ms)
         self._is_gone = is_gone
         self._workers_expected = workers_expected
@@ -258,21 +262,35 @@ class Membership:
                     self._beaten_s = now_s
             except RetryLaterError:
                 # The store is full, busy or away: we may be taken for dead, which is safe.
-                if now_s - self._beaten_s > self._term_s and not self._is_cut_off:
-                    self._cut_off()
+                await self._ask_neighbours()
                 await asyncio.sleep(self._pause_s)
                 continue
-            if self._is_cut_off:
-                self._is_cut_off = False
+            if self._is_replaced:
+                self._is_replaced = False
                 self._ownership.cut_off(False)
             return view
 
-    def _cut_off(self) -> None:
-        """Others take us for dead by now, and serve what is here: stop to stand in their way."""
-        self._is_cut_off = True
-        if not self._store.shared:
+    @property
+    def is_cut_off(self) -> bool:
+        """Tell whether the directory has not answered for a whole term."""
+        return self._loop.time() - self._beaten_s > self._term_s
+
+    async def _ask_neighbours(self) -> None:
+        """Find out, once a term, whether only we are cut off from the directory.
+
+        If it is away for everybody, all wait with what they have. If it is not, others take us
+        for dead and serve what is here: then stop to stand in their way.
+        """
+        since_s = max(self._beaten_s, self._asked_s)
+        if self._is_replaced or self._loop.time() - since_s <= self._term_s:
             return
-        _log.warning("the directory does not answer; others take over", worker=self._member.id)
+        if self._asked_s < self._beaten_s:
+            _log.warning("the directory does not answer", worker=self._member.id)
+        self._asked_s = self._loop.time()
+        if not self._store.shared or not await self._ownership.is_replaced():
+            return
+        self._is_replaced = True
+        _log.warning("others have taken over", worker=self._member.id)
         for partition in sorted(self._ownership.owned()):
             self._ownership.removed(partition)
         self._handover.forget_all()

@@ -263,6 +263,8 @@ class Worker:
             return "the worker stops"
         if not self.ready.is_set() or self.id not in topology.workers:
             return "the worker has not joined its cluster yet"
+        if self.membership.is_cut_off:
+            return "the worker is cut off from its directory"
         mine = [each for each, worker in topology.placement.items() if worker == self.id]
         missing = sum(1 for each in mine if each not in served)
         if missing:
@@ -301,6 +303,7 @@ class Worker:
             leave=leave,
             tell=self.exchange.tell_neighbour,
             drain=self._drained,
+            is_replaced=self.exchange.is_replaced,
             cut_off=self.exchange.cut_off,
         )
         self.membership = membership = Membership(

@@ -180,6 +180,12 @@ class Cluster:
         self.owned: set[str] = set()
         self.told: list[tuple[str, bytes]] = []
         self.cut_offs: list[bool] = []
+        self.replaced = False
+        self.asked = 0
+
+    async def is_replaced(self) -> bool:
+        self.asked += 1
+        return self.replaced
 
     async def owner_before(self, id_: str) -> None:
         """Let another member own everything."""
@@ -219,6 +225,7 @@ class Cluster:
                 leave=leave,
                 tell=tell,
                 drain=lambda: self.told.append(("w", b"drain")),
+                is_replaced=self.is_replaced,
                 cut_off=self.cut_offs.append,
             ),
             heartbeat_ms=10,
@@ -299,28 +306,44 @@ async def until(happened: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_a_worker_that_is_cut_off_from_the_directory_stops_to_own_anything() -> None:
+async def test_a_worker_that_others_have_replaced_stops_to_own_anything() -> None:
     cluster = Cluster()
 
     async with cluster.worker(term_ms=50) as membership:
         await membership.ready.wait()
-        cluster.directory.is_away = True
+        cluster.directory.is_away = cluster.replaced = True
         await until(lambda: not cluster.owned)
         assert cluster.cut_offs == [True]
+        assert membership.is_cut_off
 
         cluster.directory.is_away = False
         await until(lambda: len(cluster.owned) == 3)
         assert cluster.cut_offs == [True, False]
 
 
-async def test_state_that_is_nowhere_else_is_kept_while_the_directory_is_away() -> None:
+async def test_while_the_directory_is_away_for_everybody_all_keep_what_they_have() -> None:
     cluster = Cluster()
-    cluster.store.shared = False
 
     async with cluster.worker(term_ms=50) as membership:
         await membership.ready.wait()
         cluster.directory.is_away = True
-        await until(lambda: membership._is_cut_off)
+        await until(lambda: cluster.asked >= 3)
+        assert membership.is_cut_off
+        assert len(cluster.owned) == 3
+        assert cluster.cut_offs == []
+
+        cluster.directory.is_away = False
+        await until(lambda: not membership.is_cut_off)
+
+
+async def test_state_that_is_nowhere_else_is_kept_while_the_directory_is_away() -> None:
+    cluster = Cluster()
+    cluster.store.shared, cluster.replaced = False, True
+
+    async with cluster.worker(term_ms=50) as membership:
+        await membership.ready.wait()
+        cluster.directory.is_away = True
+        await until(lambda: membership.is_cut_off)
         assert len(cluster.owned) == 3
 
 
