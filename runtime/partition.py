@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -36,7 +35,8 @@ from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, wit
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.leases import Lease, StateVersions
+from sublet.runtime.leases import Lease
+from sublet.runtime.lent_work import LentWork, is_lendable
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
@@ -191,21 +191,12 @@ class Partition:
         self._lines = KeyLines(function.kind)
         self._ready, self._keys = self._lines.ready, self._lines.keys
         self._running: dict[int, Work] = {}
-        self._lent: dict[int, Work] = {}
-        """What others run; the keys of whole leases are busy meanwhile."""
-        self._unread: dict[int, bool] = {}
-        """Of these, what waits for its states, with whether it is to come home then."""
-        self._merges: dict[int, tuple[Work, RunResult]] = {}
-        """What lessees have added, until nobody uses the states that it belongs to."""
-        self._merges_loading: dict[int, Sequence[str]] = {}
-        """States that are being read for these. Until they are here they must not be forgotten,
-        if somebody else has read and changed them meanwhile: what comes then is old."""
+        self._lent = LentWork(function, self._lines, cells, merger)
+        self.versions = self._lent.versions
+        """Of the states that lessees have."""
+        self.mergeable = merger is not None
         self._by_hand: set[str] = set()
         """Keys that somebody holds to change their state."""
-        self._merger = merger
-        self.mergeable = merger is not None
-        self.versions = StateVersions()
-        """Of the states that lessees have."""
         self._suspect: set[str] = set()
         self._awaiting: dict[str, Waiting] = {}
         self._expiries = Expiries()
@@ -473,11 +464,11 @@ class Partition:
                     # Whoever has lent it learns that there is nothing in it.
                     self._begin(work, now_ms)
                 self._work_ended(work)
-                if self._merges:
+                if self._lent.parts:
                     self._merge_all(now_ms)
                 self._advance(now_ms)
                 return
-        if self._merges_loading.pop(work.id, None) is not None:
+        if self._lent.part_read(work):
             self._merge_all(now_ms)
             self._advance(now_ms)
         elif prefetch is None or not prefetch.waits(work):
@@ -487,9 +478,9 @@ class Partition:
         """All that a work needs is in memory: let it run here, or where it was lent to."""
         if work.lease is None:
             self.effects.append(Run(work))
-        elif self._unread.pop(work.id, False):
+        elif self._lent.is_read(work):
             self._come_home(work, now_ms)
-        elif work.id in self._lent:
+        elif work.id in self._lent.works:
             self.effects.append(Lend(work))
 
     def fetched(self, keys: Sequence[str], rows: Sequence[StateRow], now_ms: float) -> None:
@@ -551,7 +542,7 @@ class Partition:
             self._consume_spans(work.spans, result.values, now_ms)
         else:
             self._settle_each(work, result, now_ms)
-        if self._merges:
+        if self._lent.parts:
             self._merge_all(now_ms)
         self._advance(now_ms)
 
@@ -572,8 +563,7 @@ class Partition:
 
     def _work_ended(self, work: Work) -> None:
         if work.lease is not None:
-            self._lent.pop(work.id, None)
-            self._unread.pop(work.id, None)
+            self._lent.dropped(work)
             return
         del self._running[work.id]
         if not work.recorded:
@@ -720,7 +710,7 @@ class Partition:
             self._consume(waiting, value, None, now_ms)
         if not holds:
             self._lines.release(self._lines.lock_of(waiting.message))
-        if self._merges:
+        if self._lent.parts:
             self._merge_all(now_ms)
         self._advance(now_ms)
 
@@ -752,7 +742,7 @@ class Partition:
             self.counters.windows_ended += message.kind is Kind.MARKER
         waiting.ended = True
         if waiting.entry is not None:
-            self._unweigh(waiting)
+            self._queue.unweigh_waiting(waiting)
         if waiting.journal:
             self._calls.ended(waiting, pending)
         self._reply(message, value, error)
@@ -938,7 +928,7 @@ class Partition:
                 break
             ready.popleft()
             if first.entry is not None:
-                self._unweigh(first)
+                self._queue.unweigh_waiting(first)
             if (over := self._is_over(first, now_ms)) is not None:
                 self._consume_unrun(first, over, now_ms)
                 self._lines.release(self._lines.lock_of(first.message))
@@ -964,7 +954,7 @@ class Partition:
             while behind and len(taken) < size and behind[0].message.attempt == 1:
                 follower = behind.popleft()
                 if follower.entry is not None:
-                    self._unweigh(follower)
+                    self._queue.unweigh_waiting(follower)
                 over = self._is_over(follower, now_ms)
                 if over is None:
                     taken.append(follower)
@@ -972,7 +962,7 @@ class Partition:
                     self._consume_unrun(follower, over, now_ms)
 
     def _drop_suspect(self) -> bool:
-        if self._committing is not None or self._pending.rows or self._merges_loading:
+        if self._committing is not None or self._pending.rows or self._lent.reads_for_parts:
             return False
         for key in self._suspect:
             self._cells.drop(key)
@@ -1041,7 +1031,7 @@ class Partition:
                 continue
             if in_parts:
                 self._park(waiting)
-                if _is_lendable(waiting):
+                if is_lendable(waiting):
                     runnable.append(waiting)
                 else:
                     # As a retry that is due: see `dead_letter_taken`.
@@ -1052,8 +1042,8 @@ class Partition:
                 self._keys[lock].append(waiting)
                 self._pending.message_count += 1
                 self._park(waiting)
-                if self.mergeable and self._urgency.unseen is not None:
-                    self._urgency.crowds[self.name, lock] = self
+                if self.mergeable:
+                    self._queue.crowded(lock)
                 continue
             if many_runs:
                 # Others may commit before this run does, so its messages have to be on record.
@@ -1207,16 +1197,14 @@ class Partition:
             self._begin(work, now_ms)
             return True
         if work.lease is not None:
-            self._unread[work.id] = False
+            self._lent.reads(work)
         return True
 
     # Leases
 
     def state_keys(self, work: Work) -> Collection[str]:
         """Return the keys whose states a work uses."""
-        if self.function.kind == "keyed":
-            return dict.fromkeys(work.keys)
-        return ("",) if self.function.kind == "stateful" else ()
+        return self._lent.state_keys(work)
 
     @property
     def state_bytes(self) -> int:
@@ -1250,11 +1238,7 @@ class Partition:
         soon as the states are in memory. `lease_ended` follows.
         """
         in_order = not lease.partial and self.function.order == "key"
-        places: list[Place] = []
-        for chunk, count in parts:
-            # What was taken for the one before may have emptied it.
-            if chunk.count and self._inbox.may_go_ahead(chunk.batch.source):
-                places += self._backlog.lend(chunk, count, in_order=in_order)
+        places = self._queue.lend(parts, in_order=in_order)
         if not places:
             return False
         work = self._take_single(places, now_ms, many_runs=True, in_parts=lease.partial)
@@ -1267,50 +1251,22 @@ class Partition:
     def crowd(self, lock: str, *, in_parts: bool) -> list[Waiting]:
         """Return what waits for a key and could be lent: in parts, all that is behind it; whole,
         also who is first, if nobody is running yet."""
-        behind = self._keys.get(lock)
-        if behind is None:
-            return []
-        if in_parts:
-            return [each for each in behind if _is_lendable(each)]
-        first = self._first_of(lock)
-        if first is None:
-            return []
-        return [first, *takewhile(_is_lendable, behind)]
-
-    def _first_of(self, lock: str) -> Waiting | None:
-        """Return the message of a key that may run next, if it has waited behind others."""
-        lock_of = self._lines.lock_of
-        for waiting in self._ready:
-            if lock_of(waiting.message) == lock:
-                return waiting if _is_lendable(waiting) else None
-        return None
+        return self._lent.crowd(lock, in_parts=in_parts)
 
     def lend_crowd(self, lock: str, count: int, lease: Lease, now_ms: float) -> bool:
         """As `lend`: what `crowd` returned; in parts, the last of it."""
-        behind = self._keys.get(lock)
-        taken: list[Waiting] = []
-        if lease.partial:
-            while behind and len(taken) < count and _is_lendable(behind[-1]):
-                taken.append(behind.pop())
-            taken.reverse()
-        elif behind is not None and (first := self._first_of(lock)) is not None:
-            self._ready.remove(first)
-            taken.append(first)
-            while behind and len(taken) < count and _is_lendable(behind[0]):
-                taken.append(behind.popleft())
+        taken = self._lent.take_crowd(lock, count, in_parts=lease.partial)
         if not taken:
             return False
         for waiting in taken:
             if waiting.entry is not None:
-                self._unweigh(waiting)
+                self._queue.unweigh_waiting(waiting)
         is_lent = self._lend(self._queue.work(taken), lease, now_ms)
         self._advance(now_ms)
         return is_lent
 
     def _lend(self, work: Work, lease: Lease, now_ms: float) -> bool:
-        work.off_loop, work.exclusive, work.lease = True, False, lease
-        lease.work = work
-        self._lent[work.id] = work
+        self._lent.begin(work, lease)
         if lease.partial:
             self._begin(work, now_ms)
             return True
@@ -1318,21 +1274,15 @@ class Partition:
 
     def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
         """What was lent has been worked off; without a result, it has not, and runs here."""
-        work = lease.work
-        if self.stopped or work.id not in self._lent:
+        work, lent = lease.work, self._lent
+        if self.stopped or work.id not in lent.works:
             return
         if result is None:
-            if work.id in self._unread:
-                # What is being read for it may know answers that were given long before.
-                self._unread[work.id] = True
-            else:
+            if lent.gives_up(work):
                 self._come_home(work, now_ms)
             return
-        del self._lent[work.id]
-        for index in result.unfinished:
-            work.waiting[index].stays = True
+        lent.returned(work, result)
         if lease.partial:
-            self._merges[work.id] = (work, result)
             self._merge_all(now_ms)
         else:
             self.counters.runs += 1
@@ -1340,91 +1290,47 @@ class Partition:
             if result.rows:
                 self._pending.rows.extend(self._cells.apply(result.rows))
             self._settle_each(work, result, now_ms)
-            if self._urgency.unseen is not None:
-                for lock in {self._lines.lock_of(each.message) for each in work.waiting}:
-                    if lock in self._keys:
-                        self._urgency.crowds[self.name, lock] = self
-            if self._merges:
+            for lock in {self._lines.lock_of(each.message) for each in work.waiting}:
+                if lock in self._keys:
+                    self._queue.crowded(lock)
+            if lent.parts:
                 self._merge_all(now_ms)
         self._advance(now_ms)
 
     def _come_home(self, work: Work, now_ms: float) -> None:
         """Let messages that were lent in vain run here."""
         assert work.lease is not None
-        del self._lent[work.id]
-        result = RunResult()
-        result.unfinished = set(range(work.count))
+        result = self._lent.came_home(work)
         for waiting in work.waiting:
-            self._weigh_waiting(waiting, now_ms)
+            waiting.stays = True
+            self._queue.weigh_waiting(waiting, now_ms)
         if work.lease.partial:
             self._settle_parts(work, result, now_ms)
         else:
-            # Whatever the lessee makes of these states has a version that is not theirs, also if
-            # no message runs here because all of them are over.
-            self.versions.forget(self.state_keys(work))
             self._settle_each(work, result, now_ms)
-            if self._merges:
+            if self._lent.parts:
                 self._merge_all(now_ms)
         self._advance(now_ms)
 
-    def _weigh_waiting(self, waiting: Waiting, now_ms: float) -> None:
-        """Count a message that has come home in all that waits in the worker."""
-        waiting.stays = True
-        urgency = self._urgency
-        if urgency.waiting is not None and waiting.entry is None:
-            due_ms = waiting.deadline_ms
-            due_ms = now_ms + urgency.patience_ms if due_ms is None else due_ms
-            due_ms = urgency.due_ms(self.function, due_ms)
-            cost_ms = urgency.occupies_ms(self.function, 1)
-            waiting.entry = urgency.waiting.put(due_ms, cost_ms, None)
-
-    def _unweigh(self, waiting: Waiting) -> None:
-        assert self._urgency.waiting is not None
-        assert waiting.entry is not None
-        self._urgency.waiting.remove(waiting.entry)
-        waiting.entry = None
-
     def _merge_all(self, now_ms: float) -> None:
-        for work, result in tuple(self._merges.values()):
-            if self._merge(work, result):
-                del self._merges[work.id]
-                self._settle_parts(work, result, now_ms)
+        """Merge what lessees have added to states that nobody uses now."""
+        for merged in self._lent.merge(self._keys_in_hands()):
+            if type(merged) is Load:
+                self.effects.append(merged)
+                continue
+            (work, result), is_merged = merged
+            if is_merged:
+                self.counters.runs += 1
+                self._gather(work, result)
+            self._settle_parts(work, result, now_ms)
 
-    def _merge(self, work: Work, result: RunResult) -> bool:
-        """Merge what a lessee has added, unless somebody uses these states now."""
-        assert self._merger is not None
-        keys = {each.key for each in result.partials}
-        if any(not keys.isdisjoint(self.state_keys(each)) for each in self._running.values()):
-            return False
-        if any(each.message.key in keys for each in self._awaiting.values()):
-            return False
-        if not keys.isdisjoint(self._by_hand) or self._is_lent_whole(keys):
-            return False
-        missing = self._cells.missing(list(keys))
-        if missing:
-            if work.id not in self._merges_loading:
-                self._merges_loading[work.id] = missing
-                self.effects.append(Load(work, missing, ()))
-            return False
-        if self.versions:
-            self.versions.forget(keys)
-        merged = self._merger.absorb(result.partials)
-        if merged is None:
-            result.unfinished = set(range(work.count))
-            return True
-        self.counters.runs += 1
-        result.rows, effects = merged
-        result.effects = [*result.effects, *effects]
-        self._gather(work, result)
-        return True
-
-    def _is_lent_whole(self, keys: Collection[str]) -> bool:
-        """Tell whether somebody has the states of some keys, and brings them back changed."""
-        for work in self._lent.values():
-            assert work.lease is not None
-            if not work.lease.partial and any(key in keys for key in work.keys):
-                return True
-        return False
+    def _keys_in_hands(self) -> set[str]:
+        """Return the keys whose states somebody here uses now."""
+        in_hands = set(self._by_hand)
+        for work in self._running.values():
+            in_hands.update(self.state_keys(work))
+        in_hands.update([each.message.key for each in self._awaiting.values()])
+        return in_hands
 
     def _settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
         """End messages that ran in parts; those that could not, or failed, run here."""
@@ -1470,8 +1376,7 @@ class Partition:
         if work.lease is None:
             self._running[work.id] = remaining
         else:
-            remaining.lease = work.lease
-            work.lease.work = self._lent[work.id] = remaining
+            self._lent.replaced(work, remaining)
         still_used = {self._lines.lock_of(each.message) for each in left}
         for lock in {self._lines.lock_of(each.message): None for each in work.waiting}:
             if lock not in still_used:
@@ -1532,7 +1437,7 @@ class Partition:
     def _let_go(self, key: str, now_ms: float) -> None:
         self._by_hand.discard(key)
         self._lines.release(key)
-        if self._merges:
+        if self._lent.parts:
             self._merge_all(now_ms)
 
     def commit_wanted(self, ticket: object, now_ms: float) -> None:
@@ -1820,10 +1725,8 @@ class Partition:
             in_use.update(self._prefetch.fetched)
         for work in self._running.values():
             in_use.update(work.keys if self.function.kind == "keyed" else ("",))
-        for work, _ in self._merges.values():
-            in_use.update(self.state_keys(work))
-        for keys in self._merges_loading.values():
-            in_use.update(keys)
+        if self._lent.parts or self._lent.reads_for_parts:
+            in_use |= self._lent.keys_in_use()
         return in_use
 
     # The end
@@ -1864,9 +1767,8 @@ class Partition:
         self._lines.clear()
         for waiting in self._parked.values():
             if waiting.entry is not None:
-                self._unweigh(waiting)
+                self._queue.unweigh_waiting(waiting)
         self._lent.clear()
-        self._merges.clear()
         self.effects.append(Stop(outcome))
 
     @property
@@ -1874,22 +1776,10 @@ class Partition:
         """Nothing runs, waits to run, or is being committed."""
         return not (
             self._running
-            or self._lent
-            or self._merges
+            or self._lent.works
+            or self._lent.parts
             or self._backlog
             or self._ready
             or self._committing is not None
             or self._pending.must_flush
         )
-
-
-def _is_lendable(waiting: Waiting) -> bool:
-    """Tell whether a message that waits by itself may run in parts elsewhere."""
-    message = waiting.message
-    return (
-        message.attempt == 1
-        and not waiting.stays
-        and message.kind is not Kind.MARKER
-        and not message.extra.idempotency_key
-        and waiting.interrupted is None
-    )

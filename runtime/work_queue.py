@@ -126,6 +126,29 @@ class WorkQueue:
             self._urgency.waiting.remove(chunk.entry)
             chunk.entry = None
 
+    def weigh_waiting(self, waiting: Waiting, now_ms: float) -> None:
+        """Count a message that waits by itself in all that waits in the worker."""
+        urgency = self._urgency
+        if urgency.waiting is not None and waiting.entry is None:
+            due_ms = waiting.deadline_ms
+            due_ms = now_ms + urgency.patience_ms if due_ms is None else due_ms
+            due_ms = urgency.due_ms(self._function, due_ms)
+            cost_ms = urgency.occupies_ms(self._function, 1)
+            waiting.entry = urgency.waiting.put(due_ms, cost_ms, None)
+
+    def unweigh_waiting(self, waiting: Waiting) -> None:
+        """Do not count a message any more that is counted by itself."""
+        assert self._urgency.waiting is not None
+        assert waiting.entry is not None
+        self._urgency.waiting.remove(waiting.entry)
+        waiting.entry = None
+
+    def crowded(self, lock: str) -> None:
+        """Tell those who look at what waits, if there are any, that messages stand behind a
+        busy key."""
+        if self._urgency.unseen is not None:
+            self._urgency.crowds[self._name, lock] = self.owner
+
     def _weigh_again(self, chunk: Chunk) -> None:
         if chunk.entry is not None or self._urgency.weighs_all:
             self.weigh(chunk)
@@ -277,6 +300,15 @@ class WorkQueue:
         if chunk is not None and is_pulled and not self._inbox.may_go_ahead(chunk.batch.source):
             return self.backlog.next(room, pulls=False)
         return chunk, is_pulled
+
+    def lend(self, parts: Sequence[tuple[Chunk, int]], *, in_order: bool) -> list[Place]:
+        """Take so many messages of each chunk, or what must run before them."""
+        places: list[Place] = []
+        for chunk, count in parts:
+            # What was taken for the one before may have emptied it.
+            if chunk.count and self._inbox.may_go_ahead(chunk.batch.source):
+                places += self.backlog.lend(chunk, count, in_order=in_order)
+        return places
 
     def is_single(self, chunk: Chunk, now_ms: float) -> bool:
         """Tell whether messages of the chunk have to be looked at one by one."""

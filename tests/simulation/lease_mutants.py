@@ -10,6 +10,7 @@ from sublet.functions.effects import Effect
 from sublet.runtime.guests import GuestStates
 from sublet.runtime.lease_messages import LeaseId, Load, PartialState, StoredState
 from sublet.runtime.leases import Lease, LeaseState, StateVersions
+from sublet.runtime.lent_work import LentWork
 from sublet.runtime.lessee import Lessee
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.partition import Partition
@@ -38,7 +39,7 @@ class AcceptsLateReturns(LeaseMutant):
             late: Lease | None = getattr(self, "given_up", {}).pop(id_, None)
             if lease is None and late is not None and late.lessee == worker:
                 self.open[id_] = lease = late
-                late.partition._lent[late.work.id] = late.work
+                late.partition._lent.works[late.work.id] = late.work
             return lease
 
 
@@ -50,9 +51,9 @@ class KeepsReturnedLeasesOpen(LeaseMutant):
             self, lease: Lease, result: RunResult, homebound: int, reason: str, now_ms: float
         ) -> None:
             super().finish(lease, result, homebound, reason, now_ms)
-            if lease.work.id not in lease.partition._lent:
+            if lease.work.id not in lease.partition._lent.works:
                 self.open[lease.id] = lease
-                lease.partition._lent[lease.work.id] = lease.work
+                lease.partition._lent.works[lease.work.id] = lease.work
 
 
 class RunsAtHomeWithoutEndingTheLease(LeaseMutant):
@@ -64,7 +65,7 @@ class RunsAtHomeWithoutEndingTheLease(LeaseMutant):
                 super()._home(lease, state)
                 return
             lease.partition.lease_ended(lease, None, self.now_ms)
-            lease.partition._lent[lease.work.id] = lease.work
+            lease.partition._lent.works[lease.work.id] = lease.work
 
 
 class DropsWhatWasDeclined(LeaseMutant):
@@ -73,7 +74,7 @@ class DropsWhatWasDeclined(LeaseMutant):
     class lessor(WatchedLessor):  # noqa: N801
         def _home(self, lease: Lease, state: LeaseState) -> None:
             if state is LeaseState.DECLINED:
-                lease.partition._lent.pop(lease.work.id, None)
+                lease.partition._lent.works.pop(lease.work.id, None)
             super()._home(lease, state)
 
 
@@ -147,7 +148,7 @@ class GivesHomeTwice(LeaseMutant):
     class partition(Partition):  # noqa: N801
         def _come_home(self, work: Work, now_ms: float) -> None:
             super()._come_home(work, now_ms)
-            self._lent[work.id] = work
+            self._lent.works[work.id] = work
             super()._come_home(work, now_ms)
 
 
@@ -229,7 +230,7 @@ class DoesNotWaitForWhatItReads(LeaseMutant):
 
     class partition(Partition):  # noqa: N801
         def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
-            self._unread.pop(lease.work.id, None)
+            self._lent.is_read(lease.work)
             super().lease_ended(lease, result, now_ms)
 
 
@@ -266,11 +267,18 @@ class MergesWhatIsInUse(LeaseMutant):
     circumstances: ClassVar = {"pace": _AlwaysAside()}
 
     class partition(Partition):  # noqa: N801
-        def _merge(self, work: Work, result: RunResult) -> bool:
+        def _keys_in_hands(self) -> set[str]:
             running, self._running = self._running, {}
-            is_merged = super()._merge(work, result)
+            in_hands = super()._keys_in_hands()
             self._running = running
-            return is_merged
+            return in_hands
+
+
+class _KnowsNoWholeLeases(LentWork):
+    __slots__ = ()
+
+    def is_lent_whole(self, keys: Collection[str]) -> bool:
+        return False
 
 
 class MergesIntoWhatIsLent(LeaseMutant):
@@ -285,15 +293,16 @@ class MergesIntoWhatIsLent(LeaseMutant):
     }
 
     class partition(Partition):  # noqa: N801
-        def _is_lent_whole(self, keys: Collection[str]) -> bool:
-            return False
+        def start(self, now_ms: float) -> None:
+            self._lent.__class__ = _KnowsNoWholeLeases
+            super().start(now_ms)
 
 
 class _BlindToLeases(OpenMessages):
     partition: Partition
 
     def first(self) -> int | None:
-        return None if self.partition._lent else super().first()
+        return None if self.partition._lent.works else super().first()
 
 
 class LetsMarkersPassLeases(LeaseMutant):

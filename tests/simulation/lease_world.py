@@ -213,7 +213,7 @@ class Leases:
                 check(not waiting.entries(), "somebody still waits", worker.name)
             for node in worker.nodes.values():
                 if node.alive and not node.partition.stopped:
-                    check(not node.partition._lent, "something is lent", node.partition.name)
+                    check(not node.partition._lent.works, "something is lent", node.partition.name)
 
 
 class LeasingWorld(World):
