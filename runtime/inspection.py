@@ -16,7 +16,7 @@ from sublet.functions.address import partition_name, split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.codec import type_name
 from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
-from sublet.runtime.partition import DeadLetter
+from sublet.runtime.endings import DeadLetter
 from sublet.runtime.state_view import state_json
 from sublet.runtime.timers import Timer
 from sublet.runtime.unary import (

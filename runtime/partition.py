@@ -16,7 +16,7 @@ then carries out what has gathered in `effects`. What it promises:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -26,14 +26,14 @@ from sublet.functions.address import is_client
 from sublet.functions.app import Function
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.runtime.admission import Admission, Clients, infeasible
-from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
 from sublet.runtime.backlog import IN_LINE, Place
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.damage import UNREADABLE, damaged, decoded
-from sublet.runtime.early_ends import EXPIRED, WITHDRAWN, Expiries, expired, withdrawals
+from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
+from sublet.runtime.endings import Endings
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.leases import Lease
 from sublet.runtime.lent_work import LentWork, is_lendable
@@ -74,7 +74,6 @@ from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
-    PARKED,
     Commit,
     OutboxEntry,
     Outcome,
@@ -88,7 +87,7 @@ COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """What runs ahead of the commit under way should not make the next one larger than this."""
 ROWS_WEIGHED = 16
 HOUSEKEEPING_MS = 1_000
-UNRUN_KEPT_MAX = 256
+DAMAGED_KEPT_MAX = 256
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
@@ -105,14 +104,6 @@ def _check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
         except UNREADABLE as error:
             what = f"outbox entry {entry.first} to {entry.destination!r:.200}"
             raise damaged(partition, what, error) from None
-
-
-class DeadLetter(msgspec.Struct, array_like=True):
-    """A message that failed for good, as stored."""
-
-    message: Message
-    error: ErrorInfo
-    at_ms: int
 
 
 class Partition:
@@ -148,13 +139,9 @@ class Partition:
         self.epoch = recovered.epoch
         self.effects: list[StepEffect] = []
         self.counters = Counters()
-        self.unrun: deque[Waiting] = deque(maxlen=UNRUN_KEPT_MAX)
-        """The latest that expired while they waited; for telemetry, which takes them away."""
-        self.damaged: deque[str] = deque(maxlen=UNRUN_KEPT_MAX)
+        self.damaged: deque[str] = deque(maxlen=DAMAGED_KEPT_MAX)
         """The latest records that could not be read and were left; for the log, which takes them
         away."""
-        self.open_from_clients = 0
-        """Messages of clients taken and not finished: what the worker's bound counts."""
         self.stopped = False
         self.leaving = False
         """Nothing is taken or begun any more: another worker is to own the partition."""
@@ -180,7 +167,6 @@ class Partition:
         self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
-        self._dead_count = recovered.dead_count
         self._queue = WorkQueue(name, function, self._inbox, self._urgency, curve, limits, now_ms)
         self._queue.owner = self
         self._backlog = self._queue.backlog
@@ -201,10 +187,6 @@ class Partition:
         self._awaiting: dict[str, Waiting] = {}
         self._expiries = Expiries()
         self._calls = Calls(function.name)
-        self._parked: dict[str, Waiting] = {}
-        """All messages that are on record by themselves, by id."""
-        self._answers = Answers(limits.message_bytes_max)
-        self._pending = Pending()
         self._sealed: Pending | None = None
         self._committing: Commit | None = None
         self._unrecorded: Work | None = None
@@ -226,6 +208,22 @@ class Partition:
         self._wake_ms: float | None = None
         self._clients = Clients(recovered.inbox, now_ms, recovered.expired)
         self._gone = self._clients.gone
+        self._endings = Endings(
+            name,
+            function,
+            limits,
+            inbox=self._inbox,
+            gone=self._gone,
+            lines=self._lines,
+            queue=self._queue,
+            calls=self._calls,
+            progress=self.progress,
+            counters=self.counters,
+            dead_count=recovered.dead_count,
+            clock_ms=self.clock_ms,
+        )
+        self.unrun = self._endings.unrun
+        """For telemetry, which takes them away."""
         self._admission = Admission(
             name,
             self._inbox,
@@ -248,14 +246,14 @@ class Partition:
         ]
         for message in sorted(messages, key=lambda each: each.order):
             waiting = Waiting(message, parked=True)
-            self._parked[message.id] = waiting
+            self._endings.parked[message.id] = waiting
             self._order = max(self._order, message.order)
             if self.progress.is_used:
                 self.progress.opened(message)
             if is_client(message.source):
-                self.open_from_clients += 1
+                self._endings.open_from_clients += 1
             self._lines.make_ready_or_wait(waiting)
-        self._calls.recover(self.name, journal, self._parked, self._pending)
+        self._calls.recover(self.name, journal, self._endings.parked, self._endings.pending)
 
     def start(self, now_ms: float) -> None:
         """Send again what was not acknowledged, look for due timers, go on with parked work."""
@@ -265,6 +263,11 @@ class Partition:
         self._advance(now_ms)
 
     # Events: messages
+
+    @property
+    def open_from_clients(self) -> int:
+        """Messages of clients taken and not finished: what the worker's bound counts."""
+        return self._endings.open_from_clients
 
     @property
     def queued(self) -> int:
@@ -325,7 +328,7 @@ class Partition:
         if holes:
             fresh = chunk.count
         if chunk.from_client:
-            self.open_from_clients += fresh
+            self._endings.open_from_clients += fresh
         if function.infeasible == "refuse" and chunk.from_client:
             self._answer_infeasible(chunk, now_ms)
             fresh = chunk.count
@@ -344,8 +347,8 @@ class Partition:
             return  # Each answer is a number in the commits until all before it are done.
         for index, error in infeasible(chunk, self.function, self._urgency, now_ms):
             self._order += 1
-            self._took_ahead(batch.source, batch.first + index)
-            self._consume_unrun(chunk.message(index, self._order), error, now_ms)
+            self._endings.took_ahead(batch.source, batch.first + index)
+            self._endings.consume_unrun(chunk.message(index, self._order), error, now_ms)
             self._admission.count("infeasible", 1)
 
     def _count_from_frontier(self, chunk: Chunk, now_ms: float) -> None:
@@ -391,7 +394,7 @@ class Partition:
         """A receiver has durably taken our messages: they need not be kept."""
         if not self.stopped and self._outbox.acknowledge(destination, upto):
             # Only housekeeping: it rides on the next commit.
-            self._pending.acknowledged[destination] = upto
+            self._endings.pending.acknowledged[destination] = upto
 
     def deliver_again(self, reaches: Callable[[str], bool]) -> None:
         """Endpoints have (re)connected or moved: send what they have not acknowledged."""
@@ -412,13 +415,13 @@ class Partition:
     def client_gone(self, client: str, now_ms: float) -> None:
         """A client has said goodbye: nobody will ask for its replies or repeat its messages."""
         if not self.stopped and self._clients.expired.pop(client, None) is not None:
-            self._pending.record(Record(EXPIRED_CLIENT, client, None))
+            self._endings.pending.record(Record(EXPIRED_CLIENT, client, None))
             self._advance(now_ms)
         self._forget_client(client, now_ms)
 
     def _client_expired(self, client: str, now_ms: float) -> None:
         """A client takes no replies: drop them, and take nothing more under its name."""
-        self._pending.record(self._clients.expire(client, self.clock_ms(now_ms)))
+        self._endings.pending.record(self._clients.expire(client, self.clock_ms(now_ms)))
         self._forget_client(client, now_ms)
 
     def _forget_client(self, client: str, now_ms: float) -> None:
@@ -429,13 +432,13 @@ class Partition:
         self.progress.source_gone(client)
         if client in self._inbox.received or client in self._outbox.sent:
             if client in self._inbox.ahead:
-                self._pending.record(Record(AHEAD, client, None))
+                self._endings.pending.record(Record(AHEAD, client, None))
             self._inbox.forget(client)
             self._outbox.forget(client)
-            self._pending.forgotten.append(client)
-            self._pending.acknowledged.pop(client, None)
+            self._endings.pending.forgotten.append(client)
+            self._endings.pending.acknowledged.pop(client, None)
             self._clients.left(client)
-            self._pending.must_flush = True
+            self._endings.pending.must_flush = True
             self._advance(now_ms)
 
     # Events: state and user code
@@ -456,7 +459,8 @@ class Partition:
         if prefetch is not None:
             prefetch.loaded(keys)
         if answers:
-            work = self._answer_repeated(work, answers, now_ms)
+            left = self._endings.answer_repeated(work.waiting, answers, now_ms)
+            work = self._without_answered(work, left)
             if not work.count:
                 if prefetch is not None:
                     prefetch.ended(work)
@@ -539,7 +543,7 @@ class Partition:
             self._queue.batching.ended(work.count, self._backlog.count, now_ms)
         self._gather(work, result)
         if work.spans and result.is_plain:
-            self._consume_spans(work.spans, result.values, now_ms)
+            self._endings.consume_spans(work.spans, result.values, now_ms)
         else:
             self._settle_each(work, result, now_ms)
         if self._lent.parts:
@@ -548,7 +552,7 @@ class Partition:
 
     def _gather(self, work: Work, result: RunResult) -> None:
         """Put what a run has changed and sent into the next commit."""
-        pending = self._pending
+        pending = self._endings.pending
         if self.versions and work.lease is None:
             self.versions.forget({row.key for row in result.rows})
         pending.rows.extend(result.rows)
@@ -569,94 +573,16 @@ class Partition:
         if not work.recorded:
             self._unrecorded = None
 
-    def _consume_spans(self, spans: Sequence[Span], values: list[Any], now_ms: float) -> None:
-        """The fast way: every message of whole columns was handled."""
-        pending, place = self._pending, 0
-        for chunk, start, stop in spans:
-            batch, count = chunk.batch, stop - start
-            if batch.kind is Kind.CALL:
-                replies = pending.replies_to(self._reply_channel(batch.source))
-                replies.refs.extend(range(batch.first + start, batch.first + stop))
-                replies.values.extend(
-                    values if count == len(values) else values[place : place + count]
-                )
-            place += count
-            self._took(batch.source, batch.first + stop - 1)
-            if chunk.deadlines_ms is not None:
-                self._count_late(chunk, start, stop, now_ms)
-            if chunk.from_client:
-                self.open_from_clients -= count
-        pending.message_count += place
-        self.counters.consumed += place
-
-    def _count_late(self, chunk: Chunk, start: int, stop: int, now_ms: float) -> None:
-        deadlines = chunk.deadlines_ms
-        if isinstance(deadlines, list):
-            due = deadlines[start:stop]
-            self.counters.late += sum(1 for each in due if each is not None and each < now_ms)
-        elif deadlines is not None and deadlines < now_ms:
-            self.counters.late += stop - start
-
-    def _reply_channel(self, source: str) -> str:
-        return source if is_client(source) else source + REPLY_MARK
-
     def _settle_each(self, work: Work, result: RunResult, now_ms: float) -> None:
-        """The careful way: some messages failed, wait, or were waiting before."""
-        held: dict[str, bool] = {}
-        behind: dict[str, list[Waiting]] = {}
-        in_order = self.function.order == "key"
-        # Messages of a batch that fail together have one failure, and nobody knows which of them
-        # is to blame: each is tried by itself first.
-        together = Counter(map(id, result.failed.values()))
-        for index in range(work.count):
-            waiting = work.waiting[index] if work.waiting else self._own_message(work, index)
-            lock = self._lines.lock_of(waiting.message)
-            holds = held.get(lock, False)
-            failure = result.failed.get(index)
-            if index in result.suspended:
-                self._await(waiting)
-                holds = True
-            elif index in result.unfinished:
-                behind.setdefault(lock, []).append(waiting)
-            elif failure is None:
-                self._consume(waiting, result.values[index], None, now_ms)
-            elif holds and in_order and failure.retryable:
-                # One before it failed with it, and goes first.
-                waiting.message.attempt = max(waiting.message.attempt, 2)
-                behind.setdefault(lock, []).append(waiting)
-            else:
-                blamed = self.function.batch is False or together[id(failure)] == 1
-                holds = self._fail(waiting, failure, now_ms, blamed=blamed) or holds
-            held[lock] = holds
-        for chunk, _, stop in work.spans:
-            self._took(chunk.batch.source, chunk.batch.first + stop - 1)
-        for lock, messages in behind.items():
-            self._lines.put_first(lock, messages)
-            for waiting in messages:
-                self._park(waiting, anew=waiting.message.attempt > 1)
-        for lock, is_held in held.items():
-            if not is_held:
-                self._lines.release(lock)
-
-    def _took(self, source: str, upto: int) -> None:
-        """All of a source's messages up to here are done, or on record."""
-        if self._gone and source in self._gone:
-            return  # Of its numbers nothing is kept.
-        if source in self._inbox.ahead:
-            self._pending.ahead.add(source)
-        self._pending.inbox[source] = self._inbox.reach(source, upto)
-
-    def _took_ahead(self, source: str, number: int) -> None:
-        """One message is done, or on record, while earlier ones of its source may wait."""
-        if self._gone and source in self._gone:
-            return
-        if self._inbox.reach_ahead(source, number):
-            self._pending.ahead.add(source)
-        else:
-            self._took(source, number)
+        """Some messages of a run failed, wait, or were waiting before."""
+        messages = work.waiting or [
+            self._message(*work.locate(index)) for index in range(work.count)
+        ]
+        for waiting in self._endings.settle(messages, work.spans, result, now_ms):
+            self._await(waiting)
 
     def _await(self, waiting: Waiting) -> None:
-        """The handler goes on later; meanwhile its key waits and its message is on record."""
+        """The handler goes on later; meanwhile its message is on record."""
         message = waiting.message
         self._awaiting[message.id] = waiting
         if waiting.interrupted is not None:
@@ -664,11 +590,6 @@ class Partition:
             self.effects.append(Interrupt(message.id, waiting.interrupted))
         elif waiting.expires and waiting.deadline_ms is not None:
             self._expiries.add(waiting, len(self._awaiting))
-        self._lines.hold(waiting)
-        self._park(waiting)
-
-    def _own_message(self, work: Work, index: int) -> Waiting:
-        return self._message(*work.locate(index))
 
     def _message(self, chunk: Chunk, index: int) -> Waiting:
         """Take one message out of its columns."""
@@ -693,10 +614,10 @@ class Partition:
         if self.stopped or waiting is None:
             return
         self._pace.learn(self.function, 1, step_ms)
-        pending = self._pending
+        pending = self._endings.pending
         pending.must_flush = True
         if failure is not None:
-            holds = self._fail(waiting, failure, now_ms)
+            holds = self._endings.fail(waiting, failure, now_ms)
         else:
             holds = False
             if self.versions:
@@ -707,7 +628,7 @@ class Partition:
             self._note_windows(effects)
             pending.effects.extend(effects)
             pending.traced = pending.traced or waiting.traced is not None
-            self._consume(waiting, value, None, now_ms)
+            self._endings.consume(waiting, value, None, now_ms)
         if not holds:
             self._lines.release(self._lines.lock_of(waiting.message))
         if self._lent.parts:
@@ -718,95 +639,6 @@ class Partition:
         """A handler was given up and may go on changing these cells: they are read again, once
         everything that is known of them is committed."""
         self._suspect.update(keys)
-
-    # Messages that end
-
-    def _consume(
-        self, waiting: Waiting, value: Any, error: ErrorInfo | None, now_ms: float
-    ) -> None:
-        message, pending = waiting.message, self._pending
-        pending.must_flush = True
-        pending.message_count += 1
-        self.counters.consumed += 1
-        if waiting.deadline_ms is not None and waiting.deadline_ms < now_ms:
-            self.counters.late += 1
-        if is_client(message.source):
-            self.open_from_clients -= 1
-        if waiting.parked:
-            pending.records.append(Record(PARKED, message.id, None))
-            self._parked.pop(message.id, None)
-        elif message.kind is Kind.MARKER:
-            pending.records.append(self.progress.closed(message))
-        if self.progress.is_used:
-            self.progress.ended(message)
-            self.counters.windows_ended += message.kind is Kind.MARKER
-        waiting.ended = True
-        if waiting.entry is not None:
-            self._queue.unweigh_waiting(waiting)
-        if waiting.journal:
-            self._calls.ended(waiting, pending)
-        self._reply(message, value, error)
-        if message.extra.idempotency_key:
-            self._remember_answer(message, value, error, now_ms)
-
-    def _reply(self, message: Message, value: Any, error: ErrorInfo | None) -> None:
-        if message.kind is not Kind.CALL:
-            return
-        replies = self._pending.replies_to(self._reply_channel(message.source))
-        if error is None:
-            replies.add(message.number, value)
-        else:
-            replies.add_error(message.number, error)
-
-    def _fail(
-        self, waiting: Waiting, failure: Failure, now_ms: float, *, blamed: bool = True
-    ) -> bool:
-        """Try again later, or give up: then the failure is the answer, or a dead letter.
-
-        Returns whether the message goes on holding its key.
-        """
-        message, retry = waiting.message, self.function.retry
-        if waiting.interrupted is not None:
-            self._consume_unrun(waiting, waiting.interrupted, now_ms)
-            return False
-        self.counters.failures += 1
-        gives_up = not failure.retryable or (blamed and message.attempt >= retry.attempts)
-        wants_grave = message.kind is not Kind.CALL
-        if gives_up and wants_grave and self._dead_count >= self._limits.dead_letters_max:
-            gives_up = False  # There is no room to keep it, and it must not be lost.
-        if not gives_up:
-            self.counters.retries += 1
-            message.last_error = failure.error
-            wait_ms = retry.wait_ms(message.attempt)
-            message.attempt += 1
-            self._park(waiting, anew=True)
-            self._lines.retry_at(now_ms + wait_ms, waiting)
-            waiting.holds_key = self.function.order == "key"
-            if waiting.holds_key:
-                self._lines.hold(waiting)
-            return waiting.holds_key
-        if wants_grave:
-            letter = DeadLetter(message, failure.error, self.clock_ms(now_ms))
-            self._pending.record(Record(DEAD, message.id, _encode(letter)))
-            self._dead_count += 1
-            self.counters.dead += 1
-        self._consume(waiting, None, failure.error, now_ms)
-        return False
-
-    def _park(self, waiting: Waiting, *, anew: bool = False) -> None:
-        """Put the message itself into the commit, since its channel goes on without it."""
-        if waiting.parked and not anew:
-            return
-        message = waiting.message
-        if not waiting.parked:
-            self.counters.parked += 1
-            if self.progress.is_used:
-                self.progress.opened(message)
-            if message.kind is Kind.MARKER:
-                self._pending.records.append(self.progress.closed(message))
-        waiting.parked = True
-        self._parked[message.id] = waiting
-        self._pending.record(Record(PARKED, message.id, _encode(message)))
 
     # Taking work
 
@@ -844,7 +676,7 @@ class Partition:
             return
         if self.progress.is_used and not self._runs_alone():
             self._let_time_pass(now_ms)
-        if self._committing is None and self._pending.must_flush:
+        if self._committing is None and self._endings.pending.must_flush:
             self._seal_if_wanted(now_ms)
         if self._lines.retries and not self._runs_alone():
             self._lines.take_retries(now_ms)
@@ -879,7 +711,7 @@ class Partition:
                 return False
             if len(self._running) >= (self.function.concurrency or RUNS_AT_ONCE):
                 return False
-        if self._pending.message_count >= self._limits.commit_messages_max:
+        if self._endings.pending.message_count >= self._limits.commit_messages_max:
             return False
         if (self._message_bytes > self._message_bytes_free or self._suspect) and (
             not self._may_start()
@@ -911,7 +743,7 @@ class Partition:
 
     def _may_start(self) -> bool:
         if self._message_bytes > self._message_bytes_free:
-            ahead = self._pending.message_count
+            ahead = self._endings.pending.message_count
             ahead += sum([work.count for work in self._running.values()])
             if ahead * self._message_bytes > COMMIT_BYTES_MAX:
                 return False
@@ -930,7 +762,7 @@ class Partition:
             if first.entry is not None:
                 self._queue.unweigh_waiting(first)
             if (over := self._is_over(first, now_ms)) is not None:
-                self._consume_unrun(first, over, now_ms)
+                self._endings.consume_unrun(first, over, now_ms)
                 self._lines.release(self._lines.lock_of(first.message))
             else:
                 taken.append(first)
@@ -959,10 +791,10 @@ class Partition:
                 if over is None:
                     taken.append(follower)
                 else:
-                    self._consume_unrun(follower, over, now_ms)
+                    self._endings.consume_unrun(follower, over, now_ms)
 
     def _drop_suspect(self) -> bool:
-        if self._committing is not None or self._pending.rows or self._lent.reads_for_parts:
+        if self._committing is not None or self._endings.pending.rows or self._lent.reads_for_parts:
             return False
         for key in self._suspect:
             self._cells.drop(key)
@@ -990,7 +822,7 @@ class Partition:
             # Handlers may be waiting for messages of other partitions: clients come later.
             peers_only=len(self._awaiting) >= limits.open_calls_max,
             # What waits for a busy key is in the next commit, too.
-            heads_max=limits.commit_messages_max - self._pending.message_count,
+            heads_max=limits.commit_messages_max - self._endings.pending.message_count,
             running=len(self._running),
         )
         if chosen is None or type(chosen) is Work:
@@ -1025,12 +857,12 @@ class Partition:
         for chunk, index in places:
             waiting = self._message(chunk, index)
             if ahead:
-                self._took_ahead(waiting.message.source, waiting.message.number)
+                self._endings.took_ahead(waiting.message.source, waiting.message.number)
             if (over := self._is_over(waiting, now_ms)) is not None:
-                self._consume_unrun(waiting, over, now_ms)
+                self._endings.consume_unrun(waiting, over, now_ms)
                 continue
             if in_parts:
-                self._park(waiting)
+                self._endings.park(waiting)
                 if is_lendable(waiting):
                     runnable.append(waiting)
                 else:
@@ -1040,8 +872,8 @@ class Partition:
             lock = self._lines.lock_of(waiting.message)
             if lock in self._keys and lock not in mine:
                 self._keys[lock].append(waiting)
-                self._pending.message_count += 1
-                self._park(waiting)
+                self._endings.pending.message_count += 1
+                self._endings.park(waiting)
                 if self.mergeable:
                     self._queue.crowded(lock)
                 continue
@@ -1049,12 +881,12 @@ class Partition:
                 # Others may commit before this run does, so its messages have to be on record.
                 mine.add(lock)
                 self._lines.hold(waiting)
-                self._park(waiting)
+                self._endings.park(waiting)
             runnable.append(waiting)
         first, last = places[0][0], places[-1][0]
         for chunk, _, stop in spans:
-            self._took(chunk.batch.source, chunk.batch.first + stop - 1)
-        self._pending.must_flush = True
+            self._endings.took(chunk.batch.source, chunk.batch.first + stop - 1)
+        self._endings.pending.must_flush = True
         if not runnable:
             return None
         work = self._queue.work(runnable)
@@ -1079,15 +911,9 @@ class Partition:
         message_id = waiting.message.id
         if self._awaiting.get(message_id) is not waiting or waiting.interrupted is not None:
             return
-        if not self._is_wanted_by_others(waiting):
+        if not self._endings.is_wanted_by_others(waiting):
             waiting.interrupted = error
             self.effects.append(Interrupt(message_id, error))
-
-    def _is_wanted_by_others(self, waiting: Waiting) -> bool:
-        """Tell whether others have asked for the same by its idempotency key."""
-        if not waiting.message.extra.idempotency_key:
-            return False
-        return self._answers.has_followers(waiting) or self._lines.has_same_behind(waiting)
 
     def _take_withdrawals(self, batch: Batch, skip: int, now_ms: float) -> None:
         """The source does not wait any more for these calls of its own."""
@@ -1095,83 +921,57 @@ class Partition:
         done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
         for index, number, error in withdrawals(batch, skip, done):
             self._withdraw(source, number, error, now_ms)
-            self._took_ahead(source, batch.first + index)
-        self._pending.must_flush = True
+            self._endings.took_ahead(source, batch.first + index)
+        self._endings.pending.must_flush = True
 
     def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
         place = self._backlog.remove_call(source, number)
         if place is not None:
             waiting = self._message(*place)
-            self._took_ahead(source, number)
-            self._consume_unrun(waiting, error, now_ms)
+            self._endings.took_ahead(source, number)
+            self._endings.consume_unrun(waiting, error, now_ms)
             return
         message_id = f"{source}:{number}"
-        parked = self._parked.get(message_id)
+        parked = self._endings.parked.get(message_id)
         if parked is None or parked.message.kind is not Kind.CALL or parked.interrupted is not None:
             return
         if message_id in self._awaiting:
             self._interrupt(parked, error)
-        elif not self._is_wanted_by_others(parked):
+        elif not self._endings.is_wanted_by_others(parked):
             self._end_waiting(parked, error, now_ms)
 
     def _end_waiting(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
         """End a message that stands somewhere; one that runs, or is about to, ends in its turn."""
         if self._lines.remove(waiting) or (
-            waiting.message.extra.idempotency_key and self._answers.follows(waiting)
+            waiting.message.extra.idempotency_key and self._endings.answers.follows(waiting)
         ):
-            self._consume_unrun(waiting, error, now_ms)
+            self._endings.consume_unrun(waiting, error, now_ms)
         else:
             waiting.interrupted = error
             # Who waits for a retry need not wait any longer.
             self._lines.hurry(waiting, now_ms)
 
-    def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
-        """End a message without effect; asked again by its idempotency key, it does run."""
-        message = waiting.message
-        self.counters.withdrawn += error is WITHDRAWN
-        if error.code == EXPIRED:
-            self.counters.expired += 1
-            if waiting.interrupted is None:
-                self.unrun.append(waiting)
-        if message.extra.idempotency_key:
-            for follower in self._answers.abandoned(waiting):
-                # As a retry that is due; see `dead_letter_taken`.
-                self._lines.retry_at(now_ms, follower)
-            extra = msgspec.structs.replace(message.extra, idempotency_key="")
-            waiting.message = msgspec.structs.replace(message, extra=extra)
-        self._consume(waiting, None, error, now_ms)
-
     def _take_cancels(self, span: Span) -> None:
         keys = span.chunk.batch.keys[span.start : span.stop]
         effects = [Cancelled(self.name, each) for each in keys]
         self._timers.note(effects)
-        self._pending.effects.extend(effects)
-        self._took_whole(span)
+        self._endings.pending.effects.extend(effects)
+        self._endings.took_whole(span)
 
     def _take_markers(self, span: Span, now_ms: float) -> None:
         batch = span.chunk.batch
         if not self.progress.is_used:
             # The first one: until now nobody had to know what is open.
-            for waiting in self._parked.values():
+            for waiting in self._endings.parked.values():
                 self.progress.opened(waiting.message)
         for index in range(span.start, span.stop):
             self._order += 1
             value_ms = decode_marker(span.chunk.raw(index))
             source = batch.keys[index] or batch.source
             self.progress.marker(source, value_ms, self._order, now_ms)
-        self._took_whole(span)
+        self._endings.took_whole(span)
         # Before anything that stands behind it runs.
         self._let_time_pass(now_ms)
-
-    def _took_whole(self, span: Span) -> None:
-        """Messages are done that nobody has to run."""
-        batch, taken, pending = span.chunk.batch, span.stop - span.start, self._pending
-        self._took(batch.source, batch.first + span.stop - 1)
-        pending.message_count += taken
-        pending.must_flush = True
-        self.counters.consumed += taken
-        if is_client(batch.source):
-            self.open_from_clients -= taken
 
     def _load_or_run(self, work: Work, now_ms: float) -> bool:
         asked: list[str] = []
@@ -1215,7 +1015,7 @@ class Partition:
         """Tell whether somebody else may run messages now."""
         if self.stopped or self.leaving or self._runs_alone() or self._suspect:
             return False
-        if self._pending.message_count >= self._limits.commit_messages_max:
+        if self._endings.pending.message_count >= self._limits.commit_messages_max:
             return False
         if self._message_bytes > self._message_bytes_free and not self._may_start():
             return False
@@ -1243,7 +1043,9 @@ class Partition:
             return False
         work = self._take_single(places, now_ms, many_runs=True, in_parts=lease.partial)
         if work is not None:
-            self._pending.message_count += work.count  # Each is a record in the next commit.
+            self._endings.pending.message_count += (
+                work.count
+            )  # Each is a record in the next commit.
         is_lent = work is not None and self._lend(work, lease, now_ms)
         self._advance(now_ms)
         return is_lent
@@ -1288,7 +1090,7 @@ class Partition:
             self.counters.runs += 1
             self._gather(work, result)
             if result.rows:
-                self._pending.rows.extend(self._cells.apply(result.rows))
+                self._endings.pending.rows.extend(self._cells.apply(result.rows))
             self._settle_each(work, result, now_ms)
             for lock in {self._lines.lock_of(each.message) for each in work.waiting}:
                 if lock in self._keys:
@@ -1305,7 +1107,7 @@ class Partition:
             waiting.stays = True
             self._queue.weigh_waiting(waiting, now_ms)
         if work.lease.partial:
-            self._settle_parts(work, result, now_ms)
+            self._endings.settle_parts(work.waiting, result, now_ms)
         else:
             self._settle_each(work, result, now_ms)
             if self._lent.parts:
@@ -1315,14 +1117,14 @@ class Partition:
     def _merge_all(self, now_ms: float) -> None:
         """Merge what lessees have added to states that nobody uses now."""
         for merged in self._lent.merge(self._keys_in_hands()):
-            if type(merged) is Load:
+            if isinstance(merged, Load):
                 self.effects.append(merged)
                 continue
             (work, result), is_merged = merged
             if is_merged:
                 self.counters.runs += 1
                 self._gather(work, result)
-            self._settle_parts(work, result, now_ms)
+            self._endings.settle_parts(work.waiting, result, now_ms)
 
     def _keys_in_hands(self) -> set[str]:
         """Return the keys whose states somebody here uses now."""
@@ -1332,42 +1134,14 @@ class Partition:
         in_hands.update([each.message.key for each in self._awaiting.values()])
         return in_hands
 
-    def _settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
-        """End messages that ran in parts; those that could not, or failed, run here."""
-        for index, waiting in enumerate(work.waiting):
-            failure = result.failed.get(index)
-            if index in result.unfinished:
-                self._lines.retry_at(now_ms, waiting)
-            elif failure is None:
-                self._consume(waiting, result.values[index], None, now_ms)
-            elif failure.retryable or waiting.message.kind is not Kind.CALL:
-                self._lines.retry_at(now_ms, waiting)
-            else:
-                # Not once more: if only its reply could not be told, what it added was merged.
-                self._fail(waiting, failure, now_ms)
-
     # Idempotency keys
 
     def _set_repeated_aside(self, work: Work, asked: list[str], now_ms: float) -> Work:
         """Take out what is being answered or was just answered; `asked` gets the ids of others."""
-        if not any(each.message.extra.idempotency_key for each in work.waiting):
-            return work
-        answers = self._answers
-        left: list[Waiting] = []
-        for waiting in work.waiting:
-            if not waiting.message.extra.idempotency_key:
-                left.append(waiting)
-                continue
-            answer = answers.given.get(idempotency_id(waiting.message))
-            if answer is not None:
-                self._answer_from_record(waiting, answer, now_ms)
-            elif answers.claim(waiting, asked):
-                left.append(waiting)
-            else:
-                self._park(waiting)
+        left = self._endings.set_repeated_aside(work.waiting, asked, now_ms)
         return self._without_answered(work, left)
 
-    def _without_answered(self, work: Work, left: list[Waiting]) -> Work:
+    def _without_answered(self, work: Work, left: Sequence[Waiting]) -> Work:
         if len(left) == work.count:
             return work
         remaining = Work(work.id, waiting=left)
@@ -1382,38 +1156,6 @@ class Partition:
             if lock not in still_used:
                 self._lines.release(lock)
         return remaining
-
-    def _answer_repeated(self, work: Work, records: Sequence[Record], now_ms: float) -> Work:
-        """Take out of the work what was answered long before; return what is left."""
-        known = still_valid(self.name, records, self.clock_ms(now_ms))
-        left: list[Waiting] = []
-        for waiting in work.waiting:
-            message, answer = waiting.message, None
-            if message.extra.idempotency_key:
-                answer = known.get(idempotency_id(message))
-            if answer is None:
-                left.append(waiting)
-            else:
-                for each in self._answers.answered_before(waiting):
-                    self._answer_from_record(each, answer, now_ms)
-        return self._without_answered(work, left)
-
-    def _answer_from_record(self, waiting: Waiting, answer: Answer, now_ms: float) -> None:
-        message = waiting.message
-        error = answer.error_for(message)
-        # Without its key, so that the answer is not remembered a second time.
-        waiting.message = msgspec.structs.replace(message, extra=Extra())
-        self._consume(waiting, answer.result, error, now_ms)
-
-    def _remember_answer(
-        self, message: Message, value: Any, error: ErrorInfo | None, now_ms: float
-    ) -> None:
-        clock_ms = self.clock_ms(now_ms)
-        answer, record, followers = self._answers.remember(message, value, error, clock_ms)
-        self._pending.answers.append(record.id)
-        self._pending.record(record)
-        for follower in followers:
-            self._answer_from_record(follower, answer, now_ms)
 
     # Events: changes by hand
 
@@ -1442,16 +1184,16 @@ class Partition:
 
     def commit_wanted(self, ticket: object, now_ms: float) -> None:
         """Settle the ticket when everything until now is committed."""
-        self._pending.tickets.append(ticket)
-        self._pending.must_flush = True
+        self._endings.pending.tickets.append(ticket)
+        self._endings.pending.must_flush = True
         self._advance(now_ms)
 
     def state_replaced(
         self, key: str, rows: Sequence[StateRow], ticket: object, now_ms: float
     ) -> None:
         """Change the committed state of a held key, which then goes on."""
-        self._pending.rows.extend(rows)
-        self._pending.runs += 1
+        self._endings.pending.rows.extend(rows)
+        self._endings.pending.runs += 1
         if self._prefetch is not None:
             self._prefetch.touched(key)
         if self.versions:
@@ -1465,8 +1207,8 @@ class Partition:
         self, letter: str, replayed: Message | None, ticket: object, now_ms: float
     ) -> None:
         """Forget a dead letter; its message, if given, runs again as if it had just come."""
-        self._pending.record(Record(DEAD, letter, None))
-        self._dead_count -= 1
+        self._endings.pending.record(Record(DEAD, letter, None))
+        self._endings.dead_count -= 1
         if replayed is not None:
             self._order += 1
             # Without its idempotency key, under which its failure is on record as the answer.
@@ -1476,8 +1218,8 @@ class Partition:
             )
             waiting = Waiting(message)
             if is_client(message.source):
-                self.open_from_clients += 1
-            self._park(waiting)
+                self._endings.open_from_clients += 1
+            self._endings.park(waiting)
             # As a retry that is due: a run on the loop may be using its key without holding it.
             self._lines.retry_at(now_ms, waiting)
         self.commit_wanted(ticket, now_ms)
@@ -1501,8 +1243,8 @@ class Partition:
             return
         made = self._calls.make(waiting, call, destination, key, payload, now_ms, timeout_ms)
         if type(made) is OutgoingCall:
-            self._pending.calls.append(made)
-            self._pending.must_flush = True
+            self._endings.pending.calls.append(made)
+            self._endings.pending.must_flush = True
             self._advance(now_ms)
         elif type(made) is Resume:
             self.effects.append(made)
@@ -1512,24 +1254,24 @@ class Partition:
         waiting = self._awaiting.get(message_id)
         if self.stopped or waiting is None:
             return
-        resumed = self._calls.expired(waiting, call, error, self._pending)
+        resumed = self._calls.expired(waiting, call, error, self._endings.pending)
         if resumed is not None:
             self.effects.append(resumed)
             self._advance(now_ms)
 
     def _take_replies(self, batch: Batch, skip: int) -> None:
         awaiting = self._awaiting
-        for resumed in self._calls.replies(batch, skip, self._pending):
+        for resumed in self._calls.replies(batch, skip, self._endings.pending):
             if resumed.message_id in awaiting:
                 self.effects.append(resumed)
-        self._took(batch.source, batch.first + batch.count - 1)
-        self._pending.must_flush = True
+        self._endings.took(batch.source, batch.first + batch.count - 1)
+        self._endings.pending.must_flush = True
 
     # Windows
 
     def _let_time_pass(self, now_ms: float) -> None:
         """Count markers whose time has come, close windows, and tell it downstream."""
-        progress, pending = self.progress, self._pending
+        progress, pending = self.progress, self._endings.pending
         records = progress.advance(self.clock_ms(now_ms), now_ms)
         slo_ms = self.function.slo_ms
         deadline_ms = None if slo_ms is None else now_ms + slo_ms
@@ -1550,7 +1292,7 @@ class Partition:
             self.effects.append(LoadWindows(*load))
 
     def _note_windows(self, effects: Sequence[Effect]) -> None:
-        self._pending.records.extend(self.progress.note(effects))
+        self._endings.pending.records.extend(self.progress.note(effects))
         self.counters.too_late = self.progress.too_late
 
     def windows_loaded(self, records: Sequence[Record], now_ms: float) -> None:
@@ -1580,7 +1322,7 @@ class Partition:
         if self.stopped or self.leaving:
             return
         self._wake_ms = None
-        pending = self._pending
+        pending = self._endings.pending
         for id_, timer in self._timers.fire(self.clock_ms(now_ms)):
             # As an effect, not as a record: the one that has set it may be in the same commit.
             pending.effects.append(Cancelled(self.name, id_))
@@ -1592,7 +1334,7 @@ class Partition:
         for client in self._clients.overdue(self._outbox.entries, now_ms):
             self.client_gone(client, now_ms)
         # Another one by now, if somebody was forgotten.
-        pending = self._pending
+        pending = self._endings.pending
         for record in self._clients.forget_expired(self.clock_ms(now_ms)):
             pending.record(record)
         if pending.acknowledged or self._egress.look(self.clock_ms(now_ms)):
@@ -1614,7 +1356,7 @@ class Partition:
             wake_ms = wake_ms if due_ms is None else min(wake_ms, due_ms)
         if self._queue.gathering_until_ms is not None:
             wake_ms = min(wake_ms, self._queue.gathering_until_ms)
-        if self._pending.acknowledged and self._committing is None:
+        if self._endings.pending.acknowledged and self._committing is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
             self._wake_ms = wake_ms
@@ -1628,18 +1370,18 @@ class Partition:
 
     def _seal_if_wanted(self, now_ms: float) -> None:
         """Begin the next commit; none is under way."""
-        pending = self._pending
+        pending = self._endings.pending
         if not pending.must_flush or self._unrecorded is not None:
             return
         if self._gone:
-            self._clients.leave_out_gone(pending, any_open=self.open_from_clients > 0)
+            self._clients.leave_out_gone(pending, any_open=self._endings.open_from_clients > 0)
         for source in sorted(pending.ahead):
             numbers = sorted(self._inbox.ahead.get(source, ()))
             value = _encode(numbers) if numbers else None
             pending.records.append(Record(AHEAD, source, value))
             if not numbers:
                 self._inbox.ahead.pop(source, None)
-        self._pending = Pending()
+        self._endings.pending = Pending()
         self._sealed = pending
         self._timers.sealed()
         self.progress.sealed()
@@ -1712,14 +1454,16 @@ class Partition:
         sealed, self._sealed = self._sealed, None
         if sealed is not None:
             if sealed.answers:
-                self._answers.committed(sealed.answers)
+                self._endings.answers.committed(sealed.answers)
             if sealed.tickets:
                 self.effects.extend(Settled(ticket) for ticket in sealed.tickets)
         self._timers.committed()
         self.progress.committed()
 
     def _keys_in_use(self) -> set[str]:
-        in_use = {row.key for row in self._pending.rows}  # So far they exist only in their cells.
+        in_use = {
+            row.key for row in self._endings.pending.rows
+        }  # So far they exist only in their cells.
         in_use.update(self._keys)
         if self._prefetch is not None:
             in_use.update(self._prefetch.fetched)
@@ -1746,7 +1490,7 @@ class Partition:
             return
         # What cannot be committed because of what runs has not happened.
         is_stuck = self._unrecorded is not None
-        if self._pending.must_flush and not is_stuck:
+        if self._endings.pending.must_flush and not is_stuck:
             self._seal_if_wanted(now_ms)
         else:
             self.effects.append(Left(self._index, settled=not is_stuck))
@@ -1762,10 +1506,10 @@ class Partition:
         if self.stopped:
             return
         self.stopped = True
-        self.open_from_clients = 0
+        self._endings.open_from_clients = 0
         self._queue.close()
         self._lines.clear()
-        for waiting in self._parked.values():
+        for waiting in self._endings.parked.values():
             if waiting.entry is not None:
                 self._queue.unweigh_waiting(waiting)
         self._lent.clear()
@@ -1781,5 +1525,5 @@ class Partition:
             or self._backlog
             or self._ready
             or self._committing is not None
-            or self._pending.must_flush
+            or self._endings.pending.must_flush
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
+from sublet.runtime.endings import Endings
 from sublet.runtime.guests import GuestStates
 from sublet.runtime.lease_messages import LeaseId, Load, PartialState, StoredState
 from sublet.runtime.leases import Lease, LeaseState, StateVersions
@@ -125,21 +126,25 @@ class ForgetsToHoldKeys(LeaseMutant):
             return super()._lend(work, lease, now_ms)
 
 
+class _ForgetfulEndings(Endings):
+    is_lending = False
+
+    def park(self, waiting: Waiting, *, anew: bool = False) -> None:
+        if not self.is_lending:
+            super().park(waiting, anew=anew)
+
+
 class DoesNotParkWhatIsLent(LeaseMutant):
     """Lends messages without a record of them."""
 
     class partition(Partition):  # noqa: N801
-        is_lending = False
-
         def lend(self, *arguments: Any) -> bool:
-            self.is_lending = True
+            self._endings.__class__ = _ForgetfulEndings
+            endings = cast("_ForgetfulEndings", self._endings)
+            endings.is_lending = True
             is_lent = super().lend(*arguments)
-            self.is_lending = False
+            endings.is_lending = False
             return is_lent
-
-        def _park(self, waiting: Waiting, *, anew: bool = False) -> None:
-            if not self.is_lending:
-                super()._park(waiting, anew=anew)
 
 
 class GivesHomeTwice(LeaseMutant):
@@ -208,13 +213,19 @@ class TakesWhatGoesHomeForDone(LeaseMutant):
             super().lease_ended(lease, result, now_ms)
 
 
+class _LenientEndings(Endings):
+    def settle_parts(self, messages: Sequence[Waiting], result: RunResult, now_ms: float) -> None:
+        result.failed = {}
+        super().settle_parts(messages, result, now_ms)
+
+
 class TakesFailedPartsForDone(LeaseMutant):
     """Takes what failed at a lessee for done."""
 
     class partition(Partition):  # noqa: N801
-        def _settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
-            result.failed = {}
-            super()._settle_parts(work, result, now_ms)
+        def start(self, now_ms: float) -> None:
+            self._endings.__class__ = _LenientEndings
+            super().start(now_ms)
 
 
 class LendsWithoutAskingForAnswers(LeaseMutant):

@@ -11,6 +11,7 @@ from sublet.functions.address import is_client
 from sublet.runtime.admission import Clients
 from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
+from sublet.runtime.endings import Endings
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.partition import Partition
@@ -136,8 +137,8 @@ class StoresPositionsBeforeTheRun(Mutant):
         def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
             work = super()._take_from_backlog(size, off_loop, now_ms)
             for chunk, _, stop in () if work is None else work.spans:
-                self._pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
-                self._pending.must_flush = True
+                self._endings.pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
+                self._endings.pending.must_flush = True
             return work
 
 
@@ -300,22 +301,34 @@ class LetsSendsExpire(Mutant):
             return super()._is_over(waiting, now_ms)
 
 
+class _RememberingEndings(Endings):
+    def consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+        self.consume(waiting, None, error, now_ms)
+
+
 class RemembersThatItDidNotRun(Mutant):
     """Keeps "it did not run" as the answer to an idempotency key."""
 
     class partition(Partition):  # noqa: N801
-        def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
-            self._consume(waiting, None, error, now_ms)
+        def start(self, now_ms: float) -> None:
+            self._endings.__class__ = _RememberingEndings
+            super().start(now_ms)
+
+
+class _LonelyEndings(Endings):
+    def consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+        message = waiting.message
+        waiting.message = msgspec.structs.replace(message, extra=Extra())
+        self.consume(waiting, None, error, now_ms)
 
 
 class LeavesThoseWhoAskedForTheSameWaiting(Mutant):
     """Forgets those who asked for the same when a request ends early."""
 
     class partition(Partition):  # noqa: N801
-        def _consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
-            message = waiting.message
-            waiting.message = msgspec.structs.replace(message, extra=Extra())
-            self._consume(waiting, None, error, now_ms)
+        def start(self, now_ms: float) -> None:
+            self._endings.__class__ = _LonelyEndings
+            super().start(now_ms)
 
 
 class ForgetsAnswersBeforeTheCommit(Mutant):
@@ -323,7 +336,7 @@ class ForgetsAnswersBeforeTheCommit(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            self._answers.given.clear()
+            self._endings.answers.given.clear()
             super()._seal_if_wanted(now_ms)
 
 

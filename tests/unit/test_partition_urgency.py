@@ -729,7 +729,7 @@ def test_who_asked_for_the_same_runs_if_the_first_expires() -> None:
     owner.settle()
 
     assert sorted(owner.replies()) == [(1, "deadline_exceeded"), (2, "done a")]
-    assert owner.partition._answers.claims == {}
+    assert owner.partition._endings.answers.claims == {}
 
 
 def test_a_full_partition_still_takes_withdrawals() -> None:

@@ -12,8 +12,8 @@ from sublet.functions.effects import WindowDue
 from sublet.functions.state import StateClock
 from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.endings import DeadLetter
 from sublet.runtime.frames import Kind
-from sublet.runtime.partition import DeadLetter
 from sublet.runtime.state_view import shown
 from sublet.runtime.windows import (
     MARKERS_WAITING_MAX,
