@@ -29,7 +29,8 @@ from sublet.runtime.admission import Admission, Clients, infeasible
 from sublet.runtime.backlog import IN_LINE, Place
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
-from sublet.runtime.damage import UNREADABLE, damaged, decoded
+from sublet.runtime.commit_size import CommitSize
+from sublet.runtime.damage import check_outbox, decoded
 from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.endings import Endings
@@ -75,7 +76,6 @@ from sublet.statestore.contract import (
     AHEAD,
     DEAD,
     Commit,
-    OutboxEntry,
     Outcome,
     Record,
     Recovered,
@@ -83,27 +83,11 @@ from sublet.statestore.contract import (
 )
 from sublet.statestore.contract import EXPIRED as EXPIRED_CLIENT
 
-COMMIT_BYTES_MAX = 16 * 1024 * 1024
-"""What runs ahead of the commit under way should not make the next one larger than this."""
-ROWS_WEIGHED = 16
 HOUSEKEEPING_MS = 1_000
 DAMAGED_KEPT_MAX = 256
 _encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
-_decode_batch = msgspec.msgpack.Decoder(Batch).decode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
-
-
-def _check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
-    """What is damaged would end every link on which it is sent, again and again."""
-    for entry in entries:
-        try:
-            batch = _decode_batch(entry.data)
-            if (batch.first, batch.count) != (entry.first, entry.length):
-                raise msgspec.ValidationError(f"it holds messages {batch.first} ..")
-        except UNREADABLE as error:
-            what = f"outbox entry {entry.first} to {entry.destination!r:.200}"
-            raise damaged(partition, what, error) from None
 
 
 class Partition:
@@ -159,7 +143,7 @@ class Partition:
         self._inbox = Inbox(recovered.inbox, ahead)
         self._contexts_told: dict[str, int] = {}
         """Source to the version of the reply context that it was told."""
-        _check_outbox(name, recovered.outbox)
+        check_outbox(name, recovered.outbox)
         self._outbox = Outbox(recovered.sent, recovered.outbox)
         self._egress = EgressRetention(
             recovered.egress, recovered.egress_marks, limits, partition=name
@@ -190,10 +174,7 @@ class Partition:
         self._sealed: Pending | None = None
         self._committing: Commit | None = None
         self._unrecorded: Work | None = None
-        self._message_bytes = 0.0
-        """What one message adds to a commit, about: its replies, messages and state."""
-        self._message_bytes_free = COMMIT_BYTES_MAX / limits.commit_messages_max
-        """As long as it is less than this, no commit can grow too large."""
+        self._commit_size = CommitSize(limits.commit_messages_max)
         self._order = 0
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
@@ -713,9 +694,7 @@ class Partition:
                 return False
         if self._endings.pending.message_count >= self._limits.commit_messages_max:
             return False
-        if (self._message_bytes > self._message_bytes_free or self._suspect) and (
-            not self._may_start()
-        ):
+        if (self._commit_size.is_heavy or self._suspect) and not self._may_start():
             return False
         if self._ready or len(self._awaiting) < self._limits.open_calls_max:
             return True
@@ -742,10 +721,10 @@ class Partition:
         return self._load_or_run(work, now_ms)
 
     def _may_start(self) -> bool:
-        if self._message_bytes > self._message_bytes_free:
+        if self._commit_size.is_heavy:
             ahead = self._endings.pending.message_count
             ahead += sum([work.count for work in self._running.values()])
-            if ahead * self._message_bytes > COMMIT_BYTES_MAX:
+            if not self._commit_size.has_room_for(ahead):
                 return False
         return not self._suspect or self._drop_suspect()
 
@@ -808,8 +787,7 @@ class Partition:
             limit = min(limit, function.batch_size)
         if self.function.is_async:
             limit = max(1, min(limit, self._limits.open_calls_max - len(self._awaiting)))
-        if self._message_bytes * limit > COMMIT_BYTES_MAX:
-            limit = max(1, int(COMMIT_BYTES_MAX / self._message_bytes))
+        limit = self._commit_size.batch_size(limit)
         return max(1, self._pace.batch_size(self.function, limit))
 
     def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
@@ -1017,7 +995,7 @@ class Partition:
             return False
         if self._endings.pending.message_count >= self._limits.commit_messages_max:
             return False
-        if self._message_bytes > self._message_bytes_free and not self._may_start():
+        if self._commit_size.is_heavy and not self._may_start():
             return False
         if in_parts and self.mergeable:
             return True
@@ -1388,24 +1366,12 @@ class Partition:
         self._index += 1
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
         if pending.message_count:
-            self._weigh(commit, pending.message_count)
+            self._commit_size.learn(commit, pending.message_count)
         if self._calls.unsent:
             commit.records.extend(self._calls.sealed())
         self.counters.egress_dropped = self._egress.dropped
         self._committing = commit
         self.effects.append(Store(commit))
-
-    def _weigh(self, commit: Commit, message_count: int) -> None:
-        """Learn how large commits get; at once when they grow, slowly when they shrink."""
-        size_bytes = sum([len(entry.data) for entry in commit.outbox])
-        size_bytes += sum([len(entry.data) for entry in commit.egress])
-        some = commit.state[:ROWS_WEIGHED]
-        if some:
-            some_bytes = sum([len(row.value) for row in some if row.value is not None])
-            size_bytes += some_bytes * len(commit.state) // len(some)
-        each = size_bytes / message_count
-        known = self._message_bytes
-        self._message_bytes = each if each > known else 0.8 * known + 0.2 * each
 
     def committed(self, outcome: Outcome, now_ms: float) -> None:
         """The store has answered: tell everybody, or stop."""

@@ -7,9 +7,9 @@ import pytest
 
 from sublet.functions.effects import Outgoing
 from sublet.runtime.admission import CLIENT_SILENT_MS
+from sublet.runtime.commit_size import COMMIT_BYTES_MAX
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.partition import COMMIT_BYTES_MAX
 from sublet.statestore.contract import StateRow
 from tests.unit.partition_harness import CLIENT, NAME, PEER, Owner
 
