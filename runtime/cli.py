@@ -204,7 +204,7 @@ def worker(
 ) -> None:
     """Run one worker process in the foreground.
 
-    Workers with the same --data-dir form one cluster.
+    Workers with the same --data-dir, or with the same redis_url, form one cluster.
 
     Example: sublet worker examples/word_count.py:app --port 7070
     """

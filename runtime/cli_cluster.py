@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
 from sublet.runtime.cli_exit import NoClusterError, UsageError, exit_with
@@ -57,9 +60,21 @@ def ask(where: Where, question: Callable[[Reached], Awaitable[T]], as_json: bool
             return await question(reached)
 
     try:
-        return asyncio.run(reach_and_ask())
+        with _no_log():
+            return asyncio.run(reach_and_ask())
     except (SubletError, UsageError, NoClusterError, ConfigError) as error:
         exit_with(error, as_json=as_json)
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """What is wrong is told by the command's error; a log would stand among its output."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 @asynccontextmanager
@@ -108,7 +123,9 @@ async def addresses_in(settings: WorkerConfig) -> list[str]:
         finally:
             await directory.close()
     except (SubletError, OSError) as error:
-        raise NoClusterError(f"{path_or_url} cannot be read: {error}") from error
+        raise NoClusterError(
+            f"{path_or_url} cannot be read: {error}; --connect host:port asks a worker itself"
+        ) from error
     return [member.address for member in view.members.values()]
 
 

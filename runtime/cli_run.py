@@ -39,8 +39,8 @@ _START_FAILURES = (SubletError, ValueError, OSError)
 """What a worker raises while it starts when its surroundings are wrong, not its code."""
 
 
-class _StartError(Exception):
-    """The worker never became ready, for a reason that needs no traceback."""
+class _ToldError(Exception):
+    """The worker could not start or go on, for a reason that needs no traceback."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)
@@ -135,14 +135,18 @@ def run_worker(target: str | None, flags: Mapping[str, object], supervisor_fd: i
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_serve(functions, config, supervisor_fd))
-    except _StartError as error:
+    except _ToldError as error:
         exit_with(error.cause)
 
 
-def _start_failure(errors: BaseExceptionGroup[BaseException]) -> Exception | None:
+def _told_failure(
+    errors: BaseExceptionGroup[BaseException],
+    known: type[Exception] | tuple[type[Exception], ...],
+) -> Exception | None:
     """Return what a person can do something about, if that is all that went wrong."""
-    known = [each for each in _leaves(errors) if isinstance(each, _START_FAILURES)]
-    return known[0] if len(known) == len(_leaves(errors)) else None
+    leaves = _leaves(errors)
+    told = [each for each in leaves if isinstance(each, known)]
+    return told[0] if len(told) == len(leaves) else None
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
@@ -191,10 +195,11 @@ async def _serve(
             watching = tasks.create_task(_watch(worker, sorted(functions), supervisor_fd))
             running.add_done_callback(lambda _: watching.cancel())
     except BaseExceptionGroup as errors:
-        failure = None if worker.ready.is_set() else _start_failure(errors)
+        known = SubletError if worker.ready.is_set() else _START_FAILURES
+        failure = _told_failure(errors, known)
         if failure is None:
             raise
-        raise _StartError(failure) from None
+        raise _ToldError(failure) from None
 
 
 async def _watch(worker: Worker, functions: list[str], supervisor_fd: int | None) -> None:

@@ -37,7 +37,10 @@ def tail(asked: Asked, where: Where, as_json: bool) -> None:
         try:
             EgressCursor(asked.start)
         except RejectedError:
-            text = f"--from is {asked.start!r:.100}; allowed: start, now, or a cursor"
+            text = (
+                f"--from is {asked.start!r:.100}; allowed: start, now, or a cursor as --json tells "
+                "it, such as shop/cart=3,0,17"
+            )
             exit_with(UsageError(text), as_json=as_json)
     reader: EgressReader | None = None
 

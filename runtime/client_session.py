@@ -614,7 +614,8 @@ class Session:
         workers = self.topology.workers if self.topology else {}
         address = workers.get(channel.worker, "unknown")
         return (
-            f"worker {channel.worker} ({address}), the owner of {channel.partition}, is not reached"
+            f"worker {channel.worker} ({address}), the last known owner of {channel.partition}, "
+            "takes no messages: it is gone, or cannot reach the store"
         )
 
     def fail_channel(self, channel: Channel, reason: str) -> None:
@@ -645,7 +646,10 @@ class Session:
         expired, old.expired = old.expired, None
         for channel in old.channels.values():
             if channel is expired:
-                reason = f"{channel.partition} has forgotten this client"
+                reason = (
+                    f"{channel.partition} knows nothing of this client any more: it was silent for "
+                    "too long, or the store has lost data"
+                )
                 settled, segments = channel.expire(lambda: UnknownOutcomeError(reason))  # noqa: B023  # called at once
                 self.stats.in_flight -= settled
             else:

@@ -16,8 +16,10 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import SILENCE_S_MAX, SILENCE_S_MIN
@@ -141,10 +143,15 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _check_choice("store", self.store, StoreName)
-        if not re.match(r"(rediss?://|unix:///)\S", self.redis_url):
+        if not _is_redis_url(self.redis_url):
             raise ConfigError(
                 f"redis_url is {without_password(self.redis_url)!r}; allowed: "
-                "redis://HOST:PORT/DB, rediss://USER:PASSWORD@HOST:PORT/DB, unix:///PATH"
+                "redis://HOST:PORT/DB, rediss://USER:PASSWORD@HOST:PORT/DB, unix:///PATH, with a "
+                f"port of 1..{PORT_MAX} and a number as DB"
+            )
+        if self.store == "redis" and find_spec("redis") is None:
+            raise ConfigError(
+                "store is 'redis', which needs a package: pip install 'sublet[redis]'"
             )
         _check_choice("log_level", self.log_level, LogLevel)
         _check_choice("log_format", self.log_format, LogFormat)
@@ -210,6 +217,23 @@ class WorkerConfig:
     @property
     def database_path(self) -> Path:
         return self.data_dir / DATABASE_NAME
+
+
+def _is_redis_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    if parts.scheme == "unix":
+        return not parts.netloc and len(parts.path) > 1
+    # Redis' own parser takes database 0 if it cannot read the number: another cluster's, maybe.
+    return (
+        parts.scheme in ("redis", "rediss")
+        and bool(parts.hostname)
+        and port != 0
+        and re.fullmatch(r"/?|/[0-9]+", parts.path) is not None
+    )
 
 
 def without_password(url: str) -> str:

@@ -337,6 +337,7 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         "in_flight": host.open_from_clients(),
         "commit_groups": committer.groups,
         "commits": committer.commits,
+        "commit_gaps": committer.gaps,
         "commits_unknown": committer.unknown,
         "commit_busy_s": committer.busy_s,
         "frames_in": exchange.frames_in,
