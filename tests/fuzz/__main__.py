@@ -90,6 +90,7 @@ def _fuzz(names: list[str], seconds: float) -> int:
     ends_s = time.monotonic() + seconds
     share_s = min(SHARE_S, max(MIN_TURN_S, seconds / len(names)))
     turn = 0
+    console.print(f"{len(names)} targets, {share_s:.0f} s a turn and some to get ready")
     # Each has a turn, however long it takes to get ready on a busy machine.
     while turn < len(names) or ends_s - time.monotonic() > MIN_TURN_S:
         if all(totals[name]["found"] for name in names):
@@ -108,6 +109,7 @@ def _fuzz(names: list[str], seconds: float) -> int:
             total[field] = max(total[field], getattr(ended, field))
         total["found"] += len(ended.found)
         found += ended.found
+        console.print(f"{name}: {ended.executions:,} inputs, {len(ended.found)} found")
         if ended.found:
             console.print(f"[red]{name}[/]\n{ended.tail}")
     _report(totals, found)
