@@ -242,6 +242,8 @@ class Host:
         self._is_taking = False
         self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
         """Partition and message to the timeouts of the calls that its handler awaits."""
+        self._left_lately: set[str] = set()
+        """Partitions that are not here since this turn of the loop."""
         self._pump_planned = False
         self._turns = FrameTurns()
         self.lending: Lending | None = None
@@ -377,7 +379,6 @@ class Host:
                 WARM_BYTES_MAX, partition.keys_unsettled()
             )
         self.remove(partition.name)
-        partition.effects.clear()  # Nobody has taken it away.
         if on_left is not None:
             on_left(released)
 
@@ -393,6 +394,8 @@ class Host:
         self._aside.discard(name)
         self.telemetry.partition_left(hosted.place.function.name, hosted.partition)
         hosted.partition.stop(Outcome.FENCED)
+        # Nobody has taken it away; and by then its name may be that of another owner here.
+        hosted.partition.effects.clear()
         if self.lending is not None:
             self.lending.partition_left(hosted.partition)
         if hosted.wake is not None:
@@ -405,6 +408,15 @@ class Host:
                 ticket.set_exception(
                     UnknownOutcomeError(f"{name} went to another worker in the middle of it")
                 )
+        if not self._left_lately:
+            self._loop.call_soon(self._offer_to_heirs)
+        self._left_lately.add(name)
+
+    def _offer_to_heirs(self) -> None:
+        """Offer again what partitions here have sent to some that have left: what those had not
+        taken is forgotten, and when the placement was told it was still theirs."""
+        left, self._left_lately = self._left_lately, set()
+        self.deliver_again(left.__contains__)
 
     def is_idle(self) -> bool:
         """Tell whether nothing runs, waits to run or is being committed."""

@@ -15,6 +15,7 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.testing.machine import Machine
 from sublet.runtime.testing.virtual_loop import immediately
+from sublet.statestore.contract import OutboxEntry
 from tests.unit.partition_harness import NAME, batch
 
 app = App("app", partitions=1)
@@ -24,6 +25,11 @@ app = App("app", partitions=1)
 def f(ctx: Context, amount: int) -> int:
     ctx.state.set(ctx.state.get() + amount)
     return int(ctx.state.get())
+
+
+@app.function(kind="stateless")
+def pass_on(ctx: Context, amount: int) -> None:
+    ctx.send(f, "a", amount)
 
 
 @pytest.fixture
@@ -86,3 +92,34 @@ def test_states_that_are_not_of_the_last_owner_at_its_end_are_not_used(
     cache = take(machine, released)
     assert not cache.cells
     assert not cache.is_complete
+
+
+def test_what_waits_here_for_one_that_leaves_is_offered_to_the_next_owner(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was offered when the new placement was told, and the partition had it in its line; then
+    it left, and nobody offered it to anybody again."""
+    offered: list[int] = []
+    deliver = machine.exchange.deliver
+
+    def leave_before_its_turn(partition: str, entry: OutboxEntry) -> None:
+        deliver(partition, entry)
+        if entry.destination == NAME:
+            offered.append(entry.first)
+            if len(offered) == 1:
+                machine.host.remove(NAME)
+
+    monkeypatch.setattr(machine.exchange, "deliver", leave_before_its_turn)
+    sender = "app/pass_on/0"
+
+    def work() -> None:
+        message = batch(1, ["x"], kind=Kind.SEND, payloads=[1], source="app/g/0")
+        message.target = sender
+        machine.host.batch_arrived(message, machine.reach(sender))
+
+    machine.loop.call_soon(work)
+    machine.settle()
+
+    assert offered == [1, 1]
+    assert machine.host.partitions[sender].partition.idle
+    assert immediately(machine.store.acquire(NAME, "next")).inbox == {sender: 1}
