@@ -156,7 +156,8 @@ class Oracle:
             for key, rows in tables.state.items():
                 value = rows[b""].value
                 assert value is not None
-                found[function, key] = _decode(value, type=KeyState).history
+                # Partitions of a function with one state each have a key in common.
+                found.setdefault((function, key), []).extend(_decode(value, type=KeyState).history)
             for entry in tables.egress.get(DONE, []):
                 columns = _decode(entry.data, type=EgressColumns)
                 for key, value in zip(columns.keys, _decode(columns.values), strict=True):
