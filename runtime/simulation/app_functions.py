@@ -344,7 +344,7 @@ class AppHandlers:
         text = f"{call.request.partition} has not answered within {call.request.timeout_ms:g} ms"
         error = ErrorInfo("deadline_exceeded", text)
         hosted.partition.call_expired(invocation.id, number, error, self._events.now_ms)
-        hosted.worker.changed(hosted)
+        hosted.worker.went_on(hosted)
 
     def other(self, hosted: Hosted, effect: object, now_ms: float) -> None:
         memory: Open = hosted.memory

@@ -94,7 +94,7 @@ class CacheShare(Protocol):
 
 
 class Shell(Protocol):
-    def changed(self, hosted: Hosted) -> None:
+    def went_on(self, hosted: Hosted) -> None:
         """Carry out what a partition wants after an event that did not come from the worker."""
         ...
 

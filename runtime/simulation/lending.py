@@ -8,31 +8,26 @@ is said takes of a core.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from math import inf, isfinite
+from collections.abc import Callable, Mapping
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from sublet.functions.app import Function
-from sublet.runtime.lease_measures import LeaseMeasures
+from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
 from sublet.runtime.lease_messages import (
-    Answer,
     LeaseId,
     LeaseMessage,
-    Needs,
     Offer,
     Probe,
     Reply,
     Return,
-    Revoke,
     StoredState,
 )
 from sublet.runtime.leases import Lease
-from sublet.runtime.lending import LOOK_MS, PATIENCE_LEFT_MS
-from sublet.runtime.lessee import Lessee
-from sublet.runtime.lessor import Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.lending import PATIENCE_LEFT_MS
 from sublet.runtime.partition import Partition
 from sublet.runtime.simulation.ledger import LeaseTally
 from sublet.runtime.simulation.scenario import StoreModel
@@ -57,15 +52,22 @@ _NIL = msgspec.Raw(b"\xc0")
 class GuestRun:
     """A lease that this worker has taken."""
 
-    __slots__ = ("elapsed_ms", "handlers", "has_begun", "lessor", "offer", "rank")
+    __slots__ = ("elapsed_ms", "handlers", "lessor", "offer", "rank")
 
-    def __init__(self, offer: Offer, lessor: str, handlers: Handlers, rank: float) -> None:
+    def __init__(self, offer: Offer, lessor: str, handlers: Handlers) -> None:
         self.offer = offer
         self.lessor = lessor
         self.handlers = handlers
-        self.rank = rank
-        self.has_begun = False
+        self.rank = 0.0
         self.elapsed_ms = 0.0
+
+    @property
+    def lease(self) -> LeaseId:
+        return self.offer.lease
+
+    @property
+    def function(self) -> Function:
+        return self.handlers.function
 
     @property
     def name(self) -> str:
@@ -73,16 +75,12 @@ class GuestRun:
         return "\x00" + "/".join(map(str, self.offer.lease))
 
 
-class LendingShell(Protocol):
+class LendingHost(LeaseHost, Protocol):
     """What leases need of the worker around them."""
 
     name: str
 
     def hosted_of(self, partition: Partition) -> Hosted | None: ...
-
-    def carry_out(self, hosted: Hosted) -> None:
-        """Carry out what a partition wants."""
-        ...
 
     def line_up(self, guest: GuestRun, now_ms: float) -> None:
         """Run a guest in its turn: `begun`, then `ran`."""
@@ -91,12 +89,6 @@ class LendingShell(Protocol):
     def take_out(self, guest: GuestRun) -> None:
         """Take a guest out of the line."""
         ...
-
-    def starts_ms(self, now_ms: float) -> float: ...
-
-    def queued(self) -> int: ...
-
-    def owned(self) -> list[Partition]: ...
 
     def occupy(self, core_ms: float) -> None:
         """The runtime itself takes so much of a core."""
@@ -150,7 +142,7 @@ class StatesOfOthers:
 class SimulatedLending:
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
-        shell: LendingShell,
+        host: LendingHost,
         *,
         events: Events,
         urgency: Urgency,
@@ -163,119 +155,48 @@ class SimulatedLending:
     ) -> None:
         """`overhead_ms`: what saying or hearing something with so many kilobytes of states in
         it takes of a core."""
-        assert urgency.waiting is not None
-        self._shell = shell
+        self._host = host
         self._events = events
-        self._urgency = urgency
         self._handlers = handlers
         self._overhead_ms = overhead_ms
         self._tally = tally
         self._states = StatesOfOthers(model)
-        self.lessor = Lessor(
-            shell.name,
-            urgency,
-            policy_of,
-            chance,
-            queued=lambda: shell.queued() + self.lessee.messages,
+        self.desk = LeaseDesk[GuestRun](
+            host.name,
+            self,
+            host,
+            urgency=urgency,
+            policy_of=policy_of,
+            chance=chance,
+            monotonic_ms=lambda: events.now_ms,
         )
-        self.lessee = Lessee(urgency.waiting)
-        self._measures = LeaseMeasures(self.lessor, urgency, events.now_ms)
-        self._guests: dict[LeaseId, GuestRun] = {}
-        self._looked_ms = -inf
-        self._wake_ms = inf
-        self._flushing = False
+        self.lessor, self.lessee = self.desk.lessor, self.desk.lessee
 
     @property
     def asks_each(self) -> bool:
         """Some policy wants to be asked before anything runs."""
         return any(each.asked is Asked.EACH for each in self.lessor.policies.values())
 
-    # Events
-
-    def workers_changed(self, workers: Iterable[str]) -> None:
-        self.lessor.workers_changed(workers, self._events.now_ms)
-        self._flush()
-
-    def neighbour_lost(self, worker: str) -> None:
-        """What was said to it, or by it, may be lost."""
-        self.lessor.peer_lost(worker, self._events.now_ms)
-        for guest in [each for each in self._guests.values() if each.lessor == worker]:
-            self._revoked(guest.offer.lease)
-        self._flush()
-
-    def partition_left(self, partition: Partition) -> None:
-        self.lessor.partition_left(partition)
-        self._flush()
-
-    def look(self, *, at_once: bool = False) -> None:
-        """Messages wait: ask the policies, now and then."""
-        now_ms = self._events.now_ms
-        if not self.lessor.neighbours or (now_ms - self._looked_ms < LOOK_MS and not at_once):
-            return
-        self._looked_ms = now_ms
-        if self._measures.is_due(now_ms):
-            self._measures.measure(self._shell.owned(), now_ms)
-            self.lessor.policies_changed()
-        self.lessor.look(now_ms, self._shell.starts_ms(now_ms))
-        self._flush()
-
-    def loaded(self, lease: Lease) -> None:
-        """The states for a lease are in memory."""
-        self.lessor.loaded(lease, self._events.now_ms)
-        self._flush()
-
     def message(self, worker: str, message: LeaseMessage, size_bytes: int) -> None:
         """A neighbour says something."""
-        now_ms = self._events.now_ms
         self._work(size_bytes)
-        match message:
-            case Probe():
-                self._probed(worker, message, now_ms)
-            case Reply():
-                self.lessor.replied(worker, message, now_ms)
-            case Offer():
-                self._offered(worker, message, now_ms)
-            case Answer():
-                self.lessor.answered(worker, message, now_ms)
-            case Needs():
-                self.lessor.needed(worker, message.lease, message.keys)
-            case Return():
-                self._returned(worker, message, now_ms)
-            case Revoke():
-                self._revoked(message.lease)
-        self._flush()
+        self.desk.message(worker, message)
 
     def woken(self, planned_ms: float) -> None:
-        if planned_ms != self._wake_ms:
-            return  # Something else was to be done before.
-        self._wake_ms = inf
-        self.lessor.woken(self._events.now_ms)
-        self._flush()
+        if planned_ms == self.desk.wakes_ms:  # Otherwise something else was to be done before.
+            self.desk.woken()
 
-    # As lessor
+    # What the desk needs: see `LeaseShell`
 
-    def _flush(self) -> None:
-        """Carry out what the lessor has decided; that may lead to more."""
-        if self._flushing:
-            return
-        self._flushing = True
-        while self.lessor.effects:
-            effects, self.lessor.effects = self.lessor.effects, []
-            for effect in effects:
-                match effect:
-                    case SendTo():
-                        self._say(effect.worker, effect.message)
-                    case OfferTo():
-                        self._offer(effect.lease)
-                    case Changed():
-                        hosted = self._shell.hosted_of(effect.partition)
-                        if hosted is not None:
-                            self._shell.carry_out(hosted)
-        self._flushing = False
-        wakes_ms = self.lessor.wakes_ms
-        if wakes_ms < self._wake_ms and isfinite(wakes_ms):
-            self._wake_ms = wakes_ms
-            self._shell.wake_lending(wakes_ms)
+    def wake_at(self, at_ms: float) -> None:
+        self._host.wake_lending(at_ms)
+
+    def meet(self, worker: str) -> None:
+        return
+
+    def say(self, worker: str, message: LeaseMessage) -> bool:
+        self._say(worker, message)
+        return True
 
     def _say(self, worker: str, message: LeaseMessage, carried_bytes: int = 0) -> None:
         tally, size_bytes = self._tally, SAID_BYTES + carried_bytes
@@ -287,17 +208,15 @@ class SimulatedLending:
             case Reply():
                 tally.replies += 1
         self._work(size_bytes)
-        self._shell.tell(worker, message, size_bytes)
+        self._host.tell(worker, message, size_bytes)
 
     def _work(self, size_bytes: int) -> None:
         core_ms = self._overhead_ms(size_bytes / 1024)
         if core_ms:
             self._tally.core_ms += core_ms
-            self._shell.occupy(core_ms)
+            self._host.occupy(core_ms)
 
-    def _offer(self, lease: Lease) -> None:
-        if lease.id not in self.lessor.open:
-            return
+    def offer(self, lease: Lease) -> None:
         now_ms = self._events.now_ms
         partition, work, bindable = lease.partition, lease.work, lease.bindable
         handlers = self._handlers[partition.function.name]
@@ -343,13 +262,12 @@ class SimulatedLending:
         tally.states_sent += sum([each.rows is not None for each in states])
         return states
 
-    def _returned(self, worker: str, message: Return, now_ms: float) -> None:
-        lease = self.lessor.returned(worker, message.lease, message.load, now_ms)
+    def returned(self, lease: Lease | None, message: Return, now_ms: float) -> None:
         tally = self._tally
         if lease is None:
             tally.too_late += 1
             return
-        hosted = self._shell.hosted_of(lease.partition)
+        hosted = self._host.hosted_of(lease.partition)
         assert hosted is not None
         result = hosted.handlers.end_lent(hosted, lease.work, now_ms, partial=lease.partial)
         result.elapsed_ms = message.elapsed_ms
@@ -368,61 +286,32 @@ class SimulatedLending:
             tally.revoked += each.revoked
         tally.accepted += self.lessee.accepted
 
-    # As lessee
+    def knows(self, function: str) -> bool:
+        return True
 
-    def _probed(self, worker: str, probe: Probe, now_ms: float) -> None:
-        self.lessor.weigh_unseen()
-        start_ms = self._shell.starts_ms(now_ms)
-        fits = self.lessee.has_room(
-            probe.cost_ms, probe.time_left_ms, probe.home_ms, now_ms, start_ms
-        )
-        self._say(worker, Reply(probe.question, fits, self.lessee.load(self._shell.queued())))
+    def missing(self, offer: Offer) -> list[str]:
+        return self._states.missing(offer)
 
-    def _offered(self, worker: str, offer: Offer, now_ms: float) -> None:
-        id_ = offer.lease
-        if id_ in self.lessee:
-            return  # It was doubled on its way.
-        missing = self._states.missing(offer)
-        if missing:
-            self._say(worker, Needs(id_, missing))
-            return
-        self.lessor.weigh_unseen()
-        accepted = self.lessee.offered(
-            id_,
-            len(offer.messages),
-            cost_ms=offer.cost_ms,
-            left_ms=offer.due_left_ms,
-            home_ms=offer.home_ms,
-            forced=offer.forced,
-            now_ms=now_ms,
-            start_ms=self._shell.starts_ms(now_ms),
-        )
-        if accepted:
-            handlers = self._handlers[offer.function]
-            rank = self._urgency.rank(
-                handlers.function,
-                id_.partition,
-                len(offer.messages),
-                now_ms,
-                now_ms + offer.due_left_ms,
-            )
-            guest = self._guests[id_] = GuestRun(offer, worker, handlers, rank)
-            self._shell.line_up(guest, now_ms)
-        if not accepted or not offer.forced:
-            load = self.lessee.load(self._shell.queued())
-            self._say(worker, Answer(id_, accepted, load))
+    def take_in(self, worker: str, offer: Offer) -> GuestRun:
+        return GuestRun(offer, worker, self._handlers[offer.function])
 
-    def begun(self, guest: GuestRun) -> None:
-        """A guest has its turn."""
-        guest.has_begun = True
-        self.lessee.begun(guest.offer.lease)
+    def line_up(self, guest: GuestRun, rank: float) -> None:
+        guest.rank = rank
+        self._host.line_up(guest, self._events.now_ms)
+
+    def discard(self, guest: GuestRun) -> None:
+        self._host.take_out(guest)
+
+    def interrupt(self, guest: GuestRun) -> None:
+        return
+
+    # Guests that ran
 
     def ran(self, guest: GuestRun) -> None:
         """A guest has been worked off: bring it back."""
         offer, handlers = guest.offer, guest.handlers
-        if self._guests.pop(offer.lease, None) is None:
+        if not self.desk.ended(guest):
             return
-        self.lessee.ended(offer.lease)
         if not offer.partial:
             changed, state_bytes = handlers.writes, handlers.state_bytes
             self._states.settled(offer, changed=changed, state_bytes=state_bytes)
@@ -432,7 +321,7 @@ class SimulatedLending:
             carried_bytes += handlers.state_bytes * len(keys)
         message = Return(
             lease=offer.lease,
-            load=self.lessee.load(self._shell.queued()),
+            load=self.desk.load,
             elapsed_ms=guest.elapsed_ms,
             values=_NIL,
             failed={},
@@ -443,11 +332,4 @@ class SimulatedLending:
             effects=[],
         )
         self._say(guest.lessor, message, carried_bytes)
-        self._flush()
-
-    def _revoked(self, lease: LeaseId) -> None:
-        guest = self._guests.get(lease)
-        if guest is not None and not guest.has_begun:
-            del self._guests[lease]
-            self._shell.take_out(guest)
-            self.lessee.ended(lease)
+        self.desk.flush()

@@ -226,7 +226,7 @@ class SimulatedWorker:
             hosted.partition.stop(Outcome.FENCED)
             self._ready.discard(name)
             if self.lending is not None:
-                self.lending.partition_left(hosted.partition)
+                self.lending.desk.partition_left(hosted.partition)
 
     def crash(self) -> None:
         for name in tuple(self.partitions):
@@ -322,7 +322,7 @@ class SimulatedWorker:
         if not self.alive or self.lending is None:
             return
         if not self._is_deferred(self.neighbour_lost, worker):
-            self.lending.neighbour_lost(worker)
+            self.lending.desk.neighbour_lost(worker)
             self._settle()
 
     def _has_room(self, count: int) -> bool:
@@ -397,7 +397,7 @@ class SimulatedWorker:
         if term > self.term:
             self.placement, self.term = placement, term
         if self.lending is not None:
-            self.lending.workers_changed(self._around.members)
+            self.lending.desk.workers_changed(self._around.members)
         for name in moved:
             if name in self.partitions and self.placement[name][0] != self.name:
                 self.remove(name)
@@ -441,7 +441,7 @@ class SimulatedWorker:
             case Lend():
                 assert self.lending is not None
                 assert effect.work.lease is not None
-                self.lending.loaded(effect.work.lease)
+                self.lending.desk.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows():
                 self._load_timers(hosted, effect)
             case Refuse():
@@ -495,7 +495,8 @@ class SimulatedWorker:
             self._receivers[receiver.name] = receiver
         return frame
 
-    def changed(self, hosted: Hosted) -> None:
+    def went_on(self, hosted: Hosted) -> None:
+        """A handler of a partition has come further: carry out what the partition wants."""
         self._carry_out(hosted)
         self._settle()
 
@@ -510,7 +511,7 @@ class SimulatedWorker:
                     hosted.partition.batch_arrived(batch, self._events.now_ms)
                     self._carry_out(hosted)
             if lending is not None and self.urgency.unseen and lending.asks_each:
-                lending.look(at_once=True)
+                lending.desk.look(self._events.now_ms, at_once=True)
                 if local:
                     continue
             if not self._free or not ready:
@@ -529,7 +530,7 @@ class SimulatedWorker:
     def _look(self, lending: SimulatedLending) -> bool:
         """Let the policies see what has to wait; return whether there is something to do then."""
         if self._ready or not self._free:
-            lending.look()
+            lending.desk.look(self._events.now_ms)
             return bool(self._local or (self._free and self._ready))
         assert self.urgency.unseen is not None
         self.urgency.unseen.clear()  # All of it has run.
@@ -539,8 +540,10 @@ class SimulatedWorker:
         hosted = self.partitions.get(partition.name)
         return hosted if hosted is not None and hosted.partition is partition else None
 
-    def carry_out(self, hosted: Hosted) -> None:
-        self._carry_out(hosted)
+    def changed(self, partition: Partition) -> None:
+        hosted = self.hosted_of(partition)
+        if hosted is not None:
+            self._carry_out(hosted)
 
     def starts_ms(self, now_ms: float) -> float:
         """Return when the next run can begin."""
@@ -584,7 +587,7 @@ class SimulatedWorker:
     def _start_guest(self, guest: GuestRun) -> None:
         assert self.lending is not None
         now_ms, offer = self._events.now_ms, guest.offer
-        self.lending.begun(guest)
+        self.lending.desk.begun(guest)
         count = len(offer.messages)
         guest.elapsed_ms = guest.handlers.begin_lent(count) * self.slowness
         core_ms = guest.elapsed_ms + self._around.overhead_ms(count) * self.slowness

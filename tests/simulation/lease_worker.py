@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from math import inf, isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
@@ -50,12 +50,9 @@ class TimedLending(Lending):
 
     worker: Worker
 
-    def _plan_wake(self) -> None:
-        wakes_ms = self.lessor.wakes_ms
-        if wakes_ms < self._wake_ms and isfinite(wakes_ms):
-            self._wake_ms = wakes_ms
-            world = self.worker.world
-            world.after(max(0.0, wakes_ms - world.now_ms), self.worker.wake)
+    def wake_at(self, at_ms: float) -> None:
+        world = self.worker.world
+        world.after(max(0.0, at_ms - world.now_ms), self.worker.wake)
 
 
 class WatchedLessor(Lessor):
@@ -158,7 +155,7 @@ class Worker:
 
     def wake(self) -> None:
         if self.alive:
-            self.lending._woken()
+            self.lending.desk.woken()
 
     def hear(self, sender: str, data: bytes) -> None:
         self.world.leases.said = (sender, data)

@@ -204,7 +204,7 @@ class Leases:
             lending = worker.lending
             check(not lending.lessor.open, "a lease is open", worker.name)
             check(not lending.lessor._questions, "a question is open", worker.name)
-            check(not lending._guests, "a guest was left", worker.name)
+            check(not lending.desk.guests, "a guest was left", worker.name)
             check(lending.lessee.messages == 0, "messages of guests are counted", worker.name)
             if all(node.partition.stopped or self._world.owns(node) for node in worker.own()):
                 # A former owner may wait for ever for what is told to the present one.

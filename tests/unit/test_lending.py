@@ -370,7 +370,7 @@ async def test_an_expired_lease_that_returns_late_changes_nothing(pair: Pair) ->
     pair.home.now_ms = lease.ends_ms
     (guest,) = pair.away.guests
     pair.away.lending.begun(guest)
-    pair.home.lending._woken()
+    pair.home.lending.desk.woken()
     pair.carry()
     assert pair.home_runs() == [["k"]]
     owner = pair.home.owner
