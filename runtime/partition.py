@@ -26,7 +26,7 @@ from sublet.functions.address import is_client
 from sublet.functions.app import Function
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.runtime.admission import Admission, Clients, infeasible
-from sublet.runtime.backlog import IN_LINE, Place
+from sublet.runtime.backlog import IN_LINE
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.commit_size import CommitSize
@@ -37,10 +37,11 @@ from sublet.runtime.endings import Endings
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.leases import Lease
-from sublet.runtime.lent_work import LentWork, is_lendable
+from sublet.runtime.lent_work import LentWork
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
+from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.steps import (
     Acknowledge,
     Cells,
@@ -175,7 +176,6 @@ class Partition:
         self._committing: Commit | None = None
         self._unrecorded: Work | None = None
         self._commit_size = CommitSize(limits.commit_messages_max)
-        self._order = 0
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
             function,
@@ -203,6 +203,15 @@ class Partition:
             dead_count=recovered.dead_count,
             clock_ms=self.clock_ms,
         )
+        self._singles = SingleMessages(
+            function,
+            self._queue,
+            self._lines,
+            self._endings,
+            self.progress,
+            self.clock_ms,
+            in_parts=self.mergeable,
+        )
         self.unrun = self._endings.unrun
         """For telemetry, which takes them away."""
         self._admission = Admission(
@@ -228,7 +237,7 @@ class Partition:
         for message in sorted(messages, key=lambda each: each.order):
             waiting = Waiting(message, parked=True)
             self._endings.parked[message.id] = waiting
-            self._order = max(self._order, message.order)
+            self._singles.order = max(self._singles.order, message.order)
             if self.progress.is_used:
                 self.progress.opened(message)
             if is_client(message.source):
@@ -327,9 +336,9 @@ class Partition:
         if not self._inbox.may_go_ahead(batch.source):
             return  # Each answer is a number in the commits until all before it are done.
         for index, error in infeasible(chunk, self.function, self._urgency, now_ms):
-            self._order += 1
+            waiting = chunk.message(index, self._singles.next_order())
             self._endings.took_ahead(batch.source, batch.first + index)
-            self._endings.consume_unrun(chunk.message(index, self._order), error, now_ms)
+            self._endings.consume_unrun(waiting, error, now_ms)
             self._admission.count("infeasible", 1)
 
     def _count_from_frontier(self, chunk: Chunk, now_ms: float) -> None:
@@ -557,7 +566,7 @@ class Partition:
     def _settle_each(self, work: Work, result: RunResult, now_ms: float) -> None:
         """Some messages of a run failed, wait, or were waiting before."""
         messages = work.waiting or [
-            self._message(*work.locate(index)) for index in range(work.count)
+            self._singles.message(*work.locate(index)) for index in range(work.count)
         ]
         for waiting in self._endings.settle(messages, work.spans, result, now_ms):
             self._await(waiting)
@@ -571,14 +580,6 @@ class Partition:
             self.effects.append(Interrupt(message.id, waiting.interrupted))
         elif waiting.expires and waiting.deadline_ms is not None:
             self._expiries.add(waiting, len(self._awaiting))
-
-    def _message(self, chunk: Chunk, index: int) -> Waiting:
-        """Take one message out of its columns."""
-        self._order += 1
-        waiting = chunk.message(index, self._order)
-        if self.progress.by_arrival:
-            waiting.message.at_ms = self.clock_ms(chunk.arrived_ms)
-        return waiting
 
     def invocation_ended(
         self,
@@ -708,7 +709,7 @@ class Partition:
             len(self._awaiting) < self._limits.open_calls_max
             and self._queue.is_more_urgent(self._ready)
         ):
-            work = self._take_ready(size, now_ms)
+            work = self._singles.take_ready(size, now_ms)
         else:
             work = self._take_from_backlog(size, off_loop, now_ms)
         if work is None:
@@ -727,50 +728,6 @@ class Partition:
             if not self._commit_size.has_room_for(ahead):
                 return False
         return not self._suspect or self._drop_suspect()
-
-    def _take_ready(self, size: int, now_ms: float) -> Work | None:
-        ready = self._ready
-        taken: list[Waiting] = []
-        while ready and len(taken) < size:
-            first = ready[0]
-            together = self.function.batch is not False and bool(taken)
-            if together and max(first.message.attempt, taken[0].message.attempt) > 1:
-                # A batch with one that failed before could fail again, and blame the others.
-                break
-            ready.popleft()
-            if first.entry is not None:
-                self._queue.unweigh_waiting(first)
-            if (over := self._is_over(first, now_ms)) is not None:
-                self._endings.consume_unrun(first, over, now_ms)
-                self._lines.release(self._lines.lock_of(first.message))
-            else:
-                taken.append(first)
-        if not taken:
-            return None
-        self._take_followers(taken, size, now_ms)
-        work = self._queue.work(taken)
-        work.rank_last = max([each.rank or 0.0 for each in taken])
-        return work
-
-    def _take_followers(self, taken: list[Waiting], size: int, now_ms: float) -> None:
-        """Fill a run with what waits behind the keys that it holds anyway.
-
-        With one message a run, a hot key that has once fallen behind would never catch up. Behind
-        one that failed before they wait: it may fail again.
-        """
-        for holder in tuple(taken):
-            if holder.message.attempt > 1:
-                continue
-            behind = self._keys.get(self._lines.lock_of(holder.message))
-            while behind and len(taken) < size and behind[0].message.attempt == 1:
-                follower = behind.popleft()
-                if follower.entry is not None:
-                    self._queue.unweigh_waiting(follower)
-                over = self._is_over(follower, now_ms)
-                if over is None:
-                    taken.append(follower)
-                else:
-                    self._endings.consume_unrun(follower, over, now_ms)
 
     def _drop_suspect(self) -> bool:
         if self._committing is not None or self._endings.pending.rows or self._lent.reads_for_parts:
@@ -813,76 +770,12 @@ class Partition:
             return None
         assert type(chosen) is Singly
         places, spans = chosen
-        return self._take_single(places, now_ms, many_runs=off_loop, spans=spans)
-
-    def _take_single(
-        self,
-        places: Sequence[Place],
-        now_ms: float,
-        *,
-        many_runs: bool,
-        spans: Sequence[Span] = (),
-        in_parts: bool = False,
-    ) -> Work | None:
-        """Take messages as objects: keys may be busy, or several runs go on at once.
-
-        They are those of the spans; without any, they were pulled out of their lines. Those that
-        run in parts need no key.
-        """
-        runnable: list[Waiting] = []
-        mine: set[str] = set()
-        ahead = not spans
-        for chunk, index in places:
-            waiting = self._message(chunk, index)
-            if ahead:
-                self._endings.took_ahead(waiting.message.source, waiting.message.number)
-            if (over := self._is_over(waiting, now_ms)) is not None:
-                self._endings.consume_unrun(waiting, over, now_ms)
-                continue
-            if in_parts:
-                self._endings.park(waiting)
-                if is_lendable(waiting):
-                    runnable.append(waiting)
-                else:
-                    # As a retry that is due: see `dead_letter_taken`.
-                    self._lines.retry_at(now_ms, waiting)
-                continue
-            lock = self._lines.lock_of(waiting.message)
-            if lock in self._keys and lock not in mine:
-                self._keys[lock].append(waiting)
-                self._endings.pending.message_count += 1
-                self._endings.park(waiting)
-                if self.mergeable:
-                    self._queue.crowded(lock)
-                continue
-            if many_runs:
-                # Others may commit before this run does, so its messages have to be on record.
-                mine.add(lock)
-                self._lines.hold(waiting)
-                self._endings.park(waiting)
-            runnable.append(waiting)
-        first, last = places[0][0], places[-1][0]
-        for chunk, _, stop in spans:
-            self._endings.took(chunk.batch.source, chunk.batch.first + stop - 1)
-        self._endings.pending.must_flush = True
-        if not runnable:
-            return None
-        work = self._queue.work(runnable)
-        work.rank, work.rank_last, work.arrived_ms = first.rank, last.rank, first.arrived_ms
-        if not many_runs:
-            # Until it ends, the positions above include messages that are nowhere else.
-            work.recorded = False
+        work = self._singles.take(places, now_ms, many_runs=off_loop, spans=spans)
+        if work is not None and not work.recorded:
             self._unrecorded = work
         return work
 
     # Requests that nobody waits for any more
-
-    def _is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
-        """Return why a message that waits for a run need not run."""
-        due_ms = waiting.deadline_ms
-        if waiting.expires and due_ms is not None and due_ms < now_ms:
-            return expired(waiting)
-        return waiting.interrupted
 
     def _interrupt(self, waiting: Waiting, error: ErrorInfo) -> None:
         """Let a handler that awaits something end now; its caller gets the error."""
@@ -905,7 +798,7 @@ class Partition:
     def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
         place = self._backlog.remove_call(source, number)
         if place is not None:
-            waiting = self._message(*place)
+            waiting = self._singles.message(*place)
             self._endings.took_ahead(source, number)
             self._endings.consume_unrun(waiting, error, now_ms)
             return
@@ -943,10 +836,9 @@ class Partition:
             for waiting in self._endings.parked.values():
                 self.progress.opened(waiting.message)
         for index in range(span.start, span.stop):
-            self._order += 1
             value_ms = decode_marker(span.chunk.raw(index))
             source = batch.keys[index] or batch.source
-            self.progress.marker(source, value_ms, self._order, now_ms)
+            self.progress.marker(source, value_ms, self._singles.next_order(), now_ms)
         self._endings.took_whole(span)
         # Before anything that stands behind it runs.
         self._let_time_pass(now_ms)
@@ -1019,7 +911,7 @@ class Partition:
         places = self._queue.lend(parts, in_order=in_order)
         if not places:
             return False
-        work = self._take_single(places, now_ms, many_runs=True, in_parts=lease.partial)
+        work = self._singles.take(places, now_ms, many_runs=True, in_parts=lease.partial)
         if work is not None:
             self._endings.pending.message_count += (
                 work.count
@@ -1188,11 +1080,10 @@ class Partition:
         self._endings.pending.record(Record(DEAD, letter, None))
         self._endings.dead_count -= 1
         if replayed is not None:
-            self._order += 1
             # Without its idempotency key, under which its failure is on record as the answer.
             extra = msgspec.structs.replace(replayed.extra, idempotency_key="")
             message = msgspec.structs.replace(
-                replayed, order=self._order, attempt=1, last_error=None, extra=extra
+                replayed, order=self._singles.next_order(), attempt=1, last_error=None, extra=extra
             )
             waiting = Waiting(message)
             if is_client(message.source):
@@ -1254,8 +1145,7 @@ class Partition:
         slo_ms = self.function.slo_ms
         deadline_ms = None if slo_ms is None else now_ms + slo_ms
         for timer, key in progress.closings():
-            self._order += 1
-            message = closing_message(timer, key, self._order)
+            message = closing_message(timer, key, self._singles.next_order())
             progress.opened(message)
             self._lines.make_ready_or_wait(Waiting(message, deadline_ms, arrived_ms=now_ms))
         told = progress.tell()

@@ -16,6 +16,7 @@ from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
+from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.steps import Acknowledge, Deliver, Store
 from sublet.runtime.work import Chunk, Waiting, Work
 from sublet.runtime.work_queue import WorkQueue
@@ -288,17 +289,20 @@ class _OneByOne(WorkQueue):
         return True
 
 
+class _ExpiringMessages(SingleMessages):
+    def is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
+        waiting.expires = True
+        return super().is_over(waiting, now_ms)
+
+
 class LetsSendsExpire(Mutant):
     """Drops sends whose deadline has passed."""
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._queue.__class__ = _OneByOne
+            self._singles.__class__ = _ExpiringMessages
             super().start(now_ms)
-
-        def _is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
-            waiting.expires = True
-            return super()._is_over(waiting, now_ms)
 
 
 class _RememberingEndings(Endings):
