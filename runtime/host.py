@@ -145,6 +145,7 @@ class Hosted:
     __slots__ = (
         "cache",
         "clock",
+        "committing",
         "loaded",
         "on_left",
         "partition",
@@ -168,6 +169,8 @@ class Hosted:
         self.cache = cache
         self.clock = clock
         self.wake: asyncio.TimerHandle | None = None
+        self.committing: Commit | None = None
+        """What the store was last asked to commit."""
         self.loaded: Work | None = None
         """Work that had to wait for its state, and waits for its turn once more."""
         self.tickets: set[asyncio.Future[None]] = set()
@@ -520,6 +523,7 @@ class Host:
                     self._outside.acknowledge(effect.ack)  # type: ignore[union-attr]
                 elif kind is StoreCommit:
                     hosted.times.sealed(effect.commit.index)  # type: ignore[union-attr]
+                    hosted.committing = effect.commit  # type: ignore[union-attr]
                     self.committer.add(effect.commit)  # type: ignore[union-attr]
                 elif kind is WakeAt:
                     self._wake_at(hosted, effect.at_ms)  # type: ignore[union-attr]
@@ -638,7 +642,9 @@ class Host:
 
     def _commit_ended(self, commit: Commit, outcome: Outcome) -> None:
         hosted = self.partitions.get(commit.partition)
-        if hosted is None or hosted.partition.epoch != commit.epoch:
+        if hosted is None or hosted.committing is not commit:
+            # Of a former owner here. Its epoch does not tell: a store that has lost data gives
+            # an epoch twice.
             return
         now_ms = self._clock.monotonic_ms()
         if outcome is Outcome.DONE or outcome is Outcome.DUPLICATE:

@@ -9,13 +9,13 @@ import pytest
 
 from sublet.functions.app import App
 from sublet.functions.context import Context
-from sublet.runtime.frames import Kind
+from sublet.runtime.frames import Ack, Kind
 from sublet.runtime.lease_messages import Released
 from sublet.runtime.limits import Limits
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.testing.machine import Machine
 from sublet.runtime.testing.virtual_loop import immediately
-from sublet.statestore.contract import OutboxEntry
+from sublet.statestore.contract import Commit, OutboxEntry, Outcome
 from tests.unit.partition_harness import NAME, batch
 
 app = App("app", partitions=1)
@@ -123,3 +123,28 @@ def test_what_waits_here_for_one_that_leaves_is_offered_to_the_next_owner(
     assert offered == [1, 1]
     assert machine.host.partitions[sender].partition.idle
     assert immediately(machine.store.acquire(NAME, "next")).inbox == {sender: 1}
+
+
+def test_an_outcome_of_a_former_owner_here_is_not_taken_for_that_of_the_present_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that has lost data gives an epoch twice: what the present owner had not committed
+    yet was acknowledged when the former owner's commit was found."""
+    commits: list[Commit] = []
+    acknowledged: list[Ack] = []
+    monkeypatch.setattr(machine.host.committer, "add", commits.append)
+    monkeypatch.setattr(machine.exchange, "acknowledge", acknowledged.append)
+    recovered = immediately(machine.store.acquire(NAME, "here"))
+    for _ in range(2):
+        machine.host.remove(NAME)
+        machine.loop.call_soon(machine.host.add, NAME, recovered)
+        machine.loop.run_ready()
+        messages = batch(1, ["a"], kind=Kind.SEND, payloads=[1], source="app/g/0")
+        machine.loop.call_soon(machine.host.batch_arrived, messages, machine.host.partitions[NAME])
+        machine.loop.run_ready()
+    former, present = commits
+    machine.host._commit_ended(former, Outcome.DONE)
+    assert not acknowledged
+
+    machine.host._commit_ended(present, Outcome.DONE)
+    assert [each.upto for each in acknowledged] == [1]
