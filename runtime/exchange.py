@@ -182,6 +182,9 @@ class Exchange:
         was another owner's business since."""
         for port in (*self._clients.values(), *self._peers.values()):
             port.forget_sender(partition)
+        for source in (partition, partition + REPLY_MARK):
+            self._sources.pop(source, None)
+            self._also_heard.pop(source, None)
 
     def partition_added(self, partition: str, taken: Mapping[str, int]) -> None:
         """A partition is now here: local senders need not wait for anything.
@@ -236,10 +239,9 @@ class Exchange:
             self._tasks.create_task(self._connect_peer(worker))
 
     def acknowledge(self, ack: Ack) -> None:
-        source = endpoint_of(ack.source)
-        if source in self.host.partitions:
+        if endpoint_of(ack.source) in self.host.partitions:
             self.host.acknowledged(ack)
-            return
+        # If it is here and was heard from elsewhere, we may be the last to know that it has moved.
         port = self._sources.get(ack.source)
         if port is not None:
             port.acknowledge(ack)
@@ -264,7 +266,6 @@ class Exchange:
         source = endpoint_of(refused.source)
         if source in self.host.partitions:
             self.host.resend_from(source, refused.target, refused.first)
-            return
         port = self._sources.get(refused.source)
         if port is not None:
             for each in (port, *self._also_heard.get(refused.source, ())):

@@ -12,7 +12,17 @@ import pytest
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.frames import Ack, Batch, Data, Frame, Hello, Kind, Topology
+from sublet.runtime.frames import (
+    Ack,
+    Batch,
+    Data,
+    ErrorInfo,
+    Frame,
+    Hello,
+    Kind,
+    Refused,
+    Topology,
+)
 from sublet.runtime.host import Host
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
@@ -214,3 +224,42 @@ def test_a_partition_that_comes_back_says_what_it_has_taken() -> None:
         return link.acknowledged
 
     assert asyncio.run(story()) == 1
+
+
+class FormerOwner(NoPartitions):
+    """A host that does not know yet that a partition of its has moved."""
+
+    partitions: Mapping[str, object] = {"app/f/0": object()}
+
+    def __init__(self) -> None:
+        self.heard: list[Ack | int] = []
+
+    def acknowledged(self, ack: Ack) -> None:
+        self.heard.append(ack)
+
+    def resend_from(self, partition: str, destination: str, first: int) -> None:
+        self.heard.append(first)
+
+
+def test_a_former_owner_here_does_not_keep_answers_from_the_present_one() -> None:
+    """The present owner's messages were taken, or refused, by a partition beside the former owner:
+    only that one was told, and the present owner waited for ever."""
+
+    async def story() -> tuple[list[Ack | int], int, list[Frame]]:
+        exchange = Exchange("w1", Limits(), _connect)
+        host = FormerOwner()
+        exchange.host = cast("Host", host)
+        exchange.topology_changed(Topology(1, [], {}, {}))
+        link = QuietLink()
+        receiver = exchange.accepted(link, Hello("w2"))
+        batch = Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
+        receiver.frame_received(link, Data([batch], []))
+        exchange.acknowledge(Ack("app/g/0", "app/f/0", 1))
+        refused = Refused("app/g/0", "app/f/0", 2, ErrorInfo("gap", ""))
+        exchange.refuse(refused)
+        await asyncio.sleep(0)
+        return host.heard, link.acknowledged, [each for each in link.frames if each is refused]
+
+    heard, acknowledged, refusals = asyncio.run(story())
+    assert len(heard) == 2
+    assert (acknowledged, len(refusals)) == (1, 1)
