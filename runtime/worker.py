@@ -335,18 +335,19 @@ class Worker:
         if http is not None:
             http.drain()
         timeout_s, is_last = self._config.drain_timeout_s, False
+        loop = asyncio.get_running_loop()
+        noticed = loop.time() + NOTICE_S
+        ends = loop.time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                noticed = asyncio.get_running_loop().time() + NOTICE_S
+            async with asyncio.timeout_at(ends) as limit:
                 is_last = not await membership.drain()
                 if is_last:
                     self.exchange.close_intake()
                     await _until(self.host.is_idle)
                     # Whoever comes now finds nobody to ask; what waits for its next try is on
                     # record.
-                    noticed, timeout_s = 0.0, min(timeout_s, NOTICE_S)
-            async with asyncio.timeout(timeout_s):
-                if is_last:
+                    noticed = 0.0
+                    limit.reschedule(min(ends, loop.time() + NOTICE_S))
                     await _until(lambda: not self.host.open_from_clients())
                 await _until(lambda: self._server.is_unused(noticed))
                 if http is not None:

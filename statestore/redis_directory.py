@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.contract import Member, View, check_functions, check_placement
+from sublet.statestore.redis_node import FAILURES
 from sublet.statestore.redis_server import (
     DEFAULT_PREFIX,
     RETRY_AFTER_MS,
@@ -139,7 +139,7 @@ class RedisDirectory:
                             ignore_subscribe_messages=False, timeout=RESUBSCRIBE_WAIT_S
                         )
                         await self._heard(message)
-            except (RedisError, OSError, TimeoutError, SubletError):
+            except (*FAILURES, SubletError):
                 await asyncio.sleep(RESUBSCRIBE_WAIT_S)
 
     async def _heard(self, message: dict[str, Any] | None) -> None:

@@ -35,6 +35,8 @@ RETRY_AFTER_MS = 500
 CONNECTIONS_MAX = 16
 # What says that a slot is elsewhere, or on its way: nothing is wrong with the node.
 REDIRECTIONS = (AskError, TryAgainError)
+# The last: uvloop says so when a connection was lost since it was made.
+FAILURES = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
 class StoreServerError(SubletError):
@@ -86,7 +88,7 @@ class RedisNode:
         except SubletError as error:
             self._note(error)
             return [error] * len(calls)
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             self._note(error)
             return [self.unavailable(error)] * len(calls)
         is_failing = False
@@ -108,7 +110,7 @@ class RedisNode:
                 found: dict[str, Any] = await self.client.info("default")
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise self._shut_out(error) from error
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             self._note(error)
             raise self.unavailable(error) from error
         return found
@@ -127,7 +129,7 @@ class RedisNode:
                     await self._load_functions()
             except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
                 raise self._shut_out(error) from error
-            except (RedisError, OSError, TimeoutError) as error:
+            except FAILURES as error:
                 raise self.unavailable(error) from error
             self._looked_s = time.monotonic()
             self._was_sound = True

@@ -16,12 +16,13 @@ from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import MovedError, RedisError
+from redis.exceptions import MovedError
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.redis_functions import function_name
 from sublet.statestore.redis_node import (
     CONNECTIONS_MAX,
+    FAILURES,
     REDIRECTIONS,
     RETRY_AFTER_MS,
     RedisNode,
@@ -220,7 +221,7 @@ class RedisServer:
         for node in list(self._nodes.values()):
             try:
                 ranges = await node.execute("CLUSTER", "SLOTS")
-            except (RedisError, OSError, TimeoutError) as error:
+            except FAILURES as error:
                 failure = node.unavailable(error)
                 continue
             names = [""] * SLOT_COUNT

@@ -33,7 +33,7 @@ from tests.chaos.recovery import Recoveries, Recovery
 from tests.chaos.schedule import Episode
 from tests.chaos.site import Site
 from tests.chaos.workloads import ROUNDS_PER_S
-from tests.integration.cluster import PROJECT
+from tests.integration.cluster import PATIENCE_S, PROJECT
 from tests.network import Network
 
 LOOK_EVERY_S = 0.05
@@ -150,7 +150,12 @@ class Run:
     def __init__(self, plan: Plan, folder: Path, network: Network | None) -> None:
         self.state = State()
         self._plan = plan
-        settings = {"heartbeat_ms": plan.heartbeat_ms, "member_term_ms": plan.member_term_ms}
+        settings = {
+            "heartbeat_ms": plan.heartbeat_ms,
+            "member_term_ms": plan.member_term_ms,
+            # Redis may be away meanwhile; what is not finished then is for others.
+            "drain_timeout_s": PATIENCE_S / 2,
+        }
         self._site = Site(folder, plan.workers + 1, settings, network)
         self._recoveries = Recoveries(self._site.partitions)
         self._faults = Faults(self._site, self._recoveries)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import structlog
+from redis.asyncio.connection import ConnectionPool
 
 from sublet.functions.errors import UnavailableError
 from sublet.statestore.contract import TIMER, Commit, Member, OutboxEntry, Outcome, Record, StateRow
 from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_node import StoreServerError
+from sublet.statestore.redis_node import RedisNode, StoreServerError
 from sublet.statestore.redis_server import RedisServer
 from sublet.statestore.redis_store import ARGUMENTS_MAX, ARGUMENTS_PER_CALL_MAX, RedisStore
 from tests.contract.conftest import RedisSpace
@@ -341,3 +342,19 @@ async def test_the_password_is_in_no_log_and_no_error(start_redis: StartRedis) -
     assert logged
     assert "open-sesame" not in " ".join(texts)
     await store.close()
+
+
+class _LostConnections(ConnectionPool):
+    """Its connections are lost between their making and their first use, as uvloop tells it."""
+
+    async def get_connection(self, *arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("unable to perform operation on <TCPTransport>; the handler is closed")
+
+
+async def test_a_connection_that_is_lost_as_soon_as_it_is_made_is_a_failure_of_redis() -> None:
+    pool = _LostConnections(host="127.0.0.1", port=1)
+    node = RedisNode(pool, full_sync=False, look_every_s=10.0)
+
+    (answer,) = await node.send([("PING",)])
+
+    assert isinstance(answer, UnavailableError)
