@@ -297,6 +297,8 @@ class Host:
 
     def add(self, name: str, recovered: Recovered, warm: Released | None = None) -> None:
         """Own a partition from now on; `warm` is what its former owner has said at the end."""
+        if recovered.lost:
+            self.committer.gaps += 1
         function = self._functions[split_partition_name(name)[0]]
         now_ms = self._clock.monotonic_ms()
         state_clock = StateClock(bytes_max=self._limits.state_bytes_max)

@@ -163,7 +163,8 @@ METRICS = (
         "sublet_commit_gaps",
         "counter",
         (),
-        "Commits that found older data than theirs: the store has lost some.",
+        "Commits, and partitions taken again, that found older data than was known here: the store "
+        "has lost some.",
     ),
     Described("sublet_commit_busy_seconds", "counter", (), "Time spent waiting for the store."),
     Described("sublet_commit_seconds", "histogram", (), "Time of one transaction of the store."),

@@ -151,6 +151,8 @@ class Recovered(msgspec.Struct, kw_only=True):
     dead_count: int
     empty: bool
     """True if the partition has no state at all: a key that is not in memory has none."""
+    lost: bool = False
+    """True if this is older than what the store has returned or committed here before."""
 
 
 class Store(Protocol):

@@ -18,7 +18,8 @@ group is there a call for each partition, in one pipeline for each node. Of a pa
 Beside them `prefix:partitions` and `prefix:emitters:EGRESS` are what readers find partitions by.
 
 A Redis that has lost data, all of it or the newest, is noticed by the next commit of each owner,
-and so before any reply leaves: its token is not there any more, or the index is an older one.
+and so before any reply leaves: its token is not there any more, or the index is an older one. Who
+takes a partition again notices it, too, by what it has known of it.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ class RedisStore:
         # Of each partition what its last acquisition here has written: if that was lost, an owner
         # must be fenced, even if others have counted the epochs up to its own again.
         self._tokens: dict[str, str] = {}
+        # Partition to the epoch and index that were there for certain: none older may come after.
+        self._known: dict[str, tuple[int, int]] = {}
         # Partition and egress that are known to be named in the store.
         self._emitters: dict[str, set[str]] = {}
         # Partitions whose last commit Redis could not run, so that it is told once.
@@ -134,6 +137,8 @@ class RedisStore:
     async def acquire(self, partition: str, worker: str) -> Recovered:
         split_partition_name(partition)
         server, key, token = self._server, self._key(partition), secrets.token_hex(8)
+        # Of before the question: what others learn meanwhile may be newer than the answer.
+        known = self._known.get(partition)
         # A partition that tools cannot find would be worse than a name without one.
         _, (epoch, index, clock_ms) = await server.ask(
             [
@@ -159,19 +164,24 @@ class RedisStore:
         )
         if newest[0] != token.encode() and int(newest[1] or 0) <= int(epoch):
             raise UnavailableError(f"Redis lost {partition} while it was taken", RETRY_AFTER_MS)
+        lost = known is not None and (int(epoch) <= known[0] or int(index) < known[1])
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
         parked, journal, ahead, watermarks, egress_marks, expired = [
             await self._all_records(key, kind, page)
             for kind, page in zip(_RECOVERED, pages, strict=True)
         ]
+        outbox = await self._outbox(key, sorted(numbers_sent))
+        if known is not None and lost:
+            self._tell_lost(partition, *known, f"epoch {int(epoch) - 1} index {int(index)}")
+        self._known[partition] = (int(epoch), int(index))
         return Recovered(
             epoch=int(epoch),
             index=int(index),
             clock_ms=int(clock_ms),
             inbox=_numbers(inbox),
             sent=numbers_sent,
-            outbox=await self._outbox(key, sorted(numbers_sent)),
+            outbox=outbox,
             egress={name: (each, egress_next[name]) for name, each in _numbers(first).items()},
             parked=parked,
             journal=journal,
@@ -181,6 +191,7 @@ class RedisStore:
             expired=expired,
             dead_count=dead_count,
             empty=key_count == 0,
+            lost=lost,
         )
 
     async def _outbox(self, key: str, destinations: list[str]) -> list[OutboxEntry]:
@@ -275,13 +286,9 @@ class RedisStore:
     def _outcome(self, commit: Commit, answer: bytes) -> Outcome:
         word, _, found = answer.decode().partition(" ")
         if word == "lost":
-            log.error(
-                "redis_lost_its_data",
-                redis=self._server.name,
-                partition=commit.partition,
-                committed=f"epoch {commit.epoch} index {commit.index - 1}",
-                found=found,
-            )
+            self._tell_lost(commit.partition, commit.epoch, commit.index - 1, found)
+            # It is told: taking the partition again is no second loss.
+            self._known.pop(commit.partition, None)
             word = Outcome.GAP.value
         outcome = _OUTCOMES.get(word)
         if outcome is None:
@@ -292,7 +299,20 @@ class RedisStore:
                 log.error("commit_failing", partition=commit.partition, error=error)
             return Outcome.UNKNOWN
         self._stuck.discard(commit.partition)
+        if outcome in (Outcome.DONE, Outcome.DUPLICATE):
+            newest = (commit.epoch, commit.index)
+            # The partition may have been taken again before this answer came.
+            self._known[commit.partition] = max(newest, self._known.get(commit.partition, newest))
         return outcome
+
+    def _tell_lost(self, partition: str, epoch: int, index: int, found: str) -> None:
+        log.error(
+            "redis_lost_its_data",
+            redis=self._server.name,
+            partition=partition,
+            committed=f"epoch {epoch} index {index}",
+            found=found,
+        )
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
         found: list[StateRow] = []

@@ -15,7 +15,16 @@ import structlog
 from redis.asyncio.connection import ConnectionPool
 
 from sublet.functions.errors import UnavailableError
-from sublet.statestore.contract import TIMER, Commit, Member, OutboxEntry, Outcome, Record, StateRow
+from sublet.statestore.contract import (
+    TIMER,
+    Commit,
+    Member,
+    OutboxEntry,
+    Outcome,
+    Record,
+    Recovered,
+    StateRow,
+)
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_node import RedisNode, StoreServerError
 from sublet.statestore.redis_server import RedisServer
@@ -79,14 +88,26 @@ async def settled(store: RedisStore, commit: Commit) -> Outcome:
                 return outcome
 
 
-async def index_of(store: RedisStore, worker: str = "worker") -> tuple[int, int]:
+async def acquired(store: RedisStore, worker: str = "worker") -> Recovered:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                recovered = await store.acquire(P, worker)
-                return recovered.epoch, recovered.index
+                return await store.acquire(P, worker)
             except UnavailableError:
                 continue
+
+
+async def index_of(store: RedisStore, worker: str = "worker") -> tuple[int, int]:
+    recovered = await acquired(store, worker)
+    return recovered.epoch, recovered.index
+
+
+def told_losses(logged: list[structlog.typing.EventDict]) -> list[tuple[str, str, str]]:
+    return [
+        (each["partition"], each["committed"], each["found"])
+        for each in logged
+        if each["event"] == "redis_lost_its_data"
+    ]
 
 
 def events(logged: list[structlog.typing.EventDict]) -> list[str]:
@@ -154,6 +175,55 @@ async def test_older_data_is_noticed_by_every_owner_and_none_goes_on_as_if_nothi
     with structlog.testing.capture_logs() as logged:
         assert await later.commit([numbered(epoch + 1, 6)]) == [Outcome.GAP]
     assert events(logged) == ["redis_lost_its_data"]
+
+
+async def test_lost_data_is_told_by_who_takes_a_partition_again_before_any_commit(
+    start_redis: StartRedis, opened: OpenStore, tmp_path: Path
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    epoch, _ = await index_of(store)
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    shutil.copytree(server.folder / "appendonlydir", tmp_path / "backup")
+    assert await store.commit([numbered(epoch, 2)]) == [Outcome.DONE]
+
+    server.kill()
+    server.lose_data()
+    shutil.copytree(tmp_path / "backup", server.folder / "appendonlydir")
+    server.start()
+    with structlog.testing.capture_logs() as logged:
+        older = await acquired(store)
+    assert (older.epoch, older.index, older.lost) == (epoch + 1, 1, True)
+    assert told_losses(logged) == [(P, "epoch 1 index 2", "epoch 1 index 1")]
+
+    server.ask("FLUSHALL")
+    with structlog.testing.capture_logs() as logged:
+        emptied, again = await acquired(store), await acquired(store)
+    assert (emptied.epoch, emptied.index, emptied.lost) == (1, 0, True)
+    assert told_losses(logged) == [(P, "epoch 2 index 1", "epoch 0 index 0")]
+    # Once: what is there now is what is known now.
+    assert (again.epoch, again.lost) == (2, False)
+
+
+async def test_a_loss_that_a_commit_has_told_is_not_told_again_nor_is_a_partition_that_was_away(
+    start_redis: StartRedis, opened: OpenStore
+) -> None:
+    server = start_redis()
+    store, other = opened(server), opened(server)
+    epoch, _ = await index_of(store)
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    with structlog.testing.capture_logs() as logged:
+        assert await index_of(other) == (epoch + 1, 1)
+        assert await other.commit([numbered(epoch + 1, 2)]) == [Outcome.DONE]
+        assert await store.commit([numbered(epoch, 2)]) == [Outcome.FENCED]
+        assert not (await acquired(store)).lost
+    assert told_losses(logged) == []
+
+    server.ask("FLUSHALL")
+    with structlog.testing.capture_logs() as logged:
+        assert await settled(store, numbered(epoch + 2, 3)) is Outcome.GAP
+        assert not (await acquired(store)).lost
+    assert len(told_losses(logged)) == 1
 
 
 async def test_a_primary_that_becomes_a_replica_is_waited_for(

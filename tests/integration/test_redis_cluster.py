@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from tests.integration.cluster import Cluster, running_cluster
+from tests.integration.cluster import Cluster, running_cluster, until
 from tests.integration.worker_load import Load, rounds_more, under_load
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 
@@ -98,6 +98,19 @@ async def test_a_redis_that_is_killed_and_comes_back_loses_nothing(
             await cluster.ready()
 
         await under_load(cluster, 4, restart)
+
+
+async def test_a_redis_that_was_emptied_while_nothing_was_written_is_told_and_counted(
+    tmp_path: Path, redis: RedisProcess
+) -> None:
+    async with running(tmp_path, redis, 2) as cluster:
+        redis.ask("FLUSHALL")
+
+        async def counted() -> bool:
+            return (await cluster.counters())["commit_gaps"] > 0
+
+        await until(lambda: "redis_lost_its_data" in cluster.log)
+        await until(counted)
 
 
 async def test_a_redis_cluster_whose_slots_move_and_whose_nodes_die_loses_nothing(
