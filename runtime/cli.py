@@ -10,6 +10,7 @@ settings; 3 no cluster could be reached (for `run`: the workers could not be kep
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,6 +114,8 @@ _LOG_FLAGS = ("log_level", "log_format")
 
 def main() -> None:
     """Run the command line given in `sys.argv`."""
+    # Otherwise it writes what happens to its connections between a command's own lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     cli(prog_name="sublet")
 
 
