@@ -207,12 +207,17 @@ class RedisServer:
         try:
             info = await self._first.info()
         except UnavailableError as error:
-            if "SELECT is not allowed in cluster mode" not in str(error):
-                raise
-            raise StoreServerError(
-                f"redis_url names database {self._connection_kwargs['db']}; "
-                f"allowed in a Redis Cluster, as at {self.name}: 0"
-            ) from error
+            named = f"redis_url names database {self._connection_kwargs.get('db')}"
+            if "SELECT is not allowed in cluster mode" in str(error):
+                raise StoreServerError(
+                    f"{named}; allowed in a Redis Cluster, as at {self.name}: 0"
+                ) from error
+            if "DB index is out of range" in str(error):
+                raise StoreServerError(
+                    f"{named}, which the Redis at {self.name} has not; allowed: 0 up to one less "
+                    "than its setting databases (16 if nobody changed it)"
+                ) from error
+            raise
         self._is_cluster = bool(int(info.get("cluster_enabled", 0)))
 
     async def _ask_for_slots(self) -> list[str]:

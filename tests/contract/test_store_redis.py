@@ -138,6 +138,17 @@ async def test_a_wrong_password_is_told_and_the_right_one_is_never_shown(
     await store.close()
 
 
+async def test_a_database_that_this_redis_has_not_is_told_with_those_that_it_has(
+    start_redis: StartRedis,
+) -> None:
+    url = start_redis(databases="4").url.replace("/0", "/4")
+    for each in (RedisStore(url), RedisDirectory(url)):
+        asked = each.acquire(P, "worker") if isinstance(each, RedisStore) else each.view()
+        with pytest.raises(StoreServerError, match=r"database 4, which .*; allowed: 0 up to"):
+            await asked
+        await each.close()
+
+
 @pytest.mark.parametrize("cluster_enabled", ["no", "yes"])
 async def test_a_user_with_the_rights_that_the_docs_name_can_do_everything_and_no_more(
     start_redis: StartRedis, cluster_enabled: str
