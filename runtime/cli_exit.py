@@ -20,12 +20,14 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
+from sublet.statestore.contract import StoreServerError
 
-_CALLERS_FAULT = (
+_USAGE_ERRORS = (
     EncodeError,
     IdempotencyConflictError,
     KeyRejectedError,
     PayloadError,
+    StoreServerError,
     TooLargeError,
     UnknownFunctionError,
 )
@@ -80,7 +82,7 @@ def code_of(error: Exception) -> ExitCode:
             return ExitCode.RETRY_LATER
         case OSError():
             return ExitCode.FAILED
-        case SubletError() if not isinstance(error, _CALLERS_FAULT):
+        case SubletError() if not isinstance(error, _USAGE_ERRORS):
             return ExitCode.FAILED
         case _:
             return ExitCode.USAGE

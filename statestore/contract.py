@@ -24,6 +24,12 @@ class DamagedError(SubletError):
     code = "damaged"
 
 
+class StoreServerError(SubletError):
+    """The server of the store cannot be used as it is set up; the text says what to change."""
+
+    code = "bad_store_server"
+
+
 class Outcome(Enum):
     """How a commit ended."""
 
@@ -34,6 +40,9 @@ class Outcome(Enum):
     """Another owner has taken the partition; forget what is in memory."""
     GAP = "gap"
     """Not the next commit of the partition; forget what is in memory."""
+    REFUSED = "refused"
+    """Nothing was done, and never will be: the store cannot hold it, as it is too large. Forget
+    what is in memory, and commit less at a time."""
     UNKNOWN = "unknown"
     """The store could not say (disk full, lost connection): send identical bytes again."""
 

@@ -26,6 +26,7 @@ from redis.exceptions import (
 )
 
 from sublet.functions.errors import SubletError, UnavailableError
+from sublet.statestore.contract import StoreServerError
 from sublet.statestore.redis_functions import LIBRARY, LIBRARY_NAME
 
 log = structlog.get_logger(__name__)
@@ -37,12 +38,6 @@ CONNECTIONS_MAX = 16
 REDIRECTIONS = (AskError, TryAgainError)
 # The last: uvloop says so when a connection was lost since it was made.
 FAILURES = (RedisError, OSError, TimeoutError, RuntimeError)
-
-
-class StoreServerError(SubletError):
-    """This Redis cannot be used as it is set up; the text says what to change."""
-
-    code = "bad_store_server"
 
 
 class RedisNode:

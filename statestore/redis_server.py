@@ -19,6 +19,7 @@ from redis.crc import key_slot
 from redis.exceptions import MovedError
 
 from sublet.functions.errors import SubletError, UnavailableError
+from sublet.statestore.contract import StoreServerError
 from sublet.statestore.redis_functions import function_name
 from sublet.statestore.redis_node import (
     CONNECTIONS_MAX,
@@ -26,11 +27,10 @@ from sublet.statestore.redis_node import (
     REDIRECTIONS,
     RETRY_AFTER_MS,
     RedisNode,
-    StoreServerError,
     node_name,
 )
 
-__all__ = ["DEFAULT_PREFIX", "RETRY_AFTER_MS", "TIMEOUT_S", "RedisServer", "StoreServerError"]
+__all__ = ["DEFAULT_PREFIX", "RETRY_AFTER_MS", "TIMEOUT_S", "RedisServer"]
 
 log = structlog.get_logger(__name__)
 

@@ -21,9 +21,10 @@ from sublet.statestore.contract import (
     Outcome,
     Record,
     StateRow,
+    StoreServerError,
 )
 from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_node import StoreServerError, problems_of
+from sublet.statestore.redis_node import problems_of
 from sublet.statestore.redis_store import RedisStore
 from tests.contract.conftest import RedisSpace
 from tests.redis_process import RedisProcess

@@ -11,9 +11,15 @@ import structlog
 from redis.crc import key_slot
 
 from sublet.functions.errors import UnavailableError
-from sublet.statestore.contract import Commit, Member, OutboxEntry, Outcome, StateRow
+from sublet.statestore.contract import (
+    Commit,
+    Member,
+    OutboxEntry,
+    Outcome,
+    StateRow,
+    StoreServerError,
+)
 from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_node import StoreServerError
 from sublet.statestore.redis_store import RedisStore
 from tests.redis_process import RedisClusterProcesses
 

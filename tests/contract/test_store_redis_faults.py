@@ -24,9 +24,10 @@ from sublet.statestore.contract import (
     Record,
     Recovered,
     StateRow,
+    StoreServerError,
 )
 from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_node import RedisNode, StoreServerError
+from sublet.statestore.redis_node import RedisNode
 from sublet.statestore.redis_server import RedisServer
 from sublet.statestore.redis_store import ARGUMENTS_MAX, ARGUMENTS_PER_CALL_MAX, RedisStore
 from tests.contract.conftest import RedisSpace

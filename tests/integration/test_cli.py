@@ -34,8 +34,10 @@ from sublet.runtime.cli import cli
 from sublet.runtime.cli_exit import ExitCode, NoClusterError, UsageError, code_of
 from sublet.runtime.config import WorkerConfig, settings
 from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
+from sublet.statestore.contract import StoreServerError
 from sublet.statestore.sqlite_directory import SqliteDirectory
 from tests.integration.cli_app import app
+from tests.redis_process import RedisProcess
 
 APP = str(Path(__file__).with_name("cli_app.py"))
 PATIENCE_S = 30.0
@@ -298,6 +300,7 @@ def test_an_address_where_nobody_answers_is_no_cluster() -> None:
         (UsageError("x"), ExitCode.USAGE),
         (PayloadError("x"), ExitCode.USAGE),
         (UnknownFunctionError("x"), ExitCode.USAGE),
+        (StoreServerError("x"), ExitCode.USAGE),
         (ValueError("x"), ExitCode.USAGE),
         (NoClusterError("x"), ExitCode.NO_CLUSTER),
         (OverloadedError("x"), ExitCode.RETRY_LATER),
@@ -934,6 +937,28 @@ def test_workers_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> N
             wait_for_end(pid)
     finally:
         running.end()
+
+
+def test_workers_on_a_redis_that_is_set_up_wrongly_are_not_tried_again(tmp_path: Path) -> None:
+    redis = RedisProcess(tmp_path, maxmemory_policy="allkeys-lru")
+    redis.start()
+    settings_of_redis = {"SUBLET_STORE": "redis", "SUBLET_REDIS_URL": redis.url}
+    try:
+        alone = sublet("worker", f"{APP}:app", directory=tmp_path, **settings_of_redis)
+        both = sublet(
+            *("run", f"{APP}:app", "--workers", "2"), directory=tmp_path, **settings_of_redis
+        )
+    finally:
+        redis.kill()
+
+    told = "maxmemory-policy is allkeys-lru, which deletes state; needed: noeviction"
+    assert alone.returncode == ExitCode.USAGE
+    assert alone.stderr.splitlines()[-1].startswith("error: the Redis at")
+    assert told in alone.stderr.splitlines()[-1]
+    assert both.returncode == ExitCode.NO_CLUSTER
+    assert told in both.stderr
+    assert "cannot start; its own message is above" in both.stderr
+    assert "starts again" not in both.stderr
 
 
 async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
