@@ -11,18 +11,23 @@ from sublet.statestore.contract import Commit
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """What runs ahead of the commit under way should not make the next one larger than this."""
 ROWS_WEIGHED = 16
+ROW_BYTES = 128
+"""What a row or a record weighs beside its value: stores bound how many a commit has."""
+ROWS_AHEAD_MAX = 50_000
+"""With so many rows in the next commit, no more runs begin."""
 
 
 class CommitSize:
     __slots__ = ("_free_bytes", "_message_bytes", "is_heavy")
 
-    def __init__(self, messages_max: int) -> None:
-        """No commit has more messages than `messages_max`."""
-        self._message_bytes = 0.0
+    def __init__(self, messages_max: int, *, is_heavy: bool = False) -> None:
+        """No commit has more messages than `messages_max`. If commits are known to be heavy, they
+        begin with one message or two, and grow with what they hold."""
+        self._message_bytes = float(COMMIT_BYTES_MAX) if is_heavy else 0.0
         """What one message adds to a commit, about: its replies, messages and state."""
         self._free_bytes = COMMIT_BYTES_MAX / messages_max
         """As long as it is less than this, no commit can grow too large."""
-        self.is_heavy = False
+        self.is_heavy = is_heavy
         """Messages add so much that they have to be counted before they run."""
 
     def learn(self, commit: Commit, message_count: int) -> None:
@@ -30,6 +35,7 @@ class CommitSize:
         shrink."""
         size_bytes = sum([len(entry.data) for entry in commit.outbox])
         size_bytes += sum([len(entry.data) for entry in commit.egress])
+        size_bytes += ROW_BYTES * (len(commit.state) + len(commit.records))
         some = commit.state[:ROWS_WEIGHED]
         if some:
             some_bytes = sum([len(row.value) for row in some if row.value is not None])

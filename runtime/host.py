@@ -113,7 +113,7 @@ class Outside(Protocol):
     def refuse(self, refused: Refused) -> None: ...
 
     def lost(self, partition: str, outcome: Outcome) -> None:
-        """The partition has another owner now."""
+        """The partition has another owner now, or what it had in memory cannot be stored."""
         ...
 
     def tell_neighbour(self, worker: str, message: bytes) -> bool:
@@ -246,6 +246,8 @@ class Host:
         self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
         """Partition and message to the timeouts of the calls that its handler awaits."""
         self._left_lately: set[str] = set()
+        self._heavy: set[str] = set()
+        """Partitions whose last commit was too large for the store."""
         """Partitions that are not here since this turn of the loop."""
         self._pump_planned = False
         self._turns = FrameTurns()
@@ -333,7 +335,9 @@ class Host:
             curve=self.pace if isinstance(self.pace, LearnedPace) else None,
             expected=expected_sources(function, self._partition_counts),
             downstream=downstream_partitions(function.name, self._functions.values()),
+            is_heavy=name in self._heavy,
         )
+        self._heavy.discard(name)
         place = Place(
             name,
             function,
@@ -372,6 +376,8 @@ class Host:
         if isinstance(end, Left):
             self._left(hosted, end)
         else:
+            if end.outcome is Outcome.REFUSED:
+                self._heavy.add(hosted.partition.name)
             self.remove(hosted.partition.name)
             self._outside.lost(hosted.partition.name, end.outcome)
 

@@ -29,7 +29,7 @@ from sublet.runtime.admission import Admission, Clients, infeasible
 from sublet.runtime.backlog import IN_LINE
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
-from sublet.runtime.commit_size import CommitSize
+from sublet.runtime.commit_size import ROWS_AHEAD_MAX, CommitSize
 from sublet.runtime.damage import check_outbox, decoded
 from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
@@ -111,13 +111,15 @@ class Partition:
         downstream: Sequence[str] = (),
         timers_loaded_max: int = LOADED_MAX,
         merger: Merger | None = None,
+        is_heavy: bool = False,
     ) -> None:
         """Without urgency, what came first is the most urgent; without a curve of costs,
         what there is runs, unless the function says how many should run together. `fetchable`
         are the cells, if states may be read before they are needed.
 
         `expected` are the sources whose watermarks are waited for, `downstream` the partitions
-        that wait for those of this one. With a `merger`, messages may run in parts.
+        that wait for those of this one. With a `merger`, messages may run in parts. If a commit
+        was too large for the store, it `is_heavy`: commits are small at first.
         """
         self.name = name
         self.function = function
@@ -175,7 +177,7 @@ class Partition:
         self._sealed: Pending | None = None
         self._committing: Commit | None = None
         self._unrecorded: Work | None = None
-        self._commit_size = CommitSize(limits.commit_messages_max)
+        self._commit_size = CommitSize(limits.commit_messages_max, is_heavy=is_heavy)
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
             function,
@@ -693,13 +695,20 @@ class Partition:
                 return False
             if len(self._running) >= (self.function.concurrency or RUNS_AT_ONCE):
                 return False
-        if self._endings.pending.message_count >= self._limits.commit_messages_max:
+        if self._is_next_commit_full():
             return False
         if (self._commit_size.is_heavy or self._suspect) and not self._may_start():
             return False
         if self._ready or len(self._awaiting) < self._limits.open_calls_max:
             return True
         return self._backlog.peer_chunks > 0
+
+    def _is_next_commit_full(self) -> bool:
+        pending = self._endings.pending
+        return (
+            pending.message_count >= self._limits.commit_messages_max
+            or len(pending.rows) >= ROWS_AHEAD_MAX
+        )
 
     def _start_work(self, off_loop: bool, now_ms: float) -> bool:
         """Start one run, or take what does not run; return whether a run has started."""
@@ -885,7 +894,7 @@ class Partition:
         """Tell whether somebody else may run messages now."""
         if self.stopped or self.leaving or self._runs_alone() or self._suspect:
             return False
-        if self._endings.pending.message_count >= self._limits.commit_messages_max:
+        if self._is_next_commit_full():
             return False
         if self._commit_size.is_heavy and not self._may_start():
             return False
@@ -1271,7 +1280,7 @@ class Partition:
         if outcome is Outcome.UNKNOWN:
             self.effects.append(Store(commit))
             return
-        if outcome is Outcome.FENCED or outcome is Outcome.GAP:
+        if outcome in (Outcome.FENCED, Outcome.GAP, Outcome.REFUSED):
             self.stop(outcome)
             return
         self._committing = None
@@ -1358,7 +1367,7 @@ class Partition:
         return unsettled
 
     def stop(self, outcome: Outcome) -> None:
-        """Forget everything: somebody else owns the partition."""
+        """Forget everything: somebody else owns the partition, or nothing here can be stored."""
         if self.stopped:
             return
         self.stopped = True

@@ -221,11 +221,13 @@ class RedisStore:
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         if not commits:
             return []
-        packed = [_packed(each) for each in commits]
-        outcomes = [Outcome.UNKNOWN] * len(commits)
+        packed, refused = _all_packed(commits)
+        outcomes = [
+            Outcome.REFUSED if each.partition in refused else Outcome.UNKNOWN for each in commits
+        ]
         try:
-            unnamed = await self._name_emitters(commits)
-            calls = await self._calls(commits, packed, unnamed)
+            left_out = await self._name_emitters(commits) | refused
+            calls = await self._calls(commits, packed, left_out)
             answers = await self._server.send([each.command() for each in calls])
         except UnavailableError:
             return outcomes
@@ -494,8 +496,26 @@ def _packed_entry(entry: OutboxEntry | EgressEntry) -> bytes:
     return b"%d:%d:%b" % (entry.first, entry.length, entry.data)
 
 
+def _all_packed(commits: Sequence[Commit]) -> tuple[list[list[Any]], set[str]]:
+    """Return commits packed, and the partitions of those that Redis could never take."""
+    packed: list[list[Any]] = []
+    refused: set[str] = set()
+    for commit in commits:
+        try:
+            packed.append(_packed(commit))
+        except OverflowError as error:
+            _tell_refused(commit, error)
+            packed.append([])
+            refused.add(commit.partition)
+    return packed, refused
+
+
+def _tell_refused(commit: Commit, error: Exception) -> None:
+    log.error("commit_refused", partition=commit.partition, error=str(error))
+
+
 def _packed(commit: Commit) -> list[Any]:
-    """Return what the function is given after the token."""
+    """Return what the function is given after the token; OverflowError if it is too much."""
     packed: list[Any] = [
         _number(commit.epoch),
         commit.index - 1,

@@ -100,6 +100,10 @@ class FoldJob:
     last: bool = False
 
 
+def _tell_refused(commit: Commit, error: Exception) -> None:
+    log.error("commit_refused", partition=commit.partition, error=str(error))
+
+
 class Writer:
     """The thread that writes, and the order in which it does its work."""
 
@@ -222,20 +226,47 @@ class Writer:
         try:
             self._commit_group(group)
         except IMPOSSIBLE_VALUE as error:
-            # Sending it again cannot help, so its caller must hear of it; the others go on.
-            if len(group) == 1:
-                group[0].reply.send(error)
-            else:
+            # Sending it again cannot help, so its owner must hear of it; the others go on.
+            if len(group) > 1:
                 for job in group:
                     self._commit_or_say_why([job])
+            elif len(group[0].commits) > 1:
+                group[0].reply.send(self._commit_singly(group[0]))
+            else:
+                (commit,) = group[0].commits
+                _tell_refused(commit, error)
+                group[0].reply.send([Outcome.REFUSED])
         except sqlite3.Error as error:
             self._note_failure(error)
             for job in group:
                 job.reply.send([Outcome.UNKNOWN] * len(job.commits))
 
+    def _commit_singly(self, job: CommitJob) -> list[Outcome]:
+        """Do those commits of a job that are possible, each in a transaction of its own."""
+        outcomes: list[Outcome] = []
+        for number, commit in enumerate(job.commits):
+            start = number * STEP_WIDTH
+            try:
+                outcomes += self._apply([commit], job.parameters[start : start + STEP_WIDTH])
+            except IMPOSSIBLE_VALUE as error:
+                _tell_refused(commit, error)
+                outcomes.append(Outcome.REFUSED)
+            except sqlite3.Error as error:
+                self._note_failure(error)
+                outcomes.append(Outcome.UNKNOWN)
+        return outcomes
+
     def _commit_group(self, group: list[CommitJob]) -> None:
         commits = [each for job in group for each in job.commits]
-        parameters = [each for job in group for each in job.parameters]
+        outcomes = self._apply(commits, [each for job in group for each in job.parameters])
+        start = 0
+        for job in group:
+            end = start + len(job.commits)
+            job.reply.send(outcomes[start:end])
+            start = end
+
+    def _apply(self, commits: list[Commit], parameters: list[Any]) -> list[Outcome]:
+        """Do commits in one transaction, all that can be done."""
         with self._lock:
             applied = self._insert_steps(len(commits), parameters)
             if applied == len(commits):
@@ -247,11 +278,7 @@ class Writer:
         blobs = parameters[STEP_WIDTH - 1 :: STEP_WIDTH]
         self._checkpointer.add(applied, sum(map(len, blobs)))
         self._remember(commits, outcomes, blobs)
-        start = 0
-        for job in group:
-            end = start + len(job.commits)
-            job.reply.send(outcomes[start:end])
-            start = end
+        return outcomes
 
     def _insert_steps(self, count: int, parameters: list[Any]) -> int:
         """Apply those commits that are next in their partitions; return how many were."""

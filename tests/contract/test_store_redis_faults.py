@@ -343,15 +343,19 @@ async def test_a_group_is_split_at_the_bound_of_a_call_and_each_part_counts(
     await store.close()
 
 
-async def test_a_commit_that_redis_could_never_read_is_an_error_that_says_the_bound(
+async def test_a_commit_that_redis_could_never_read_is_refused_alone_and_the_log_says_the_bound(
     redis_space: RedisSpace,
 ) -> None:
     store = RedisStore(redis_space.url, prefix=redis_space.prefix)
     epoch = (await store.acquire(P, "worker")).epoch
+    other = numbered((await store.acquire("app/f/1", "worker")).epoch, 1, "app/f/1")
     large = numbered(epoch, 1)
     large.outbox = [OutboxEntry("~client", 1, 1, b"")] * (ARGUMENTS_MAX // 2)
-    with pytest.raises(OverflowError, match=f"allowed: up to {ARGUMENTS_MAX}"):
-        await store.commit([large])
+    with structlog.testing.capture_logs() as logs:
+        assert await store.commit([large, other]) == [Outcome.REFUSED, Outcome.DONE]
+    (told,) = [each for each in logs if each["event"] == "commit_refused"]
+    assert told["partition"] == P
+    assert f"allowed: up to {ARGUMENTS_MAX}" in told["error"]
     assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
     await store.close()
 

@@ -340,7 +340,7 @@ async def test_a_commit_whose_outcome_was_unknown_is_done_when_sent_again(tmp_pa
     await store.close()
 
 
-async def test_a_commit_that_no_table_can_hold_is_an_error_and_hurts_no_other(
+async def test_a_commit_that_no_table_can_hold_is_refused_and_hurts_no_other(
     tmp_path: Path,
 ) -> None:
     store = SqliteStore(tmp_path / "store.db")
@@ -349,10 +349,21 @@ async def test_a_commit_that_no_table_can_hold_is_an_error_and_hurts_no_other(
     results = await asyncio.gather(
         store.commit([impossible]),
         store.commit([numbered(P, epoch, 1)]),
-        return_exceptions=True,
     )
-    assert isinstance(results[0], OverflowError)
-    assert results[1] == [Outcome.DONE]
+    assert results == [[Outcome.REFUSED], [Outcome.DONE]]
+    await store.close()
+
+
+async def test_a_commit_that_no_table_can_hold_is_refused_alone_in_its_group(
+    tmp_path: Path,
+) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    names = [P, "app/f/1", "app/f/2"]
+    epochs = [(await store.acquire(each, "worker")).epoch for each in names]
+    group = [numbered(name, epoch, 1) for name, epoch in zip(names, epochs, strict=True)]
+    group[1].index = 2**63
+    assert await store.commit(group) == [Outcome.DONE, Outcome.REFUSED, Outcome.DONE]
+    assert await store.commit([numbered("app/f/1", epochs[1], 1)]) == [Outcome.DONE]
     await store.close()
 
 

@@ -155,6 +155,32 @@ async def test_a_store_that_often_fails_delays_and_neither_loses_nor_doubles(
     }
 
 
+class NarrowStore(SqliteStore):
+    """Can hold only commits of a few rows."""
+
+    refused = 0
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        held = [each for each in commits if len(each.state) <= 4]
+        self.refused += len(commits) - len(held)
+        outcomes = iter(await super().commit(held))
+        return [next(outcomes) if len(each.state) <= 4 else Outcome.REFUSED for each in commits]
+
+
+async def test_a_commit_that_is_too_large_for_the_store_costs_its_partition_only_a_moment(
+    tmp_path: Path,
+) -> None:
+    keys = [f"k{number}" for number in range(400)]
+    store = NarrowStore(tmp_path / "sublet.db")
+    async with worker_here(tmp_path, functions=(apps.count,), store=store) as client:
+        async with asyncio.TaskGroup() as tasks:
+            for key in keys:
+                tasks.create_task(client.call(apps.count, key, 1, idempotency_key="one"))
+        assert await client.call(apps.count, keys[0], 0) == 1
+        assert [await client.call(apps.count, key, 0) for key in keys[::20]] == [1] * 20
+    assert store.refused > 0
+
+
 class JumpingClock:
     """The system's, with a wall clock that somebody has set wrong."""
 

@@ -127,7 +127,7 @@ def test_a_commit_whose_answer_was_lost_counts_once() -> None:
     assert owner.backend.partitions[NAME].egress_bounds["out"] == (0, 1)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FENCED, Outcome.GAP])
+@pytest.mark.parametrize("outcome", [Outcome.FENCED, Outcome.GAP, Outcome.REFUSED])
 def test_an_owner_that_is_not_the_owner_any_more_stops(outcome: Outcome) -> None:
     owner = Owner()
     owner.arrive(1, ["a", "b"])
