@@ -35,6 +35,8 @@ class Asked(NamedTuple):
 def tail(asked: Asked, where: Where, as_json: bool) -> None:
     if asked.start not in _STARTS:
         try:
+            if not asked.start:
+                raise RejectedError("it is empty")
             EgressCursor(asked.start)
         except RejectedError:
             text = (
@@ -70,7 +72,8 @@ def tail(asked: Asked, where: Where, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     if as_json and reader is not None:
-        typer.echo(json.dumps({"cursor": str(reader.cursor)}), err=True)
+        # Where nothing was ever emitted, there is nothing to stand behind.
+        typer.echo(json.dumps({"cursor": str(reader.cursor) or "start"}), err=True)
 
 
 async def _print_all(reader: EgressReader, asked: Asked, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import typer
 
 from sublet.functions.duration import milliseconds
-from sublet.functions.errors import RejectedError, UnavailableError
+from sublet.functions.errors import UnavailableError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.frames import Topology
@@ -77,15 +77,16 @@ def worker_named(name: str, workers: Mapping[str, str]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise RejectedError(f"{name!r} may be {' or '.join(sorted(found))}; write more of it")
+        raise UsageError(f"{name!r} may be {' or '.join(sorted(found))}; write more of it")
     known = ", ".join(f"{id_} ({address})" for id_, address in sorted(workers.items()))
-    raise RejectedError(f"there is no worker {name!r}; known: {known}")
+    raise UsageError(f"there is no worker {name!r}; known: {known}")
 
 
 def recover(partition: str, where: Where, as_json: bool) -> None:
     """Let a partition be tried again that was set aside."""
 
     async def question(reached: Reached) -> None:
+        _check_partition(partition, reached.report.topology)
         await reached.client.administer(
             AdministerRequest(action=RecoverPartition(partition=partition))
         )
@@ -95,3 +96,12 @@ def recover(partition: str, where: Where, as_json: bool) -> None:
         typer.echo(json.dumps({"ok": True, "partition": partition}))
     else:
         typer.echo(f"{partition} is tried again; `sublet status` shows what comes of it")
+
+
+def _check_partition(name: str, topology: Topology) -> None:
+    if name not in topology.placement:
+        known = ", ".join(
+            f"{each.name}/0..{each.partition_count - 1}"
+            for each in sorted(topology.functions, key=lambda each: each.name)
+        )
+        raise UsageError(f"there is no partition {name!r}; known: {known}")

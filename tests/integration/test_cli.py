@@ -850,11 +850,20 @@ def test_a_reader_of_a_tail_that_has_seen_enough_is_no_error(cluster: Cluster) -
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_tail_from_nowhere_is_refused(cluster: Cluster) -> None:
-    result = cluster.ask("tail", "news", "--from", "middle")
+@pytest.mark.parametrize("start", ["middle", ""])
+def test_a_tail_from_nowhere_is_refused(cluster: Cluster, start: str) -> None:
+    result = cluster.ask("tail", "news", "--from", start)
 
     assert result.returncode == ExitCode.USAGE
-    assert "--from is 'middle'; allowed: start, now, or a cursor" in result.stderr
+    assert f"--from is {start!r}; allowed: start, now, or a cursor" in result.stderr
+
+
+def test_the_cursor_of_an_egress_without_values_can_be_given_back(cluster: Cluster) -> None:
+    for start in ("start", "now"):
+        result = cluster.ask("tail", "silence", "--from", start, "--no-follow", "--json")
+        cursor = json.loads(result.stderr)["cursor"]
+        again = cluster.ask("tail", "silence", "--from", cursor, "--no-follow", "--json")
+        assert (again.returncode, again.stdout) == (ExitCode.DONE, "")
 
 
 # The life of the processes
@@ -879,9 +888,12 @@ def test_a_drained_worker_ends_and_stays_away_and_the_last_one_is_kept(tmp_path:
         assert last.returncode == ExitCode.FAILED
         assert f"{second} is the last worker" in last.stderr
         unknown = cluster.ask("drain", "nobody")
-        assert unknown.returncode == ExitCode.FAILED
+        assert unknown.returncode == ExitCode.USAGE
         assert f"there is no worker 'nobody'; known: {second}" in unknown.stderr
-        assert cluster.ask("recover", "cli/add/0").returncode == ExitCode.FAILED
+        unknown = cluster.ask("recover", "nonsense")
+        assert unknown.returncode == ExitCode.USAGE
+        assert "there is no partition 'nonsense'; known: desk/" in unknown.stderr
+        assert cluster.ask("recover", "desk/add/0").returncode == ExitCode.FAILED
         assert cluster.end() == ExitCode.DONE
     finally:
         cluster.end()
