@@ -38,8 +38,9 @@ from sublet.statestore.contract import (
     check_placement,
 )
 
-# Expired rows are deleted a few at a time, so that no commit pays for all of them.
-EXPIRED_PER_COMMIT_MAX = 64
+# Expired rows are deleted a few at a time, so that no commit pays for all of them; and twice as
+# many as a commit brings, so that none are left behind for ever.
+EXPIRED_PER_COMMIT_MIN = 64
 
 
 class MemoryBackend:
@@ -202,7 +203,8 @@ class _Partition:
         self._apply_egress(commit)
         for record in commit.records:
             self._apply_record(record)
-        self._delete_expired()
+        brought = len(commit.state) + len(commit.records)
+        self._delete_expired(EXPIRED_PER_COMMIT_MIN + 2 * brought)
 
     def _apply_state(self, rows: Iterable[StateRow]) -> None:
         state = self.state
@@ -264,9 +266,9 @@ class _Partition:
             if record.due_ms is not None:
                 due.add((record.due_ms, record.id))
 
-    def _delete_expired(self) -> None:
+    def _delete_expired(self, limit: int) -> None:
         expiring = self._expiring
-        for _ in range(EXPIRED_PER_COMMIT_MAX):
+        for _ in range(limit):
             if not expiring or expiring[0][0] >= self.clock_ms:
                 break
             expires_ms, key, subkey = heappop(expiring)
@@ -274,7 +276,7 @@ class _Partition:
             if row is not None and row.expires_ms == expires_ms:
                 self._delete_state(key, subkey)
         answered = self.due.get(IDEMPOTENCY)
-        for _ in range(EXPIRED_PER_COMMIT_MAX):
+        for _ in range(limit):
             if not answered or answered[0][0] >= self.clock_ms:
                 break
             _, id_ = answered.pop(0)

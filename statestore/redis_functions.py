@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import hashlib
 
-EXPIRED_PER_COMMIT_MAX = 64
+EXPIRED_PER_COMMIT_MIN = 64
+"""So many rows that have expired go with each commit, and more with one that brings more."""
+EXPIRED_PER_COMMIT_MAX = 50_000
 
 _CODE = """
 local CHUNK = 4000
@@ -128,9 +130,9 @@ apply[TRIMMED] = function(p, egress, args, first)
     redis.call('ZREMRANGEBYSCORE', p .. ':egress:' .. egress, '-inf', kept)
 end
 
-local function delete_expired(p, clock_ms)
+local function delete_expired(p, clock_ms, limit)
     local gone = redis.call(
-        'ZRANGEBYSCORE', p .. ':expiring', '-inf', '(' .. clock_ms, 'LIMIT', '0', EXPIRED_MAX)
+        'ZRANGEBYSCORE', p .. ':expiring', '-inf', '(' .. clock_ms, 'LIMIT', '0', limit)
     for _, member in ipairs(gone) do
         local colon = string.find(member, ':', 1, true)
         local size = tonumber(string.sub(member, 1, colon - 1))
@@ -141,12 +143,10 @@ local function delete_expired(p, clock_ms)
     end
     local due = p .. ':due:idempotency'
     local answered = redis.call(
-        'ZRANGEBYSCORE', due, '-inf', '(' .. clock_ms, 'LIMIT', '0', EXPIRED_MAX)
-    if #answered > 0 then
-        redis.call('ZREM', due, unpack(answered))
-        redis.call('ZREM', p .. ':ids:idempotency', unpack(answered))
-        redis.call('HDEL', p .. ':record:idempotency', unpack(answered))
-    end
+        'ZRANGEBYSCORE', due, '-inf', '(' .. clock_ms, 'LIMIT', '0', limit)
+    many('ZREM', due, answered, 1, #answered)
+    many('ZREM', p .. ':ids:idempotency', answered, 1, #answered)
+    many('HDEL', p .. ':record:idempotency', answered, 1, #answered)
 end
 
 -- Fails on a node that is about to hand the slot of the key to another.
@@ -214,9 +214,11 @@ local function commit_one(p, args, start, stop)
     end
     if at ~= stop + 1 then error('the commit is cut off') end
 
-    -- What has expired may go whatever becomes of the commit.
+    -- What has expired may go whatever becomes of the commit. A row that expires comes in four
+    -- arguments or more: twice as many go as come, so that none are left behind for ever.
     local clock_ms = args[start + 5]
-    delete_expired(p, clock_ms)
+    local limit = EXPIRED_MIN + math.floor((stop - start) / 2)
+    delete_expired(p, clock_ms, tostring(math.min(limit, EXPIRED_MAX)))
     at = start + HEADER
     while at <= stop do
         local name, count = args[at], tonumber(args[at + 2])
@@ -398,7 +400,9 @@ register('beat', beat)
 register('place', place)
 register('drain', drain)
 register('leave', leave)
-""".replace("EXPIRED_MAX", f"'{EXPIRED_PER_COMMIT_MAX}'")
+""".replace("EXPIRED_MIN", str(EXPIRED_PER_COMMIT_MIN)).replace(
+    "EXPIRED_MAX", str(EXPIRED_PER_COMMIT_MAX)
+)
 
 _DIGEST = hashlib.sha256(_CODE.encode()).hexdigest()[:12]
 

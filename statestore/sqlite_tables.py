@@ -39,7 +39,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 STATEMENT_ROWS_MAX = 256
 STATEMENT_BYTES_MAX = 1024 * 1024
-EXPIRED_PER_FOLD_MAX = 256
+EXPIRED_PER_STATEMENT_MAX = 256
 # A query for fewer keys is filled up with the last one, so that few statements are prepared.
 KEYS_PER_QUERY = (1, 8, 64, 256)
 
@@ -111,13 +111,19 @@ def _state_statements(partition: int, delta: Delta) -> Iterator[Statement]:
         ")",
         ((partition, row[0], row[1]) for row in rows if row[2] is None),
     )
-    yield Statement(
+    yield from _expired_statements(
         "DELETE FROM state WHERE partition = ?1 AND (key, subkey) IN (SELECT key, subkey"
         " FROM state WHERE partition = ?1 AND expires_ms < ?2 ORDER BY expires_ms LIMIT ?3)",
-        [partition, delta.clock_ms, EXPIRED_PER_FOLD_MAX],
-        1,
-        0,
+        [partition, delta.clock_ms, EXPIRED_PER_STATEMENT_MAX],
+        sum([row[3] is not None for row in rows]),
     )
+
+
+def _expired_statements(sql: str, parameters: list[Any], brought: int) -> Iterator[Statement]:
+    """Yield what deletes some that expired: twice as many as come, so that none are left behind
+    for ever."""
+    for _ in range(1 + 2 * brought // EXPIRED_PER_STATEMENT_MAX):
+        yield Statement(sql, parameters, 1, 0)
 
 
 def _channel_statements(partition: int, delta: Delta) -> Iterator[Statement]:
@@ -193,12 +199,11 @@ def _record_statements(partition: int, delta: Delta) -> Iterator[Statement]:
         ")",
         ((partition, row[0], row[1]) for row in rows if row[2] is None),
     )
-    yield Statement(
+    yield from _expired_statements(
         "DELETE FROM record WHERE partition = ?1 AND kind = ?2 AND id IN (SELECT id FROM record"
         " WHERE partition = ?1 AND kind = ?2 AND due_ms < ?3 ORDER BY due_ms LIMIT ?4)",
-        [partition, IDEMPOTENCY, delta.clock_ms, EXPIRED_PER_FOLD_MAX],
-        1,
-        0,
+        [partition, IDEMPOTENCY, delta.clock_ms, EXPIRED_PER_STATEMENT_MAX],
+        len(delta.records.get(IDEMPOTENCY, ())),
     )
 
 

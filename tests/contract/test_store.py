@@ -467,6 +467,26 @@ async def test_expired_idempotency_records_go_and_expired_timers_stay(store: Sto
     assert await store.records(P, TIMER, ["t"]) == [Record(TIMER, "t", b"3", 50)]
 
 
+async def test_what_expires_goes_as_fast_as_it_comes(store: Store) -> None:
+    owner = await Owner.of(store)
+    each = 1_500
+    for turn in range(1, 6):
+        now_ms = 10 * turn
+        names = [f"{turn} {number}" for number in range(each)]
+        await owner.commit(
+            clock_ms=now_ms,
+            state=[row("key", b"1", name.encode(), now_ms + 5) for name in names],
+            records=[Record(IDEMPOTENCY, name, b"1", now_ms + 5) for name in names],
+        )
+    owner = await Owner.of(store)
+    await owner.commit(clock_ms=60)
+    await store.acquire(P, "worker")
+
+    # The last that came have just expired, and the commit after them was a small one.
+    assert len(await store.load(P, ["key"])) <= each
+    assert len(await store.record_ids(P, IDEMPOTENCY, 6 * each)) <= each
+
+
 async def test_a_scan_pages_through_a_function_by_partition_and_key(store: Store) -> None:
     expected: list[tuple[str, list[StateRow]]] = []
     for name in (P, Q, "shop/cart/10"):
