@@ -31,6 +31,7 @@ from sublet.runtime.wire import encode_frame
 from tests.fuzz.http_site import HttpSite
 from tests.fuzz.site import Site, count
 from tests.fuzz.targets import on_lane
+from tests.integration.cluster import until
 from tests.integration.table_sizes import grown, table_sizes
 
 FEW, MANY = 100, 800
@@ -169,7 +170,8 @@ async def test_clients_that_are_lost_are_forgotten_after_a_day() -> None:
         # The honest one has been silent too: it begins anew.
         hosted.partition.woken(clock.monotonic_ms())
         site.host.release_key(hosted, "nobody")
-        await asyncio.sleep(0.05)
+        # A commit that is under way holds the names of those whom it forgets.
+        await until(site.host.is_idle)
         after = table_sizes(site.host, site.exchange, site.store)
         found.update(grown(before, after, SLACK))
 
