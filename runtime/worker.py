@@ -123,7 +123,7 @@ class Worker:
             self.tracing = self._given_tracing or self._open_tracing(stack)
             store = self._given_store or open_store(self._config)
             stack.push_async_callback(store.close)
-            directory = self._given_directory or open_directory(self._config)
+            directory = self._given_directory or open_directory(self._config, store)
             stack.push_async_callback(directory.close)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -425,12 +425,15 @@ def open_store(config: WorkerConfig) -> Store:
     return SqliteStore(config.database_path, full_sync=config.full_sync)
 
 
-def open_directory(config: WorkerConfig) -> Directory:
-    """Open the directory in which the workers of this machine or cluster find each other."""
+def open_directory(config: WorkerConfig, store: Store) -> Directory:
+    """Open the directory in which the workers of this machine or cluster find each other, beside
+    the store of this one."""
     if config.store == "redis":
         from sublet.statestore.redis_directory import RedisDirectory
+        from sublet.statestore.redis_store import RedisStore
 
-        return RedisDirectory(config.redis_url, full_sync=config.full_sync)
+        outages = store.outages if isinstance(store, RedisStore) else None
+        return RedisDirectory(config.redis_url, full_sync=config.full_sync, outages=outages)
     from sublet.statestore.sqlite_directory import SqliteDirectory
 
     config.data_dir.mkdir(parents=True, exist_ok=True)

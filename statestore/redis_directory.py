@@ -15,7 +15,7 @@ import msgspec
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.contract import Member, View, check_functions, check_placement
-from sublet.statestore.redis_node import FAILURES
+from sublet.statestore.redis_node import FAILURES, Outages
 from sublet.statestore.redis_server import (
     DEFAULT_PREFIX,
     RETRY_AFTER_MS,
@@ -44,9 +44,12 @@ class RedisDirectory:
         prefix: str = DEFAULT_PREFIX,
         full_sync: bool = False,
         timeout_s: float = TIMEOUT_S,
+        outages: Outages | None = None,
     ) -> None:
-        """Connects when it is first used, as `RedisStore` does."""
-        self._server = RedisServer(url, prefix=prefix, full_sync=full_sync, timeout_s=timeout_s)
+        """Connects when it is first used, as `RedisStore` does; `outages` are those of a store."""
+        self._server = RedisServer(
+            url, prefix=prefix, full_sync=full_sync, timeout_s=timeout_s, outages=outages
+        )
         self._key = f"{prefix}:{{directory}}"
         # What only a new version changes: functions and placement, with its stamp. One value, as a
         # call may be under way while another brings a newer one.

@@ -34,10 +34,52 @@ log = structlog.get_logger(__name__)
 VERSION_MIN = (7, 0)
 RETRY_AFTER_MS = 500
 CONNECTIONS_MAX = 16
+# Commands by which the store and the directory write.
+WRITING = ("FCALL", "ZADD")
 # What says that a slot is elsewhere, or on its way: nothing is wrong with the node.
 REDIRECTIONS = (AskError, TryAgainError)
 # The last: uvloop says so when a connection was lost since it was made.
 FAILURES = (RedisError, OSError, TimeoutError, RuntimeError)
+
+
+class Outages:
+    """Tells once that a Redis fails, and once that it works again, whoever of a worker notices."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, _Outage] = {}
+
+    def of(self, name: str) -> _Outage:
+        return self._by_name.setdefault(name, _Outage(name))
+
+
+class _Outage:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._since_s: float | None = None
+        self._worked_s = 0.0
+        # Who gets answers, but not those that it needs: a full Redis can be read, and may still
+        # take what is small.
+        self._refused: set[RedisNode] = set()
+
+    def failed(self, node: RedisNode, began_s: float, error: Exception, *, answered: bool) -> None:
+        """A call failed that began then, with an answer or without one."""
+        if answered:
+            self._refused.add(node)
+        elif began_s < self._worked_s:
+            # The end of an outage that is over; if it is not, the next call tells.
+            return
+        if self._since_s is None:
+            self._since_s = began_s
+            log.error("store_failing", redis=self._name, error=str(error) or type(error).__name__)
+
+    def worked(self, node: RedisNode) -> None:
+        """It has taken what this one wrote."""
+        self._worked_s = time.monotonic()
+        self._refused.discard(node)
+        if self._since_s is not None and not self._refused:
+            away_s = round(self._worked_s - self._since_s, 1)
+            log.warning("store_works_again", redis=self._name, away_s=away_s)
+            self._since_s = None
 
 
 class RedisNode:
@@ -50,6 +92,7 @@ class RedisNode:
         full_sync: bool,
         look_every_s: float,
         second_look_s: float | None = None,
+        outages: Outages | None = None,
     ) -> None:
         """After a failure, an answer to the next look has to come within `second_look_s`, if that
         is given."""
@@ -70,33 +113,38 @@ class RedisNode:
         self._looked_s: float | None = None
         self._was_sound = False
         self._is_failing = False
+        self._outage = (outages or Outages()).of(self.name)
 
     async def send(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands together; return the answer of each, in order, or why there is none.
 
         That is a SubletError, which leaves open whether the command was run, or a redirection.
         """
+        began_s = time.monotonic()
         try:
             await self.look()
             async with self._turns:
                 answers = await self._exchange(calls)
         except SubletError as error:
-            self._note(error)
+            self._note(error, began_s)
             return [error] * len(calls)
         except FAILURES as error:
-            self._note(error)
+            self._note(error, began_s)
             return [self.unavailable(error)] * len(calls)
         is_failing = False
         for at, answer in enumerate(answers):
             if isinstance(answer, RedisError) and not isinstance(answer, REDIRECTIONS):
                 is_failing = True
-                self._note(answer)
+                self._note(answer, began_s, answered=True)
                 answers[at] = self.unavailable(answer)
         self._is_failing = is_failing
+        if not is_failing and any(each[0] in WRITING for each in calls):
+            self._outage.worked(self)
         return answers
 
     async def info(self) -> dict[str, Any]:
         """Return what the server says of itself; raises UnavailableError or StoreServerError."""
+        began_s = time.monotonic()
         try:
             async with (
                 self._turns,
@@ -106,7 +154,7 @@ class RedisNode:
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise self._shut_out(error) from error
         except FAILURES as error:
-            self._note(error)
+            self._note(error, began_s)
             raise self.unavailable(error) from error
         return found
 
@@ -167,13 +215,13 @@ class RedisNode:
             "and password with the rights that docs/how-to/redis.md names"
         )
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: Exception, began_s: float, *, answered: bool = False) -> None:
         """Something is wrong: before the next call the server is looked at again."""
         self._looked_s = None
-        # Once a spell: callers try again and again until it works.
-        if not self._is_failing:
-            log.error("store_failing", redis=self.name, error=str(error) or type(error).__name__)
         self._is_failing = True
+        # Of wrong settings the error itself tells, which ends the worker.
+        if not isinstance(error, StoreServerError):
+            self._outage.failed(self, began_s, error, answered=answered)
 
     async def _judge(self, info: dict[str, Any]) -> None:
         if self._was_sound and info.get("role") != "master":

@@ -26,6 +26,7 @@ from sublet.statestore.redis_node import (
     FAILURES,
     REDIRECTIONS,
     RETRY_AFTER_MS,
+    Outages,
     RedisNode,
     node_name,
 )
@@ -55,10 +56,12 @@ class RedisServer:
         full_sync: bool = False,
         timeout_s: float = TIMEOUT_S,
         look_every_s: float = LOOK_EVERY_S,
+        outages: Outages | None = None,
     ) -> None:
         """Raises ValueError if the URL is none. With `full_sync`, only `appendfsync always` will
         do; otherwise `everysec` may lose the last second, with the power."""
         self.prefix = prefix
+        self.outages = outages or Outages()
         self._full_sync = full_sync
         self._look_every_s = look_every_s
         pool = ConnectionPool.from_url(
@@ -72,7 +75,9 @@ class RedisServer:
         )
         self._connection_class = pool.connection_class
         self._connection_kwargs = pool.connection_kwargs
-        self._first = RedisNode(pool, full_sync=full_sync, look_every_s=look_every_s)
+        self._first = RedisNode(
+            pool, full_sync=full_sync, look_every_s=look_every_s, outages=self.outages
+        )
         self._nodes = {self._first.name: self._first}
         self._is_cluster: bool | None = None
         # Of a cluster: which node has a slot. Empty before the first look and when it has to be
@@ -188,6 +193,7 @@ class RedisServer:
                 full_sync=self._full_sync,
                 look_every_s=self._look_every_s,
                 second_look_s=SECOND_LOOK_S,
+                outages=self.outages,
             )
         return name
 

@@ -49,6 +49,7 @@ from sublet.statestore.contract import (
     StateRow,
 )
 from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
+from sublet.statestore.redis_node import Outages
 from sublet.statestore.redis_server import (
     DEFAULT_PREFIX,
     LOOK_EVERY_S,
@@ -130,6 +131,11 @@ class RedisStore:
         self._emitters: dict[str, set[str]] = {}
         # Partitions whose last commit Redis could not run, so that it is told once.
         self._stuck: set[str] = set()
+
+    @property
+    def outages(self) -> Outages:
+        """What a directory on the same Redis needs, so that only one of the two tells."""
+        return self._server.outages
 
     def _key(self, partition: str) -> str:
         return f"{self._server.prefix}:{{{partition}}}"
