@@ -170,7 +170,7 @@ class Hosted:
         self.clock = clock
         self.wake: asyncio.TimerHandle | None = None
         self.committing: Commit | None = None
-        """What the store was last asked to commit."""
+        """What the store was asked to commit, until it has answered."""
         self.loaded: Work | None = None
         """Work that had to wait for its state, and waits for its turn once more."""
         self.tickets: set[asyncio.Future[None]] = set()
@@ -654,6 +654,7 @@ class Host:
             # Of a former owner here. Its epoch does not tell: a store that has lost data gives
             # an epoch twice.
             return
+        hosted.committing = None
         now_ms = self._clock.monotonic_ms()
         if outcome is Outcome.DONE or outcome is Outcome.DUPLICATE:
             hosted.times.committed(now_ms)
