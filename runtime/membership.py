@@ -37,7 +37,14 @@ from sublet.runtime.handover import (
 )
 from sublet.runtime.lease_messages import HandoverMessage, Look, Released, Took
 from sublet.scheduler.placement import a_few_moves, place
-from sublet.statestore.contract import Directory, Member, Recovered, Store, View
+from sublet.statestore.contract import (
+    Directory,
+    Member,
+    Recovered,
+    Store,
+    StoreServerError,
+    View,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -198,6 +205,8 @@ class Membership:
         self._handover = Handover(member.id, ownership.owned)
         self._moves = Moves()
         self._quarantine = Quarantine()
+        self._told_unfit = ""
+        """What the log says of the store's server, so that it is told once."""
         self._proposer = ""
         self._alive: Collection[str] = ()
         self._looking = asyncio.Event()
@@ -473,8 +482,12 @@ class Membership:
                 self._ownership.added(partition, recovered, warm)
                 is_here = True
                 self._quarantine.recovered(partition)
+                self._told_unfit = ""
         except RetryLaterError:
             return  # Tried again at the next heartbeat.
+        except StoreServerError as error:
+            # As above: nothing is wrong with what is stored.
+            self._server_is_unfit(error)
         except Exception as error:
             # Whatever is wrong with what is stored, it would end each worker that it moves to.
             self._ownership.removed(partition)
@@ -484,6 +497,11 @@ class Membership:
             self._carry_out()
         if is_here:
             self._tell_proposer(partition)
+
+    def _server_is_unfit(self, error: StoreServerError) -> None:
+        if self._told_unfit != str(error):
+            self._told_unfit = str(error)
+            _log.error("no partition can be taken: the store is set up wrongly", problem=str(error))
 
     def _recovery_failed(self, partition: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, SubletError) else repr(error)

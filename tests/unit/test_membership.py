@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog
 
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.frames import FunctionInfo
@@ -21,7 +22,7 @@ from sublet.runtime.membership import (
     new_worker_id,
     process_is_gone,
 )
-from sublet.statestore.contract import Member, Recovered, View
+from sublet.statestore.contract import Member, Recovered, StoreServerError, View
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 
 PATIENCE_S = 10.0
@@ -156,6 +157,7 @@ class BrokenStore(MemoryStore):
     """Cannot recover one partition, until it is repaired."""
 
     broken = "desk/add/1"
+    error: Exception = ValueError("nonsense is stored")
 
     def __init__(self, backend: MemoryBackend) -> None:
         super().__init__(backend)
@@ -164,7 +166,7 @@ class BrokenStore(MemoryStore):
     async def acquire(self, partition: str, worker: str) -> Recovered:
         if partition == self.broken:
             self.tries += 1
-            raise ValueError("nonsense is stored")
+            raise self.error
         return await super().acquire(partition, worker)
 
 
@@ -362,6 +364,23 @@ async def test_a_partition_that_cannot_be_recovered_is_set_aside_and_the_others_
         membership.recover("desk/add/1")
         await until(lambda: len(cluster.owned) == 3)
         assert membership.set_aside == {}
+
+
+async def test_a_store_that_is_set_up_wrongly_sets_no_partition_aside() -> None:
+    cluster = Cluster()
+    cluster.store.broken = "desk/add/1"
+    cluster.store.error = StoreServerError("Redis keeps no AOF; set appendonly yes")
+
+    with structlog.testing.capture_logs() as logged:
+        async with cluster.worker() as membership:
+            await until(lambda: cluster.store.tries > 5)
+            assert membership.set_aside == {}
+
+            cluster.store.broken = ""
+            await membership.ready.wait()
+            assert len(cluster.owned) == 3
+    told = {each["problem"] for each in logged if each["log_level"] == "error"}
+    assert told == {str(cluster.store.error)}
 
 
 async def test_a_worker_that_drains_gives_everything_to_another() -> None:
