@@ -156,9 +156,8 @@ class RedisStore:
         # If the data was lost, so were these.
         self._emitters.pop(partition, None)
         # From here on nobody else writes to it, or we are fenced ourselves.
-        newest, inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
+        inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
             [
-                ("HMGET", key, "token", "epoch"),
                 ("HGETALL", f"{key}:inbox"),
                 ("HGETALL", f"{key}:sent"),
                 ("HGETALL", f"{key}:egress_first"),
@@ -168,8 +167,6 @@ class RedisStore:
                 *(_scan_records(key, kind, 0) for kind in _RECOVERED),
             ]
         )
-        if newest[0] != token.encode() and int(newest[1] or 0) <= int(epoch):
-            raise UnavailableError(f"Redis lost {partition} while it was taken", RETRY_AFTER_MS)
         lost = known is not None and (int(epoch) <= known[0] or int(index) < known[1])
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
@@ -178,6 +175,7 @@ class RedisStore:
             for kind, page in zip(_RECOVERED, pages, strict=True)
         ]
         outbox = await self._outbox(key, sorted(numbers_sent))
+        await self._check_unchanged(partition, token, int(epoch))
         if known is not None and lost:
             self._tell_lost(partition, *known, f"epoch {int(epoch) - 1} index {int(index)}")
         self._known[partition] = (int(epoch), int(index))
@@ -199,6 +197,15 @@ class RedisStore:
             empty=key_count == 0,
             lost=lost,
         )
+
+    async def _check_unchanged(self, partition: str, token: str, epoch: int) -> None:
+        """Fail if what was read since the partition was taken may be of different moments."""
+        (newest,) = await self._server.ask([("HMGET", self._key(partition), "token", "epoch")])
+        if newest[0] == token.encode():
+            return
+        if int(newest[1] or 0) <= epoch:
+            raise UnavailableError(f"Redis lost {partition} while it was taken", RETRY_AFTER_MS)
+        raise UnavailableError(f"another worker has taken {partition} meanwhile", RETRY_AFTER_MS)
 
     async def _outbox(self, key: str, destinations: list[str]) -> list[OutboxEntry]:
         """Read what is not acknowledged, a bounded piece at a time."""

@@ -311,6 +311,34 @@ async def test_an_acquisition_that_loses_its_data_halfway_is_no_acquisition(
     await store.close()
 
 
+class OvertakingServer(RedisServer):
+    """Lets another worker take the partition, and commit, between two questions."""
+
+    def __init__(self, space: RedisSpace) -> None:
+        super().__init__(space.url, prefix=space.prefix)
+        self.other = RedisStore(space.url, prefix=space.prefix)
+        self._asked = 0
+
+    async def ask(self, commands: Iterable[Sequence[Any]]) -> list[Any]:
+        self._asked += 1
+        if self._asked == 3:
+            epoch = (await self.other.acquire(P, "other")).epoch
+            assert await self.other.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+        return await super().ask(commands)
+
+
+async def test_an_acquisition_that_another_overtakes_is_no_acquisition(
+    redis_space: RedisSpace,
+) -> None:
+    store = RedisStore(redis_space.url, prefix=redis_space.prefix)
+    store._server = server = OvertakingServer(redis_space)
+    with pytest.raises(UnavailableError, match=f"taken {P} meanwhile"):
+        await store.acquire(P, "worker")
+    assert await server.other.commit([numbered(2, 2)]) == [Outcome.DONE]
+    await server.other.close()
+    await store.close()
+
+
 async def test_as_many_due_records_are_returned_as_were_asked_for(redis_space: RedisSpace) -> None:
     store = RedisStore(redis_space.url, prefix=redis_space.prefix)
     epoch = (await store.acquire(P, "worker")).epoch
