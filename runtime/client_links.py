@@ -24,6 +24,8 @@ _log = structlog.get_logger(__name__)
 
 ACK_DELAY_S = 0.005
 """How long an acknowledgement of replies waits for a frame to ride on."""
+OPENING_GRACE_S = 0.5
+"""How long who leaves waits for the welcome of workers that it has just greeted."""
 STAGGER_S = 0.25
 """A worker that has not welcomed us after so long may be frozen: the next is tried beside it."""
 OTHERS_ASKED_MAX = 3
@@ -375,13 +377,19 @@ class SessionLinks:
         for timer in (self._ack_timer, self._tick_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
-        tasks = [*self._connecting.values()]
         if self._keeper is not None:
-            tasks.append(self._keeper)
-        for task in tasks:
-            task.cancel()
+            self._keeper.cancel()
         for link in tuple(self._links.values()):
             link.close(reason)
+        # A worker that has read our hello would take a broken link for a loss: say goodbye there,
+        # too, if it answers soon.
+        opening = tuple(self._connecting.values())
+        if opening:
+            await asyncio.wait(opening, timeout=min(timeout_s, OPENING_GRACE_S))
+            for task in opening:
+                task.cancel()
+            for link in tuple(self._links.values()):
+                link.close(reason)
         try:
             async with asyncio.timeout(timeout_s):
                 while self._links:

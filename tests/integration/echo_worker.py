@@ -200,10 +200,12 @@ class EchoCluster:
 
 
 @asynccontextmanager
-async def serving(worker: EchoWorker, port: int = 0) -> AsyncIterator[LinkServer]:
+async def serving(
+    worker: EchoWorker, port: int = 0, lane_path: str = ""
+) -> AsyncIterator[LinkServer]:
     limits = LinkLimits(close_timeout_s=1.0)
     no_service = cast("Service", None)  # Nobody makes unary calls here.
-    server = LinkServer(worker.accept, no_service, port=port, limits=limits)
+    server = LinkServer(worker.accept, no_service, port=port, lane_path=lane_path, limits=limits)
     async with server:
         worker.cluster.addresses[worker.name] = server.address
         yield server

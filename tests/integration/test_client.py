@@ -30,7 +30,8 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client import Client
-from sublet.runtime.frames import Batch, ErrorInfo
+from sublet.runtime.frames import Batch, ErrorInfo, Hello
+from sublet.runtime.link import Link, LinkReceiver
 from tests.integration import apps
 from tests.integration.cluster import Cluster
 from tests.integration.cluster import running_cluster as real_cluster
@@ -340,6 +341,40 @@ async def test_replies_are_acknowledged_without_another_call(
     await client.call("shop/echo", "a", 1)
 
     await until(lambda: not any(any(each.owed.values()) for each in cluster.partitions.values()))
+
+
+class NoticingWorker(EchoWorker):
+    """Lets others know that somebody has come in, who has not read the welcome yet."""
+
+    def __init__(self, cluster: EchoCluster, name: str) -> None:
+        super().__init__(cluster, name)
+        self.accepted = asyncio.Event()
+
+    def accept(self, link: Link, hello: Hello) -> LinkReceiver:
+        self.accepted.set()
+        return super().accept(link, hello)
+
+
+@pytest.mark.parametrize("lane", ["lane", ""], ids=["lane", "grpc"])
+async def test_who_leaves_says_goodbye_also_on_links_that_were_just_being_opened(
+    tmp_path: Path, lane: str
+) -> None:
+    cluster = EchoCluster()
+    first, second = cluster.workers["w1"], NoticingWorker(cluster, "w2")
+    paths = [str(tmp_path / name / "lane") if lane else "" for name in ("w1", "w2")]
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        serving(first, lane_path=paths[0]) as server,
+        serving(second, lane_path=paths[1]),
+        asyncio.TaskGroup() as tasks,
+    ):
+        async with Client(server.address) as client:
+            keys = [f"k{number}" for number in range(16)]
+            asking = tasks.create_task(client.send_many("shop/echo", keys, keys))
+            await second.accepted.wait()
+            asking.cancel()
+        await until(lambda: bool(first.endings and second.endings))
+        assert [*first.endings, *second.endings] == [("client closed", True)] * 2
 
 
 # Faults
