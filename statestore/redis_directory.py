@@ -55,6 +55,8 @@ class RedisDirectory:
         # call may be under way while another brings a newer one.
         self._cached: _Cached = ("", {}, {})
         self._published = FIRST_VERSION
+        # What the latest answer has told, heard of or not.
+        self._seen = FIRST_VERSION
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
@@ -136,18 +138,27 @@ class RedisDirectory:
             try:
                 async with await self._server.subscription(self._key) as channel:
                     await channel.subscribe(f"{self._key}:changed")
-                    while True:
-                        # Bounded, as the wait for a message is what notices a lost connection.
-                        message = await channel.get_message(
-                            ignore_subscribe_messages=False, timeout=RESUBSCRIBE_WAIT_S
-                        )
-                        await self._heard(message)
+                    await self._listen(channel)
             except (*FAILURES, SubletError):
                 await asyncio.sleep(RESUBSCRIBE_WAIT_S)
 
-    async def _heard(self, message: dict[str, Any] | None) -> None:
-        if message is None:
-            return
+    async def _listen(self, channel: Any) -> None:
+        """Listen until a version is still unheard that was known a while before: a connection may
+        be lost without anybody noticing."""
+        overdue = FIRST_VERSION
+        while True:
+            # Bounded, as the wait for a message is what notices a lost connection.
+            message = await channel.get_message(
+                ignore_subscribe_messages=False, timeout=RESUBSCRIBE_WAIT_S
+            )
+            if message is not None:
+                await self._heard(message)
+            elif overdue > self._published:
+                return
+            else:
+                overdue = self._seen
+
+    async def _heard(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
             # What was published before we listened was not heard.
             self._published = (await self.view()).version
@@ -158,6 +169,7 @@ class RedisDirectory:
     def _view(self, found: Sequence[Any], cached: _Cached) -> View:
         """Read an answer; `cached` is what the question said that we have."""
         version, stamp, members, beats, *rest = found
+        self._seen = int(version)
         if rest:
             counts = {name: int(count) for name, count in _texts(rest[0]).items()}
             self._cached = cached = (stamp.decode(), counts, _texts(rest[1]))

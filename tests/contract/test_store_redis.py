@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -25,6 +26,7 @@ from sublet.statestore.contract import (
 )
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_node import problems_of
+from sublet.statestore.redis_server import RedisServer
 from sublet.statestore.redis_store import RedisStore
 from tests.contract.conftest import RedisSpace
 from tests.redis_process import RedisProcess
@@ -430,6 +432,44 @@ async def test_who_watches_hears_of_a_change_long_before_the_timeout(
         await placing
     assert await watcher.view() == placed
     await watcher.wait_changed(placed.version if placed else 0, 0.001)
+    await watcher.close()
+    await other.close()
+
+
+class HalfDeafServer(RedisServer):
+    """Its first subscription is confirmed, and then nothing comes."""
+
+    subscriptions = 0
+
+    async def subscription(self, key: str) -> Any:
+        channel = await super().subscription(key)
+        self.subscriptions += 1
+        if self.subscriptions == 1:
+            hear = channel.get_message
+
+            async def hear_nothing(**options: Any) -> Any:
+                message = await hear(**options)
+                return message if message and message["type"] == "subscribe" else None
+
+            channel.get_message = hear_nothing
+        return channel
+
+
+async def test_who_watches_notices_that_nothing_is_heard_any_more(
+    redis_space: RedisSpace,
+) -> None:
+    watcher, other = (RedisDirectory(redis_space.url, prefix=redis_space.prefix) for _ in range(2))
+    watcher._server = server = HalfDeafServer(redis_space.url, prefix=redis_space.prefix)
+    first = await watcher.join(Member(id="a", address="127.0.0.1:1"), {})
+    await watcher.wait_changed(first.version - 1, 3600.0)
+    waiting = asyncio.create_task(watcher.wait_changed(first.version, 3600.0))
+    await asyncio.sleep(0)
+    second = await other.join(Member(id="b", address="127.0.0.1:2"), {})
+    # As heartbeats do.
+    assert (await watcher.view()).version == second.version
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    assert server.subscriptions == 2
     await watcher.close()
     await other.close()
 
