@@ -512,7 +512,9 @@ async def test_an_owner_that_cannot_be_reached_is_named(cluster: EchoCluster) ->
     cluster.addresses["w2"] = "127.0.0.1:9"
     cluster.move_all("w2", tell=False)
     async with Client(cluster.addresses["w1"], connect_timeout="150ms") as client:
-        with pytest.raises(UnavailableError, match=r"w2 \(127\.0\.0\.1:9\), the last known owner of"):
+        with pytest.raises(
+            UnavailableError, match=r"w2 \(127\.0\.0\.1:9\), the last known owner of"
+        ):
             await client.call("shop/echo", "a", 1)
 
 
