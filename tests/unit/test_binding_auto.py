@@ -14,8 +14,10 @@ from sublet.scheduler.api import WorkView
 from sublet.scheduler.auto_binding import (
     DWELL_MS,
     DWELL_MS_MAX,
+    LARGE_MS,
     MESSAGES_MIN,
     RULES,
+    SIZABLE_MS,
     TURNED_BACK_MS,
     VERDICTS,
     AutoBinding,
@@ -308,7 +310,8 @@ def test_whatever_is_measured_changes_are_rare_and_cheap_work_is_not_asked_about
         if auto.changes > before:
             assert changed_ms is None or 1_000.0 * second - changed_ms >= DWELL_MS
             changed_ms = 1_000.0 * second
-        if each.messages >= MESSAGES_MIN and each.cost_ms < 4.0:
+        worth = SIZABLE_MS if each.is_mergeable else LARGE_MS
+        if each.messages >= MESSAGES_MIN and each.cost_ms < worth.ends:
             assert auto.asked is not Asked.EACH
         assert auto.reason.startswith(f"{auto.choice}: ")
 
