@@ -321,6 +321,10 @@ class Membership:
             except RetryLaterError as error:
                 await asyncio.sleep(error.retry_after_ms / 1000)
         self._joined_s = self._beaten_s = self._loop.time()
+        # Who proposes the next placement itself has to know from whom its partitions come.
+        self._handover.placed(
+            view.version, view.placement, view.members.keys(), (), self._joined_s * 1000
+        )
         return view
 
     async def _follow(self, view: View) -> View:

@@ -9,12 +9,13 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import structlog
 
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.frames import FunctionInfo
-from sublet.runtime.lease_messages import Released
+from sublet.runtime.lease_messages import Claim, Released
 from sublet.runtime.membership import (
     DeathWatch,
     Membership,
@@ -381,6 +382,21 @@ async def test_a_store_that_is_set_up_wrongly_sets_no_partition_aside() -> None:
             assert len(cluster.owned) == 3
     told = {each["problem"] for each in logged if each["log_level"] == "error"}
     assert told == {str(cluster.store.error)}
+
+
+async def test_a_proposer_that_has_just_joined_asks_former_owners_before_it_takes() -> None:
+    cluster = Cluster()
+    await cluster.owner_before("z")
+
+    async with cluster.worker() as membership:
+        await until(lambda: bool(cluster.told))
+        view = await cluster.others.view()
+        (mine,) = [each for each, worker in view.placement.items() if worker == "w"]
+        assert cluster.owned == set()
+        claim = Claim(mine, view.version)
+        assert ("z", msgspec.msgpack.encode(claim)) in cluster.told
+        membership.heard("z", Released(mine, 1, 0))
+        await until(lambda: cluster.owned == {mine})
 
 
 async def test_a_worker_that_drains_gives_everything_to_another() -> None:
