@@ -350,7 +350,7 @@ async def test_a_commit_that_no_table_can_hold_is_refused_and_hurts_no_other(
         store.commit([impossible]),
         store.commit([numbered(P, epoch, 1)]),
     )
-    assert results == [[Outcome.REFUSED], [Outcome.DONE]]
+    assert list(results) == [[Outcome.REFUSED], [Outcome.DONE]]
     await store.close()
 
 
