@@ -25,6 +25,8 @@ from sublet.statestore.sqlite_directory import SqliteDirectory
 
 PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.02
+REAPED_WITHIN_S = 120.0
+"""A virtual machine may stand still for the better part of a minute."""
 APP = "tests.integration.apps:app"
 PROJECT = Path(__file__).parents[2]
 
@@ -69,7 +71,7 @@ class WorkerProcess:
         """`kill -9`: nothing is flushed, nobody is told."""
         self.is_wanted = False
         self._process.kill()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(REAPED_WITHIN_S)
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -95,7 +97,7 @@ class WorkerProcess:
     def end(self) -> None:
         if self.is_running:
             self._process.kill()
-            self._process.wait(PATIENCE_S)
+            self._process.wait(REAPED_WITHIN_S)
         self._log.close()
 
 
