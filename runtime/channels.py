@@ -56,6 +56,10 @@ class Inbox:
         self.received[source] = first + count - 1
         return skip
 
+    def knows(self, source: str) -> bool:
+        """Tell whether anything is known of a source, if only what was done ahead."""
+        return source in self.received or source in self.ahead
+
     def expected(self, source: str) -> int:
         """Return the number of the next message that is new."""
         return self.received.get(source, 0) + 1

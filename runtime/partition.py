@@ -189,7 +189,7 @@ class Partition:
             loaded_max=timers_loaded_max,
         )
         self._wake_ms: float | None = None
-        self._clients = Clients(recovered.inbox, now_ms, recovered.expired)
+        self._clients = Clients((*recovered.inbox, *ahead), now_ms, recovered.expired)
         self._gone = self._clients.gone
         self._endings = Endings(
             name,
@@ -422,7 +422,7 @@ class Partition:
         if self.stopped:
             return
         self.progress.source_gone(client)
-        if client in self._inbox.received or client in self._outbox.sent:
+        if self._inbox.knows(client) or client in self._outbox.sent:
             if client in self._inbox.ahead:
                 self._endings.pending.record(Record(AHEAD, client, None))
             self._inbox.forget(client)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sublet.runtime import channels
+from sublet.runtime.admission import CLIENT_TTL_MS
 from sublet.runtime.early_ends import EXPIRIES_SPARE
 from sublet.runtime.frames import Batch, Extra, Kind
 from sublet.runtime.limits import Limits
@@ -254,6 +255,43 @@ def test_of_a_client_that_left_nothing_is_kept_that_was_done_ahead() -> None:
     assert owner.backend.partitions[NAME].inbox == {}
     assert owner.partition._inbox.ahead == {}
     assert owner.partition._inbox.reached == {}
+
+
+def heir_of_a_parked_message_that_went_ahead() -> Owner:
+    """Return an owner that knows a client only by a message on record ahead of its first one."""
+    owner = urgent_owner(1, function=make_function(is_async=True))
+    owner.held = True
+    owner.arrive(1, ["a", "b"], time_left_ms=[900, 1])
+    owner.take()
+    owner.finish(suspended={0})
+    owner.commit()
+    assert ahead(owner) == [2]
+    heir = owner.take_over()
+    tables = heir.backend.partitions[NAME]
+    assert (tables.inbox, tables.sent) == ({}, {})
+    return heir
+
+
+def test_a_client_that_the_next_owner_knows_only_by_what_went_ahead_leaves_nothing() -> None:
+    heir = heir_of_a_parked_message_that_went_ahead()
+    heir.client_gone()
+    heir.settle()
+
+    tables = heir.backend.partitions[NAME]
+    assert heir.partition.counters.consumed == 1
+    assert heir.records(AHEAD) == {}
+    assert (tables.inbox, tables.sent, tables.outbox) == ({}, {}, {})
+
+
+def test_a_silent_client_that_is_known_only_by_what_went_ahead_is_forgotten() -> None:
+    heir = heir_of_a_parked_message_that_went_ahead()
+    heir.settle()
+    heir.acknowledge(CLIENT, 1)
+    heir.pass_time(CLIENT_TTL_MS + 1)
+    heir.settle()
+
+    assert heir.records(AHEAD) == {}
+    assert heir.backend.partitions[NAME].sent == {}
 
 
 def test_a_client_that_leaves_during_a_run_leaves_no_number() -> None:
