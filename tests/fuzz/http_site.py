@@ -17,16 +17,17 @@ from sublet.runtime.worker import Worker
 from sublet.statestore.memory import MemoryStore
 from tests.fuzz.site import app
 
-ANSWER_S_MAX = 10.0
+ANSWER_S_MAX = 20.0
 ANSWER = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 ANSWER_BYTES_MAX = 4 * 2**20
+# Nobody waits long for requests that never end.
+IMPATIENT = Limits(http_read_timeout_ms=50, http_write_timeout_ms=200, http_deadline_ms=2_000)
 
 
 class HttpSite:
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = IMPATIENT) -> None:
         self._loop = asyncio.new_event_loop()
         self._folder = TemporaryDirectory(prefix="sublet-fuzz-")
-        limits = Limits(http_read_timeout_ms=50, http_write_timeout_ms=200, http_deadline_ms=2_000)
         config = WorkerConfig(
             store="memory", data_dir=Path(self._folder.name), http_port=0, lane=False, limits=limits
         )

@@ -26,6 +26,7 @@ from sublet.runtime.frames import (
 )
 from sublet.runtime.http.server import HttpServer
 from sublet.runtime.http.sse import EgressFeeds
+from sublet.runtime.limits import Limits
 from sublet.runtime.link_lane import LaneCarrier
 from sublet.runtime.wire import encode_frame
 from tests.fuzz.http_site import HttpSite
@@ -214,7 +215,7 @@ async def test_answers_and_states_are_gone_when_their_time_is_over() -> None:
 
 
 def test_followers_of_an_egress_that_come_and_go_leave_nothing_behind() -> None:
-    site = HttpSite()
+    site = HttpSite(Limits())
     try:
         site.follow_and_leave(20)
         before = _http_sizes(site)
