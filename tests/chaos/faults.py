@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import assert_never
 
@@ -36,6 +36,8 @@ class Faults:
         self._begin_s = time.monotonic()
         # The schedule cannot know how long it takes to read its data again.
         self._redis_turn = asyncio.Lock()
+        # Nor how long a worker takes to end; meanwhile nobody else may put one in its place.
+        self._slot_turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def play(self, episode: Episode) -> None:
         """Return when all faults of the episode are undone."""
@@ -50,17 +52,9 @@ class Faults:
 
     async def _carry_out(self, fault: Fault) -> None:
         match fault.kind:
-            case "kill":
-                await self._kill(fault)
-            case "freeze":
-                await self._freeze(fault)
-            case "drain":
-                self._recoveries.fault("drain", time.monotonic())
-                await self._site.drain_worker(fault.slot)
-                await asyncio.sleep(fault.duration_s)
-                self._site.start_worker(fault.slot)
-            case "join":
-                await self._join(fault)
+            case "kill" | "freeze" | "drain" | "join":
+                async with self._slot_turns[fault.slot]:
+                    await self._do_to_worker(fault)
             case "redis-kill":
                 async with self._redis_turn:
                     await self._around(fault, self._site.redis.kill, self._site.redis.start)
@@ -81,6 +75,23 @@ class Faults:
                 await self._around(fault, lambda: self._cut(fault), lambda: self._heal(fault))
             case _:
                 assert_never(fault.kind)
+
+    async def _do_to_worker(self, fault: Fault) -> None:
+        match fault.kind:
+            case "kill":
+                await self._kill(fault)
+            case "freeze":
+                await self._freeze(fault)
+            case "drain":
+                await self._drain(fault)
+            case _:
+                await self._join(fault)
+
+    async def _drain(self, fault: Fault) -> None:
+        self._recoveries.fault("drain", time.monotonic())
+        await self._site.drain_worker(fault.slot)
+        await asyncio.sleep(fault.duration_s)
+        self._site.start_worker(fault.slot)
 
     async def _kill(self, fault: Fault) -> None:
         self._site.kill_worker(fault.slot)
