@@ -77,7 +77,7 @@ class _Outage:
         self._worked_s = time.monotonic()
         self._refused.discard(node)
         if self._since_s is not None and not self._refused:
-            away_s = round(self._worked_s - self._since_s, 1)
+            away_s = round(self._worked_s - self._since_s, 3)
             log.warning("store_works_again", redis=self._name, away_s=away_s)
             self._since_s = None
 
