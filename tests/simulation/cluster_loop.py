@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, ContextVar, copy_context
@@ -150,12 +149,10 @@ class ClusterLoop(VirtualLoop):
             self.turns[process] = None
             for task in process.tasks:
                 task.cancel()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            self.run_until(
-                self.now_ms + END_MS_MAX,
-                lambda: all(task.done() for process in processes for task in process.tasks),
-            )
+        self.run_until(
+            self.now_ms + END_MS_MAX,
+            lambda: all(task.done() for process in processes for task in process.tasks),
+        )
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._ending:
