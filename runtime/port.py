@@ -48,8 +48,13 @@ class Port:
         channel = (partition, entry.destination)
         last = entry.first + entry.length - 1
         sent = self._sent.get(channel)
-        if sent is not None and last <= sent:
-            return
+        if sent is not None:
+            if last <= sent:
+                return
+            if entry.first > max(sent, self._acknowledged[channel]) + 1:
+                # Those before it were refused, and are offered again soon: it follows them. Alone
+                # it would be refused, too, and the earlier ones be taken for sent.
+                return
         if self.behind or self._is_full():
             self.behind = True
             return

@@ -149,6 +149,29 @@ def test_a_port_counts_what_is_sent_again_once() -> None:
     assert asyncio.run(story()) == (False, True)
 
 
+def test_what_is_committed_after_a_refusal_does_not_pass_what_was_refused() -> None:
+    """A later message left before the refused ones were sent again, and was refused as well: all
+    before it counted as sent, used up the port's credit, and were never sent again."""
+
+    async def story() -> list[bytes]:
+        link = QuietLink()
+        port = Port("w2", link, lambda each: None, 1_000)
+        port.credit = 2
+        first, second = (OutboxEntry("app/g/0", number, 1, bytes([number])) for number in (1, 2))
+        port.offer("app/f/0", first)
+        await asyncio.sleep(0)
+        port.rewind("app/f/0", "app/g/0", 1)
+        port.offer("app/f/0", second)
+        port.rewind("app/f/0", "app/g/0", 2)
+        port.offer("app/f/0", first)
+        port.offer("app/f/0", second)
+        await asyncio.sleep(0)
+        batches = [each for frame in link.frames for each in cast("Data", frame).batches]
+        return [bytes(cast("msgspec.Raw", each)) for each in batches]
+
+    assert asyncio.run(story()) == [b"\x01", b"\x01", b"\x02"]
+
+
 def test_whoever_sent_for_a_partition_hears_that_it_was_taken() -> None:
     """A former owner repeated a message after the present one: it alone got the acknowledgement,
     and the present owner kept its outbox for ever."""

@@ -33,6 +33,7 @@ class Finding(NamedTuple):
 FINDINGS = [
     Finding("partition", 49, "a read need not see what was answered by an error"),
     Finding("leases", 0, "an owner does not pause without its worker"),
+    Finding("cluster", 1319, "what was committed after a refusal passed what was refused"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 
