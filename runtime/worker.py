@@ -325,8 +325,7 @@ class Worker:
         await self._drain(membership)
         self.exchange.stop()
         # Otherwise its next heartbeat would find that it is no member, and join again.
-        taking_part.cancel()
-        await asyncio.wait([taking_part])
+        await _cancelled(taking_part)
         await membership.leave()
 
     async def _drain(self, membership: Membership) -> None:
@@ -375,6 +374,17 @@ class Worker:
             **http,
             partitions=len(self.host.partitions),
         )
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended.
+
+    Once may not be enough: `asyncio.wait_for` of Python 3.11 loses a cancellation that comes in the
+    turn in which what it waits for is done. A worker that goes on beating never leaves.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_LOOK_S)
 
 
 async def _until(happened: Callable[[], bool]) -> None:
