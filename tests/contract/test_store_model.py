@@ -134,7 +134,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.backend = MemoryBackend()
         self.space = RedisSpace(self.server, self.cluster)
         self.models = {name: Model() for name in PARTITIONS}
-        self.store = self.opened()
+        try:
+            self.store = self.opened()
+        except BaseException:
+            # No teardown follows, and what stays open would be found in another test.
+            self.end()
+            raise
 
     def opened(self) -> Store:
         async def opened() -> Store:
@@ -144,10 +149,17 @@ class StoreMachine(RuleBasedStateMachine):
         return self.runner.run(opened())
 
     def teardown(self) -> None:
-        for name in PARTITIONS:
-            self.acquire(name)
-            self.read(name, 0, 9)
-        self.runner.run(self.store.close())
+        try:
+            for name in PARTITIONS:
+                self.acquire(name)
+                self.read(name, 0, 9)
+        finally:
+            try:
+                self.runner.run(self.store.close())
+            finally:
+                self.end()
+
+    def end(self) -> None:
         self.runner.close()
         self.folder.cleanup()
 
