@@ -545,9 +545,11 @@ class Exchange:
         if refused.error.code == "gap":
             self._send_again(port, refused)
         else:
+            port.hold(partition, refused.target)
             self._loop_later(RETRY_S, lambda: self._send_again(port, refused))
 
     def _send_again(self, port: Port, refused: Refused) -> None:
+        port.resume(endpoint_of(refused.source), refused.target)
         self.host.resend_from(endpoint_of(refused.source), refused.target, refused.first)
         port.look_for_room()
 

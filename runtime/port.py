@@ -41,6 +41,7 @@ class Port:
         self._sent: dict[tuple[str, str], int] = {}
         self._acknowledged: dict[tuple[str, str], int] = {}
         self._unacknowledged = 0
+        self._held: set[tuple[str, str]] = set()
         self._link_bytes_max = link_bytes_max
 
     def offer(self, partition: str, entry: OutboxEntry) -> None:
@@ -48,13 +49,8 @@ class Port:
         channel = (partition, entry.destination)
         last = entry.first + entry.length - 1
         sent = self._sent.get(channel)
-        if sent is not None:
-            if last <= sent:
-                return
-            if entry.first > max(sent, self._acknowledged[channel]) + 1:
-                # Those before it were refused, and are offered again soon: it follows them. Alone
-                # it would be refused, too, and the earlier ones be taken for sent.
-                return
+        if (sent is not None and last <= sent) or channel in self._held:
+            return
         if self.behind or self._is_full():
             self.behind = True
             return
@@ -123,6 +119,16 @@ class Port:
         if sent is not None and sent >= first:
             self._unacknowledged += self._owed(channel, first - 1) - self._owed(channel, sent)
             self._sent[channel] = first - 1
+
+    def hold(self, partition: str, destination: str) -> None:
+        """Send nothing on a channel until `resume`: what was refused is then offered again.
+
+        Something later would be refused, too, and what was refused before be taken for sent.
+        """
+        self._held.add((partition, destination))
+
+    def resume(self, partition: str, destination: str) -> None:
+        self._held.discard((partition, destination))
 
     def look_for_room(self) -> None:
         """What was taken back (`rewind`, `forget`) may have made room: nobody else says so."""
