@@ -198,8 +198,13 @@ class SessionLinks:
                 assert_never(frame)
         self._after_event()
 
-    def welcomed(self, link: Link, welcome: Welcome) -> Peer:
+    def welcomed(self, link: Link, welcome: Welcome) -> Peer | None:
+        """Use a link from now on; None if it is of no use, and was given up."""
         session = self.session
+        if session.is_replaced(welcome.worker, welcome.topology):
+            # Without a goodbye: it may come back, and must not forget us.
+            link.abandon("the worker was replaced, and does not know it yet")
+            return None
         former = session.peers.get(welcome.worker)
         if former is not None:
             # The worker listens to our newest link only.
@@ -311,6 +316,9 @@ class SessionLinks:
                 message if message.startswith(address) else f"{address}: {message}"
             )
             return False
+        if receiver.peer is None:
+            self._last_errors[address] = f"{address}: does not know yet that it was replaced"
+            return False
         return True
 
     async def _keep_links(self) -> None:
@@ -402,24 +410,24 @@ class SessionLinks:
 class _Receiver:
     """The session's end of one link."""
 
-    __slots__ = ("_links", "_peer")
+    __slots__ = ("_links", "peer")
 
     def __init__(self, links: SessionLinks) -> None:
         self._links = links
-        self._peer: Peer | None = None
+        self.peer: Peer | None = None
 
     def frame_received(self, link: Link, frame: Frame) -> None:
-        if self._peer is not None:
-            self._links.frame_received(self._peer, frame)
+        if self.peer is not None:
+            self._links.frame_received(self.peer, frame)
         elif isinstance(frame, Welcome):
-            self._peer = self._links.welcomed(link, frame)
+            self.peer = self._links.welcomed(link, frame)
 
     def link_drained(self, link: Link) -> None:
         self._links.plan_flush()
 
     def link_ended(self, link: Link, reason: str, clean: bool) -> None:
-        if self._peer is not None:
-            self._links.link_ended(self._peer)
+        if self.peer is not None:
+            self._links.link_ended(self.peer)
 
 
 class PlainTaskGroup:

@@ -342,6 +342,20 @@ class Session:
                 self._place(channel, worker)
         return True
 
+    def is_replaced(self, worker: str, topology: Topology) -> bool:
+        """Tell whether a worker that welcomes us does not know that its cluster does without it.
+
+        Its partitions have other owners, and what it says of them is what was. Unlike a worker of
+        a cluster that was started anew, it still counts on some whom we know, too.
+        """
+        known = self.topology
+        return (
+            known is not None
+            and topology.version < known.version
+            and worker not in known.workers
+            and not known.workers.keys().isdisjoint(topology.workers)
+        )
+
     def _place(self, channel: Channel, worker: str | None) -> None:
         self._detach(channel)
         channel.worker = worker

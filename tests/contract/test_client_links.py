@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from sublet.runtime.client_channel import ANY
 from sublet.runtime.client_links import OTHERS_ASKED_MAX, Events, PlainTaskGroup, SessionLinks
 from sublet.runtime.client_session import ClientStats, Patience, Session
-from sublet.runtime.frames import FunctionInfo, Hello, Kind, Topology, Welcome
+from sublet.runtime.frames import Data, FunctionInfo, Hello, Kind, Topology, Welcome
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_server import LinkServer
 from tests.contract.link_setting import PATIENCE_S, Keeper, NoService
@@ -134,6 +134,35 @@ async def test_a_link_to_a_worker_that_left_is_lost_without_a_goodbye() -> None:
             # What the other one has not acknowledged goes to the new owner, with the same number.
             (data,) = await second.links[0][1].data_frames(1)
             assert data.batches[0].first == 1
+            waiter.cancel()
+
+
+async def test_a_worker_that_does_not_know_that_it_was_replaced_is_sent_nothing() -> None:
+    """It would say that it has never seen what its successor has taken; the client took that for a
+    loss of data, and told its callers that nobody knows what became of their calls."""
+    async with running(2) as cluster:
+        first, second = cluster.workers
+        async with client_of(second.server.address, first.server.address) as client:
+            waiter = client.call()
+            await first.visited.wait()
+            ((link, keeper),) = first.links
+            await keeper.data_frames(1)
+            first.topology = cluster.topology(2, first)
+            link.send(first.topology)
+            await second.links[0][1].end()
+            second.topology = cluster.topology(1, second, first)
+            for worker in cluster.workers:
+                worker.visited.clear()
+            link.abandon("reset")
+
+            await second.visited.wait()
+            _, clean = await second.links[1][1].end()
+            assert not clean
+            assert not any(isinstance(each, Data) for each in second.links[1][1].frames)
+            await first.visited.wait()
+            (data,) = await first.links[1][1].data_frames(1)
+            assert data.batches[0].first == 1
+            assert list(client.session.peers) == ["w1"]
             waiter.cancel()
 
 

@@ -390,6 +390,25 @@ def test_an_older_topology_is_ignored_unless_nobody_knows_better(stage: Stage) -
     assert stage.session.topology_changed(topology(1, p0="w1", p1="w1"), trusted=True)
 
 
+@pytest.mark.parametrize(
+    ("worker", "version", "others", "is_replaced"),
+    [
+        ("w3", 2, ["w1", "w3"], True),
+        ("w3", 3, ["w1", "w3"], False),
+        ("w1", 2, ["w1", "w3"], False),
+        ("w3", 2, ["w3"], False),
+    ],
+    ids=["replaced", "as new as ours", "one of ours", "of a cluster that was started anew"],
+)
+def test_a_worker_is_replaced_if_a_newer_placement_of_its_cluster_does_without_it(
+    stage: Stage, worker: str, version: int, others: list[str], is_replaced: bool
+) -> None:
+    stage.session.topology_changed(topology(3, p0="w1", p1="w2"))
+    theirs = Topology(version, [], {}, dict.fromkeys(others, "somewhere:1"))
+
+    assert stage.session.is_replaced(worker, theirs) is is_replaced
+
+
 def test_not_owner_waits_for_the_new_placement_or_a_while(stage: Stage) -> None:
     stage.ask(1)
     stage.frame()
