@@ -69,6 +69,8 @@ class Node:
         self.view: dict[str, Node] = dict(world.owners)
         self.sources: dict[str, Node | Client] = {}
         """By what way each source's messages come: acknowledgements go back the same way."""
+        self._resends: dict[str, int] = {}
+        """Destination to the first message that is to be sent again soon."""
         self._wake = 0
         recovered = world.acquire(name)
         kind = Partition if world.mutant is None else world.mutant.partition
@@ -126,12 +128,20 @@ class Node:
         elif frame.error.code == "gap":
             self.partition.resend_from(frame.target, frame.first)
         else:
-            self.world.after(10, self.resend, frame)
+            self._resend_later(frame)
         self.carry_out()
 
-    def resend(self, refused: Refused) -> None:
+    def _resend_later(self, refused: Refused) -> None:
+        """Plan one for all that is refused meanwhile: a port sends nothing twice either."""
+        planned = self._resends.get(refused.target)
+        self._resends[refused.target] = min(planned or refused.first, refused.first)
+        if planned is None:
+            self.world.after(10, self._resend, refused.target)
+
+    def _resend(self, target: str) -> None:
+        first = self._resends.pop(target)
         if self.alive:
-            self.partition.resend_from(refused.target, refused.first)
+            self.partition.resend_from(target, first)
             self.carry_out()
 
     def reachable(self, endpoint: str) -> None:

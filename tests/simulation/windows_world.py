@@ -8,7 +8,6 @@ computation over all events gives.
 from __future__ import annotations
 
 from collections import Counter
-from math import inf
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from sublet.functions.retry import Retry
 from sublet.functions.state import StateClock, Sum
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, WindowSpec
 from sublet.runtime.executor import Place, SyncRunner
-from sublet.runtime.frames import Kind, Refused
+from sublet.runtime.frames import Kind
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import EgressColumns
 from sublet.runtime.state_cache import StateCache
@@ -39,7 +38,6 @@ from tests.simulation.world import REST_MS, Mutant, World
 from tests.unit.windows_model import Event, batch_results
 
 LONG_AFTER_MS = 10**12
-RESEND_PAUSE_MS = 9.0
 PARSE, TOTAL = "sim/parse", "sim/total"
 
 
@@ -53,9 +51,9 @@ class WindowNode(Node):
         self.open = {}
         self.view = dict(world.owners)
         self.sources = {}
+        self._resends = {}
         self._wake = 0
         self._clock = StateClock()
-        self._resent_ms: dict[str, float] = {}
         recovered = world.acquire(name)
         self._cache = None
         if self.function.state_kind is not None:
@@ -94,13 +92,6 @@ class WindowNode(Node):
             clock_ms=self.partition.clock_ms,
             progress=self.partition.progress,
         )
-
-    def resend(self, refused: Refused) -> None:
-        # Once for all entries that were refused together: each alone would repeat all of them.
-        now_ms = self.world.now_ms
-        if now_ms - self._resent_ms.get(refused.target, -inf) > RESEND_PAUSE_MS:
-            self._resent_ms[refused.target] = now_ms
-            super().resend(refused)
 
     def _run(self, work: Work) -> None:
         if not self.alive or self.partition.stopped:
