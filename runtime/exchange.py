@@ -234,7 +234,8 @@ class Exchange:
             self._connect_later(owner)
 
     def _connect_later(self, worker: str) -> None:
-        if worker not in self._connecting:
+        # A worker that ends begins nothing: its tasks take no others any more.
+        if worker not in self._connecting and not self._stopping:
             self._connecting.add(worker)
             self._tasks.create_task(self._connect_peer(worker))
 
