@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from sublet.statestore.contract import Directory, Store
+from sublet.statestore.contract import Commit, Directory, Outcome, Store
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_store import RedisStore
@@ -17,6 +19,7 @@ from sublet.statestore.sqlite_directory import SqliteDirectory
 from sublet.statestore.sqlite_fold import FoldPolicy
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 
+PATIENCE_S = 20.0
 # The changelog is folded at once, after three commits in small steps, or only when asked.
 FOLD_AT_ONCE = FoldPolicy(rows_max=1)
 FOLD_OFTEN = FoldPolicy(rows_max=3, chunk_rows_max=1)
@@ -31,6 +34,9 @@ STORE_KINDS = (
     "redis",
     "redis-cluster",
 )
+
+
+StartRedis = Callable[..., RedisProcess]
 
 
 class RedisSpace:
@@ -80,6 +86,31 @@ def redis_space(
     redis_process: RedisProcess, redis_cluster: Callable[[], RedisClusterProcesses]
 ) -> RedisSpace:
     return RedisSpace(redis_process, redis_cluster)
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
+    """Return a function that starts one more Redis, with options."""
+    with ExitStack() as stack:
+
+        def start(**options: str) -> RedisProcess:
+            folder = tmp_path / f"redis{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            process = RedisProcess(folder, **options)
+            stack.callback(process.kill)
+            process.start()
+            return process
+
+        yield start
+
+
+async def settled(store: RedisStore, commit: Commit) -> Outcome:
+    """Send a commit until the store can say what became of it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            (outcome,) = await store.commit([commit])
+            if outcome is not Outcome.UNKNOWN:
+                return outcome
 
 
 def open_store(kind: str, backend: MemoryBackend, path: Path, redis: RedisSpace) -> Store:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,12 @@ from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_node import problems_of
 from sublet.statestore.redis_server import RedisServer
 from sublet.statestore.redis_store import RedisStore
-from tests.contract.conftest import RedisSpace
+from tests.contract.conftest import RedisSpace, StartRedis, settled
 from tests.redis_process import RedisProcess
 
 P = "shop/cart/0"
 PATIENCE_S = 20.0
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
-StartRedis = Callable[..., RedisProcess]
 
 
 def numbered(epoch: int, index: int, size: int = 1, partition: str = P) -> Commit:
@@ -50,22 +48,6 @@ def numbered(epoch: int, index: int, size: int = 1, partition: str = P) -> Commi
 
 
 @pytest.fixture
-def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
-    """Return a function that starts one more Redis, with options."""
-    with ExitStack() as stack:
-
-        def start(**options: str) -> RedisProcess:
-            folder = tmp_path / f"redis{len(list(tmp_path.iterdir()))}"
-            folder.mkdir()
-            process = RedisProcess(folder, **options)
-            stack.callback(process.kill)
-            process.start()
-            return process
-
-        yield start
-
-
-@pytest.fixture
 async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
     """Return a function that opens a store on a Redis; short timeouts, as faults are meant."""
     stores: list[RedisStore] = []
@@ -77,15 +59,6 @@ async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
     yield open_on
     for store in stores:
         await store.close()
-
-
-async def settled(store: RedisStore, commit: Commit) -> Outcome:
-    """Send a commit until the store can say what became of it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            (outcome,) = await store.commit([commit])
-            if outcome is not Outcome.UNKNOWN:
-                return outcome
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from sublet.statestore.contract import (
 )
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_store import RedisStore
+from tests.contract.conftest import settled
 from tests.redis_process import RedisClusterProcesses
 
 PATIENCE_S = 20.0
@@ -74,15 +75,6 @@ def numbered(partition: str, epoch: int, index: int) -> Commit:
         inbox={"~client": index},
         outbox=[OutboxEntry(f"~to{index}", 1, 1, b"x")],
     )
-
-
-async def settled(store: RedisStore, commit: Commit) -> Outcome:
-    """Send a commit until the store can say what became of it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            (outcome,) = await store.commit([commit])
-            if outcome is not Outcome.UNKNOWN:
-                return outcome
 
 
 async def acquired(store: RedisStore, partition: str) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +29,12 @@ from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_node import RedisNode
 from sublet.statestore.redis_server import RedisServer
 from sublet.statestore.redis_store import ARGUMENTS_MAX, ARGUMENTS_PER_CALL_MAX, RedisStore
-from tests.contract.conftest import RedisSpace
+from tests.contract.conftest import RedisSpace, StartRedis, settled
 from tests.redis_process import RedisProcess
 
 P = "shop/cart/0"
 PATIENCE_S = 20.0
-StartRedis = Callable[..., RedisProcess]
 OpenStore = Callable[..., RedisStore]
-
-
-@pytest.fixture
-def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
-    """Return a function that starts one more Redis, with options."""
-    with ExitStack() as stack:
-
-        def start(**options: str) -> RedisProcess:
-            folder = tmp_path / f"redis{len(list(tmp_path.iterdir()))}"
-            folder.mkdir()
-            process = RedisProcess(folder, **options)
-            stack.callback(process.kill)
-            process.start()
-            return process
-
-        yield start
 
 
 @pytest.fixture
@@ -78,15 +60,6 @@ def numbered(epoch: int, index: int, partition: str = P, rows: int = 1) -> Commi
         clock_ms=index,
         state=[StateRow(f"k{number}", b"", b"%d" % index) for number in range(rows)],
     )
-
-
-async def settled(store: RedisStore, commit: Commit) -> Outcome:
-    """Send a commit until the store can say what became of it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            (outcome,) = await store.commit([commit])
-            if outcome is not Outcome.UNKNOWN:
-                return outcome
 
 
 async def acquired(store: RedisStore, worker: str = "worker") -> Recovered:
