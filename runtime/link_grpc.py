@@ -239,7 +239,7 @@ async def _connect_lane(
     path, token = wire.decode_lane_reply(reply)
     if not path:
         return None
-    greeter = _Greeter(receiver)
+    greeter = Greeter(receiver)
 
     def link_made(carrier: LaneCarrier) -> FrameLink:
         return FrameLink(carrier, greeter, limits, f"{address} (lane)")
@@ -275,7 +275,7 @@ async def _connect_stream(
     )
     call = open_stream()
     carrier = GrpcCarrier(cast("Stream", call), limits, call.done_writing)
-    greeter = _Greeter(receiver)
+    greeter = Greeter(receiver)
     link = FrameLink(carrier, greeter, limits, f"{address} (grpc)")
     link.send(hello)
 
@@ -286,27 +286,32 @@ async def _connect_stream(
             await channel.close()
 
     tasks.create_task(run())
-    try:
-        async with asyncio.timeout(limits.hello_timeout_s):
-            refusal = await greeter.answered
-    except TimeoutError:
-        carrier.abort()
-        raise UnavailableError(f"{address} did not answer the hello") from None
-    except asyncio.CancelledError:
-        carrier.abort()
-        raise
-    if refusal is not None:
-        raise UnavailableError(f"{address}: {refusal}")
+    await greeter.welcomed(address, limits.hello_timeout_s, carrier.abort)
     return link
 
 
-class _Greeter:
+class Greeter:
     """Receives for a link that waits for its `Welcome`, then hands it to the real receiver."""
 
     def __init__(self, receiver: LinkReceiver) -> None:
         self._receiver = receiver
         self.answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """None when welcomed, else why not."""
+
+    async def welcomed(self, address: str, timeout_s: float, abort: Callable[[], None]) -> None:
+        """Wait for the welcome; raise UnavailableError if there is none. Nobody who is not
+        waited for any more is left connected."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                refusal = await self.answered
+        except TimeoutError:
+            abort()
+            raise UnavailableError(f"{address} did not answer the hello") from None
+        except asyncio.CancelledError:
+            abort()
+            raise
+        if refusal is not None:
+            raise UnavailableError(f"{address}: {refusal}")
 
     def frame_received(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, FrameLink)

@@ -22,7 +22,7 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.frames import Hello
 from sublet.runtime.link import LinkLimits, LinkReceiver
-from sublet.runtime.link_grpc import _Greeter
+from sublet.runtime.link_grpc import Greeter
 from sublet.runtime.link_server import LinkServer, _Doorkeeper
 from tests.simulation.cluster_loop import ClusterLoop, Process
 
@@ -248,21 +248,11 @@ class Network:
         wire = Wire(self, here, server.process)
         wire.near.limits = limits
         self.wires[wire] = None
-        greeter = _Greeter(receiver)
+        greeter = Greeter(receiver)
         link = wire.near.link = FrameLink(wire.near, greeter, limits, f"{address} (wire)")
         self.loop.call_soon(server.accept_wire, wire.far, context=server.context)
         link.send(hello)
-        try:
-            async with asyncio.timeout(limits.hello_timeout_s):
-                refusal = await greeter.answered
-        except TimeoutError:
-            wire.reset()
-            raise UnavailableError(f"{address} did not answer the hello") from None
-        except asyncio.CancelledError:
-            wire.reset()
-            raise
-        if refusal is not None:
-            raise UnavailableError(f"{address}: {refusal}")
+        await greeter.welcomed(address, limits.hello_timeout_s, wire.reset)
         return link
 
 
