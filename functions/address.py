@@ -48,7 +48,13 @@ def split_partition_name(name: str) -> tuple[str, int]:
 
 # Clients are endpoints of channels, like partitions. The mark keeps the two kinds of names apart.
 CLIENT_MARK = "~"
+# So are the pipelines of a partition, which it feeds to itself: nobody else hears of them.
+PIPELINE_MARK = "|"
 
 
 def is_client(endpoint: str) -> bool:
     return endpoint.startswith(CLIENT_MARK)
+
+
+def is_pipeline(endpoint: str) -> bool:
+    return endpoint.startswith(PIPELINE_MARK)

@@ -25,6 +25,7 @@ from sublet.runtime.channels import AHEAD_MAX, Inbox, Outbox
 from sublet.runtime.frames import Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending
+from sublet.runtime.staging import Staging
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress
 from sublet.runtime.work import Chunk
 from sublet.scheduler.urgency import Urgency
@@ -39,6 +40,8 @@ GONE_CLIENTS_MAX = 10_000
 EXPIRED_CLIENTS_MAX = 10_000
 """Clients of a partition that have expired within `CLIENT_TTL_MS`; then no more do, and there is no
 room for others instead."""
+DONE_AT_ONCE = (Kind.WITHDRAW, Kind.STAGE)
+"""What does not wait in the queue."""
 
 
 class Clients:
@@ -107,6 +110,7 @@ class Admission:
         limits: Limits,
         clients: Clients,
         progress: StreamProgress,
+        staging: Staging,
         expire: Callable[[str, float], None],
     ) -> None:
         """`expire` ends what is kept for a client that has been silent for long."""
@@ -121,6 +125,7 @@ class Admission:
         self._limits = limits
         self._clients = clients
         self._progress = progress
+        self._staging = staging
         self._expire = expire
 
     def count(self, reason: str, messages: int) -> None:
@@ -157,19 +162,19 @@ class Admission:
 
     def refusal(self, batch: Batch, now_ms: float) -> tuple[str, ErrorInfo] | None:
         """Return why there is no room now for a batch of a client, if there is none."""
-        limits, backlog, outbox = self._limits, self._backlog, self._outbox
-        queued = backlog.count
-        if batch.kind is Kind.WITHDRAW:
-            # It makes room; but each is a number in the commits until all before it are done.
-            if self._inbox.may_go_ahead(batch.source):
-                return None
-            text = f"{self._name} has done {AHEAD_MAX} messages ahead of others of this client"
-            return "ahead", ErrorInfo("overloaded", text, 50)
-        if queued + batch.count > limits.queue_max and queued:
-            return "queue", ErrorInfo("overloaded", f"the queue of {self._name} is full", 50)
-        if backlog.size_bytes > limits.queue_bytes_max:
-            text = f"the queue of {self._name} holds {backlog.size_bytes} bytes"
-            return "queue", ErrorInfo("overloaded", text, 50)
+        limits, outbox = self._limits, self._outbox
+        if batch.kind in DONE_AT_ONCE:
+            # Each is a number in the commits until all before it are done.
+            if not self._inbox.may_go_ahead(batch.source):
+                text = f"{self._name} has done {AHEAD_MAX} messages ahead of others of this client"
+                return "ahead", ErrorInfo("overloaded", text, 50)
+            if batch.kind is Kind.WITHDRAW:
+                return None  # It makes room.
+            if not self._staging.has_room_for(len(memoryview(batch.payloads))):
+                text = f"{self._name} is storing as much as it may of what was staged"
+                return "staged", ErrorInfo("overloaded", text, 20)
+        elif (full := self._queue_full(batch)) is not None:
+            return "queue", ErrorInfo("overloaded", full, 50)
         if outbox.message_count > limits.outbox_max:
             text = f"{self._name} waits for other partitions"
             return "outbox", ErrorInfo("overloaded", text, 100)
@@ -185,6 +190,16 @@ class Admission:
         if batch.kind is Kind.MARKER and not self._progress.has_room_for(batch.keys):
             text = f"{self._name} knows {SOURCES_MAX} sources: the most"
             return "sources", ErrorInfo("rejected", text)
+        return None
+
+    def _queue_full(self, batch: Batch) -> str | None:
+        backlog, limits = self._backlog, self._limits
+        # Rows of pipelines are there because there is room: nobody else has to wait for them.
+        queued = backlog.count - self._staging.fed_rows
+        if queued + batch.count > limits.queue_max and queued > 0:
+            return f"the queue of {self._name} is full"
+        if backlog.size_bytes > limits.queue_bytes_max:
+            return f"the queue of {self._name} holds {backlog.size_bytes} bytes"
         return None
 
     def _makes_room(self, now_ms: float) -> bool:

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from operator import itemgetter
 
-from sublet.functions.address import is_client
+from sublet.functions.address import is_client, is_pipeline
 from sublet.runtime.frames import Kind
 from sublet.runtime.work import Chunk, Span
 
@@ -48,7 +48,7 @@ class Backlog:
         self._weigh = weigh
         self.count = self.size_bytes = 0
         self.peer_chunks = 0
-        """Those that are not from clients."""
+        """Those of other partitions."""
         self.markers = 0
         """Chunks of what keeps its place in line."""
         self._lines: dict[str, deque[Chunk]] = {}
@@ -76,7 +76,7 @@ class Backlog:
             line.append(chunk)
         self.count += chunk.count
         self.size_bytes += len(memoryview(chunk.batch.payloads))
-        if not chunk.from_client:
+        if chunk.from_partition:
             self.peer_chunks += 1
         if chunk.batch.kind in IN_LINE:
             self.markers += 1
@@ -135,7 +135,7 @@ class Backlog:
         """Return the head of some line that is not a client's."""
         if self.peer_chunks:
             for source in self._lines:
-                if not is_client(source):
+                if not (is_client(source) or is_pipeline(source)):
                     return self._head(source)
         return None
 
@@ -172,7 +172,7 @@ class Backlog:
             # It had left. Whatever is in the line now has come after it.
             line.appendleft(chunk)
             self.size_bytes += len(memoryview(chunk.batch.payloads))
-            if not chunk.from_client:
+            if chunk.from_partition:
                 self.peer_chunks += 1
         if chunk.start > stop:
             # Those that were taken out meanwhile must not come back.
@@ -332,7 +332,7 @@ class Backlog:
     def _leave(self, chunk: Chunk) -> None:
         source = chunk.batch.source
         self.size_bytes -= len(memoryview(chunk.batch.payloads))
-        if not chunk.from_client:
+        if chunk.from_partition:
             self.peer_chunks -= 1
         if chunk.batch.kind in IN_LINE:
             self.markers -= 1

@@ -21,6 +21,7 @@ from sublet.functions.duration import Duration
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.client import Addresses, Client
 from sublet.runtime.client_links import PlainTaskGroup
+from sublet.runtime.client_pipeline import BlockingPipeline, Pipeline
 from sublet.runtime.client_session import ClientStats
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_reader import EgressReader, EgressRecord
@@ -182,6 +183,21 @@ class BlockingClient:
         """See `Client.watermark`."""
         client = self._client
         self._wait(lambda: client.watermark(function, time, source=source))
+
+    def pipeline(
+        self,
+        function: Function | str,
+        name: str,
+        *,
+        generation: int = 0,
+        patience: Duration = "10m",
+    ) -> BlockingPipeline:
+        """See `Client.pipeline`."""
+
+        async def make() -> Pipeline:
+            return self._client.pipeline(function, name, generation=generation, patience=patience)
+
+        return BlockingPipeline(self._wait(make), self._wait)
 
     def egress(
         self,

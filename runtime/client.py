@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from math import ceil
@@ -41,6 +41,7 @@ from sublet.runtime.client_channel import (
     Segment,
 )
 from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
+from sublet.runtime.client_pipeline import Pipeline
 from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
@@ -429,6 +430,42 @@ class Client:
         if gather.errors:
             raise gather.errors[min(gather.errors)]
 
+    # Rows in batches
+
+    def pipeline(
+        self,
+        function: Function | str,
+        name: str,
+        *,
+        generation: int = 0,
+        patience: Duration = "10m",
+    ) -> Pipeline:
+        """Bring rows to a function in batches that have their effect once, however often a batch
+        is begun again, by whichever process.
+
+        - `name`: tells the pipeline apart from others, and stays the same when another process
+          goes on for it; such as the id of a streaming query.
+        - `generation`: what `Pipeline.begin` has returned to its driver; for its tasks.
+        - `patience`: for how long a request is repeated while there is no room for its rows, or
+          nobody who owns the partition.
+        """
+        return Pipeline(_PipelineAsker(self, _name_of(function)[0]), name, generation, patience)
+
+    def _pipeline_partitions(self, name: str) -> int:
+        return self._route(name).info.partition_count
+
+    async def _ask_partition(self, name: str, index: int, request: bytes, codec: Codec[Any]) -> Any:
+        """Ask the partition itself, not its function."""
+        if len(request) > self._message_bytes_max:
+            raise _too_large(request, self._message_bytes_max)
+        if self._room_queue or self._stats.in_flight + self._room_reserved >= self._in_flight_max:
+            await self._wait_for_room(1, None)
+        channel = self._route(name).channels[index]
+        waiter = self._loop.create_future()
+        self._session.add(channel, Kind.STAGE, "", request, None, codec, waiter)
+        self._links.plan_flush()
+        return await waiter
+
     # Egress
 
     def egress(
@@ -670,6 +707,22 @@ class Client:
             if not waiter.done():
                 self._room_reserved += count
                 waiter.set_result(None)
+
+
+class _PipelineAsker:
+    """What a pipeline needs of its client."""
+
+    def __init__(self, client: Client, function: str) -> None:
+        self._client = client
+        self._function = function
+        self.partition_count = client._pipeline_partitions(function)
+        self.message_bytes_max = client._message_bytes_max
+
+    async def ask(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
+        return await self._client._ask_partition(self._function, index, request, codec)
+
+    def begin(self, task: Coroutine[Any, Any, None]) -> object:
+        return self._client._tasks.create_task(task)
 
 
 def _address_source(addresses: Addresses) -> Callable[[], Sequence[str]]:

@@ -19,7 +19,7 @@ import msgspec
 
 from sublet.functions.codec import Codec, codec_for, join_column, split_column
 from sublet.functions.errors import PayloadError, SubletError, UnknownOutcomeError, error_from_code
-from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.frames import ANSWERED, Batch, ErrorInfo, Extra, Kind
 
 ANY = codec_for(Any)
 
@@ -283,7 +283,7 @@ class Segment:
         right.first = self.first + at if self.first else 0
         right.tainted, right.refusals = self.tainted, self.refusals
         left = len(right.keys)
-        if self.kind is Kind.CALL:
+        if self.kind in ANSWERED:
             left = len(right.unanswered_places())
         if self.unsettled:
             right.unsettled = left
@@ -311,7 +311,7 @@ class Segment:
             self.waiters = [None] * len(self.keys)
             return failed
         self.gather = None
-        if self.kind is not Kind.CALL:
+        if self.kind not in ANSWERED:
             open_places = self.places[self.acked :]
         else:
             results = gather.results
@@ -324,7 +324,7 @@ class Segment:
     def taken_upto(self, acked: int) -> int:
         """The first `acked` messages were durably taken; return how many callers that settled."""
         before, self.acked = self.acked, acked
-        if self.kind is Kind.CALL or not self.unsettled:
+        if self.kind in ANSWERED or not self.unsettled:
             return 0
         settled = acked - before
         self.unsettled -= settled
@@ -478,7 +478,7 @@ class Channel:
         segment.channel = self
         first = segment.first = self.next_number
         self.next_number = first + len(segment.keys)
-        if segment.kind is Kind.CALL:
+        if segment.kind in ANSWERED:
             segment.unanswered = len(segment.keys)
             self.awaiting.append(segment)
             self.awaiting_firsts.append(first)

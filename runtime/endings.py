@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sublet.functions.address import is_client
+from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
 from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
 from sublet.runtime.calls import Calls
@@ -25,6 +25,7 @@ from sublet.runtime.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending
+from sublet.runtime.staging import Staging
 from sublet.runtime.steps import Counters
 from sublet.runtime.windows import StreamProgress
 from sublet.runtime.work import Chunk, Failure, Message, RunResult, Span, Waiting
@@ -57,6 +58,7 @@ class Endings:
         queue: WorkQueue,
         calls: Calls,
         progress: StreamProgress,
+        staging: Staging,
         counters: Counters,
         dead_count: int,
         clock_ms: Callable[[float], int],
@@ -82,6 +84,7 @@ class Endings:
         self._queue = queue
         self._calls = calls
         self._progress = progress
+        self._staging = staging
         self._counters = counters
         self._clock_ms = clock_ms
 
@@ -93,7 +96,9 @@ class Endings:
             return  # Of its numbers nothing is kept.
         if source in self._inbox.ahead:
             self.pending.ahead.add(source)
-        self.pending.inbox[source] = self._inbox.reach(source, upto)
+        reached = self.pending.inbox[source] = self._inbox.reach(source, upto)
+        if self._staging.fed_rows and is_pipeline(source):
+            self.pending.records.extend(self._staging.reached(source, reached))
 
     def took_ahead(self, source: str, number: int) -> None:
         """One message is done, or on record, while earlier ones of its source may wait."""
@@ -254,11 +259,15 @@ class Endings:
     def _reply(self, message: Message, value: Any, error: ErrorInfo | None) -> None:
         if message.kind is not Kind.CALL:
             return
-        replies = self.pending.replies_to(_reply_channel(message.source))
+        self.answer(message.source, message.number, value, error)
+
+    def answer(self, source: str, number: int, value: Any, error: ErrorInfo | None) -> None:
+        """Reply to a message of a source."""
+        replies = self.pending.replies_to(_reply_channel(source))
         if error is None:
-            replies.add(message.number, value)
+            replies.add(number, value)
         else:
-            replies.add_error(message.number, error)
+            replies.add_error(number, error)
 
     def fail(
         self, waiting: Waiting, failure: Failure, now_ms: float, *, blamed: bool = True

@@ -502,8 +502,8 @@ class Exchange:
             refusal = refusal_of_markers(batch)
             if refusal is not None:
                 return ErrorInfo("rejected", refusal)
-        elif batch.kind not in (Kind.SEND, Kind.CALL, Kind.WITHDRAW):
-            text = "a client sends, calls, takes calls back and tells watermarks, nothing else"
+        elif batch.kind not in (Kind.SEND, Kind.CALL, Kind.WITHDRAW, Kind.STAGE):
+            text = "a client sends, calls, takes calls back, tells watermarks and stages rows"
             return ErrorInfo("rejected", text)
         longest = max(map(len, batch.keys), default=0)
         limit = self._limits.key_bytes_max

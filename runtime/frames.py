@@ -27,6 +27,13 @@ class Kind(IntEnum):
     MARKER = 5
     """Watermarks: all earlier messages of a source have been sent. The key column holds the names
     of sources, the payloads are times, or nil for a source that is not to be waited for."""
+    STAGE = 6
+    """What a pipeline asks of the partition itself (see `staging`): the payloads are requests, each
+    of which is answered as a call is. The keys are empty."""
+
+
+ANSWERED = (Kind.CALL, Kind.STAGE)
+"""Messages to which there are replies."""
 
 
 class Extra(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):

@@ -48,6 +48,7 @@ from sublet.runtime.steps import (
     Left,
     Lend,
     Load,
+    LoadStaged,
     LoadTimers,
     LoadWindows,
     NoCells,
@@ -80,11 +81,13 @@ from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
+    STAGED,
     TIMER,
     WINDOW,
     Commit,
     OutboxEntry,
     Outcome,
+    Record,
     Recovered,
     StateRow,
     Store,
@@ -556,8 +559,8 @@ class Host:
                 assert effect.work.lease is not None
                 self._trace(hosted, effect.work)
                 self.lending.loaded(effect.work.lease)
-            case LoadTimers() | LoadWindows():
-                self._tasks.create_task(self._load_timers(hosted, effect))
+            case LoadTimers() | LoadWindows() | LoadStaged():
+                self._tasks.create_task(self._load_records(hosted, effect))
             case Resume():
                 timers = self._call_timers.get((partition.name, effect.message_id))
                 if timers is not None and effect.call in timers:
@@ -625,24 +628,35 @@ class Host:
         hosted.partition.fetched(keys, rows, now_ms)
         self._carry_out(hosted)
 
-    async def _load_timers(self, hosted: Hosted, load: LoadTimers | LoadWindows) -> None:
-        kind = TIMER if isinstance(load, LoadTimers) else WINDOW
+    async def _load_records(
+        self, hosted: Hosted, load: LoadTimers | LoadWindows | LoadStaged
+    ) -> None:
+        partition = hosted.partition
         while True:
             try:
-                records = await self._store.records_due(
-                    hosted.partition.name, kind, load.until_ms, load.limit
-                )
+                records = await self._records(partition.name, load)
                 break
             except RetryLaterError as error:
-                if hosted.partition.stopped:
+                if partition.stopped:
                     return
                 await asyncio.sleep(error.retry_after_ms / 1000)
         now_ms = self._clock.monotonic_ms()
-        if isinstance(load, LoadTimers):
-            hosted.partition.timers_loaded(records, load.until_ms, now_ms)
-        else:
-            hosted.partition.windows_loaded(records, now_ms)
+        match load:
+            case LoadTimers():
+                partition.timers_loaded(records, load.until_ms, now_ms)
+            case LoadWindows():
+                partition.windows_loaded(records, now_ms)
+            case LoadStaged():
+                partition.staged_loaded(load.ids, records, now_ms)
         self._carry_out(hosted)
+
+    async def _records(
+        self, partition: str, load: LoadTimers | LoadWindows | LoadStaged
+    ) -> list[Record]:
+        if isinstance(load, LoadStaged):
+            return await self._store.records(partition, STAGED, load.ids)
+        kind = TIMER if isinstance(load, LoadTimers) else WINDOW
+        return await self._store.records_due(partition, kind, load.until_ms, load.limit)
 
     def _group_committed(self, elapsed_ms: float, size: int) -> None:
         self.telemetry.group_committed(elapsed_ms, size)

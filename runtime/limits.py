@@ -43,6 +43,9 @@ class Limits:
     """Bytes kept for one egress in one partition; the oldest are dropped, an eighth at a time."""
     egress_keep_ms: int = 7 * 24 * 3_600_000
     """How long values of an egress are kept; then they are dropped, within an eighth more."""
+    staged_bytes_max: int = 128 * 1024 * 1024
+    """Bytes of rows that pipelines have brought to one partition, and that were not taken yet; then
+    more are refused."""
     cache_bytes_max: int = 256 * 1024 * 1024
     """State in memory in a worker; the least recently used is dropped."""
     client_credit: int = 8_192

@@ -54,8 +54,8 @@ METRICS = (
         "sublet_refused",
         "counter",
         ("function", "reason"),
-        "Messages not taken; reason: queue, in_flight, outbox, replies, ahead (full), behind "
-        "(one that was refused), not_owner, "
+        "Messages not taken; reason: queue, in_flight, outbox, replies, ahead, staged (full), "
+        "behind (one that was refused), not_owner, "
         "unavailable (moving), bad_key, too_large, rejected.",
     ),
     Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
@@ -95,6 +95,18 @@ METRICS = (
         "downstream of one message.",
     ),
     Described("sublet_queued", "gauge", ("function",), "Messages that wait in queues now."),
+    Described(
+        "sublet_staged_bytes",
+        "gauge",
+        ("function",),
+        "Rows that pipelines have brought and that were not taken yet.",
+    ),
+    Described(
+        "sublet_rows_waiting",
+        "gauge",
+        ("function",),
+        "Rows of batches that pipelines have committed, and that were not taken yet.",
+    ),
     Described("sublet_partitions", "gauge", ("function",), "Partitions that this worker owns."),
     Described("sublet_in_flight", "gauge", (), "Messages of clients taken and not finished."),
     Described("sublet_cache_bytes", "gauge", ("function",), "State in memory."),
@@ -247,11 +259,14 @@ class WorkerCollector(Collector):
             for slot, name in _COUNTERS.items():
                 add(name, getattr(hosted.partition.counters, slot))
             add("sublet_queued", hosted.partition.queued)
+            add("sublet_staged_bytes", hosted.partition.staging.bytes)
+            add("sublet_rows_waiting", hosted.partition.staging.sealed_rows)
             add("sublet_partitions", 1)
             if hosted.cache is not None:
                 add("sublet_cache_bytes", hosted.cache.bytes)
                 add("sublet_cache_evicted", hosted.cache.evicted)
         names = [*_COUNTERS.values(), "sublet_queued", "sublet_partitions"]
+        names += ["sublet_staged_bytes", "sublet_rows_waiting"]
         for name in (*names, "sublet_cache_bytes", "sublet_cache_evicted"):
             family = _family(name)
             for function, counts in sorted(totals.items()):

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from sublet.functions.address import is_client
+from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
 from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.runtime.admission import Admission, Clients, infeasible
@@ -42,6 +42,7 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.single_messages import SingleMessages
+from sublet.runtime.staging import Staging, requests_of
 from sublet.runtime.steps import (
     Acknowledge,
     Cells,
@@ -53,6 +54,7 @@ from sublet.runtime.steps import (
     Left,
     Lend,
     Load,
+    LoadStaged,
     LoadTimers,
     LoadWindows,
     Merger,
@@ -189,6 +191,12 @@ class Partition:
             loaded_max=timers_loaded_max,
         )
         self._wake_ms: float | None = None
+        self.staging = Staging(
+            name,
+            recovered.staging,
+            bytes_max=limits.staged_bytes_max,
+            key_bytes_max=limits.key_bytes_max,
+        )
         self._clients = Clients((*recovered.inbox, *ahead), now_ms, recovered.expired)
         self._gone = self._clients.gone
         self._endings = Endings(
@@ -201,6 +209,7 @@ class Partition:
             queue=self._queue,
             calls=self._calls,
             progress=self.progress,
+            staging=self.staging,
             counters=self.counters,
             dead_count=recovered.dead_count,
             clock_ms=self.clock_ms,
@@ -224,6 +233,7 @@ class Partition:
             limits,
             self._clients,
             self.progress,
+            self.staging,
             self._client_expired,
         )
         self.refusals = self._admission.refusals
@@ -303,13 +313,18 @@ class Partition:
             return
         if self._admission.told:
             self._admission.told.discard(source)
+        self._take_in(batch, skip, now_ms)
+        self._advance(now_ms)
+
+    def _take_in(self, batch: Batch, skip: int, now_ms: float) -> None:
         if batch.kind is Kind.REPLY:
             self._take_replies(batch, skip)
         elif batch.kind is Kind.WITHDRAW:
             self._take_withdrawals(batch, skip, now_ms)
+        elif batch.kind is Kind.STAGE:
+            self._take_staging(batch, skip, now_ms)
         else:
             self._line_up(batch, skip, now_ms)
-        self._advance(now_ms)
 
     def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
         function, urgency = self.function, self._urgency
@@ -660,6 +675,8 @@ class Partition:
             return
         if self.progress.is_used and not self._runs_alone():
             self._let_time_pass(now_ms)
+        if self.staging.hungry:
+            self._feed(now_ms)
         if self._committing is None and self._endings.pending.must_flush:
             self._seal_if_wanted(now_ms)
         if self._lines.retries and not self._runs_alone():
@@ -1145,6 +1162,41 @@ class Partition:
         self._endings.took(batch.source, batch.first + batch.count - 1)
         self._endings.pending.must_flush = True
 
+    # Rows of pipelines
+
+    def _take_staging(self, batch: Batch, skip: int, now_ms: float) -> None:
+        """Do at once what a pipeline asks for; the answer comes with the commit."""
+        source, endings, pending = batch.source, self._endings, self._endings.pending
+        done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
+        for index, request in enumerate(requests_of(batch)):
+            if index < skip or index in done:
+                continue
+            handled = self.staging.handle(request, self.clock_ms(now_ms))
+            pending.records.extend(handled.records)
+            endings.answer(source, batch.first + index, handled.answer, handled.error)
+            if handled.forgotten:
+                self._inbox.forget(handled.forgotten)
+                pending.inbox.pop(handled.forgotten, None)
+                pending.forgotten.append(handled.forgotten)
+            endings.took_ahead(source, batch.first + index)
+        pending.must_flush = True
+
+    def _feed(self, now_ms: float) -> None:
+        """Put sealed rows into the queue, as far as they may stand there."""
+        batches, wanted = self.staging.feed(self.clock_ms(now_ms))
+        for batch in batches:
+            skip = self._inbox.accept(batch.source, batch.first, batch.count)
+            assert 0 <= skip < batch.count, (batch.source, batch.first, skip)
+            self._line_up(batch, skip, now_ms)
+        if wanted:
+            self.effects.append(LoadStaged(wanted))
+
+    def staged_loaded(self, ids: Sequence[str], records: Sequence[Record], now_ms: float) -> None:
+        """The rows that `LoadStaged` asked for are here."""
+        if not self.stopped:
+            self.damaged.extend(self.staging.loaded(ids, records))
+            self._advance(now_ms)
+
     # Windows
 
     def _let_time_pass(self, now_ms: float) -> None:
@@ -1214,6 +1266,8 @@ class Partition:
         pending = self._endings.pending
         for record in self._clients.forget_expired(self.clock_ms(now_ms)):
             pending.record(record)
+        for record in self.staging.orphans(self.clock_ms(now_ms)):
+            pending.record(record)
         if pending.acknowledged or self._egress.look(self.clock_ms(now_ms)):
             pending.must_flush = True
         self._advance(now_ms)
@@ -1262,6 +1316,7 @@ class Partition:
         self._sealed = pending
         self._timers.sealed()
         self.progress.sealed()
+        self.staging.sealed()
         self._index += 1
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
         if pending.message_count:
@@ -1295,6 +1350,8 @@ class Partition:
             if source in gone:
                 continue
             self._inbox.taken[source] = upto
+            if is_pipeline(source):
+                continue  # Nobody waits for it but the store.
             target = self.name + (REPLY_MARK if source.endswith(REPLY_MARK) else "")
             effects.append(
                 Acknowledge(Ack(target, source, upto, self._context_for(source, now_ms)))
@@ -1324,6 +1381,7 @@ class Partition:
                 self.effects.extend(Settled(ticket) for ticket in sealed.tickets)
         self._timers.committed()
         self.progress.committed()
+        self.staging.committed()
 
     def _keys_in_use(self) -> set[str]:
         in_use = {

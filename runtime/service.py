@@ -328,6 +328,9 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         for name in counters.__slots__:
             totals[name] = totals.get(name, 0) + getattr(counters, name)
         totals["queued"] = totals.get("queued", 0) + hosted.partition.queued
+        staging = hosted.partition.staging
+        totals["staged_bytes"] = totals.get("staged_bytes", 0) + staging.bytes
+        totals["rows_waiting"] = totals.get("rows_waiting", 0) + staging.sealed_rows
         if hosted.cache is not None:
             totals["cache_bytes"] = totals.get("cache_bytes", 0) + hosted.cache.bytes
             totals["cache_evicted"] = totals.get("cache_evicted", 0) + hosted.cache.evicted

@@ -97,6 +97,12 @@ class LoadWindows(NamedTuple):
     limit: int
 
 
+class LoadStaged(NamedTuple):
+    """Read these staged rows, then `staged_loaded`."""
+
+    ids: Sequence[str]
+
+
 class Resume(NamedTuple):
     """Give a waiting handler the result of its call."""
 
@@ -147,6 +153,7 @@ StepEffect = (
     | WakeAt
     | LoadTimers
     | LoadWindows
+    | LoadStaged
     | Resume
     | Interrupt
     | Settled

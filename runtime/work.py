@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from sublet.functions.address import is_client
+from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
@@ -145,6 +145,7 @@ class Chunk:
         "earliest_ms",
         "entry",
         "from_client",
+        "from_partition",
         "holes",
         "patience_end_ms",
         "priority",
@@ -167,6 +168,7 @@ class Chunk:
     ) -> None:
         self.batch = batch
         self.from_client = is_client(batch.source)
+        self.from_partition = not (self.from_client or is_pipeline(batch.source))
         self.start = start
         self.stop = batch.count
         self.holes = holes

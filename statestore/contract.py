@@ -107,6 +107,10 @@ EGRESS = "egress"
 """How large and how old what is kept of an egress is; the id is its name."""
 EXPIRED = "expired"
 """Clients whose replies were dropped: what they send under this name is refused."""
+STAGED = "staged"
+"""Rows that a pipeline has brought; large, and read by id when their turn comes."""
+STAGING = "staging"
+"""What is known of staged rows, and how far pipelines are."""
 
 
 class Commit(msgspec.Struct, array_like=True, kw_only=True):
@@ -157,6 +161,7 @@ class Recovered(msgspec.Struct, kw_only=True):
     watermarks: list[Record] = []
     egress_marks: list[Record] = []
     expired: list[Record] = []
+    staging: list[Record] = []
     dead_count: int
     empty: bool
     """True if the partition has no state at all: a key that is not in memory has none."""

@@ -24,6 +24,7 @@ from sublet.statestore.contract import (
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
+    STAGING,
     WATERMARK,
     Commit,
     EgressEntry,
@@ -183,6 +184,7 @@ class _Partition:
             watermarks=self._in_order(WATERMARK),
             egress_marks=self._in_order(EGRESS),
             expired=self._in_order(EXPIRED),
+            staging=self._in_order(STAGING),
             dead_count=len(self.records.get(DEAD, {})),
             empty=not self.state,
         )

@@ -39,6 +39,7 @@ from sublet.statestore.contract import (
     EXPIRED,
     JOURNAL,
     PARKED,
+    STAGING,
     WATERMARK,
     Commit,
     EgressEntry,
@@ -71,7 +72,7 @@ ARGUMENTS_MAX = 1_000_000
 _OUTCOMES = {each.value: each for each in Outcome}
 _COMMIT = function_name("commit")
 _ACQUIRE = function_name("acquire")
-_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED)
+_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED, STAGING)
 
 
 class _Call:
@@ -170,7 +171,7 @@ class RedisStore:
         lost = known is not None and (int(epoch) <= known[0] or int(index) < known[1])
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
-        parked, journal, ahead, watermarks, egress_marks, expired = [
+        parked, journal, ahead, watermarks, egress_marks, expired, staging = [
             await self._all_records(key, kind, page)
             for kind, page in zip(_RECOVERED, pages, strict=True)
         ]
@@ -193,6 +194,7 @@ class RedisStore:
             watermarks=watermarks,
             egress_marks=egress_marks,
             expired=expired,
+            staging=staging,
             dead_count=dead_count,
             empty=key_count == 0,
             lost=lost,

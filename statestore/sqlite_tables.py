@@ -18,6 +18,7 @@ from sublet.statestore.contract import (
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
+    STAGING,
     WATERMARK,
     EgressEntry,
     OutboxEntry,
@@ -273,6 +274,7 @@ def read_recovered(connection: sqlite3.Connection, partition: int, epoch: int) -
         watermarks=records(WATERMARK),
         egress_marks=records(EGRESS),
         expired=records(EXPIRED),
+        staging=records(STAGING),
         dead_count=dead_count,
         empty=not query("SELECT 1 FROM state WHERE partition = ? LIMIT 1"),
     )

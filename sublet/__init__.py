@@ -53,6 +53,15 @@ from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindo
 if TYPE_CHECKING:
     from sublet.runtime.blocking_client import BlockingClient, BlockingEgressReader
     from sublet.runtime.client import Client
+    from sublet.runtime.client_pipeline import (
+        Attempt,
+        BlockingAttempt,
+        BlockingPipeline,
+        Committed,
+        Pipeline,
+        PipelineProgress,
+        Staged,
+    )
     from sublet.runtime.egress_cursor import EgressCursor
     from sublet.runtime.egress_reader import EgressReader, EgressRecord
     from sublet.runtime.unary import CallInfo, EgressGap
@@ -68,6 +77,13 @@ _LATER = {
     "EgressGap": "sublet.runtime.unary",
     "EgressReader": "sublet.runtime.egress_reader",
     "EgressRecord": "sublet.runtime.egress_reader",
+    "Attempt": "sublet.runtime.client_pipeline",
+    "BlockingAttempt": "sublet.runtime.client_pipeline",
+    "BlockingPipeline": "sublet.runtime.client_pipeline",
+    "Committed": "sublet.runtime.client_pipeline",
+    "Pipeline": "sublet.runtime.client_pipeline",
+    "PipelineProgress": "sublet.runtime.client_pipeline",
+    "Staged": "sublet.runtime.client_pipeline",
 }
 
 
@@ -84,12 +100,16 @@ def __getattr__(name: str) -> object:
 __all__ = [
     "NO_RETRY",
     "App",
+    "Attempt",
     "Batch",
+    "BlockingAttempt",
     "BlockingClient",
     "BlockingEgressReader",
+    "BlockingPipeline",
     "CallCycleError",
     "CallInfo",
     "Client",
+    "Committed",
     "Context",
     "Count",
     "DeadlineExceededError",
@@ -115,6 +135,8 @@ __all__ = [
     "Min",
     "OverloadedError",
     "PayloadError",
+    "Pipeline",
+    "PipelineProgress",
     "Quantiles",
     "RejectedError",
     "Retry",
@@ -122,6 +144,7 @@ __all__ = [
     "SessionWindow",
     "SetUnion",
     "SlidingWindow",
+    "Staged",
     "StateTooLargeError",
     "StateTypeError",
     "SubletError",

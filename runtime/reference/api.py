@@ -36,6 +36,15 @@ _WINDOWS = ("TumblingWindow", "SlidingWindow", "SessionWindow", "Window")
 _HANDLING = ("Context", "Batch")
 _CALLING = ("Client", "BlockingClient", "CallInfo")
 _EGRESS = ("EgressReader", "EgressRecord", "EgressCursor", "EgressGap", "BlockingEgressReader")
+_PIPELINES = (
+    "Pipeline",
+    "Attempt",
+    "Staged",
+    "Committed",
+    "PipelineProgress",
+    "BlockingPipeline",
+    "BlockingAttempt",
+)
 _STATES = (
     "Value",
     "Map",
@@ -82,6 +91,7 @@ def api_page() -> str:
         ("In a handler", _HANDLING),
         ("Calling from outside", _CALLING),
         ("Reading an egress", _EGRESS),
+        ("Rows in batches", _PIPELINES),
     ):
         lines.append(f"## {title}\n")
         for name in names:
@@ -109,7 +119,8 @@ def api_page() -> str:
 
 def names_on_page() -> frozenset[str]:
     """Return the names of `sublet` that the page has; errors are on another one."""
-    return frozenset((*_DECLARING, *_WINDOWS, *_HANDLING, *_CALLING, *_EGRESS, *_STATES))
+    outside = (*_CALLING, *_EGRESS, *_PIPELINES)
+    return frozenset((*_DECLARING, *_WINDOWS, *_HANDLING, *outside, *_STATES))
 
 
 def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[str]:

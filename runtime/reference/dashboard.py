@@ -295,6 +295,15 @@ def panels() -> Iterator[Panel]:
         (("min by (function) (sublet_watermark_seconds) * 1000", of_function),),
     )
     yield Panel(
+        "Rows of pipelines",
+        "short",
+        "Rows of committed batches that wait, and the bytes of all that is staged.",
+        (
+            (_gauge("sublet_rows_waiting"), f"{of_function} rows"),
+            (_gauge("sublet_staged_bytes"), f"{of_function} bytes"),
+        ),
+    )
+    yield Panel(
         "Egress dropped",
         "ops",
         "Values that went at a bound of count, bytes or age, whether they were read or not.",

@@ -40,6 +40,7 @@ from sublet.runtime.steps import (
     Fetch,
     Lend,
     Load,
+    LoadStaged,
     LoadTimers,
     LoadWindows,
     Ready,
@@ -56,7 +57,7 @@ from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import TIMER, WINDOW, Commit, OutboxEntry, Outcome
+from sublet.statestore.contract import STAGED, TIMER, WINDOW, Commit, OutboxEntry, Outcome
 
 WALL_MS = 1_700_000_000_000
 RETRY_MS = 50.0
@@ -444,6 +445,9 @@ class SimulatedWorker:
                 self.lending.desk.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows():
                 self._load_timers(hosted, effect)
+            case LoadStaged():
+                delay_ms = self._around.store.load_ms(len(effect.ids))
+                self._events.after(delay_ms, self._staged_loaded, hosted, effect.ids)
             case Refuse():
                 self._answer(effect.refused)
             case Stop():
@@ -666,6 +670,17 @@ class SimulatedWorker:
             hosted.partition.timers_loaded(records, load.until_ms, now_ms)
         else:
             hosted.partition.windows_loaded(records, now_ms)
+        self._carry_out(hosted)
+        self._settle()
+
+    def _staged_loaded(self, hosted: Hosted, ids: Sequence[str]) -> None:
+        if hosted.partition.stopped:
+            return
+        if self._paused_ms is not None:
+            self._is_deferred(self._staged_loaded, hosted, ids)
+            return
+        records = at_once(self._around.store.memory.records(hosted.name, STAGED, ids))
+        hosted.partition.staged_loaded(ids, records, self._events.now_ms)
         self._carry_out(hosted)
         self._settle()
 

@@ -21,6 +21,8 @@ from sublet.statestore.contract import (
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
+    STAGED,
+    STAGING,
     TIMER,
     WATERMARK,
     Commit,
@@ -40,7 +42,19 @@ ENDS = ("x/y/0", "~client")
 KEYS = ("", "a", "b")
 EGRESSES = ("e1", "e2")
 IDS = ("1", "2", "3")
-KINDS = (PARKED, JOURNAL, AHEAD, WATERMARK, TIMER, IDEMPOTENCY, DEAD, EGRESS, EXPIRED)
+KINDS = (
+    PARKED,
+    JOURNAL,
+    AHEAD,
+    WATERMARK,
+    TIMER,
+    IDEMPOTENCY,
+    DEAD,
+    EGRESS,
+    EXPIRED,
+    STAGED,
+    STAGING,
+)
 # Far in the future of every clock here: what expires is the business of other tests.
 LATER_MS = st.none() | st.integers(10_000, 10_005)
 
@@ -178,6 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert recovered.watermarks == model.of_kind(WATERMARK)
         assert recovered.egress_marks == model.of_kind(EGRESS)
         assert recovered.expired == model.of_kind(EXPIRED)
+        assert recovered.staging == model.of_kind(STAGING)
         assert recovered.journal == model.of_kind(JOURNAL)
         assert recovered.dead_count == len(model.of_kind(DEAD))
         assert recovered.empty == (not model.state)

@@ -19,6 +19,7 @@ from sublet.runtime.steps import (
     Interrupt,
     Lend,
     Load,
+    LoadStaged,
     LoadTimers,
     LoadWindows,
     Ready,
@@ -32,6 +33,7 @@ from sublet.runtime.steps import Store as StoreCommit
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import (
     IDEMPOTENCY,
+    STAGED,
     TIMER,
     WINDOW,
     Commit,
@@ -165,6 +167,8 @@ class Node:
                         world.store_soon(self._read_timers, effect)
                     case LoadWindows():
                         world.store_soon(self._read_windows, effect)
+                    case LoadStaged():
+                        world.store_soon(self._read_staged, effect.ids)
                     case Ready():
                         world.soon(self._take)
                     case Run():
@@ -265,6 +269,17 @@ class Node:
     def _windows_loaded(self, records: Any) -> None:
         if self.alive:
             self.partition.windows_loaded(records, self.world.now_ms)
+            self.carry_out()
+
+    def _read_staged(self, ids: Sequence[str]) -> None:
+        if self._read_again(self._read_staged, ids):
+            return
+        records = now_done(self.world.store.records(self.partition.name, STAGED, ids))
+        self.world.soon(self._staged_loaded, ids, records)
+
+    def _staged_loaded(self, ids: Sequence[str], records: Any) -> None:
+        if self.alive:
+            self.partition.staged_loaded(ids, records, self.world.now_ms)
             self.carry_out()
 
     def _store(self, commit: Commit) -> None:

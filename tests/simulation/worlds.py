@@ -8,9 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tests.simulation import cluster_mutants, lease_mutants, mutants, window_mutants
+from tests.simulation import (
+    cluster_mutants,
+    lease_mutants,
+    mutants,
+    pipeline_mutants,
+    window_mutants,
+)
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.lease_world import LeaseWindowWorld, LeaseWorld
+from tests.simulation.pipeline_world import PipelineWorld
 from tests.simulation.windows_world import WindowWorld
 from tests.simulation.world import World
 
@@ -87,6 +94,9 @@ def _known() -> dict[str, WorldKind]:
         "leases": _of_partitions(LeaseWorld, "the same, with work lent", lease_mutants.MUTANTS),
         "lease-windows": _of_partitions(
             LeaseWindowWorld, "windows, with work lent", lease_mutants.WINDOW_MUTANTS
+        ),
+        "pipelines": _of_partitions(
+            PipelineWorld, "rows in batches beside messages", pipeline_mutants.MUTANTS
         ),
         "cluster": WorldKind("whole workers and clients", _play_cluster, cluster_mutants.MUTANTS),
     }

@@ -26,6 +26,7 @@ from sublet.runtime.steps import (
     Left,
     Lend,
     Load,
+    LoadStaged,
     LoadTimers,
     LoadWindows,
     Merger,
@@ -43,7 +44,16 @@ from sublet.runtime.timers import LOADED_MAX
 from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.batching import Curve
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import IDEMPOTENCY, TIMER, WINDOW, Commit, Outcome, Record, StateRow
+from sublet.statestore.contract import (
+    IDEMPOTENCY,
+    STAGED,
+    TIMER,
+    WINDOW,
+    Commit,
+    Outcome,
+    Record,
+    StateRow,
+)
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 
 T = TypeVar("T")
@@ -205,6 +215,7 @@ class Owner:
         self.resumed: list[Resume] = []
         self.timer_loads: list[LoadTimers] = []
         self.window_loads: list[LoadWindows] = []
+        self.staged_loads: list[LoadStaged] = []
         self.stops: list[Outcome] = []
         self.left: list[Left] = []
         self.interrupted: list[str] = []
@@ -288,6 +299,8 @@ class Owner:
                 self.timer_loads.append(effect)
             case LoadWindows():
                 self.window_loads.append(effect)
+            case LoadStaged():
+                self.staged_loads.append(effect)
             case WakeAt():
                 self.wake_ms = effect.at_ms
             case Stop():
@@ -358,6 +371,13 @@ class Owner:
         self.partition.windows_loaded(records, self.now_ms)
         self.collect()
 
+    def load_staged(self) -> None:
+        """Carry out the oldest load of staged rows."""
+        ids = self.staged_loads.pop(0).ids
+        records = now_done(self.store.records(NAME, STAGED, ids))
+        self.partition.staged_loaded(ids, records, self.now_ms)
+        self.collect()
+
     def finish(
         self,
         *,
@@ -418,6 +438,8 @@ class Owner:
                 self.load_timers()
             elif self.window_loads:
                 self.load_windows()
+            elif self.staged_loads:
+                self.load_staged()
             elif self.runs:
                 self.finish()
             elif self.commits:

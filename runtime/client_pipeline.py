@@ -1,0 +1,472 @@
+"""A pipeline that brings rows in batches of its own, each of which has its effect once.
+
+What runs in tasks *stages* rows by an `Attempt`: they are durable, and nothing runs. What drives
+the batches *commits* one, by naming the attempts that count: from then on their rows are messages
+of the function, and those of other attempts are gone. Whatever fails in between is done again, by
+the same process or another one, with the same rows or others. The partition's side is `staging`.
+
+Every request may be made any number of times, so all of them are repeated, over failovers and while
+there is no room, for as long as the pipeline has patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+from uuid import uuid4
+
+import msgspec
+
+from sublet.functions.codec import Codec, codec_for, join_column, split_column
+from sublet.functions.duration import Duration, milliseconds
+from sublet.functions.errors import (
+    RejectedError,
+    RetryLaterError,
+    SubletError,
+    UnknownOutcomeError,
+)
+from sublet.runtime.staging import (
+    LOWEST_LEFT_MS,
+    Ask,
+    Begin,
+    Chosen,
+    Decide,
+    Decision,
+    Drop,
+    Forget,
+    Name,
+    Progress,
+    Request,
+    Seal,
+    Stage,
+)
+
+PART_BYTES_MAX = 1024 * 1024
+PART_ROWS_MAX = 20_000
+"""What an attempt adds is cut into parts of this size at most."""
+PARTS_AT_ONCE = 8
+"""Parts of one attempt that may be under way; then whoever adds more waits."""
+REQUESTS_AT_ONCE = 64
+_REQUEST_BYTES_OVERHEAD = 1_024
+_BACKOFF_MS_MIN = 50.0
+_BACKOFF_MS_MAX = 2_000.0
+
+_progress: Codec[Progress] = codec_for(Progress)
+_decision: Codec[Decision] = codec_for(Decision)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Staged(msgspec.Struct, array_like=True, frozen=True):
+    """What an attempt has staged: handed to whoever commits the batch."""
+
+    attempt: Name
+    parts: Mapping[int, tuple[int, int]]
+    """Partition (by its index) to how many parts and rows it was given."""
+
+    @property
+    def row_count(self) -> int:
+        return sum(rows for _, rows in self.parts.values())
+
+
+class _Plan(msgspec.Struct, array_like=True, frozen=True):
+    """What a batch consists of, as it is decided."""
+
+    staged: list[Staged]
+    time_left_ms: int | None = None
+
+
+_decode_plan = msgspec.msgpack.Decoder(_Plan).decode
+
+
+class Committed(NamedTuple):
+    """What came of a commit."""
+
+    row_count: int | None
+    """Rows that became messages; None: the batch was committed long ago, nobody knows by whom."""
+    is_ours: bool
+    """False: another process had decided before which attempts count, and those were sealed."""
+
+
+class PipelineProgress(NamedTuple):
+    """How far a pipeline is, over all partitions."""
+
+    sealed: int
+    """The last batch that is sealed in some partition; -1: none."""
+    rows_waiting: int
+    """Committed and not taken yet, about: taken are those that were run, or wait for a retry."""
+    rows_staged: int
+    """Of batches that are not committed."""
+
+
+class Asker(Protocol):
+    """How a client brings a request to a partition of one function."""
+
+    partition_count: int
+    message_bytes_max: int
+
+    def ask(self, index: int, request: bytes, codec: Codec[Any]) -> Awaitable[Any]: ...
+
+    def begin(self, task: Coroutine[Any, Any, None]) -> object:
+        """Run something beside, at the latest until the client is closed."""
+        ...
+
+
+class Pipeline:
+    """Brings batches of rows to one function, each once. Made by `Client.pipeline`."""
+
+    def __init__(self, asker: Asker, name: str, generation: int, patience: Duration) -> None:
+        self.name = _checked_name(name, "pipeline")
+        self.generation = generation
+        """Of its driver; see `begin`."""
+        self._asker = asker
+        self._patience_s = milliseconds(patience) / 1000.0
+        self._completed = -1
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions the function has; a key's is `partition_index_of`."""
+        return self._asker.partition_count
+
+    # In tasks
+
+    def attempt(self, batch: int, name: str = "") -> Attempt:
+        """Begin to stage rows of a batch, under a name that nobody has had before."""
+        return Attempt(self, self._asker, batch, name or uuid4().hex)
+
+    # In whatever drives them
+
+    async def begin(self) -> int:
+        """Take over from earlier drivers; return the new generation, which tasks have to know.
+
+        What those have decided is finished first. From then on they decide nothing, and what they
+        have staged in vain is dropped where it is in the way. Without this everything is done once
+        as well, but rows of drivers that died before they decided take room until they are old.
+        """
+        decision: Decision = await self._ask(0, Begin(self.name), _decision)
+        if decision.batch >= 0:
+            await self._seal(decision.batch, _decode_plan(decision.plan))
+        self._completed = decision.batch
+        self.generation = decision.generation
+        return self.generation
+
+    async def commit(
+        self,
+        batch: int,
+        staged: Sequence[Staged],
+        *,
+        deadline: Duration | None = None,
+        urgency: Literal["normal", "lowest"] = "normal",
+    ) -> Committed:
+        """Let the rows of these attempts be messages of the function: all of them, once.
+
+        Returns when that is durable, not when they have run. If another process has decided about
+        the batch before, its attempts count, not these. Batches are committed in order; which
+        numbers they have does not matter otherwise.
+
+        - `deadline`: when the rows should be done, from the commit on.
+        - `urgency`: "lowest" for what may wait for everything else, such as history.
+        """
+        left_ms = _time_left_ms(deadline, urgency)
+        wanted = _Plan([each for each in staged if each.parts], left_ms)
+        while True:
+            decision = await self._decide(batch, wanted)
+            if decision.batch > batch:
+                await self._drop(batch, wanted, {})
+                return Committed(None, is_ours=False)
+            plan = _decode_plan(decision.plan)
+            await self._seal(decision.batch, plan)
+            self._completed = max(self._completed, decision.batch)
+            if decision.batch == batch:
+                break
+        is_ours = [each.attempt for each in plan.staged] == [each.attempt for each in wanted.staged]
+        if not is_ours:
+            await self._drop(batch, wanted, {index for each in plan.staged for index in each.parts})
+        return Committed(sum(each.row_count for each in plan.staged), is_ours)
+
+    async def _decide(self, batch: int, plan: _Plan) -> Decision:
+        """Say what a batch consists of; return what was said first, perhaps of an earlier one."""
+        encoded = msgspec.Raw(_encode(plan))
+        request = Decide(self.name, batch, encoded, self._completed, self.generation)
+        decision: Decision = await self._ask(0, request, _decision)
+        return decision
+
+    async def _seal(self, batch: int, plan: _Plan) -> None:
+        chosen: dict[int, list[Chosen]] = {}
+        for each in plan.staged:
+            for index, (part_count, row_count) in each.parts.items():
+                chosen.setdefault(index, []).append(Chosen(each.attempt, part_count, row_count))
+        await self._ask_each(
+            {
+                index: Seal(self.name, batch, some, plan.time_left_ms)
+                for index, some in chosen.items()
+            }
+        )
+
+    async def _drop(self, batch: int, plan: _Plan, sealed: Any) -> None:
+        """Drop what was staged in vain where no seal has done so."""
+        attempts = [each.attempt for each in plan.staged]
+        indexes = {index for each in plan.staged for index in each.parts if index not in sealed}
+        await self._ask_each({index: Drop(self.name, batch, attempts) for index in indexes})
+
+    async def drop(self, batch: int, staged: Sequence[Staged]) -> None:
+        """Forget what these attempts have staged, if they were not committed."""
+        await self._drop(batch, _Plan(list(staged)), ())
+
+    async def progress(self) -> PipelineProgress:
+        """Tell how far it is."""
+        found = await self._ask_each(
+            {index: Ask(self.name) for index in range(self.partition_count)}
+        )
+        return PipelineProgress(
+            max(each.sealed for each in found),
+            sum(each.rows_waiting for each in found),
+            sum(each.rows_staged for each in found),
+        )
+
+    async def wait_taken(self) -> None:
+        """Return when all that was committed so far is taken: it was run, or waits for a retry."""
+        wait_s = 0.02
+        while (await self.progress()).rows_waiting:
+            await asyncio.sleep(wait_s)
+            wait_s = min(1.0, 1.5 * wait_s)
+
+    async def forget(self) -> None:
+        """Let nothing be known of it any longer. Its name must not be used again."""
+        await self._ask_each({index: Forget(self.name) for index in range(self.partition_count)})
+        self._completed = -1
+
+    # Requests
+
+    async def _ask(self, index: int, request: Request, codec: Codec[Any] = _progress) -> Any:
+        """Ask one partition, again and again as long as there is patience."""
+        return await self._ask_encoded(index, _encode(request), codec)
+
+    async def _ask_encoded(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._patience_s
+        backoff_ms = _BACKOFF_MS_MIN
+        while True:
+            try:
+                return await self._asker.ask(index, request, codec)
+            except (RetryLaterError, UnknownOutcomeError) as error:
+                wait_ms = max(backoff_ms, getattr(error, "retry_after_ms", 0))
+                wait_s = wait_ms / 1000.0 * (0.75 + random.random() / 2)
+                if loop.time() + wait_s > give_up_s:
+                    raise
+            await asyncio.sleep(wait_s)
+            backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_MAX)
+
+    async def _ask_each(self, requests: Mapping[int, Request]) -> list[Any]:
+        """Ask partitions at once; the first error is raised when all have answered."""
+        answers: dict[int, Any] = {}
+        errors: list[SubletError] = []
+        room = asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+        async def ask(index: int, request: Request) -> None:
+            async with room:
+                try:
+                    answers[index] = await self._ask(index, request)
+                except SubletError as error:
+                    errors.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for index, request in requests.items():
+                tasks.create_task(ask(index, request))
+        if errors:
+            raise errors[0]
+        return [answers[index] for index in requests]
+
+
+class Attempt:
+    """Rows that one task stages for a batch; in vain, unless they are committed."""
+
+    def __init__(self, pipeline: Pipeline, asker: Asker, batch: int, name: str) -> None:
+        if batch < 0:
+            raise RejectedError(f"the batch is {batch}; allowed: 0 or more")
+        self.name = _checked_name(name, "attempt")
+        self.batch = batch
+        self._pipeline = pipeline
+        self._asker = asker
+        self._parts: dict[int, tuple[int, int]] = {}
+        self._room = asyncio.Semaphore(PARTS_AT_ONCE)
+        self._error: Exception | None = None
+
+    async def add(self, index: int, keys: Sequence[str], payloads: bytes) -> None:
+        """Stage rows for one partition: their keys, and a msgpack array of their payloads.
+
+        They run in the order in which they are added. Returns when they are on their way; it waits
+        as long as too much is.
+        """
+        if not 0 <= index < self._pipeline.partition_count:
+            count = self._pipeline.partition_count
+            raise RejectedError(f"partition {index}; allowed: 0..{count - 1}")
+        for some, column in self._pieces(list(keys), payloads):
+            part_count, row_count = self._parts.get(index, (0, 0))
+            self._parts[index] = part_count + 1, row_count + len(some)
+            name, batch = self._pipeline.name, self.batch
+            generation = self._pipeline.generation
+            payloads_ = msgspec.Raw(column)
+            request = Stage(name, batch, self.name, part_count, some, payloads_, generation)
+            await self._room.acquire()
+            self._asker.begin(self._stage(index, _encode(request)))
+        self._check()
+
+    def _pieces(self, keys: list[str], column: bytes) -> Iterator[tuple[list[str], bytes]]:
+        limit = min(PART_BYTES_MAX, self._asker.message_bytes_max - _REQUEST_BYTES_OVERHEAD)
+        size_bytes = len(column) + sum(map(len, keys))
+        if size_bytes <= limit and len(keys) <= PART_ROWS_MAX:
+            if keys:
+                yield keys, column
+            return
+        items = split_column(column)
+        if len(items) != len(keys):
+            raise RejectedError(f"{len(keys)} keys but {len(items)} payloads")
+        start = size = 0
+        for place, (key, item) in enumerate(zip(keys, items, strict=True)):
+            # In UTF-8, a key is longer than it looks.
+            row_bytes = len(key.encode()) + len(memoryview(item)) + 5
+            if place > start and (size + row_bytes > limit or place - start >= PART_ROWS_MAX):
+                yield keys[start:place], join_column(items[start:place])
+                start, size = place, 0
+            size += row_bytes
+        yield keys[start:], join_column(items[start:])
+
+    async def _stage(self, index: int, request: bytes) -> None:
+        try:
+            if self._error is None:
+                await self._pipeline._ask_encoded(index, request, _progress)
+        except Exception as error:
+            # Whatever it is, it belongs to whoever adds the next rows, or ends the attempt.
+            self._error = self._error or error
+        finally:
+            self._room.release()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def end(self) -> Staged:
+        """Wait until everything is durable; return what it is, for `Pipeline.commit`."""
+        for _ in range(PARTS_AT_ONCE):
+            await self._room.acquire()
+        for _ in range(PARTS_AT_ONCE):
+            self._room.release()
+        self._check()
+        return Staged(self.name, dict(self._parts))
+
+    async def drop(self) -> None:
+        """Forget what was staged."""
+        await self._pipeline.drop(self.batch, [Staged(self.name, dict(self._parts))])
+
+
+def _checked_name(name: str, what: str) -> str:
+    try:
+        return msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        allowed = "1 to 100 letters, digits, '.', '_', ':' and '-'"
+        raise RejectedError(
+            f"the name of the {what} is {name!r:.200}; allowed: {allowed}"
+        ) from None
+
+
+def _time_left_ms(deadline: Duration | None, urgency: str) -> int | None:
+    if urgency not in ("normal", "lowest"):
+        raise RejectedError(f"the urgency is {urgency!r}; allowed: 'normal', 'lowest'")
+    if urgency == "lowest":
+        if deadline is not None:
+            raise RejectedError("what has a deadline cannot have the lowest urgency")
+        return LOWEST_LEFT_MS
+    return None if deadline is None else max(0, int(milliseconds(deadline)))
+
+
+RunBlocking = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
+
+
+class BlockingPipeline:
+    """A `Pipeline` for programs without an event loop. Made by `BlockingClient.pipeline`."""
+
+    def __init__(self, pipeline: Pipeline, wait: RunBlocking) -> None:
+        self._pipeline = pipeline
+        self._wait = wait
+
+    @property
+    def name(self) -> str:
+        return self._pipeline.name
+
+    @property
+    def partition_count(self) -> int:
+        """See `Pipeline.partition_count`."""
+        return self._pipeline.partition_count
+
+    @property
+    def generation(self) -> int:
+        """See `Pipeline.generation`."""
+        return self._pipeline.generation
+
+    def begin(self) -> int:
+        """See `Pipeline.begin`."""
+        generation: int = self._wait(self._pipeline.begin)
+        return generation
+
+    def attempt(self, batch: int, name: str = "") -> BlockingAttempt:
+        """See `Pipeline.attempt`."""
+        return BlockingAttempt(self._pipeline.attempt(batch, name), self._wait)
+
+    def commit(
+        self,
+        batch: int,
+        staged: Sequence[Staged],
+        *,
+        deadline: Duration | None = None,
+        urgency: Literal["normal", "lowest"] = "normal",
+    ) -> Committed:
+        """See `Pipeline.commit`."""
+        pipeline = self._pipeline
+        committed: Committed = self._wait(
+            lambda: pipeline.commit(batch, staged, deadline=deadline, urgency=urgency)
+        )
+        return committed
+
+    def drop(self, batch: int, staged: Sequence[Staged]) -> None:
+        """See `Pipeline.drop`."""
+        self._wait(lambda: self._pipeline.drop(batch, staged))
+
+    def progress(self) -> PipelineProgress:
+        """See `Pipeline.progress`."""
+        found: PipelineProgress = self._wait(self._pipeline.progress)
+        return found
+
+    def wait_taken(self) -> None:
+        """See `Pipeline.wait_taken`."""
+        self._wait(self._pipeline.wait_taken)
+
+    def forget(self) -> None:
+        """See `Pipeline.forget`."""
+        self._wait(self._pipeline.forget)
+
+
+class BlockingAttempt:
+    """An `Attempt` for programs without an event loop."""
+
+    def __init__(self, attempt: Attempt, wait: RunBlocking) -> None:
+        self._attempt = attempt
+        self._wait = wait
+
+    @property
+    def name(self) -> str:
+        return self._attempt.name
+
+    def add(self, index: int, keys: Sequence[str], payloads: bytes) -> None:
+        """See `Attempt.add`."""
+        self._wait(lambda: self._attempt.add(index, keys, payloads))
+
+    def end(self) -> Staged:
+        """See `Attempt.end`."""
+        staged: Staged = self._wait(self._attempt.end)
+        return staged
+
+    def drop(self) -> None:
+        """See `Attempt.drop`."""
+        self._wait(self._attempt.drop)

@@ -1,0 +1,634 @@
+"""Rows that a pipeline brings in two steps: staged at first, released when their batch is sealed.
+
+Pure bookkeeping of one partition. A pipeline (Spark, say) works in batches of its own, and does the
+same one again after a failure, perhaps with other rows or in another order. So its tasks only
+*stage* rows here, under the name of their attempt; nothing runs. Whoever knows which attempts count
+*seals* the batch: in one commit their rows become messages of a channel that the partition feeds to
+itself, in order, and the batch is marked as sealed. What is staged and never sealed has no effect.
+
+Which attempts a batch consists of is *decided* once, in one partition (the function's first), and
+stays decided: a driver that dies in the middle of sealing and comes back with other attempts is
+told the first decision, and seals that. A driver that *begins* is of a new generation: once it has
+sealed what its predecessors have decided, nothing of theirs counts any more, and what they have
+staged makes room.
+
+Rows stay in the store until they are taken: a part's rows are a record that holds what was sent, as
+it was sent, and what is known of the part is a small record beside it, which every owner has in
+memory. The commit that takes a part's last row deletes both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Annotated, Any, assert_never
+
+import msgspec
+
+from sublet.functions.address import PIPELINE_MARK
+from sublet.functions.codec import split_column
+from sublet.functions.errors import PayloadError
+from sublet.runtime.damage import UNREADABLE, damaged, decoded
+from sublet.runtime.frames import Batch, ErrorInfo, Kind
+from sublet.statestore.contract import STAGED, STAGING, Record
+
+FEED_BYTES_MAX = 4 * 1024 * 1024
+"""Of a pipeline's sealed rows, so much stands in the queue; the rest waits in the store."""
+KEPT_BYTES_MAX = 8 * 1024 * 1024
+"""Staged rows that stay in memory once they are stored, so that they need not be read again."""
+COMMIT_BYTES_MAX = 16 * 1024 * 1024
+"""Staged rows in one commit; more are refused until it is done."""
+PARTS_MAX = 10_000
+"""Parts that wait in one partition: each is a record that every owner has in memory."""
+PIPELINES_MAX = 10_000
+"""Pipelines that a partition knows: what it knows of one is kept until it is forgotten."""
+ORPHAN_MS = 7 * 24 * 3_600_000
+"""Rows that nobody has sealed for so long are dropped: whoever has staged them is gone."""
+LOWEST_LEFT_MS = 366 * 24 * 3_600_000
+"""As time left, it puts rows behind everything that has a deadline, or waits for patience's end."""
+RETRY_AFTER_MS = 200
+DECISION_MARK = "="
+"""Begins the ids of decisions, to keep them apart from those of pipelines."""
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,100}$")]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class Stage(msgspec.Struct, array_like=True, frozen=True, tag="stage"):
+    """Keep rows for an attempt. The whole request is what is stored."""
+
+    pipeline: Name
+    batch: Number
+    attempt: Name
+    part: Number
+    keys: list[str]
+    payloads: msgspec.Raw
+    """A msgpack array, one item a row."""
+    generation: Number = 0
+    """That of the driver. A later one has sealed all that was decided before it: what is staged for
+    an earlier one is dropped, or refused."""
+
+
+class Chosen(msgspec.Struct, array_like=True, frozen=True):
+    """An attempt that counts, and what it has staged in one partition."""
+
+    attempt: Name
+    part_count: Number
+    row_count: Number
+
+
+class Seal(msgspec.Struct, array_like=True, frozen=True, tag="seal"):
+    """Let the rows of these attempts be messages; the batch is complete here."""
+
+    pipeline: Name
+    batch: Number
+    chosen: list[Chosen]
+    time_left_ms: Number | None = None
+    """When the rows should be done; None: as the function says, once they are in the queue."""
+
+
+class Decide(msgspec.Struct, array_like=True, frozen=True, tag="decide"):
+    """Say what a batch consists of, unless that was said before."""
+
+    pipeline: Name
+    batch: Number
+    plan: msgspec.Raw
+    completed: int = -1
+    """The last batch of which the caller knows that it is sealed everywhere."""
+    generation: Number = 0
+    """After a later one has begun, an earlier one decides nothing."""
+
+
+class Begin(msgspec.Struct, array_like=True, frozen=True, tag="begin"):
+    """Let a new generation decide; the answer is the last decision, with its number."""
+
+    pipeline: Name
+
+
+class Ask(msgspec.Struct, array_like=True, frozen=True, tag="ask"):
+    """How far is the pipeline here?"""
+
+    pipeline: Name
+
+
+class Drop(msgspec.Struct, array_like=True, frozen=True, tag="drop"):
+    """Forget what attempts have staged that will never be sealed."""
+
+    pipeline: Name
+    batch: Number
+    attempts: list[Name]
+
+
+class Forget(msgspec.Struct, array_like=True, frozen=True, tag="forget"):
+    """Nobody will come back under this name: forget what is staged, and how far it was."""
+
+    pipeline: Name
+
+
+Request = Stage | Seal | Decide | Begin | Ask | Drop | Forget
+
+
+class Part(msgspec.Struct, array_like=True, tag="part"):
+    """What is stored of staged rows, beside themselves."""
+
+    pipeline: str
+    batch: int
+    attempt: str
+    number: int
+    count: int
+    size_bytes: int
+    orphan_ms: int
+    """When it is dropped, on the partition's clock, unless it is sealed by then."""
+    first: int = 0
+    """The number of its first row in the pipeline's channel; 0: it is not sealed."""
+    due_ms: int | None = None
+    """When its rows should be done, on the partition's clock."""
+    generation: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.pipeline}/{self.batch}/{self.attempt}/{self.number}"
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+class Pipeline(msgspec.Struct, array_like=True, tag="pipeline"):
+    """What is stored of a pipeline."""
+
+    sealed: int = -1
+    """The last batch that is sealed here."""
+    next: int = 1
+    """The number of the next row in its channel."""
+
+
+class Decision(msgspec.Struct, array_like=True, tag="decision"):
+    """What is stored where a pipeline's batches are decided; the answer to `Decide` and `Begin`.
+
+    If its batch is an earlier one than was asked for, that one has to be sealed everywhere first;
+    if it is a later one, the batch that was asked for was done long ago.
+    """
+
+    batch: int = -1
+    """-1: nothing was decided yet."""
+    plan: msgspec.Raw = msgspec.Raw(b"\xc0")
+    generation: int = 0
+
+
+class Progress(msgspec.Struct, array_like=True):
+    """The answer to everything but `Decide`."""
+
+    sealed: int
+    """The last batch that is sealed here; -1: none."""
+    rows_waiting: int = 0
+    """Sealed, and in parts of which not all is taken."""
+    rows_staged: int = 0
+    """Not sealed."""
+
+
+Stored = Part | Pipeline | Decision
+
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_stage = msgspec.msgpack.Decoder(Stage).decode
+_decode_stored = msgspec.msgpack.Decoder(Stored).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Handled:
+    """The answer to a request, and what has to be in the commit with it."""
+
+    __slots__ = ("answer", "error", "forgotten", "records")
+
+    def __init__(
+        self,
+        answer: Any = None,
+        records: Sequence[Record] = (),
+        error: ErrorInfo | None = None,
+        forgotten: str = "",
+    ) -> None:
+        self.answer = answer
+        self.records = records
+        self.error = error
+        self.forgotten = forgotten
+        """The source of a pipeline whose numbers need not be known any longer."""
+
+
+class _Flow:
+    """A pipeline, as one partition knows it."""
+
+    __slots__ = ("fed_bytes", "fed_count", "generation", "sealed", "staged", "stored")
+
+    def __init__(self) -> None:
+        self.stored: Pipeline | None = None
+        """None: nothing was ever sealed here."""
+        self.staged: dict[str, Part] = {}
+        """By id, the oldest first."""
+        self.sealed: deque[Part] = deque()
+        """By number; those before `fed_count` stand in the queue."""
+        self.fed_count = 0
+        self.fed_bytes = 0
+        self.generation = 0
+        """The latest that has staged something that is still here, or was since the last owner."""
+
+    @property
+    def hungry(self) -> bool:
+        return self.fed_count < len(self.sealed)
+
+    @property
+    def empty(self) -> bool:
+        return self.stored is None and not (self.staged or self.sealed)
+
+    def progress(self) -> Progress:
+        return Progress(
+            -1 if self.stored is None else self.stored.sealed,
+            sum([part.count for part in self.sealed]),
+            sum([part.count for part in self.staged.values()]),
+        )
+
+
+class Staging:
+    """What pipelines have brought to one partition."""
+
+    def __init__(
+        self, partition: str, records: Sequence[Record], *, bytes_max: int, key_bytes_max: int
+    ) -> None:
+        self.bytes = 0
+        """Staged or sealed, and not taken yet."""
+        self.sealed_rows = 0
+        """Sealed, and in parts of which not all is taken."""
+        self.fed_rows = 0
+        """Of these, what was put into the queue."""
+        self.hungry: dict[str, _Flow] = {}
+        """Source to those of whom not everything that is sealed is in the queue."""
+        self.feed_bytes_max = FEED_BYTES_MAX
+        self.kept_bytes_max = KEPT_BYTES_MAX
+        self._partition = partition
+        self._bytes_max = bytes_max
+        self._key_bytes_max = key_bytes_max
+        self._flows: dict[str, _Flow] = {}
+        """By source."""
+        self._decisions: dict[str, Decision] = {}
+        self._part_count = 0
+        self._kept: dict[str, bytes] = {}
+        """Rows of parts, by id, the oldest first: all that are not committed yet, and others."""
+        self._kept_bytes = 0
+        self._pending: list[str] = []
+        self._pending_bytes = 0
+        self._sealing: list[str] = []
+        self._loading: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._recover(records)
+
+    def _recover(self, records: Sequence[Record]) -> None:
+        parts: list[Part] = []
+        for record in records:
+            stored = decoded(_decode_stored, self._partition, record)
+            if isinstance(stored, Part):
+                parts.append(stored)
+            elif isinstance(stored, Decision):
+                self._decisions[record.id.removeprefix(DECISION_MARK)] = stored
+            else:
+                self._flow(record.id).stored = stored
+        for part in sorted(parts, key=lambda each: (each.first, each.orphan_ms, each.id)):
+            flow = self._flow(part.pipeline)
+            self.bytes += part.size_bytes
+            self._part_count += 1
+            if part.first:
+                flow.sealed.append(part)
+                self.sealed_rows += part.count
+                self.hungry[PIPELINE_MARK + part.pipeline] = flow
+            else:
+                flow.staged[part.id] = part
+                flow.generation = max(flow.generation, part.generation)
+
+    def _flow(self, pipeline: str) -> _Flow:
+        return self._flows.setdefault(PIPELINE_MARK + pipeline, _Flow())
+
+    def __contains__(self, source: str) -> bool:
+        return source in self._flows
+
+    # Requests
+
+    def has_room_for(self, size_bytes: int) -> bool:
+        """Tell whether a request of this size may be in the next commit."""
+        return not self._pending_bytes or self._pending_bytes + size_bytes <= COMMIT_BYTES_MAX
+
+    def handle(self, request: bytes | msgspec.Raw, clock_ms: int) -> Handled:
+        """Carry out a request; what it changes has to be in the commit with its answer."""
+        try:
+            asked = _decode_request(request)
+        except UNREADABLE as error:
+            return _refused("bad_payload", f"no request of a pipeline: {error}")
+        if not self._knows(asked.pipeline):
+            if isinstance(asked, Ask | Drop | Forget):
+                return Handled(Progress(-1))
+            if len(self._flows) + len(self._decisions) >= PIPELINES_MAX:
+                text = f"{self._partition} knows {PIPELINES_MAX} pipelines, the most; forget some"
+                return _refused("rejected", text)
+        match asked:
+            case Stage():
+                return self._stage(asked, bytes(request), clock_ms)
+            case Seal():
+                return self._seal(asked, clock_ms)
+            case Decide():
+                return self._decide(asked)
+            case Begin():
+                return self._begin(asked)
+            case Drop():
+                return self._drop(asked)
+            case Forget():
+                return self._forget(asked)
+            case Ask():
+                return Handled(self._flow(asked.pipeline).progress())
+            case _:
+                assert_never(asked)
+
+    def _knows(self, pipeline: str) -> bool:
+        return PIPELINE_MARK + pipeline in self._flows or pipeline in self._decisions
+
+    def _stage(self, asked: Stage, value: bytes, clock_ms: int) -> Handled:
+        refusal = self._refusal_of_rows(asked)
+        if refusal is not None:
+            return _refused("bad_payload", refusal)
+        pipeline, batch, attempt, number, keys, _, generation = msgspec.structs.astuple(asked)
+        size_bytes, orphan_ms = len(value), clock_ms + ORPHAN_MS
+        part = Part(pipeline, batch, attempt, number, len(keys), size_bytes, orphan_ms)
+        part.generation = generation
+        known = self._flows.get(PIPELINE_MARK + pipeline)
+        records: list[Record] = []
+        if known is not None:
+            if generation < known.generation:
+                return _superseded(pipeline)
+            for former in [each for each in known.staged.values() if each.generation < generation]:
+                records += self._dropped(known, former)
+            sealed = known.stored is not None and batch <= known.stored.sealed
+            if sealed or part.id in known.staged:
+                # A straggler, or a repetition: of one part, an attempt says one thing.
+                return Handled(known.progress(), records)
+        if self._part_count and (
+            self.bytes + size_bytes > self._bytes_max or self._part_count >= PARTS_MAX
+        ):
+            text = (
+                f"{self.bytes} bytes of staged rows in {self._part_count} parts wait in "
+                f"{self._partition}; allowed: {self._bytes_max} (staged_bytes_max), {PARTS_MAX}"
+            )
+            return Handled(None, records, ErrorInfo("overloaded", text, RETRY_AFTER_MS))
+        flow = self._flow(pipeline)
+        flow.generation = generation
+        flow.staged[part.id] = part
+        self.bytes += size_bytes
+        self._part_count += 1
+        self._kept[part.id] = value
+        self._kept_bytes += size_bytes
+        self._pending.append(part.id)
+        self._pending_bytes += size_bytes
+        records += Record(STAGED, part.id, value), _stored_part(part)
+        return Handled(flow.progress(), records)
+
+    def _refusal_of_rows(self, asked: Stage) -> str | None:
+        try:
+            count = len(split_column(asked.payloads))
+        except PayloadError as error:
+            return f"the payloads of a part: {error}"
+        if not asked.keys or len(asked.keys) != count:
+            return f"a part has {len(asked.keys)} keys and {count} payloads; allowed: as many"
+        limit = self._key_bytes_max
+        longest = max(map(len, asked.keys))
+        if longest * 4 > limit and any(len(key.encode()) > limit for key in asked.keys):
+            return f"a key has more than {limit} bytes"
+        return None
+
+    def _seal(self, asked: Seal, clock_ms: int) -> Handled:
+        flow = self._flow(asked.pipeline)
+        stored = flow.stored or Pipeline()
+        if asked.batch <= stored.sealed:
+            return Handled(flow.progress())
+        chosen, refusal = self._chosen(asked, flow)
+        if refusal is not None:
+            return _refused("rejected", refusal)
+        due_ms = None if asked.time_left_ms is None else clock_ms + asked.time_left_ms
+        following, records = stored.next, []
+        for part in chosen:
+            del flow.staged[part.id]
+            part.first, part.due_ms = following, due_ms
+            following += part.count
+            self.sealed_rows += part.count
+            flow.sealed.append(part)
+            records.append(_stored_part(part))
+        for part in [each for each in flow.staged.values() if each.batch <= asked.batch]:
+            records += self._dropped(flow, part)
+        flow.stored = Pipeline(asked.batch, following)
+        records.append(Record(STAGING, asked.pipeline, _encode(flow.stored)))
+        if flow.hungry:
+            self.hungry[PIPELINE_MARK + asked.pipeline] = flow
+        return Handled(flow.progress(), records)
+
+    def _chosen(self, asked: Seal, flow: _Flow) -> tuple[list[Part], str | None]:
+        """Return the parts that count, in order; or what is wrong about them."""
+        found: dict[str, Part] = {}
+        for attempt, part_count, row_count in map(msgspec.structs.astuple, asked.chosen):
+            rows = 0
+            for number in range(min(part_count, PARTS_MAX + 1)):
+                id_ = f"{asked.pipeline}/{asked.batch}/{attempt}/{number}"
+                part = flow.staged.get(id_)
+                if part is None or id_ in found:
+                    return [], f"part {id_} is not staged in {self._partition}, or named twice"
+                found[id_] = part
+                rows += part.count
+            if rows != row_count:
+                text = f"attempt {attempt} has {rows} rows in {self._partition}, not {row_count}"
+                return [], text
+        return list(found.values()), None
+
+    def _decide(self, asked: Decide) -> Handled:
+        known = self._decisions.get(asked.pipeline, Decision())
+        if asked.generation < known.generation:
+            return _superseded(asked.pipeline)
+        if asked.batch <= known.batch or asked.completed < known.batch:
+            return Handled(known)
+        return self._decided(
+            asked.pipeline, Decision(asked.batch, asked.plan.copy(), asked.generation)
+        )
+
+    def _begin(self, asked: Begin) -> Handled:
+        known = self._decisions.get(asked.pipeline, Decision())
+        following = Decision(known.batch, known.plan, known.generation + 1)
+        return self._decided(asked.pipeline, following)
+
+    def _decided(self, pipeline: str, decision: Decision) -> Handled:
+        self._decisions[pipeline] = decision
+        return Handled(decision, [Record(STAGING, DECISION_MARK + pipeline, _encode(decision))])
+
+    def _drop(self, asked: Drop) -> Handled:
+        flow = self._flow(asked.pipeline)
+        records: list[Record] = []
+        for part in list(flow.staged.values()):
+            if part.batch == asked.batch and part.attempt in asked.attempts:
+                records += self._dropped(flow, part)
+        return Handled(flow.progress(), records)
+
+    def _forget(self, asked: Forget) -> Handled:
+        source = PIPELINE_MARK + asked.pipeline
+        flow = self._flow(asked.pipeline)
+        if flow.sealed:
+            rows = flow.progress().rows_waiting
+            text = f"{rows} rows of {asked.pipeline} wait in {self._partition}: forget it later"
+            return _refused("overloaded", text, RETRY_AFTER_MS)
+        records: list[Record] = []
+        for part in list(flow.staged.values()):
+            records += self._dropped(flow, part)
+        del self._flows[source]
+        self._decisions.pop(asked.pipeline, None)
+        records.append(Record(STAGING, asked.pipeline, None))
+        records.append(Record(STAGING, DECISION_MARK + asked.pipeline, None))
+        return Handled(Progress(-1), records, forgotten=source)
+
+    def _dropped(self, flow: _Flow, part: Part) -> list[Record]:
+        del flow.staged[part.id]
+        self._release(part.id)
+        return self._deleted(part)
+
+    def _deleted(self, part: Part) -> list[Record]:
+        self.bytes -= part.size_bytes
+        self._part_count -= 1
+        return [Record(STAGED, part.id, None), Record(STAGING, part.id, None)]
+
+    def orphans(self, clock_ms: int) -> list[Record]:
+        """Drop what was staged long ago and never sealed; return what the next commit deletes."""
+        records: list[Record] = []
+        for source, flow in tuple(self._flows.items()):
+            # The oldest is the first.
+            for part in list(flow.staged.values()):
+                if part.orphan_ms > clock_ms:
+                    break
+                records += self._dropped(flow, part)
+            if flow.empty:
+                del self._flows[source]
+        return records
+
+    # Commits, and rows in memory
+
+    def sealed(self) -> None:
+        """What was staged so far is in the commit that starts now."""
+        self._sealing, self._pending = self._pending, []
+        self._pending_bytes = 0
+
+    def committed(self) -> None:
+        """What that commit holds can be read from the store."""
+        for id_ in self._sealing:
+            if self._kept_bytes > self.kept_bytes_max:
+                self._release(id_)
+        self._sealing = []
+
+    def _release(self, id_: str) -> None:
+        self._kept_bytes -= len(self._kept.pop(id_, b""))
+
+    # Feeding the queue
+
+    def feed(self, clock_ms: int) -> tuple[list[Batch], list[str]]:
+        """Return what may stand in the queue now, as messages; and the ids of parts that have to
+        be read from the store (see `loaded`) before more can."""
+        batches: list[Batch] = []
+        wanted: list[str] = []
+        for source, flow in tuple(self.hungry.items()):
+            self._feed_one(source, flow, clock_ms, batches, wanted)
+            if not flow.hungry:
+                del self.hungry[source]
+        return batches, wanted
+
+    def _feed_one(
+        self, source: str, flow: _Flow, clock_ms: int, batches: list[Batch], wanted: list[str]
+    ) -> None:
+        ahead_bytes, waits = flow.fed_bytes, False
+        for part in tuple(islice(flow.sealed, flow.fed_count, None)):
+            ahead_bytes += part.size_bytes
+            if ahead_bytes > self.feed_bytes_max and ahead_bytes > part.size_bytes:
+                return
+            value = self._kept.get(part.id)
+            if value is None:
+                waits = True
+                if part.id not in self._loading and part.id not in self._unreadable:
+                    self._loading.add(part.id)
+                    wanted.append(part.id)
+            elif not waits:
+                rows = _decode_stage(value)
+                self.fed_rows += part.count
+                flow.fed_count += 1
+                flow.fed_bytes += part.size_bytes
+                self._release(part.id)
+                left_ms = None if part.due_ms is None else max(0, part.due_ms - clock_ms)
+                batches.append(
+                    Batch(
+                        self._partition,
+                        source,
+                        part.first,
+                        Kind.SEND,
+                        rows.keys,
+                        rows.payloads,
+                        part.count,
+                        left_ms,
+                    )
+                )
+
+    def loaded(self, ids: Iterable[str], records: Sequence[Record]) -> list[str]:
+        """The store has answered what `feed` asked for.
+
+        What is missing or cannot be read stops its pipeline here; returned is what is to be said
+        of it.
+        """
+        problems: list[str] = []
+        found = {record.id: record.value for record in records}
+        for id_ in ids:
+            self._loading.discard(id_)
+            try:
+                value = found.get(id_)
+                if value is None:
+                    raise msgspec.DecodeError("it is not there")
+                _decode_stage(value)
+            except UNREADABLE as error:
+                self._unreadable.add(id_)
+                what = f"{STAGED} record {id_!r:.300}"
+                problems.append(str(damaged(self._partition, what, error)))
+            else:
+                # However much there is: it is about to be fed.
+                self._release(id_)
+                self._kept[id_] = value
+                self._kept_bytes += len(value)
+        return problems
+
+    def reached(self, source: str, upto: int) -> list[Record]:
+        """All rows up to a number are done, or on record: return what the next commit deletes."""
+        flow = self._flows[source]
+        records: list[Record] = []
+        sealed = flow.sealed
+        while sealed and sealed[0].last <= upto:
+            part = sealed.popleft()
+            flow.fed_count -= 1
+            flow.fed_bytes -= part.size_bytes
+            self.sealed_rows -= part.count
+            self.fed_rows -= part.count
+            records += self._deleted(part)
+        return records
+
+
+def requests_of(batch: Batch) -> Sequence[msgspec.Raw]:
+    """Return the requests of a batch of kind `STAGE`."""
+    try:
+        return split_column(batch.payloads)
+    except PayloadError:
+        # A header is checked on the way in, the items are not: each is then refused.
+        return [msgspec.Raw(b"\xc1")] * batch.count
+
+
+def _refused(code: str, text: str, retry_after_ms: int = 0) -> Handled:
+    return Handled(error=ErrorInfo(code, text, retry_after_ms))
+
+
+def _superseded(pipeline: str) -> Handled:
+    return _refused("rejected", f"another driver of pipeline {pipeline} has begun since")
+
+
+def _stored_part(part: Part) -> Record:
+    return Record(STAGING, part.id, _encode(part))

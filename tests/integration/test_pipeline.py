@@ -1,0 +1,220 @@
+"""Rows brought in batches, by real clients to real workers: every row counts once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sublet import BlockingClient, Client, RejectedError, TooLargeError
+from sublet.functions.address import partition_index_of
+from sublet.runtime.client_pipeline import Attempt, Pipeline, Staged
+from tests.integration.cluster import Cluster, running_cluster
+
+APP = "tests.integration.count_app:app"
+COUNT = "count/count"
+Rows = Sequence[tuple[str, int]]
+
+
+def by_partition(rows: Rows, count: int) -> dict[int, tuple[list[str], bytes]]:
+    found: dict[int, list[tuple[str, int]]] = {}
+    for key, amount in rows:
+        found.setdefault(partition_index_of(key, count), []).append((key, amount))
+    return {
+        index: ([key for key, _ in some], msgspec.msgpack.encode([amount for _, amount in some]))
+        for index, some in found.items()
+    }
+
+
+async def add(attempt: Attempt, pipeline: Pipeline, rows: Rows) -> None:
+    for index, (keys, column) in by_partition(rows, pipeline.partition_count).items():
+        await attempt.add(index, keys, column)
+
+
+async def stage(pipeline: Pipeline, batch: int, rows: Rows) -> Staged:
+    attempt = pipeline.attempt(batch)
+    await add(attempt, pipeline, rows)
+    return await attempt.end()
+
+
+async def totals(client: Client, keys: Sequence[str]) -> Counter[str]:
+    return Counter(
+        dict(zip(keys, await client.call_many(COUNT, keys, [0] * len(keys)), strict=True))
+    )
+
+
+def rows_of(batch: int, count: int = 600) -> list[tuple[str, int]]:
+    return [(f"k{(batch + number) % 40}", number + 1) for number in range(count)]
+
+
+def sums(*batches: Rows) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for rows in batches:
+        for key, amount in rows:
+            found[key] += amount
+    return found
+
+
+KEYS = [f"k{number}" for number in range(40)]
+
+
+async def test_batches_count_once_however_often_they_are_begun_and_committed(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        pipeline = client.pipeline(COUNT, "query-1")
+        failed = await stage(pipeline, 0, rows_of(7))
+        first = await stage(pipeline, 0, rows_of(0))
+        assert (await pipeline.progress()).rows_staged == 1_200
+        assert await totals(client, KEYS) == Counter(dict.fromkeys(KEYS, 0))
+
+        committed = await pipeline.commit(0, [first], deadline="10s")
+        assert committed == (600, True)
+        await pipeline.wait_taken()
+        assert await totals(client, KEYS) == sums(rows_of(0))
+
+        # Another driver, which knows nothing of all that, and has other rows.
+        other = client.pipeline(COUNT, "query-1")
+        again = await stage(other, 0, rows_of(9))
+        assert await other.commit(0, [again, failed]) == (600, False)
+        second = [await stage(other, 1, rows_of(1)), await stage(other, 1, rows_of(2))]
+        assert await other.commit(1, second, urgency="lowest") == (1_200, True)
+        assert await pipeline.commit(0, [first]) == (None, False)
+        await other.wait_taken()
+        assert await totals(client, KEYS) == sums(rows_of(0), rows_of(1), rows_of(2))
+        assert await other.progress() == (1, 0, 0)
+
+        # A wiped checkpoint is another pipeline.
+        anew = client.pipeline(COUNT, "query-2")
+        await anew.commit(0, [await stage(anew, 0, rows_of(3))])
+        await anew.wait_taken()
+        everything = sums(rows_of(0), rows_of(1), rows_of(2), rows_of(3))
+        assert await totals(client, KEYS) == everything
+        await anew.forget()
+        assert await anew.progress() == (-1, 0, 0)
+
+
+async def test_a_driver_that_died_after_its_decision_is_followed_by_one_that_seals_it(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        dead = client.pipeline(COUNT, "query")
+        staged = await stage(dead, 4, rows_of(4))
+        await decide_alone(dead, 4, [staged])
+
+        heir = client.pipeline(COUNT, "query")
+        other = await stage(heir, 4, rows_of(5))
+        assert await heir.commit(4, [other]) == (600, False)
+        await heir.commit(5, [await stage(heir, 5, rows_of(6))])
+        await heir.wait_taken()
+        assert await totals(client, KEYS) == sums(rows_of(4), rows_of(6))
+        assert (await heir.progress()).rows_staged == 0
+
+
+async def decide_alone(pipeline: Pipeline, batch: int, staged: Sequence[Staged]) -> None:
+    """Do of a commit what a driver does that dies before its first seal."""
+    sealing = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        sealing.set()
+        await asyncio.Event().wait()
+
+    pipeline._seal = never  # type: ignore[assignment,method-assign]
+    async with asyncio.TaskGroup() as tasks:
+        committing = tasks.create_task(pipeline.commit(batch, staged))
+        await sealing.wait()
+        committing.cancel()
+
+
+async def test_a_blocking_client_brings_batches_too(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster:
+        await asyncio.to_thread(_bring_batches, cluster.addresses()[0])
+        async with cluster.client() as client:
+            assert await totals(client, KEYS) == sums(rows_of(0), rows_of(1))
+
+
+def _bring_batches(address: str) -> None:
+    with BlockingClient(address) as client:
+        pipeline = client.pipeline(COUNT, "query")
+        for batch in range(2):
+            attempt = pipeline.attempt(batch)
+            for index, (keys, column) in by_partition(rows_of(batch), 8).items():
+                attempt.add(index, keys, column)
+            assert pipeline.commit(batch, [attempt.end()]).row_count == 600
+        wasted = pipeline.attempt(2)
+        wasted.add(0, ["x"], b"\x91\x01")
+        wasted.end()
+        wasted.drop()
+        pipeline.wait_taken()
+        assert pipeline.progress() == (1, 0, 0)
+
+
+async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        with pytest.raises(RejectedError, match="letters, digits"):
+            client.pipeline(COUNT, "a/b")
+        pipeline = client.pipeline(COUNT, "query")
+        with pytest.raises(RejectedError, match=r"0\.\.7"):
+            await pipeline.attempt(0).add(8, ["a"], b"\x91\x01")
+        with pytest.raises(RejectedError, match="0 or more"):
+            pipeline.attempt(-1)
+        with pytest.raises(RejectedError, match="lowest"):
+            await pipeline.commit(0, [], urgency="high")  # type: ignore[arg-type]
+        broken = pipeline.attempt(0)
+        await broken.add(0, ["a", "b"], b"\x91\x01")
+        with pytest.raises(RejectedError, match="2 keys and 1 payloads"):
+            await broken.end()
+        huge = pipeline.attempt(0)
+        await huge.add(0, ["a"], msgspec.msgpack.encode([b"x" * 5_000_000]))
+        with pytest.raises(TooLargeError):
+            await huge.end()
+        with pytest.raises(RejectedError, match="is not staged"):
+            await pipeline.commit(0, [Staged("unknown", {3: (1, 1)})])
+
+
+async def test_no_room_slows_a_pipeline_down_and_loses_nothing(tmp_path: Path) -> None:
+    settings = {"staged_bytes_max": 20_000}
+    async with (
+        running_cluster(tmp_path, app=APP, **settings) as cluster,
+        cluster.client() as client,
+    ):
+        pipeline = client.pipeline(COUNT, "query")
+        for batch in range(6):
+            await pipeline.commit(batch, [await stage(pipeline, batch, rows_of(batch, 4_000))])
+        await pipeline.wait_taken()
+        wanted = sums(*(rows_of(batch, 4_000) for batch in range(6)))
+        assert await totals(client, KEYS) == wanted
+
+
+async def test_a_worker_killed_between_stage_and_commit_and_while_rows_run_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_cluster(tmp_path, app=APP, workers=3) as cluster,
+        cluster.client(connect_timeout="1s") as client,
+    ):
+        pipeline = client.pipeline(COUNT, "query", patience="40s")
+        attempt = pipeline.attempt(0)
+        await add(attempt, pipeline, rows_of(0, 5_000))
+        cluster.living[0].kill()  # While parts are on their way.
+        await add(attempt, pipeline, rows_of(1, 5_000))
+        staged = [await attempt.end()]
+        await _replace_worker(cluster)
+        cluster.living[0].kill()
+        assert await pipeline.commit(0, staged) == (10_000, True)
+        cluster.living[-1].kill()  # While rows run.
+        await _replace_worker(cluster)
+        assert await pipeline.commit(0, staged) == (10_000, True)
+        await pipeline.wait_taken()
+        wanted = sums(rows_of(0, 5_000), rows_of(1, 5_000))
+        assert await totals(client, KEYS) == wanted
+        assert await pipeline.progress() == (0, 0, 0)
+
+
+async def _replace_worker(cluster: Cluster) -> None:
+    cluster.add_worker()
+    await cluster.ready()

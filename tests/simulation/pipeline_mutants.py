@@ -1,0 +1,146 @@
+"""Deliberate defects of staging, one for each promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sublet.runtime.partition import Partition
+from sublet.runtime.staging import Decide, Handled, Part, Seal, Staging, _Flow
+from sublet.statestore.contract import STAGED, STAGING, Commit, Record, Recovered
+from tests.simulation.world import Mutant
+
+_decode = msgspec.msgpack.decode
+
+
+def _replaced(kind: type[Staging]) -> type[Partition]:
+    class Mutated(Partition):
+        def start(self, now_ms: float) -> None:
+            self.staging.__class__ = kind
+            super().start(now_ms)
+
+    return Mutated
+
+
+def _is_pipeline(record: Record) -> bool:
+    return record.kind == STAGING and "/" not in record.id and not record.id.startswith("=")
+
+
+class _SealsAgain(Staging):
+    def _seal(self, asked: Seal, clock_ms: int) -> Handled:
+        flow = self._flow(asked.pipeline)
+        if flow.stored is not None and asked.batch == flow.stored.sealed:
+            flow.stored.sealed -= 1
+        before = {id_: msgspec.structs.replace(part) for id_, part in flow.staged.items()}
+        handled = super()._seal(asked, clock_ms)
+        flow.staged.update({id_: each for id_, each in before.items() if id_ not in flow.staged})
+        return handled
+
+
+class AppliesASealTwice(Mutant):
+    """Lets rows be messages once more when a seal is repeated."""
+
+    partition = _replaced(_SealsAgain)
+
+
+class DoesNotStoreSeals(Mutant):
+    """Does not store how far a pipeline is sealed."""
+
+    def commit(self, commit: Commit) -> Commit:
+        kept = [each for each in commit.records if not _is_pipeline(each)]
+        return msgspec.structs.replace(commit, records=kept)
+
+
+class DeletesRowsWithTheirSeal(Mutant):
+    """Deletes staged rows when they are sealed, before they are taken."""
+
+    def commit(self, commit: Commit) -> Commit:
+        gone = []
+        for each in commit.records:
+            if each.kind == STAGING and "/" in each.id and each.value is not None:
+                part = msgspec.convert(_decode(each.value), Part)
+                if part.first:
+                    gone.append(Record(STAGED, each.id, None))
+        return msgspec.structs.replace(commit, records=[*commit.records, *gone])
+
+
+class _Overwrites(Staging):
+    def _decide(self, asked: Decide) -> Handled:
+        self._decisions.pop(asked.pipeline, None)
+        return super()._decide(asked)
+
+
+class OverwritesDecisions(Mutant):
+    """Takes the latest word for what a batch consists of."""
+
+    partition = _replaced(_Overwrites)
+
+
+class DoesNotStoreDecisions(Mutant):
+    """Keeps decisions in memory alone."""
+
+    def commit(self, commit: Commit) -> Commit:
+        kept = [each for each in commit.records if not each.id.startswith("=")]
+        return msgspec.structs.replace(commit, records=kept)
+
+
+class _Tolerant(Staging):
+    def _decide(self, asked: Decide) -> Handled:
+        known = self._decisions.get(asked.pipeline)
+        generation = max(asked.generation, known.generation if known else 0)
+        return super()._decide(msgspec.structs.replace(asked, generation=generation))
+
+
+class LetsFormerDriversDecide(Mutant):
+    """Lets a driver decide although another one has begun."""
+
+    partition = _replaced(_Tolerant)
+
+
+class FeedsFromTheBeginning(Mutant):
+    """A new owner feeds a part again from its first row."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            for source, flow in self.staging.hungry.items():
+                self._inbox.received[source] = flow.sealed[0].first - 1
+            super().start(now_ms)
+
+
+class _SealsWhatIsThere(Staging):
+    def _chosen(self, asked: Seal, flow: _Flow) -> tuple[list[Part], str | None]:
+        return [each for each in flow.staged.values() if each.batch == asked.batch], None
+
+
+class SealsEverythingThatIsStaged(Mutant):
+    """Seals all attempts of a batch, whether they count or not."""
+
+    partition = _replaced(_SealsWhatIsThere)
+
+
+class ForgetsStagedRows(Mutant):
+    """A new owner does not know what was staged."""
+
+    def recovered(self, recovered: Recovered) -> None:
+        recovered.staging = [
+            each
+            for each in recovered.staging
+            if "/" not in each.id or msgspec.convert(_decode(each.value or b""), Part).first
+        ]
+
+
+MUTANTS: dict[str, type[Any]] = {
+    each.__name__: each
+    for each in (
+        AppliesASealTwice,
+        DoesNotStoreSeals,
+        DeletesRowsWithTheirSeal,
+        OverwritesDecisions,
+        DoesNotStoreDecisions,
+        LetsFormerDriversDecide,
+        FeedsFromTheBeginning,
+        SealsEverythingThatIsStaged,
+        ForgetsStagedRows,
+    )
+}

@@ -1,0 +1,682 @@
+"""Rows that are staged first and released by a seal, in one partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+
+from sublet.functions.codec import join_column
+from sublet.runtime import staging
+from sublet.runtime.admission import CLIENT_TTL_MS
+from sublet.runtime.frames import Batch, Kind
+from sublet.runtime.limits import Limits
+from sublet.runtime.staging import (
+    ORPHAN_MS,
+    Ask,
+    Begin,
+    Chosen,
+    Decide,
+    Drop,
+    Forget,
+    Request,
+    Seal,
+    Stage,
+)
+from sublet.scheduler.orders import LeastLaxity
+from sublet.scheduler.urgency import Urgency
+from sublet.statestore.contract import STAGED, STAGING, Outcome
+from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, make_function
+
+Q = "query"
+SOURCE = "|query"
+
+
+def stage(
+    keys: Sequence[str],
+    *,
+    batch: int = 0,
+    attempt: str = "a",
+    part: int = 0,
+    pipeline: str = Q,
+    generation: int = 0,
+) -> Stage:
+    payloads = msgspec.Raw(join_column([msgspec.msgpack.encode(key) for key in keys]))
+    return Stage(pipeline, batch, attempt, part, list(keys), payloads, generation)
+
+
+def seal(
+    *chosen: tuple[str, int, int], batch: int = 0, pipeline: str = Q, left_ms: int | None = None
+) -> Seal:
+    return Seal(pipeline, batch, [Chosen(*each) for each in chosen], left_ms)
+
+
+def plan(what: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(what))
+
+
+class Driver:
+    """A client that asks for one thing after the other, of whoever owns the partition."""
+
+    def __init__(self, owner: Owner, name: str = CLIENT) -> None:
+        self.owner = owner
+        self.name = name
+        self.number = 0
+
+    def batch(self, *requests: Request | bytes) -> Batch:
+        items = [
+            each if isinstance(each, bytes) else msgspec.msgpack.encode(each) for each in requests
+        ]
+        first, count = self.number + 1, len(items)
+        self.number += count
+        column = msgspec.Raw(join_column(items))
+        return Batch(NAME, self.name, first, Kind.STAGE, [""] * count, column, count)
+
+    def say(self, *requests: Request | bytes) -> None:
+        self.owner.receive(self.batch(*requests))
+
+    def ask(self, *requests: Request | bytes) -> Any:
+        """Return the answer to the last request, once everything has come to rest."""
+        self.say(*requests)
+        self.owner.settle()
+        answers = dict(self.owner.replies(self.name))
+        return answers[self.number]
+
+
+def done_keys(owner: Owner) -> list[str]:
+    """Run all that waits; return the keys in the order of their runs."""
+    keys: list[str] = []
+    for _ in range(1_000):
+        if owner.runs:
+            keys += owner.finish().keys
+        elif owner.staged_loads:
+            owner.load_staged()
+        elif owner.commits:
+            owner.commit()
+        else:
+            return keys
+    raise AssertionError("it does not come to rest")
+
+
+def nothing_is_left(owner: Owner) -> bool:
+    ids = [each for each in owner.records(STAGING) if "/" in each]
+    staging_ = owner.partition.staging
+    empty = (staging_.bytes, staging_.sealed_rows, staging_.fed_rows) == (0, 0, 0)
+    return empty and not owner.records(STAGED) and not ids
+
+
+def test_rows_that_are_staged_do_not_run_until_their_batch_is_sealed() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    assert driver.ask(stage(["a", "b"])) == [-1, 0, 2]
+    assert not owner.runs
+
+    driver.say(seal(("a", 1, 2)))
+    assert done_keys(owner) == ["a", "b"]
+    assert driver.ask(Ask(Q)) == [0, 0, 0]
+    assert nothing_is_left(owner)
+
+
+def test_the_answer_to_a_seal_comes_with_its_commit_and_before_the_rows_have_run() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    driver.say(seal(("a", 1, 1)))
+    assert owner.keys_running() == [["a"]]
+    owner.commit()
+    assert owner.replies()[-1] == (2, [0, 1, 0])
+
+
+def test_nobody_is_told_of_anything_before_it_is_durable() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.say(stage(["a"]))
+    assert not owner.replies()
+    assert not owner.acks
+    owner.commit(Outcome.UNKNOWN)
+    assert not owner.replies()
+    owner.commit()
+    assert owner.replies() == [(1, [-1, 0, 1])]
+
+
+def test_what_is_sealed_twice_runs_once() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    driver.say(seal(("a", 1, 1)), seal(("a", 1, 1)))
+    driver.say(seal(("a", 1, 1)))
+    assert done_keys(owner) == ["a"]
+    assert driver.ask(seal(("a", 1, 1))) == [0, 0, 0]
+    assert not done_keys(owner)
+
+
+def test_rows_of_attempts_that_do_not_count_are_dropped_by_the_seal() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]), stage(["other"], attempt="b"), stage(["later"], batch=1, attempt="c"))
+    driver.say(seal(("a", 1, 1)))
+    assert done_keys(owner) == ["a"]
+    assert list(owner.records(STAGED)) == [f"{Q}/1/c/0"]
+
+    driver.say(seal(("c", 1, 1), batch=1))
+    assert done_keys(owner) == ["later"]
+    assert nothing_is_left(owner)
+
+
+def test_parts_run_in_the_order_of_the_seal_whatever_the_order_in_which_they_came() -> None:
+    parts = [
+        stage(["a0", "a1"], attempt="a"),
+        stage(["a2"], attempt="a", part=1),
+        stage(["b0"], attempt="b"),
+    ]
+    for order in permutations(parts):
+        owner = Owner()
+        driver = Driver(owner)
+        for each in order:
+            driver.ask(each)
+        driver.say(seal(("b", 1, 1), ("a", 2, 3)))
+        assert done_keys(owner) == ["b0", "a0", "a1", "a2"]
+        assert nothing_is_left(owner)
+
+
+def test_a_request_that_comes_a_second_time_changes_nothing() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    frames = [driver.batch(stage(["a"])), driver.batch(seal(("a", 1, 1)))]
+    for frame in (frames[0], frames[0], frames[1], frames[0], frames[1]):
+        owner.receive(frame)
+    assert done_keys(owner) == ["a"]
+    for frame in frames:
+        owner.receive(frame)
+    assert not done_keys(owner)
+    assert nothing_is_left(owner)
+
+
+def test_a_part_that_is_staged_again_under_another_number_is_kept_once() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    assert driver.ask(stage(["a"]), stage(["a"])) == [-1, 0, 1]
+    driver.say(seal(("a", 1, 1)))
+    assert done_keys(owner) == ["a"]
+
+
+def test_a_straggler_of_a_sealed_batch_is_told_so_and_keeps_nothing() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    driver.ask(seal(("a", 1, 1)))
+    assert driver.ask(stage(["late"], attempt="b")) == [0, 0, 0]
+    assert nothing_is_left(owner)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        seal(("a", 2, 2)),
+        seal(("a", 1, 3)),
+        seal(("b", 1, 2)),
+        seal(("a", 1, 2), ("a", 1, 2)),
+        seal(("a", 0, 2)),
+        seal(("a", 10**15, 2)),
+    ],
+)
+def test_a_seal_that_names_what_is_not_there_is_refused_and_has_no_effect(wrong: Seal) -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a", "b"]))
+    assert driver.ask(wrong) == "rejected"
+    assert not owner.runs
+    driver.say(seal(("a", 1, 2)))
+    assert done_keys(owner) == ["a", "b"]
+
+
+def test_a_batch_without_rows_for_a_partition_can_be_sealed_or_left_out() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    assert driver.ask(seal(batch=0)) == [0, 0, 0]
+    driver.ask(stage(["a"], batch=7))
+    assert driver.ask(seal(("a", 1, 1), batch=7)) == [7, 1, 0]
+    assert driver.ask(seal(batch=3)) == [7, 0, 0]
+
+
+def test_an_heir_seals_what_another_owner_has_seen_staged() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]), stage(["b"], part=1))
+    driver.owner = heir = owner.take_over()
+    driver.say(seal(("a", 2, 2)))
+    assert heir.staged_loads
+    assert done_keys(heir) == ["a", "b"]
+    assert nothing_is_left(heir)
+
+
+def test_an_heir_goes_on_in_the_middle_of_a_part() -> None:
+    owner = Owner()
+    owner.pace.size = 2
+    driver = Driver(owner)
+    driver.ask(stage(["a", "b", "c"]), stage(["d", "e"], part=1))
+    driver.say(seal(("a", 2, 5)))
+    owner.commit()
+    assert owner.finish().keys == ["a", "b"]
+    owner.commit()
+    assert owner.finish().keys == ["c", "d"]  # Never committed.
+
+    heir = owner.take_over()
+    assert done_keys(heir) == ["c", "d", "e"]
+    assert nothing_is_left(heir)
+
+
+def test_whatever_the_step_at_which_an_owner_dies_every_row_runs_once() -> None:
+    for steps in range(12):
+        owner = Owner()
+        owner.pace.size = 2
+        driver = Driver(owner)
+        durable: list[str] = []
+        running: list[str] = []
+        frames = [
+            driver.batch(stage(["a", "b", "c"])),
+            driver.batch(stage(["x"], attempt="b")),
+            driver.batch(stage(["d"], part=1)),
+            driver.batch(seal(("a", 2, 4))),
+        ]
+        for frame in frames:
+            owner.receive(frame)
+        for _ in range(steps):
+            if owner.commits:
+                committed = [each for each in running if each not in durable]
+                owner.commit()
+                durable += committed if SOURCE in owner.backend.partitions[NAME].inbox else []
+                durable = durable[: owner.backend.partitions[NAME].inbox.get(SOURCE, 0)]
+            elif owner.runs:
+                running += owner.finish().keys
+        heir = owner.take_over()
+        for frame in frames:
+            heir.receive(frame)
+        assert durable + done_keys(heir) == ["a", "b", "c", "d"], steps
+        assert nothing_is_left(heir)
+
+
+def test_a_former_owner_cannot_seal() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    heir = owner.take_over()
+    driver.say(seal(("a", 1, 1)))
+    owner.commit()
+    assert owner.stops == [Outcome.FENCED]
+    assert heir.partition.staging.sealed_rows == 0
+
+
+def test_the_rows_of_a_part_are_deleted_by_the_commit_that_takes_the_last_of_them() -> None:
+    owner = Owner()
+    owner.pace.size = 1
+    driver = Driver(owner)
+    driver.ask(stage(["a", "b"]))
+    driver.say(seal(("a", 1, 2)))
+    owner.commit()
+    owner.finish()
+    owner.commit()
+    assert list(owner.records(STAGED)) == [f"{Q}/0/a/0"]
+    owner.finish()
+    assert list(owner.records(STAGED)) == [f"{Q}/0/a/0"]
+    owner.commit()
+    assert nothing_is_left(owner)
+
+
+def test_a_row_that_fails_is_tried_again_by_itself_and_is_not_fed_again() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a", "b"]))
+    driver.say(seal(("a", 1, 2)))
+    owner.finish(failed={0: BROKEN})
+    owner.commit()
+    owner.commit()
+    assert nothing_is_left(owner)
+    heir = owner.take_over()
+    assert done_keys(heir) == ["a"]
+
+
+def test_deadlines_count_from_the_seal() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    owner.held = True
+    driver.say(seal(("a", 1, 1), left_ms=500))
+    owner.commit()
+    owner.now_ms += 200
+    heir = owner.take_over()
+    heir.held = True
+    heir.load_staged()
+    chunk = heir.partition._backlog.first()
+    assert chunk is not None
+    assert chunk.deadlines_ms == pytest.approx(500, abs=1)
+
+
+def test_a_pipeline_puts_only_so_many_bytes_into_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "FEED_BYTES_MAX", 150)
+    owner = Owner()
+    owner.held = True
+    driver = Driver(owner)
+    for part in range(5):
+        driver.ask(stage([f"{part}" * 50], part=part))
+    driver.say(seal(("a", 5, 5)))
+    owner.commit()
+    assert owner.partition.queued == 1
+    for left in (4, 3, 2, 1, 0):
+        owner.take()
+        owner.finish()
+        owner.settle()
+        assert owner.partition.staging.sealed_rows == left
+        assert owner.partition.queued == min(left, 1)
+    assert nothing_is_left(owner)
+
+
+def test_rows_of_a_pipeline_do_not_take_the_room_of_clients() -> None:
+    owner = Owner(limits=Limits(queue_max=3))
+    owner.held = True
+    driver = Driver(owner)
+    driver.ask(stage(list("abcdef")))
+    driver.say(seal(("a", 1, 6)))
+    owner.commit()
+    assert owner.partition.queued == 6
+    owner.arrive(1, ["x", "y"], source="~live")
+    owner.arrive(3, ["x", "y"], source="~live")
+    assert [each.first for each in owner.refusals] == [3]
+
+
+def test_what_clients_ask_for_goes_before_rows_of_the_lowest_urgency() -> None:
+    owner = Owner(urgency=Urgency(LeastLaxity()))
+    owner.held = True
+    driver = Driver(owner)
+    driver.ask(stage(["old"]))
+    driver.say(seal(("a", 1, 1), left_ms=staging.LOWEST_LEFT_MS))
+    owner.commit()
+    owner.now_ms += 1_000
+    owner.pace.size = 1
+    owner.arrive(1, ["live"], source="~live")
+    owner.held = False
+    owner.take()
+    assert owner.keys_running() == [["live"]]
+
+
+def test_beyond_the_bound_rows_are_refused_until_others_are_taken() -> None:
+    owner = Owner(limits=Limits(staged_bytes_max=200))
+    driver = Driver(owner)
+    driver.ask(stage(["a" * 60]))
+    assert driver.ask(stage(["b" * 60], part=1)) == "overloaded"
+    assert owner.partition.staging.bytes <= 200
+    driver.say(seal(("a", 1, 1)))
+    done_keys(owner)
+    assert driver.ask(stage(["b" * 60], batch=1)) == [0, 0, 1]
+
+
+def test_a_part_larger_than_the_bound_is_taken_where_nothing_else_waits() -> None:
+    driver = Driver(Owner(limits=Limits(staged_bytes_max=10)))
+    assert driver.ask(stage(["a" * 60])) == [-1, 0, 1]
+    assert driver.ask(stage(["b"], part=1)) == "overloaded"
+
+
+def test_an_heir_knows_how_much_is_staged() -> None:
+    owner = Owner(limits=Limits(staged_bytes_max=200))
+    driver = Driver(owner)
+    driver.ask(stage(["a" * 60]))
+    driver.owner = owner.take_over()
+    assert driver.owner.partition.staging.bytes == owner.partition.staging.bytes
+    assert driver.ask(stage(["b" * 60], part=1)) == "overloaded"
+
+
+def test_only_so_many_parts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PARTS_MAX", 2)
+    driver = Driver(Owner())
+    driver.ask(stage(["a"]), stage(["a"], part=1))
+    assert driver.ask(stage(["a"], part=2)) == "overloaded"
+
+
+def test_only_so_many_pipelines_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PIPELINES_MAX", 2)
+    driver = Driver(Owner())
+    driver.ask(stage(["a"], pipeline="p1"), Decide("p2", 0, plan([])))
+    assert driver.ask(stage(["a"], pipeline="p3")) == "rejected"
+    assert driver.ask(Ask("p3")) == [-1, 0, 0]
+    driver.ask(Forget("p1"))
+    assert driver.ask(stage(["a"], pipeline="p3")) == [-1, 0, 1]
+
+
+def test_a_commit_holds_only_so_many_staged_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "COMMIT_BYTES_MAX", 100)
+    owner = Owner()
+    driver = Driver(owner)
+    driver.say(stage(["a" * 30]))  # In the commit that is under way.
+    driver.say(stage(["b" * 30], part=1))
+    driver.say(stage(["c" * 30], part=2))
+    assert [each.error.code for each in owner.refusals] == ["overloaded"]
+    owner.settle()
+    driver.number -= 1
+    assert driver.ask(stage(["c" * 30], part=2)) == [-1, 0, 3]
+
+
+def test_rows_beyond_what_is_kept_in_memory_are_read_from_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 100)
+    owner = Owner()
+    driver = Driver(owner)
+    for part in range(4):
+        driver.ask(stage([f"{part}" * 30], part=part))
+    driver.say(seal(("a", 4, 4)))
+    assert sum(len(each.ids) for each in owner.staged_loads) > 0
+    assert [key[0] for key in done_keys(owner)] == list("0123")
+    assert owner.partition.staging._kept_bytes == 0
+
+
+def test_what_is_staged_and_not_stored_yet_is_fed_from_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 0)
+    owner = Owner()
+    driver = Driver(owner)
+    driver.say(Ask(Q))  # Its commit is under way while the others come.
+    driver.say(stage(["a"]), seal(("a", 1, 1)))
+    assert not owner.staged_loads
+    assert done_keys(owner) == ["a"]
+    assert nothing_is_left(owner)
+
+
+def test_orphans_are_dropped_when_nobody_has_sealed_them_for_long() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    owner.pass_time(ORPHAN_MS / 2)
+    owner.settle()
+    heir = owner.take_over()
+    assert heir.records(STAGED)
+    assert ORPHAN_MS / 2 > CLIENT_TTL_MS
+    heir.pass_time(ORPHAN_MS / 2 + 1)
+    heir.settle()
+    assert nothing_is_left(heir)
+
+
+def test_rows_that_are_sealed_are_no_orphans_however_long_they_wait() -> None:
+    owner = Owner()
+    owner.held = True
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    driver.say(seal(("a", 1, 1)))
+    owner.commit()
+    owner.pass_time(2 * ORPHAN_MS)
+    if owner.commits:
+        owner.settle()
+    owner.held = False
+    assert done_keys(owner.take_over()) == ["a"]
+
+
+def test_attempts_can_be_dropped_but_not_once_they_are_sealed() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]), stage(["b"], attempt="b"), stage(["c"], attempt="b", part=1))
+    assert driver.ask(Drop(Q, 0, ["b", "unknown"])) == [-1, 0, 1]
+    driver.say(seal(("a", 1, 1)), Drop(Q, 0, ["a"]))
+    assert done_keys(owner) == ["a"]
+    assert nothing_is_left(owner)
+
+
+def test_the_first_decision_stays_whoever_asks_later() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    assert driver.ask(Decide(Q, 0, plan(["first"]))) == ["decision", 0, ["first"], 0]
+    assert driver.ask(Decide(Q, 0, plan(["second"]))) == ["decision", 0, ["first"], 0]
+    driver.owner = owner.take_over()
+    assert driver.ask(Decide(Q, 0, plan(["third"]))) == ["decision", 0, ["first"], 0]
+
+
+def test_a_batch_is_decided_only_after_the_one_before_it_is_known_to_be_sealed() -> None:
+    driver = Driver(Owner())
+    driver.ask(Decide(Q, 0, plan(["first"])))
+    assert driver.ask(Decide(Q, 1, plan(["next"]))) == ["decision", 0, ["first"], 0]
+    assert driver.ask(Decide(Q, 1, plan(["next"]), 0)) == ["decision", 1, ["next"], 0]
+    # Somebody who does not know that it was done long ago.
+    assert driver.ask(Decide(Q, 0, plan(["first"]))) == ["decision", 1, ["next"], 0]
+
+
+def test_a_driver_that_begins_is_told_the_last_decision_and_former_ones_decide_no_more() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    assert driver.ask(Begin(Q)) == ["decision", -1, None, 1]
+    assert driver.ask(Decide(Q, 0, plan(["first"]), -1, 1)) == ["decision", 0, ["first"], 1]
+    driver.owner = owner.take_over()
+    assert driver.ask(Begin(Q)) == ["decision", 0, ["first"], 2]
+    assert driver.ask(Decide(Q, 1, plan(["late"]), 0, 1)) == "rejected"
+    assert driver.ask(Decide(Q, 1, plan(["next"]), 0, 2)) == ["decision", 1, ["next"], 2]
+
+
+def test_rows_of_former_drivers_make_room_for_those_of_the_latest() -> None:
+    owner = Owner(limits=Limits(staged_bytes_max=200))
+    driver = Driver(owner)
+    driver.ask(stage(["a" * 60], attempt="old", generation=1))
+    assert driver.ask(stage(["b" * 60], attempt="new", generation=1)) == "overloaded"
+    driver.owner = heir = owner.take_over()
+    assert driver.ask(stage(["b" * 60], attempt="new", generation=2)) == [-1, 0, 1]
+    assert driver.ask(stage(["c"], attempt="older", generation=1)) == "rejected"
+    assert list(heir.records(STAGED)) == [f"{Q}/0/new/0"]
+    driver.say(seal(("new", 1, 1)))
+    assert done_keys(heir) == ["b" * 60]
+    assert nothing_is_left(heir)
+
+
+def test_rows_that_are_sealed_stay_when_another_driver_begins() -> None:
+    owner = Owner()
+    owner.held = True
+    driver = Driver(owner)
+    driver.ask(stage(["a"], generation=1))
+    driver.say(seal(("a", 1, 1)))
+    driver.say(stage(["b"], batch=1, generation=2))
+    owner.held = False
+    owner.take()
+    assert done_keys(owner) == ["a"]
+    driver.say(seal(("a", 1, 1), batch=1))
+    assert done_keys(owner) == ["b"]
+
+
+def test_pipelines_do_not_meddle_with_each_other() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"], pipeline="p1"), stage(["b"], pipeline="p2"))
+    driver.say(seal(("a", 1, 1), pipeline="p2"))
+    assert done_keys(owner) == ["b"]
+    assert driver.ask(Ask("p1")) == [-1, 0, 1]
+    driver.say(seal(("a", 1, 1), pipeline="p1"))
+    assert done_keys(owner) == ["a"]
+
+
+def test_a_pipeline_is_forgotten_when_its_rows_are_done() -> None:
+    owner = Owner()
+    owner.held = True
+    driver = Driver(owner)
+    driver.ask(stage(["a"]), Decide(Q, 0, plan([])), stage(["b"], batch=1))
+    assert driver.ask(seal(("a", 1, 1)), Forget(Q)) == "overloaded"
+    owner.held = False
+    owner.take()
+    done_keys(owner)
+    assert driver.ask(Forget(Q)) == [-1, 0, 0]
+    assert nothing_is_left(owner)
+    assert not owner.records(STAGING)
+    assert SOURCE not in owner.backend.partitions[NAME].inbox
+    assert driver.ask(Forget(Q)) == [-1, 0, 0]
+
+    driver.ask(stage(["again"]))
+    driver.say(seal(("a", 1, 1)))
+    assert done_keys(owner) == ["again"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\xc0",
+        b"\xc1",
+        b"",
+        msgspec.msgpack.encode(["unknown", "q"]),
+        msgspec.msgpack.encode(Ask("a/b")),
+        msgspec.msgpack.encode(Ask("")),
+        msgspec.msgpack.encode(Ask("a" * 101)),
+        msgspec.msgpack.encode(Stage(Q, -1, "a", 0, ["a"], msgspec.Raw(b"\x91\xc0"))),
+        msgspec.msgpack.encode(Stage(Q, 0, "a", 0, ["a"], msgspec.Raw(b"\x90"))),
+        msgspec.msgpack.encode(Stage(Q, 0, "a", 0, [], msgspec.Raw(b"\x90"))),
+        msgspec.msgpack.encode(Stage(Q, 0, "a", 0, ["a"], msgspec.Raw(b"\xc0"))),
+        msgspec.msgpack.encode(Stage(Q, 0, "a", 0, ["a" * 2_000], msgspec.Raw(b"\x91\xc0"))),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(request_: bytes) -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    if request_:
+        assert driver.ask(request_) == "bad_payload"
+    else:
+        broken = Batch(NAME, CLIENT, 1, Kind.STAGE, ["", ""], msgspec.Raw(b"\x92\xc1\xc0"), 2)
+        driver.number = 2
+        owner.receive(broken)
+        owner.settle()
+        assert dict(owner.replies()) == {1: "bad_payload", 2: "bad_payload"}
+    assert nothing_is_left(owner)
+    assert not owner.records(STAGING)
+
+
+def test_rows_that_are_gone_from_the_store_are_told_and_stop_only_their_pipeline() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"], pipeline="p1"), stage(["b"], pipeline="p2"))
+    driver.owner = heir = owner.take_over()
+    del heir.backend.partitions[NAME].records[STAGED]["p1/0/a/0"]
+    driver.say(seal(("a", 1, 1), pipeline="p1"), seal(("a", 1, 1), pipeline="p2"))
+    assert done_keys(heir) == ["b"]
+    assert "p1/0/a/0" in heir.partition.damaged[0]
+    assert driver.ask(Ask("p1")) == [0, 1, 0]
+
+
+def test_a_partition_that_leaves_feeds_nothing_more() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    owner.held = True
+    driver.say(seal(("a", 1, 1)))
+    owner.commit()
+    owner.leave()
+    assert owner.left
+    assert done_keys(owner.take_over()) == ["a"]
+
+
+def test_handlers_that_wait_keep_rows_of_pipelines_waiting_as_those_of_clients() -> None:
+    owner = Owner(make_function(is_async=True), limits=Limits(open_calls_max=1))
+    driver = Driver(owner)
+    driver.ask(stage(["a", "b"]))
+    driver.say(seal(("a", 1, 2)))
+    owner.finish(suspended=[0])
+    assert not owner.runs
+    owner.commit()
+    assert not owner.runs
+    owner.end(f"{SOURCE}:1")
+    assert owner.keys_running() == [["b"]]
