@@ -30,7 +30,7 @@ from sublet.runtime.backlog import IN_LINE
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
 from sublet.runtime.commit_size import ROWS_AHEAD_MAX, CommitSize
-from sublet.runtime.damage import check_outbox, decoded
+from sublet.runtime.damage import check_outbox, damaged, decoded
 from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.endings import Endings
@@ -196,6 +196,7 @@ class Partition:
             recovered.staging,
             bytes_max=limits.staged_bytes_max,
             key_bytes_max=limits.key_bytes_max,
+            partition_count=function.partition_count if function.kind == "keyed" else 0,
         )
         self._clients = Clients((*recovered.inbox, *ahead), now_ms, recovered.expired)
         self._gone = self._clients.gone
@@ -1186,8 +1187,13 @@ class Partition:
         batches, wanted = self.staging.feed(self.clock_ms(now_ms))
         for batch in batches:
             skip = self._inbox.accept(batch.source, batch.first, batch.count)
-            assert 0 <= skip < batch.count, (batch.source, batch.first, skip)
-            self._line_up(batch, skip, now_ms)
+            if 0 <= skip < batch.count:
+                self._line_up(batch, skip, now_ms)
+            else:
+                # They stay where they are, and so do all behind them.
+                error = ValueError(f"row {self._inbox.expected(batch.source)} comes next")
+                what = f"position of rows {batch.first} .. of {batch.source!r:.200}"
+                self.damaged.append(str(damaged(self.name, what, error)))
         if wanted:
             self.effects.append(LoadStaged(wanted))
 

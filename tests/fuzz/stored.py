@@ -12,6 +12,7 @@ from sublet.runtime.egress_retention import Extent
 from sublet.runtime.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
+from sublet.runtime.staging import Decision, Part, Pipeline, Stage
 from sublet.runtime.steps import NoCells
 from sublet.runtime.timers import Timer
 from sublet.runtime.windows import Own, Told
@@ -79,6 +80,14 @@ def _window(value: bytes) -> None:
     partition.woken(2_000.0)
 
 
+def _staged(value: bytes) -> None:
+    recovered = empty()
+    part = Part("q", 0, "a", 0, 1, 9, 900, 1)
+    recovered.staging = [Record("staging", part.id, _encode(part))]
+    partition = _own(recovered)
+    partition.staged_loaded([part.id], [Record("staged", part.id, value)], 0.0)
+
+
 def _answer(value: bytes) -> None:
     still_valid(NAME, [Record("idempotency", "k\x00again", value, 10_000)], 5)
 
@@ -93,6 +102,10 @@ READERS: tuple[Callable[[bytes], None], ...] = (
     _timer,
     _window,
     _answer,
+    _at_start("staging", "q/0/a/0"),
+    _at_start("staging", "q"),
+    _at_start("staging", "=q"),
+    _staged,
 )
 
 
@@ -124,5 +137,9 @@ def record_seeds() -> list[bytes]:
         Timer("site/window/0", "k", NIL),
         "k",
         Answer(5, NIL, ErrorInfo("failed", "no")),
+        Part("q", 0, "a", 0, 1, 9, 900),
+        Pipeline(3, 7),
+        Decision(3, NIL, 1),
+        Stage("q", 0, "a", 0, ["k"], msgspec.Raw(b"\x91\x01")),
     )
     return [bytes([index]) + _encode(each) for index, each in enumerate(stored)]

@@ -78,6 +78,11 @@ SMALL = LinkLimits(frame_bytes_max=4_096)
 
 _encode = msgspec.msgpack.encode
 NOTHING = msgspec.Raw(b"\x91\xc0")
+ROWS = msgspec.Raw(
+    msgspec.msgpack.encode(
+        [["stage", "q", 0, "a", 0, ["k"], [1]], ["seal", "q", 0, [["a", 1, 1]], None]]
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,7 @@ def data_frames(source: str) -> list[Data]:
         Data([_batch(WINDOW, source, 1, Kind.SEND)]),
         Data([_batch(WINDOW, source, 2, Kind.MARKER, keys=["s"])]),
         Data([_batch(WINDOW, source, 3, Kind.MARKER, keys=["s"], payloads=NOTHING)]),
+        Data([_batch(TARGET, source, 1, Kind.STAGE, keys=["", ""], payloads=ROWS, count=2)]),
         Data([_batch(f"{ASKED}<", f"{TARGET}<", 1, Kind.REPLY, keys=[], refs=[1])]),
         Data(
             [

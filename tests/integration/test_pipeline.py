@@ -168,6 +168,10 @@ async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) ->
         await broken.add(0, ["a", "b"], b"\x91\x01")
         with pytest.raises(RejectedError, match="2 keys and 1 payloads"):
             await broken.end()
+        lost = pipeline.attempt(0)
+        await lost.add(1 - partition_index_of("a", 8) % 2, ["a"], b"\x91\x01")
+        with pytest.raises(RejectedError, match="'a' belongs to partition"):
+            await lost.end()
         huge = pipeline.attempt(0)
         await huge.add(0, ["a"], msgspec.msgpack.encode([b"x" * 5_000_000]))
         with pytest.raises(TooLargeError):
