@@ -22,6 +22,7 @@ from sublet.runtime.staging import Part
 from sublet.statestore.contract import STAGED, STAGING
 from tests.simulation.client import Client, ClientChannel, Said
 from tests.simulation.handlers import ATTEMPTS, PARTITIONS_PER_FUNCTION
+from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.node import Node
 from tests.simulation.oracle import Oracle
 from tests.simulation.verdict import check
@@ -259,13 +260,6 @@ class Driver:
         return said
 
 
-class PipelineNode(Node):
-    def __init__(self, world: PipelineWorld, name: str) -> None:
-        super().__init__(world, name)
-        staging = self.partition.staging
-        staging.feed_bytes_max, staging.kept_bytes_max = world.fed_bytes_max, world.kept_bytes_max
-
-
 class PipelineOracle(Oracle):
     def __init__(self, world: PipelineWorld) -> None:
         super().__init__(world)
@@ -329,13 +323,20 @@ class PipelineWorld(World):
         self.pipelines: list[Pipeline] = []
 
     def new_node(self, name: str) -> Node:
-        return PipelineNode(self, name)
+        node = super().new_node(name)
+        staging = node.partition.staging
+        staging.feed_bytes_max, staging.kept_bytes_max = self.fed_bytes_max, self.kept_bytes_max
+        return node
 
     def plan_faults(self, faults_ms: float) -> None:
         super().plan_faults(faults_ms)
         chance = self._pipeline_chance
         for number in range(self._pipeline_count):
-            function = chance.choice(sorted(self.functions))
+            function = chance.choice([each for each in self.targets() if self.interprets(each)])
             pipeline = Pipeline(self, f"q{number}", function)
             self.pipelines.append(pipeline)
             self.after(chance.random() * faults_ms / 2, pipeline.begin)
+
+
+class LeasePipelineWorld(PipelineWorld, LeaseWorld):
+    """The same, in workers that lend."""

@@ -17,7 +17,7 @@ from tests.simulation import (
 )
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.lease_world import LeaseWindowWorld, LeaseWorld
-from tests.simulation.pipeline_world import PipelineWorld
+from tests.simulation.pipeline_world import LeasePipelineWorld, PipelineWorld
 from tests.simulation.windows_world import WindowWorld
 from tests.simulation.world import World
 
@@ -97,6 +97,9 @@ def _known() -> dict[str, WorldKind]:
         ),
         "pipelines": _of_partitions(
             PipelineWorld, "rows in batches beside messages", pipeline_mutants.MUTANTS
+        ),
+        "lease-pipelines": _of_partitions(
+            LeasePipelineWorld, "rows in batches, with work lent", {}
         ),
         "cluster": WorldKind("whole workers and clients", _play_cluster, cluster_mutants.MUTANTS),
     }
