@@ -199,6 +199,12 @@ class BlockingClient:
 
         return BlockingPipeline(self._wait(make), self._wait)
 
+    def message_schema(self, function: Function | str) -> dict[str, Any] | None:
+        """See `Client.message_schema`."""
+        client = self._client
+        found: dict[str, Any] | None = self._wait(lambda: client.message_schema(function))
+        return found
+
     def egress(
         self,
         name: str,

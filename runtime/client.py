@@ -17,6 +17,8 @@ from math import ceil
 from types import TracebackType
 from typing import Any, Literal
 
+import msgspec
+
 from sublet.functions.address import CLIENT_MARK, partition_index_of, partition_name
 from sublet.functions.app import Function
 from sublet.functions.codec import Codec, join_column
@@ -29,6 +31,7 @@ from sublet.functions.errors import (
     RejectedError,
     SubletError,
     TooLargeError,
+    UnavailableError,
     UnknownFunctionError,
 )
 from sublet.functions.windows import watermark_ms_of
@@ -47,6 +50,7 @@ from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
 from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.link import LinkLimits
+from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
 from sublet.runtime.unary import (
@@ -450,6 +454,22 @@ class Client:
           nobody who owns the partition.
         """
         return Pipeline(_PipelineAsker(self, _name_of(function)[0]), name, generation, patience)
+
+    async def message_schema(self, function: Function | str) -> dict[str, Any] | None:
+        """Return what a function takes, as JSON Schema; None: anything."""
+        name = _name_of(function)[0]
+        self._route(name)
+        failed: SubletError = UnavailableError("no worker is known")
+        for address in self._reader_addresses():
+            try:
+                async with UnaryClient(address) as unary:
+                    for each in await unary.describe_functions():
+                        if each.name == name:
+                            found = msgspec.json.decode(each.message_schema or "null")
+                            return found if isinstance(found, dict) else None
+            except SubletError as error:
+                failed = error
+        raise failed
 
     def _pipeline_partitions(self, name: str) -> int:
         return self._route(name).info.partition_count

@@ -170,7 +170,19 @@ def _described(function: Function) -> FunctionDescription:
         slo_ms=function.slo_ms,
         timeout_ms=function.timeout_ms,
         summary=summary,
+        message_schema=_schema(function.message_codec.type) if function.takes_message else "",
     )
+
+
+def _schema(of: Any) -> str:
+    """Return what is known of a type as JSON Schema; inside others, nothing is of pydantic's."""
+    if of is Any:
+        return ""
+    if hasattr(of, "model_json_schema"):
+        schema = of.model_json_schema()
+    else:
+        schema = msgspec.json.schema(of, schema_hook=lambda model: {"title": model.__name__})
+    return msgspec.json.encode(schema).decode()
 
 
 def _type_text(of: Any) -> str:

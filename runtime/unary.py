@@ -196,6 +196,8 @@ class FunctionDescription(msgspec.Struct, frozen=True, kw_only=True):
     slo_ms: float | None = None
     timeout_ms: float | None = None
     summary: str = ""
+    message_schema: str = ""
+    """JSON Schema, for whoever brings rows of tables; empty: anything."""
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True):

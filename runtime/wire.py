@@ -554,6 +554,7 @@ def encode_descriptions(descriptions: Iterable[FunctionDescription]) -> bytes:
             slo_ms=each.slo_ms or 0,
             timeout_ms=each.timeout_ms or 0,
             summary=each.summary,
+            message_schema=each.message_schema,
         )
         for each in descriptions
     ]
@@ -815,6 +816,7 @@ def decode_descriptions(encoded: bytes) -> list[FunctionDescription]:
             slo_ms=each.slo_ms or None,
             timeout_ms=each.timeout_ms or None,
             summary=each.summary,
+            message_schema=each.message_schema,
         )
         for each in _parsed(pb.DescribeFunctionsReply, encoded).functions
     ]

@@ -66,6 +66,7 @@ FUNCTIONS = [
         slo_ms=50,
         timeout_ms=60_000,
         summary="Puts something into a cart.",
+        message_schema='{"type":"integer"}',
     ),
     FunctionDescription(
         name="shop/echo", kind="stateless", partition_count=1, message_type="", reply_type="int"

@@ -141,6 +141,7 @@ async def test_a_blocking_client_brings_batches_too(tmp_path: Path) -> None:
 def _bring_batches(address: str) -> None:
     with BlockingClient(address) as client:
         pipeline = client.pipeline(COUNT, "query")
+        assert client.message_schema(COUNT) == {"type": "integer"}
         for batch in range(2):
             attempt = pipeline.attempt(batch)
             for index, (keys, column) in by_partition(rows_of(batch), 8).items():
