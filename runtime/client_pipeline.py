@@ -158,6 +158,7 @@ class Pipeline:
         *,
         deadline: Duration | None = None,
         urgency: Literal["normal", "lowest"] = "normal",
+        completed: int = -1,
     ) -> Committed:
         """Let the rows of these attempts be messages of the function: all of them, once.
 
@@ -167,9 +168,12 @@ class Pipeline:
 
         - `deadline`: when the rows should be done, from the commit on.
         - `urgency`: "lowest" for what may wait for everything else, such as history.
+        - `completed`: the last batch whose commit has returned, if that was in another process.
+          Who does not know finishes the one before once more, which only takes time.
         """
         left_ms = _time_left_ms(deadline, urgency)
         wanted = _Plan([each for each in staged if each.parts], left_ms)
+        self._completed = max(self._completed, completed)
         while True:
             decision = await self._decide(batch, wanted)
             if decision.batch > batch:
@@ -421,11 +425,14 @@ class BlockingPipeline:
         *,
         deadline: Duration | None = None,
         urgency: Literal["normal", "lowest"] = "normal",
+        completed: int = -1,
     ) -> Committed:
         """See `Pipeline.commit`."""
         pipeline = self._pipeline
         committed: Committed = self._wait(
-            lambda: pipeline.commit(batch, staged, deadline=deadline, urgency=urgency)
+            lambda: pipeline.commit(
+                batch, staged, deadline=deadline, urgency=urgency, completed=completed
+            )
         )
         return committed
 

@@ -82,9 +82,13 @@ async def test_batches_count_once_however_often_they_are_begun_and_committed(
         other = client.pipeline(COUNT, "query-1")
         again = await stage(other, 0, rows_of(9))
         assert await other.commit(0, [again, failed]) == (600, False)
+        assert await other.begin() == 1
         second = [await stage(other, 1, rows_of(1)), await stage(other, 1, rows_of(2))]
         assert await other.commit(1, second, urgency="lowest") == (1_200, True)
-        assert await pipeline.commit(0, [first]) == (None, False)
+        with pytest.raises(RejectedError, match="another driver"):
+            await pipeline.commit(0, [first])
+        third = client.pipeline(COUNT, "query-1", generation=1)
+        assert await third.commit(0, [first], completed=0) == (None, False)
         await other.wait_taken()
         assert await totals(client, KEYS) == sums(rows_of(0), rows_of(1), rows_of(2))
         assert await other.progress() == (1, 0, 0)
