@@ -45,7 +45,7 @@ from tests.simulation.cluster_loop import ClusterLoop, Process
 from tests.simulation.cluster_oracle import ClusterOracle
 from tests.simulation.cluster_store import News, SimulatedDirectory, SimulatedStore, StoreFaults
 from tests.simulation.cluster_surroundings import StoryClock, surrounded
-from tests.simulation.handlers import ATTEMPTS
+from tests.simulation.handlers import Stories
 from tests.simulation.verdict import check
 from tests.unit.windows_model import Event
 
@@ -410,34 +410,18 @@ class ClusterWorld:
         caller.plan(at_ms, function, said, cancel_ms)
 
     def _random_payload(self, uid: str, function: str, key: str) -> list[Any]:
-        chance = self.chance
-        amount = chance.randint(1, 9)
-        target, target_key = chance.choice(["sim/ledger", "sim/tally"]), chance.choice(self.keys)
-        choices: list[list[Any]] = [
-            ["add", uid, amount],
-            ["add", uid, amount],
-            ["look", uid],
-            ["fail", uid, amount, chance.randint(1, ATTEMPTS)],
-            ["reject", uid],
-            ["send", uid, amount, target, target_key],
-            ["emit", uid],
+        kept = [
+            said.uid
+            for _, where, said in self.script
+            if where == function and said.key == key and said.payload[-1] == "keep"
         ]
-        if function != "sim/ledger":
-            delay_ms = chance.choice([0, 5, 50, 900, 3_000, 31_000])
-            then = chance.choice(["", "", "cancel", "keep", "hand over"])
-            choices.append(["timer", uid, amount, delay_ms, target, target_key, then])
-            kept = [
-                said.uid
-                for _, where, said in self.script
-                if where == function and said.key == key and said.payload[-1] == "keep"
-            ]
-            if kept:
-                choices += [["cancel", uid, chance.choice(kept)]] * 4
-        if function == "sim/account":
-            fails, timeout_ms = chance.choice([0, 0, 1]), chance.choice([0, 0, 0, 30, 500])
-            call = ["call", uid, amount, target_key, chance.randint(1, 2), fails, timeout_ms]
-            choices += [call] * 3
-        return chance.choice(choices)
+        stories = Stories(
+            self.keys,
+            delays_ms=[0, 5, 50, 900, 3_000, 31_000],
+            timeouts_ms=[0, 0, 0, 30, 500],
+            looks=True,
+        )
+        return stories.payload(self.chance, uid, function, kept)
 
     def _plan_pot(self, number: int, at_ms: int) -> None:
         chance = self.chance

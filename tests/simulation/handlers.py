@@ -56,6 +56,53 @@ def make_functions(chance: random.Random) -> dict[str, Function]:
     return functions_of([app])
 
 
+class Stories:
+    """What clients of a simulated world may ask for, by chance."""
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        *,
+        delays_ms: Sequence[int],
+        timeouts_ms: Sequence[int],
+        looks: bool = False,
+    ) -> None:
+        self._keys = keys
+        self._delays_ms = delays_ms
+        """Of timers."""
+        self._timeouts_ms = timeouts_ms
+        """Of calls between functions; 0: none."""
+        self._looks = looks
+        """Whether some only look at a state."""
+
+    def payload(
+        self, chance: random.Random, uid: str, function: str, kept: Sequence[str]
+    ) -> list[Any]:
+        """Return a message for one key of a function; `kept` are timers of that key to cancel."""
+        amount = chance.randint(1, 9)
+        target, target_key = chance.choice(["sim/ledger", "sim/tally"]), chance.choice(self._keys)
+        choices: list[list[Any]] = [["add", uid, amount], ["add", uid, amount]]
+        if self._looks:
+            choices.append(["look", uid])
+        choices += [
+            ["fail", uid, amount, chance.randint(1, ATTEMPTS)],
+            ["reject", uid],
+            ["send", uid, amount, target, target_key],
+            ["emit", uid],
+        ]
+        if function != "sim/ledger":
+            delay_ms = chance.choice(self._delays_ms)
+            then = chance.choice(["", "", "cancel", "keep", "hand over"])
+            choices.append(["timer", uid, amount, delay_ms, target, target_key, then])
+            if kept:
+                choices += [["cancel", uid, chance.choice(kept)]] * 4
+        if function == "sim/account":
+            fails, timeout_ms = chance.choice([0, 0, 1]), chance.choice(self._timeouts_ms)
+            call = ["call", uid, amount, target_key, chance.randint(1, 2), fails, timeout_ms]
+            choices += [call] * 3
+        return chance.choice(choices)
+
+
 class RandomPace:
     """Lets functions run on or off the loop, in batches of changing size."""
 

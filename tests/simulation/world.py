@@ -28,9 +28,9 @@ from sublet.statestore.contract import AHEAD, Commit, Outcome, Recovered
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 from tests.simulation.client import Client, Said
 from tests.simulation.handlers import (
-    ATTEMPTS,
     PARTITIONS_PER_FUNCTION,
     RandomPace,
+    Stories,
     TenMs,
     make_functions,
 )
@@ -418,33 +418,17 @@ class World:
                 node.carry_out()
 
     def _random_payload(self, uid: str, function: str, key: str) -> list[Any]:
-        chance = self.chance
-        amount = chance.randint(1, 9)
-        target, target_key = chance.choice(["sim/ledger", "sim/tally"]), chance.choice(self.keys)
-        choices: list[list[Any]] = [
-            ["add", uid, amount],
-            ["add", uid, amount],
-            ["fail", uid, amount, chance.randint(1, ATTEMPTS)],
-            ["reject", uid],
-            ["send", uid, amount, target, target_key],
-            ["emit", uid],
+        kept = [
+            said.uid
+            for _, where, said in self.script
+            if where == function and said.key == key and said.payload[-1] == "keep"
         ]
-        if function != "sim/ledger":
-            delay_ms = chance.choice([0, 5, 50, 29_990, 30_000, 30_010, 70_000, 130_000])
-            then = chance.choice(["", "", "cancel", "keep", "hand over"])
-            choices.append(["timer", uid, amount, delay_ms, target, target_key, then])
-            kept = [
-                said.uid
-                for _, where, said in self.script
-                if where == function and said.key == key and said.payload[-1] == "keep"
-            ]
-            if kept:
-                choices += [["cancel", uid, chance.choice(kept)]] * 4
-        if function == "sim/account":
-            fails, timeout_ms = chance.choice([0, 0, 1]), chance.choice([0, 0, 3, 30])
-            call = ["call", uid, amount, target_key, chance.randint(1, 2), fails, timeout_ms]
-            choices += [call] * 3
-        return chance.choice(choices)
+        stories = Stories(
+            self.keys,
+            delays_ms=[0, 5, 50, 29_990, 30_000, 30_010, 70_000, 130_000],
+            timeouts_ms=[0, 0, 3, 30],
+        )
+        return stories.payload(self.chance, uid, function, kept)
 
     def _say_goodbye(self) -> None:
         for name, node in self.owners.items():
