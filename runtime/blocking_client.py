@@ -24,6 +24,7 @@ from sublet.runtime.client_links import PlainTaskGroup
 from sublet.runtime.client_pipeline import BlockingPipeline, Pipeline
 from sublet.runtime.client_session import ClientStats
 from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.egress_range import BlockingEgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.frames import Topology
 from sublet.runtime.tracing import current_traceparent
@@ -84,6 +85,11 @@ class BlockingClient:
             self._thread.join()
         if was_open:
             self._ended.result()
+
+    @property
+    def is_open(self) -> bool:
+        """False before `with`, after its end, and once the client's own thread has failed."""
+        return self._open
 
     @property
     def topology(self) -> Topology:
@@ -221,10 +227,37 @@ class BlockingClient:
         )
         return BlockingEgressReader(reader, self._wait)
 
-    def egress_bounds(self, name: str) -> tuple[EgressCursor, EgressCursor]:
+    def egress_range(
+        self,
+        name: str,
+        start: str | EgressCursor,
+        end: str | EgressCursor,
+        *,
+        lost: Literal["raise", "skip"] = "raise",
+        parallel: int = 4,
+        page_max: int = 10_000,
+        patience: Duration | None = None,
+    ) -> BlockingEgressRange:
+        """See `Client.egress_range`; the reader is a plain iterator, for one thread at a time."""
+        reader = self._client.egress_range(
+            name,
+            start,
+            end,
+            lost=lost,
+            parallel=parallel,
+            page_max=page_max,
+            patience=patience,
+        )
+        return BlockingEgressRange(reader, self._wait)
+
+    def egress_bounds(
+        self, name: str, *, patience: Duration | None = None
+    ) -> tuple[EgressCursor, EgressCursor]:
         """See `Client.egress_bounds`."""
         client = self._client
-        found: tuple[EgressCursor, EgressCursor] = self._wait(lambda: client.egress_bounds(name))
+        found: tuple[EgressCursor, EgressCursor] = self._wait(
+            lambda: client.egress_bounds(name, patience=patience)
+        )
         return found
 
     # In the callers' threads

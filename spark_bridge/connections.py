@@ -1,0 +1,82 @@
+"""One client for each process and cluster, kept between tasks.
+
+Spark's Python processes are forked from a server and serve one task after the other. A client has a
+thread, which does not survive a fork, and it takes longer to connect than to send a batch; so the
+client is made in the process that uses it, when it is first used, and stays until the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import threading
+import time
+
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.blocking_client import BlockingClient
+from sublet.spark_bridge.options import Connection
+
+_BACKOFF_S_MIN = 0.1
+_BACKOFF_S_MAX = 2.0
+
+_clients: dict[tuple[int, Connection], BlockingClient] = {}
+_gate = threading.Lock()
+
+
+def _after_fork() -> None:
+    # A lock that another thread of the parent held would stay held. Its clients stay its own: they
+    # are known by their process.
+    global _gate
+    _gate = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def client_of(connection: Connection, *, patient: bool = False) -> BlockingClient:
+    """Return the client of this process, connected.
+
+    `UnavailableError` if no worker answers within `connect_timeout`; who is `patient` tries again
+    for as long as the connection has patience. Nobody closes what is returned.
+    """
+    give_up_s = time.monotonic() + (connection.patience_ms / 1000.0 if patient else 0.0)
+    backoff_s = _BACKOFF_S_MIN
+    while True:
+        try:
+            return _client_of(connection)
+        except UnavailableError as error:
+            wait_s = backoff_s * (0.75 + random.random() / 2)
+            if time.monotonic() + wait_s > give_up_s:
+                tried = ", ".join(connection.addresses)
+                raise UnavailableError(
+                    f"no worker answers at {tried} (option address): {error.message}",
+                    error.retry_after_ms,
+                ) from None
+        time.sleep(wait_s)
+        backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+
+
+def _client_of(connection: Connection) -> BlockingClient:
+    key = (os.getpid(), connection)
+    with _gate:
+        client = _clients.get(key)
+        if client is not None and client.is_open:
+            return client
+        client = BlockingClient(connection.addresses, connect_timeout=connection.connect_timeout_ms)
+        client.__enter__()
+        _clients[key] = client
+        return client
+
+
+def close_clients() -> None:
+    """Say goodbye to all clusters: for processes that go on without them, such as tests."""
+    with _gate:
+        mine = [key for key in _clients if key[0] == os.getpid()]
+        clients = [_clients.pop(key) for key in mine]
+    for client in clients:
+        client.close()
+
+
+# A client that says goodbye is forgotten at once, others after a day.
+atexit.register(close_clients)

@@ -1,0 +1,254 @@
+"""Options of all formats: what may be said by `.option(name, value)`, checked before anything runs.
+
+Spark hands options over as text, and their names in lower case on some ways; so names are compared
+without case. What is not known is refused with the list of what is: a misspelt option that is
+passed over shows in wrong data, long after. Nothing here knows of Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple
+
+from sublet.functions.duration import milliseconds
+from sublet.functions.errors import RejectedError
+
+ADDRESS_DEFAULT = "127.0.0.1:7337"
+ADDRESS_VARIABLE = "SUBLET_ADDRESS"
+BATCH_ROWS_MAX = 1_000_000
+
+OF_SPARK = frozenset({"checkpointlocation", "queryname"})
+"""Options of Spark's own that it passes on to every format."""
+
+
+class OptionsError(RejectedError):
+    """An option is missing, unknown, or has a value that is not allowed."""
+
+    code = "rejected"
+
+
+class Option(NamedTuple):
+    """One option of a format."""
+
+    name: str
+    parse: Callable[[str], Any]
+    """Raises `ValueError` for what is not allowed."""
+    allowed: str
+    """What people are told."""
+    default: Any = None
+    required: bool = False
+
+
+def parsed(given: Mapping[str, str], known: Sequence[Option], format_name: str) -> dict[str, Any]:
+    """Return the values of all known options, by name; `OptionsError` if one cannot be."""
+    by_name = {each.name.lower(): each for each in known}
+    values = {each.name: each.default for each in known}
+    seen: set[str] = set()
+    for name, text in given.items():
+        option = by_name.get(name.lower())
+        if option is None:
+            if name.lower() in OF_SPARK:
+                continue
+            raise OptionsError(_unknown(name, list(values), format_name))
+        try:
+            values[option.name] = option.parse(str(text))
+        except (ValueError, TypeError):
+            raise OptionsError(
+                f"option {option.name} is {text!r:.100}; allowed: {option.allowed}"
+            ) from None
+        seen.add(option.name)
+    for each in known:
+        if each.required and each.name not in seen:
+            raise OptionsError(f"format {format_name} needs the option {each.name}: {each.allowed}")
+    return values
+
+
+def _unknown(name: str, known: list[str], format_name: str) -> str:
+    similar = get_close_matches(name.lower(), known, 1)
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
+    return (
+        f"format {format_name} has no option {name!r:.100}{hint}; allowed: "
+        f"{', '.join(sorted(known))}"
+    )
+
+
+# Values
+
+
+def duration_ms(text: str) -> float:
+    """Return a length of time in milliseconds: "1.5s", or a bare number of milliseconds."""
+    return milliseconds(float(text) if text.replace(".", "", 1).isdecimal() else text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return what stands between commas."""
+    found = tuple(each.strip() for each in text.split(","))
+    if not all(found) or len(set(found)) != len(found):
+        raise ValueError
+    return found
+
+
+def some_name(text: str) -> str:
+    if not text.strip():
+        raise ValueError
+    return text.strip()
+
+
+def pipeline_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,100}", text):
+        raise ValueError
+    return text
+
+
+def one_of(*allowed: str) -> Callable[[str], str]:
+    """Return what takes one of a few words."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError
+        return text.lower()
+
+    return parse
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Return what takes whole numbers between bounds, which are allowed, too."""
+
+    def parse(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def function_name(text: str) -> str:
+    app, slash, function = text.strip().partition("/")
+    if not (app and slash and function) or "/" in function:
+        raise ValueError
+    return text.strip()
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    found = names(text)
+    for each in found:
+        host, _, port = each.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+            raise ValueError
+    return found
+
+
+_DURATION = "a length of time such as '500ms', '30s' or '10m'"
+
+# What every format takes
+
+ADDRESS = Option(
+    "address", addresses, "host:port of a worker, or of several with commas between them"
+)
+CONNECT_TIMEOUT = Option("connect_timeout", duration_ms, _DURATION, 10_000.0)
+PATIENCE = Option("patience", duration_ms, _DURATION, 600_000.0)
+CONNECTION = (ADDRESS, CONNECT_TIMEOUT, PATIENCE)
+"""Every format has these; `connection_of` takes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How to reach the cluster. Hashable: there is one client a process for each."""
+
+    addresses: tuple[str, ...]
+    connect_timeout_ms: float = 10_000.0
+    """How long nobody may answer before it is said at the start of a query."""
+    patience_ms: float = 600_000.0
+    """How long an outage, or a lack of room, may last later."""
+
+
+def connection_of(
+    values: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> Connection:
+    """Return how to reach the cluster, by what `parsed` has returned.
+
+    Without the option `address` it is the variable SUBLET_ADDRESS of whoever plans the query, then
+    this machine: executors are told, and have no say.
+    """
+    found = values["address"]
+    if found is None:
+        text = environment.get(ADDRESS_VARIABLE, "") or ADDRESS_DEFAULT
+        try:
+            found = addresses(text)
+        except ValueError:
+            raise OptionsError(
+                f"the variable {ADDRESS_VARIABLE} is {text!r:.100}; allowed: {ADDRESS.allowed}"
+            ) from None
+    return Connection(
+        addresses=found,
+        connect_timeout_ms=values["connect_timeout"],
+        patience_ms=values["patience"],
+    )
+
+
+# The sink
+
+TARGET = Option("target", function_name, "the function that gets the rows, as app/function")
+KEY = Option("key", names, "the column that is the key, or several with commas between them")
+SINK = (
+    *CONNECTION,
+    TARGET._replace(required=True),
+    KEY._replace(required=True),
+    Option("payload", some_name, "the only column that the function gets; default: a map of all"),
+    Option("deadline", duration_ms, _DURATION),
+    Option("urgency", one_of("normal", "lowest"), "normal, lowest", "normal"),
+    Option("wait", one_of("sealed", "taken"), "sealed, taken"),
+    Option("query", pipeline_name, "a name of 1 to 100 letters, digits, '.', '_', ':' and '-'"),
+    Option("batch", whole_number(0, 2**53), f"0..{2**53}"),
+    Option("batch_rows", whole_number(1, BATCH_ROWS_MAX), f"1..{BATCH_ROWS_MAX}", 50_000),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """What is known of a sink before it sees a row. Made by `sink_options`."""
+
+    connection: Connection
+    target: str
+    key: tuple[str, ...]
+    payload: str = ""
+    deadline_ms: float | None = None
+    """When rows should be done, from the commit of their batch on."""
+    urgency: Literal["normal", "lowest"] = "normal"
+    wait: Literal["sealed", "taken"] | None = None
+    """What ends a commit: rows are durable, or rows are taken; None: as the kind of write says."""
+    query: str = ""
+    """The identity of a batch write."""
+    batch: int | None = None
+    batch_rows: int = 50_000
+    """Rows that a task collects before it sends them, so that partitions get whole batches."""
+
+
+def sink_options(
+    given: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> SinkOptions:
+    """Return the options of a sink; `OptionsError` if they cannot be."""
+    values = parsed(given, SINK, "sublet")
+    if values["urgency"] == "lowest" and values["deadline"] is not None:
+        raise OptionsError(
+            "what has a deadline cannot have urgency lowest; drop one of the options"
+        )
+    if values["batch"] is not None and values["query"] is None:
+        raise OptionsError("the option batch counts the writes of a query; name it (option query)")
+    return SinkOptions(
+        connection=connection_of(values, environment),
+        target=values["target"],
+        key=values["key"],
+        payload=values["payload"] or "",
+        deadline_ms=values["deadline"],
+        urgency=values["urgency"],
+        wait=values["wait"],
+        query=values["query"] or "",
+        batch=values["batch"],
+        batch_rows=values["batch_rows"],
+    )
