@@ -47,6 +47,10 @@ def card_name(number: int) -> str:
     return f"card-{number:05d}"
 
 
+def merchant_name(number: int) -> str:
+    return f"shop-{number:03d}"
+
+
 def generate_payments(seed: int) -> Iterator[CardPayment]:
     """Yield payments for ever, in the order in which they become known, not quite that of time."""
     chance = random.Random(seed)
@@ -76,7 +80,7 @@ def _use(chance: random.Random, card: int, at_ms: int) -> Iterator[CardPayment]:
 
 
 def _payment(chance: random.Random, card: int, at_ms: int, country: int) -> CardPayment:
-    merchant = f"shop-{int(MERCHANT_COUNT * chance.random() ** 2):03d}"
+    merchant = merchant_name(int(MERCHANT_COUNT * chance.random() ** 2))
     cents = 100 + int(chance.paretovariate(1.3) * 500) % 100_000
     return CardPayment(card_name(card), at_ms, merchant, COUNTRIES[country], cents)
 
