@@ -47,6 +47,7 @@ from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
 from sublet.runtime.client_pipeline import Pipeline
 from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
 from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.egress_range import EgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
 from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.link import LinkLimits
@@ -523,12 +524,59 @@ class Client:
             batch_max=batch_max,
         )
 
-    async def egress_bounds(self, name: str) -> tuple[EgressCursor, EgressCursor]:
-        """Return cursors at the oldest value of an egress that is kept, and behind the newest."""
-        page = await self._read_egress(EgressRequest(egress=name, limit=1))
+    def egress_range(
+        self,
+        name: str,
+        start: str | EgressCursor,
+        end: str | EgressCursor,
+        *,
+        lost: Literal["raise", "skip"] = "raise",
+        parallel: int = 4,
+        page_max: int = 10_000,
+        patience: Duration | None = None,
+    ) -> EgressRange:
+        """Read exactly what is between two cursors, as columns: always the same values.
+
+        Only partitions that `end` names are read; one that `start` does not name from its first
+        position on. A range may be cut into several, and they be read side by side.
+
+        - `lost`: as in `egress`, of values that were dropped at a bound.
+        - `parallel`: of how many partitions a page is read at once, and held in memory.
+        - `page_max`: how many values a page has at most; it also ends at about 1 MiB.
+        - `patience`: how long no worker may answer before `UnavailableError`; without it,
+          `connect_timeout`.
+        """
+        return EgressRange(
+            self._egress_asker(patience),
+            name,
+            start,
+            end,
+            lost=lost,
+            parallel=parallel,
+            page_max=page_max,
+        )
+
+    async def egress_bounds(
+        self, name: str, *, patience: Duration | None = None
+    ) -> tuple[EgressCursor, EgressCursor]:
+        """Return cursors at the oldest value of an egress that is kept, and behind the newest.
+
+        `patience` is as in `egress_range`.
+        """
+        # From its end on, a worker reads no value for it.
+        request = EgressRequest(egress=name, limit=1, at_end=True)
+        page = await self._egress_asker(patience)(request)
         return first_of(page), end_of(page)
 
-    async def _read_egress(self, request: EgressRequest) -> EgressPage:
+    def _egress_asker(
+        self, patience: Duration | None
+    ) -> Callable[[EgressRequest], Coroutine[Any, Any, EgressPage]]:
+        patience_ms = None if patience is None else milliseconds(patience)
+        return lambda request: self._read_egress(request, patience_ms)
+
+    async def _read_egress(
+        self, request: EgressRequest, patience_ms: float | None = None
+    ) -> EgressPage:
         if not self._open:
             raise _closed()
         if self._egress_source is None:
@@ -537,7 +585,7 @@ class Client:
             )
             self._egress_source = source
             self._exit_stack.push_async_callback(source.close)
-        return await self._egress_source.read(request)
+        return await self._egress_source.read(request, patience_ms)
 
     def _reader_addresses(self) -> Sequence[str]:
         topology = self._session.topology

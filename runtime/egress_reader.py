@@ -96,8 +96,13 @@ class EgressSource:
         self._current: _Asked | None = None
         self._tried: set[str] = set()
 
-    async def read(self, request: EgressRequest) -> EgressPage:
-        """Return a page; `UnavailableError` if nobody can give it within the client's patience."""
+    async def read(self, request: EgressRequest, patience_ms: float | None = None) -> EgressPage:
+        """Return a page; `UnavailableError` if nobody can give it for so long.
+
+        Without `patience_ms`, for as long as the client is patient.
+        """
+        if patience_ms is None:
+            patience_ms = self._patience.unreachable_ms
         loop = asyncio.get_running_loop()
         failures, give_up_at = 0, 0.0
         while True:
@@ -107,7 +112,7 @@ class EgressSource:
                 reason = "a worker did not answer"
             except (RetryLaterError, UnknownOutcomeError) as error:
                 reason = getattr(error, "message", str(error))
-            give_up_at = give_up_at or loop.time() + self._patience.unreachable_ms / 1000
+            give_up_at = give_up_at or loop.time() + patience_ms / 1000
             if loop.time() >= give_up_at:
                 raise UnavailableError(f"the egress cannot be read: {reason}")
             await asyncio.sleep(self._patience.backoff_ms(failures) / 1000)

@@ -63,20 +63,24 @@ if TYPE_CHECKING:
         Staged,
     )
     from sublet.runtime.egress_cursor import EgressCursor
+    from sublet.runtime.egress_range import BlockingEgressRange, EgressRange
     from sublet.runtime.egress_reader import EgressReader, EgressRecord
-    from sublet.runtime.unary import CallInfo, EgressGap
+    from sublet.runtime.unary import CallInfo, EgressGap, EgressValues
 
 __version__ = "0.1.0"
 
 _LATER = {
     "Client": "sublet.runtime.client",
     "BlockingClient": "sublet.runtime.blocking_client",
+    "BlockingEgressRange": "sublet.runtime.egress_range",
     "BlockingEgressReader": "sublet.runtime.blocking_client",
     "CallInfo": "sublet.runtime.unary",
     "EgressCursor": "sublet.runtime.egress_cursor",
     "EgressGap": "sublet.runtime.unary",
+    "EgressRange": "sublet.runtime.egress_range",
     "EgressReader": "sublet.runtime.egress_reader",
     "EgressRecord": "sublet.runtime.egress_reader",
+    "EgressValues": "sublet.runtime.unary",
     "Attempt": "sublet.runtime.client_pipeline",
     "BlockingAttempt": "sublet.runtime.client_pipeline",
     "BlockingPipeline": "sublet.runtime.client_pipeline",
@@ -104,6 +108,7 @@ __all__ = [
     "Batch",
     "BlockingAttempt",
     "BlockingClient",
+    "BlockingEgressRange",
     "BlockingEgressReader",
     "BlockingPipeline",
     "CallCycleError",
@@ -116,8 +121,10 @@ __all__ = [
     "EgressCursor",
     "EgressGap",
     "EgressLostError",
+    "EgressRange",
     "EgressReader",
     "EgressRecord",
+    "EgressValues",
     "EncodeError",
     "FailedError",
     "Fields",

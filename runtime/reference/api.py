@@ -35,7 +35,16 @@ _DECLARING = ("App", "Function", "Retry", "NO_RETRY")
 _WINDOWS = ("TumblingWindow", "SlidingWindow", "SessionWindow", "Window")
 _HANDLING = ("Context", "Batch")
 _CALLING = ("Client", "BlockingClient", "CallInfo")
-_EGRESS = ("EgressReader", "EgressRecord", "EgressCursor", "EgressGap", "BlockingEgressReader")
+_EGRESS = (
+    "EgressReader",
+    "EgressRecord",
+    "EgressRange",
+    "EgressValues",
+    "EgressCursor",
+    "EgressGap",
+    "BlockingEgressReader",
+    "BlockingEgressRange",
+)
 _PIPELINES = (
     "Pipeline",
     "Attempt",

@@ -11,15 +11,16 @@ import msgspec
 import pytest
 
 from sublet.functions.effects import Emitted
-from sublet.functions.errors import EgressLostError, RejectedError
+from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
 from sublet.runtime.channels import Outbox
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import EgressPages
+from sublet.runtime.egress_range import EgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending, Sealer
-from sublet.runtime.unary import EgressRequest
+from sublet.runtime.unary import EgressPage, EgressRequest
 from sublet.statestore.contract import Outcome, Store
 from tests.integration.cluster import until
 
@@ -258,3 +259,95 @@ async def test_a_cursor_beyond_the_end_is_refused(make_store: Callable[[], Store
     for ahead in ("shop/cart=2", "shop/cart=1,5"):
         with pytest.raises(RejectedError, match="beyond its end"):
             await anext(reader_of(store, ahead))
+
+
+def range_of(store: Store, start: str, end: str, **more: Any) -> EgressRange:
+    return EgressRange(EgressPages(store, 0.001).read, EGRESS, start, end, **more)
+
+
+async def by_partition(reader: EgressRange) -> dict[str, list[tuple[int, Any]]]:
+    """Return positions and values of each partition, in the order in which they come."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    async for each in reader:
+        values = msgspec.msgpack.decode(each.values)
+        assert len(values) == len(each.keys) == each.count
+        found.setdefault(each.partition, []).extend(enumerate(values, each.first))
+    return found
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.parametrize("page_max", [1, 4, 1_000])
+async def test_ranges_that_are_read_side_by_side_are_the_whole(
+    store: Store, parallel: int, page_max: int
+) -> None:
+    chance = random.Random(parallel * 10 + page_max)
+    names = ("shop/cart/0", "shop/cart/2", "shop/stock/1")
+    emitters = [await emitter(store, name) for name in names]
+    for number in range(30):
+        values = [number * 100 + each for each in range(chance.randint(1, 7))]
+        await chance.choice(emitters).emit(*values)
+    end = EgressCursor.at({each.partition: (await each.kept())[1] for each in emitters})
+    middle = EgressCursor.at({name: chance.randint(0, end.get(name) or 0) for name in names[:2]})
+
+    whole = await by_partition(range_of(store, "", str(end)))
+    more = {"parallel": parallel, "page_max": page_max}
+    before = await by_partition(range_of(store, "", str(middle), **more))
+    behind = await by_partition(range_of(store, str(middle), str(end), **more))
+    for name in names:
+        assert before.get(name, []) + behind.get(name, []) == whole[name]
+        assert [position for position, _ in whole[name]] == [*range(end.get(name) or 0)]
+
+
+async def test_a_range_is_read_although_values_are_dropped_behind_it(store: Store) -> None:
+    cart = await emitter(store, egress_max=5)
+    await cart.emit(*range(8))
+
+    assert await by_partition(range_of(store, "shop/cart=3", "shop/cart=5")) == {
+        "shop/cart/0": [(3, 3), (4, 4)]
+    }
+    with pytest.raises(EgressLostError, match=r"2 values .*\(shop/cart/0 1..2\)"):
+        await by_partition(range_of(store, "shop/cart=1", "shop/cart=5"))
+    # Only what was asked for is missed: position 2 is gone, too.
+    with pytest.raises(EgressLostError, match=r"2 values .*\(shop/cart/0 0..1\)"):
+        await by_partition(range_of(store, "", "shop/cart=2"))
+    skipping = range_of(store, "shop/cart=1", "shop/cart=5", lost="skip")
+    assert await by_partition(skipping) == {"shop/cart/0": [(3, 3), (4, 4)]}
+    assert [(each.first, each.next) for each in skipping.lost] == [(1, 3)]
+    assert await by_partition(range_of(store, "", "shop/cart=2", lost="skip")) == {}
+
+
+async def test_a_range_that_nobody_has_written_is_refused(store: Store) -> None:
+    await (await emitter(store)).emit(1, 2)
+
+    for end in ("shop/cart=3", "shop/cart=2,1"):
+        with pytest.raises(RejectedError, match="beyond its end"):
+            await by_partition(range_of(store, "", end))
+    assert await by_partition(range_of(store, "shop/cart=2", "shop/cart=1")) == {}
+    for wrong in ({"parallel": 0}, {"parallel": 65}, {"page_max": 0}, {"lost": "maybe"}):
+        with pytest.raises(ValueError, match="allowed"):
+            range_of(store, "", "", **wrong)
+
+
+async def test_a_range_goes_on_where_it_was_when_nobody_answered(store: Store) -> None:
+    await (await emitter(store)).emit(*range(4))
+    await (await emitter(store, "shop/cart/1")).emit(*range(4))
+    pages, asked = EgressPages(store, 0.001), 0
+
+    async def ask(request: EgressRequest) -> EgressPage:
+        nonlocal asked
+        asked += 1
+        if asked % 5 == 0:
+            raise UnavailableError("nobody is there")
+        return await pages.read(request)
+
+    reader = EgressRange(ask, EGRESS, "", "shop/cart=4,4", parallel=2, page_max=1)
+    read: list[tuple[str, int]] = []
+    failures = 0
+    for _ in range(20):
+        try:
+            read += [(each.partition, each.first) for each in await reader.next_batch()]
+        except UnavailableError:
+            failures += 1
+
+    assert failures
+    assert sorted(read) == [(f"shop/cart/{n}", at) for n in range(2) for at in range(4)]

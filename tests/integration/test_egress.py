@@ -78,6 +78,27 @@ def test_a_program_without_a_loop_reads_it_too(cluster: Cluster) -> None:
     assert list(reader.lost) == []
 
 
+def test_a_range_is_the_same_for_programs_with_and_without_a_loop(cluster: Cluster) -> None:
+    async def read(before: EgressCursor, after: EgressCursor) -> list[str]:
+        async with cluster.client() as client:
+            found = client.egress_range(EGRESS, before, after, patience="20s")
+            return [key async for each in found for key in each.keys]
+
+    with BlockingClient(cluster.addresses()) as client:
+        _, before = client.egress_bounds(EGRESS, patience="20s")
+        keys = [f"range{number}" for number in range(12)]
+        client.call_many(promise_app.pay, keys, [1] * 12)
+        _, after = client.egress_bounds(EGRESS)
+        client.call_many(promise_app.pay, keys, [2] * 12)
+        reader = client.egress_range(EGRESS, str(before), after, parallel=2, page_max=2)
+        found = [key for each in reader for key in each.keys]
+        first = client.egress_range(EGRESS, before, after).next_batch()
+
+    assert sorted(found) == sorted(keys) == sorted(asyncio.run(read(before, after)))
+    assert sorted(key for each in first for key in each.keys) == sorted(keys)
+    assert not reader.lost
+
+
 async def test_what_went_before_it_was_read_is_told(cluster: Cluster) -> None:
     async with asyncio.timeout(PATIENCE_S), cluster.client() as client:
         _, cursor = await client.egress_bounds(EGRESS)
@@ -126,8 +147,11 @@ async def test_a_reader_goes_on_elsewhere_when_workers_die(tmp_path: Path) -> No
             read.append((await anext(reader)).value[2])
             if amount in (1, 3):
                 cluster.living[0].kill()
+        _, end = await client.egress_bounds(EGRESS, patience="30s")
+        found = client.egress_range(EGRESS, "", end, patience="30s")
 
-    assert read == list(range(6))
+        assert read == list(range(6))
+        assert sum([each.count async for each in found]) == 6
 
 
 async def test_readers_that_wait_do_not_keep_a_worker_from_ending(tmp_path: Path) -> None:
