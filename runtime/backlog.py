@@ -31,6 +31,9 @@ KEY_FACTOR = 4
 IN_LINE = (Kind.CANCEL, Kind.MARKER)
 """What is about everything before it: never pulled ahead."""
 
+NOT_LENT = (*IN_LINE, Kind.ASSIGN)
+"""What only the partition itself can do."""
+
 Place = tuple[Chunk, int]
 """One message in a chunk."""
 

@@ -301,6 +301,8 @@ class Endings:
             self.pending.record(Record(DEAD, message.id, _encode(letter)))
             self.dead_count += 1
             self._counters.dead += 1
+            if is_pipeline(message.source):
+                self._staging.died(message.source)
         self.consume(waiting, None, failure.error, now_ms)
         return False
 

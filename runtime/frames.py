@@ -30,6 +30,8 @@ class Kind(IntEnum):
     STAGE = 6
     """What a pipeline asks of the partition itself (see `staging`): the payloads are requests, each
     of which is answered as a call is. The keys are empty."""
+    ASSIGN = 7
+    """States that a pipeline brings (see `bulk_states`): no handler runs. Never on a link."""
 
 
 ANSWERED = (Kind.CALL, Kind.STAGE)

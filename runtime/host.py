@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from math import inf
@@ -22,9 +22,15 @@ import structlog
 from sublet.functions.address import is_client, split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.effects import Routes
-from sublet.functions.errors import RetryLaterError, UnavailableError, UnknownOutcomeError
+from sublet.functions.errors import (
+    RetryLaterError,
+    SubletError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from sublet.functions.state import StateClock
 from sublet.functions.state.partial import runs_in_parts
+from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
@@ -39,6 +45,7 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.notices import Notices
 from sublet.runtime.partition import Partition
+from sublet.runtime.snapshots import Snapshot, SnapshotRoom
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.steps import (
     Acknowledge,
@@ -48,6 +55,7 @@ from sublet.runtime.steps import (
     Left,
     Lend,
     Load,
+    LoadOld,
     LoadStaged,
     LoadTimers,
     LoadWindows,
@@ -101,6 +109,8 @@ THREADS_BUSY_MAX = max(2, os.cpu_count() or 1)
 share the cores with them, and make what is urgent wait for what is not."""
 ABANDON_GRACE_S = 1.0
 GUEST_ON_LOOP_MS = 2.0
+OLD_STATES_WAIT_S = 2.0
+"""A commit waits no longer for what readers of snapshots need; they are told."""
 WARM_BYTES_MAX = 256 * 1024
 """So much state goes with a partition to its next owner, so that its first messages need not wait
 for the store."""
@@ -220,6 +230,7 @@ class Host:
         self._clock = clock
         self._tracing = tracing or Tracing()
         self._notices = Notices(clock.monotonic_ms)
+        self.snapshot_room = SnapshotRoom(limits.snapshot_bytes_max)
         self.pace: Pace = pace or LearnedPace()
         self.urgency = urgency or Urgency()
         self.urgency.weighs_all = any(each.infeasible == "refuse" for each in functions.values())
@@ -339,6 +350,7 @@ class Host:
             expected=expected_sources(function, self._partition_counts),
             downstream=downstream_partitions(function.name, self._functions.values()),
             is_heavy=name in self._heavy,
+            snapshot_room=self.snapshot_room,
         )
         self._heavy.discard(name)
         place = Place(
@@ -508,6 +520,20 @@ class Host:
         hosted.partition.release_key(key, self._clock.monotonic_ms())
         self._carry_out(hosted)
 
+    async def pin(self, hosted: Hosted, id_: str, keys: Collection[str] | None) -> Snapshot:
+        """Begin a snapshot of a partition at its last commit; return when it may be read."""
+        pinned: list[Snapshot] = []
+        await self.administer(
+            hosted,
+            lambda machine, ticket, now_ms: pinned.append(
+                machine.snapshot_pinned(id_, keys, ticket, now_ms)
+            ),
+        )
+        return pinned[0]
+
+    def monotonic_ms(self) -> float:
+        return self._clock.monotonic_ms()
+
     def clock_ms(self, hosted: Hosted) -> int:
         """Return the time of the partition's own clock."""
         return hosted.partition.clock_ms(self._clock.monotonic_ms())
@@ -561,6 +587,8 @@ class Host:
                 self.lending.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows() | LoadStaged():
                 self._tasks.create_task(self._load_records(hosted, effect))
+            case LoadOld():
+                self._tasks.create_task(self._load_old(hosted, effect.keys))
             case Resume():
                 timers = self._call_timers.get((partition.name, effect.message_id))
                 if timers is not None and effect.call in timers:
@@ -648,6 +676,20 @@ class Host:
                 partition.windows_loaded(records, now_ms)
             case LoadStaged():
                 partition.staged_loaded(load.ids, records, now_ms)
+        self._carry_out(hosted)
+
+    async def _load_old(self, hosted: Hosted, keys: Sequence[str]) -> None:
+        """Once, and for a bounded time: a commit waits, and with it everybody but the reader."""
+        partition = hosted.partition
+        rows: list[StateRow] | None = None
+        try:
+            async with asyncio.timeout(OLD_STATES_WAIT_S):
+                page = await self._store.states(partition.name, partition.epoch, keys=keys)
+            if page is not None:
+                rows = [row for of_key in page.states for row in of_key]
+        except (SubletError, TimeoutError) as error:
+            _log.warning("cannot keep old states", partition=partition.name, problem=str(error))
+        partition.old_loaded(rows)
         self._carry_out(hosted)
 
     async def _records(
@@ -786,6 +828,9 @@ class Host:
             self._trace(hosted, work)
         waiting: list[Invocation] = []
         limit_s = self._quantum_s
+        if work.assigns:
+            self._finish(hosted, work, assign_states(work, place, limit_s), waiting)
+            return
         if not self._ready or (self._ready.rank() or 0.0) >= work.rank_last:
             limit_s *= QUANTA_MAX
         if place.function.is_async:
@@ -914,7 +959,10 @@ class Host:
         place = hosted.place
         hosted.clock.now_ms = hosted.partition.clock_ms(self._clock.monotonic_ms())
         self._trace(hosted, work)
-        if place.function.is_async:
+        if work.assigns:
+            # There is no user code in it that could take long.
+            self._finish(hosted, work, assign_states(work, place, self._quantum_s), [])
+        elif place.function.is_async:
             result, waiting = self._async.run_aside(work, place)
             self._finish(hosted, work, result, waiting)
         else:

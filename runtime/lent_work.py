@@ -236,7 +236,7 @@ def is_lendable(waiting: Waiting) -> bool:
     return (
         message.attempt == 1
         and not waiting.stays
-        and message.kind is not Kind.MARKER
+        and message.kind not in (Kind.MARKER, Kind.ASSIGN)
         and not message.extra.idempotency_key
         and waiting.interrupted is None
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, cast
 import xxhash
 
 from sublet.functions.app import Function
-from sublet.runtime.backlog import IN_LINE, KEY_FACTOR
+from sublet.runtime.backlog import KEY_FACTOR, NOT_LENT
 from sublet.runtime.lease_messages import Answer, LeaseId, LeaseMessage, Load, Probe, Reply, Revoke
 from sublet.runtime.leases import Lease, LeaseState
 from sublet.runtime.partition import Partition
@@ -293,7 +293,7 @@ class Lessor:
         late: dict[Partition, list[Part]] = {}
         while unseen:
             partition, chunk = unseen.popleft()
-            if partition.stopped or not chunk.count or chunk.batch.kind in IN_LINE:
+            if partition.stopped or not chunk.count or chunk.batch.kind in NOT_LENT:
                 continue
             if chunk.entry is not None:
                 partition.unweigh(chunk)  # It must not be compared with itself.
@@ -428,6 +428,8 @@ class Lessor:
             if entry.item is None:
                 continue  # A guest.
             partition, chunk = cast("tuple[Partition, Chunk]", entry.item)
+            if chunk.batch.kind in NOT_LENT:
+                continue
             if self._asked(partition) is Asked.QUEUED and (excess := self._excess(chunk)):
                 wanted.setdefault(partition, []).append((chunk, excess))
         for partition, parts in wanted.items():

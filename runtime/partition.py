@@ -42,6 +42,7 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Pending, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.single_messages import SingleMessages
+from sublet.runtime.snapshots import Snapshot, SnapshotRoom, Snapshots
 from sublet.runtime.staging import Staging, requests_of
 from sublet.runtime.steps import (
     Acknowledge,
@@ -54,6 +55,7 @@ from sublet.runtime.steps import (
     Left,
     Lend,
     Load,
+    LoadOld,
     LoadStaged,
     LoadTimers,
     LoadWindows,
@@ -114,6 +116,7 @@ class Partition:
         timers_loaded_max: int = LOADED_MAX,
         merger: Merger | None = None,
         is_heavy: bool = False,
+        snapshot_room: SnapshotRoom | None = None,
     ) -> None:
         """Without urgency, what came first is the most urgent; without a curve of costs,
         what there is runs, unless the function says how many should run together. `fetchable`
@@ -121,7 +124,8 @@ class Partition:
 
         `expected` are the sources whose watermarks are waited for, `downstream` the partitions
         that wait for those of this one. With a `merger`, messages may run in parts. If a commit
-        was too large for the store, it `is_heavy`: commits are small at first.
+        was too large for the store, it `is_heavy`: commits are small at first. All partitions of a
+        worker share the room for snapshots.
         """
         self.name = name
         self.function = function
@@ -197,7 +201,11 @@ class Partition:
             bytes_max=limits.staged_bytes_max,
             key_bytes_max=limits.key_bytes_max,
             partition_count=function.partition_count if function.kind == "keyed" else 0,
+            takes_states=function.kind == "keyed" and function.window is None,
         )
+        self.snapshots = Snapshots(name, snapshot_room or SnapshotRoom(limits.snapshot_bytes_max))
+        self._loading_old: Sequence[str] = ()
+        """Keys whose old states the commit under way waits for."""
         self._clients = Clients((*recovered.inbox, *ahead), now_ms, recovered.expired)
         self._gone = self._clients.gone
         self._endings = Endings(
@@ -545,7 +553,7 @@ class Partition:
             return
         self._work_ended(work)
         self.counters.runs += 1
-        if len(result.suspended) < work.count:
+        if len(result.suspended) < work.count and not work.assigns:
             self._pace.learn(self.function, result.cut_at or work.count, result.elapsed_ms)
         if self._queue.batching is not None:
             self._queue.batching.ended(work.count, self._backlog.count, now_ms)
@@ -1203,6 +1211,33 @@ class Partition:
             self.damaged.extend(self.staging.loaded(ids, records))
             self._advance(now_ms)
 
+    # Snapshots
+
+    def snapshot_pinned(
+        self, id_: str, keys: Collection[str] | None, ticket: object, now_ms: float
+    ) -> Snapshot:
+        """Remember the state as it is at the last commit, for a reader; once the ticket is settled
+        it may be read. With keys, only they are remembered."""
+        snapshot = self.snapshots.pin(id_, self._index, keys, now_ms)
+        if self._sealed is None:
+            self.effects.append(Settled(ticket))
+        else:
+            self._sealed.tickets.append(ticket)
+        return snapshot
+
+    def old_loaded(self, rows: Sequence[StateRow] | None) -> None:
+        """These are the states that `LoadOld` asked for; None if they cannot be known: then no
+        reader is waited for."""
+        commit, keys = self._committing, self._loading_old
+        if self.stopped or commit is None or not keys:
+            return
+        self._loading_old = ()
+        if rows is None:
+            self.snapshots.lose("the store could not tell in time what was to be written over")
+        else:
+            self.snapshots.keep(commit.index, keys, rows)
+        self.effects.append(Store(commit))
+
     # Windows
 
     def _let_time_pass(self, now_ms: float) -> None:
@@ -1272,6 +1307,7 @@ class Partition:
         pending = self._endings.pending
         for record in self._clients.forget_expired(self.clock_ms(now_ms)):
             pending.record(record)
+        self.snapshots.expire(now_ms)
         for record in self.staging.orphans(self.clock_ms(now_ms)):
             pending.record(record)
         if pending.acknowledged or self._egress.look(self.clock_ms(now_ms)):
@@ -1322,7 +1358,7 @@ class Partition:
         self._sealed = pending
         self._timers.sealed()
         self.progress.sealed()
-        self.staging.sealed()
+        pending.records.extend(self.staging.sealed())
         self._index += 1
         commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
         if pending.message_count:
@@ -1331,6 +1367,11 @@ class Partition:
             commit.records.extend(self._calls.sealed())
         self.counters.egress_dropped = self._egress.dropped
         self._committing = commit
+        if self.snapshots.open:
+            self._loading_old = self.snapshots.unkept(commit.index, commit.state, now_ms)
+            if self._loading_old:
+                self.effects.append(LoadOld(self._loading_old))
+                return
         self.effects.append(Store(commit))
 
     def committed(self, outcome: Outcome, now_ms: float) -> None:
@@ -1442,6 +1483,7 @@ class Partition:
             if waiting.entry is not None:
                 self._queue.unweigh_waiting(waiting)
         self._lent.clear()
+        self.snapshots.clear()
         self.effects.append(Stop(outcome))
 
     @property

@@ -214,6 +214,22 @@ class StateCache:
         self.changed(by_key)
         return expired
 
+    def replace(self, key: str, stored: Sequence[StoredRow]) -> list[StateRow]:
+        """Let the state of a loaded key, which nobody uses, be another; return what has to be
+        stored. `StateTypeError` if what it was cannot be read."""
+        before = self.cells[key]
+        if isinstance(before, BrokenCell):
+            raise before.error
+        kept = {subkey for subkey, _, _ in stored}
+        gone = [subkey for subkey, value, _ in before.drain() if value is None]
+        gone += [subkey for subkey, _, _ in before.rows()]
+        self.cells[key] = self._cell(key, stored)
+        self.changed((key,))
+        return [
+            *(StateRow(key, subkey, None) for subkey in dict.fromkeys(gone) if subkey not in kept),
+            *(StateRow(key, *each) for each in stored),
+        ]
+
     def drop(self, key: str) -> None:
         """Forget a key's cell; it is read again when it is needed."""
         if self.cells.pop(key, None) is not None:

@@ -335,6 +335,14 @@ class Work:
             ]
         self.count = len(self.keys)
 
+    @property
+    def assigns(self) -> bool:
+        """Tell whether states are among the messages (see `Kind.ASSIGN`): all of them, if these
+        are whole columns."""
+        if self.spans:
+            return self.spans[0].chunk.batch.kind is Kind.ASSIGN
+        return any([each.message.kind is Kind.ASSIGN for each in self.waiting])
+
     def payload_columns(self) -> list[tuple[Chunk | None, int, int, bytes | msgspec.Raw]]:
         """Return the columns to decode: (chunk, start, stop, msgpack array)."""
         if self.waiting:

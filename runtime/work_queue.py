@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sublet.functions.app import Function
-from sublet.runtime.backlog import IN_LINE, Backlog, Place
+from sublet.runtime.backlog import IN_LINE, NOT_LENT, Backlog, Place
 from sublet.runtime.channels import Inbox
+from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.steps import Ready
 from sublet.runtime.work import Chunk, Span, Waiting, Work
@@ -266,8 +267,11 @@ class WorkQueue:
         room = size
         rank = rank_last = chunk.rank
         arrived_ms = chunk.arrived_ms
+        assigns = chunk.batch.kind is Kind.ASSIGN
         while room and chunk is not None and not is_pulled:
             if chunk.batch.kind in IN_LINE or self.is_single(chunk, now_ms):
+                break
+            if (chunk.batch.kind is Kind.ASSIGN) != assigns:
                 break
             if chunk.rank > rank_last:
                 rank_last = chunk.rank
@@ -285,8 +289,10 @@ class WorkQueue:
         """Take messages from the heads of lines, most urgent first."""
         spans: list[Span] = []
         chunk: Chunk | None = head
-        is_pulled = False
+        is_pulled, assigns = False, head.batch.kind is Kind.ASSIGN
         while room and chunk is not None and not is_pulled and chunk.batch.kind not in IN_LINE:
+            if (chunk.batch.kind is Kind.ASSIGN) != assigns:
+                break
             span = self.backlog.take(chunk, room)
             spans.append(span)
             room -= span.stop - span.start
@@ -306,7 +312,8 @@ class WorkQueue:
         places: list[Place] = []
         for chunk, count in parts:
             # What was taken for the one before may have emptied it.
-            if chunk.count and self._inbox.may_go_ahead(chunk.batch.source):
+            is_lent = chunk.count and chunk.batch.kind not in NOT_LENT
+            if is_lent and self._inbox.may_go_ahead(chunk.batch.source):
                 places += self.backlog.lend(chunk, count, in_order=in_order)
         return places
 

@@ -91,7 +91,7 @@ async def test_batches_count_once_however_often_they_are_begun_and_committed(
         assert await third.commit(0, [first], completed=0) == (None, False)
         await other.wait_taken()
         assert await totals(client, KEYS) == sums(rows_of(0), rows_of(1), rows_of(2))
-        assert await other.progress() == (1, 0, 0)
+        assert await other.progress() == (1, 0, 0, 0)
 
         # A wiped checkpoint is another pipeline.
         anew = client.pipeline(COUNT, "query-2")
@@ -100,7 +100,7 @@ async def test_batches_count_once_however_often_they_are_begun_and_committed(
         everything = sums(rows_of(0), rows_of(1), rows_of(2), rows_of(3))
         assert await totals(client, KEYS) == everything
         await anew.forget()
-        assert await anew.progress() == (-1, 0, 0)
+        assert await anew.progress() == (-1, 0, 0, 0)
 
 
 async def test_a_driver_that_died_after_its_decision_is_followed_by_one_that_seals_it(
@@ -156,7 +156,7 @@ def _bring_batches(address: str) -> None:
         wasted.end()
         wasted.drop()
         pipeline.wait_taken()
-        assert pipeline.progress() == (1, 0, 0)
+        assert pipeline.progress() == (1, 0, 0, 0)
 
 
 async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
@@ -233,4 +233,4 @@ async def test_a_worker_killed_between_stage_and_commit_and_while_rows_run_loses
         await pipeline.wait_taken()
         wanted = sums(rows_of(0, 5_000), rows_of(1, 5_000))
         assert await totals(client, KEYS) == wanted
-        assert await pipeline.progress() == (0, 0, 0)
+        assert await pipeline.progress() == (0, 0, 0, 0)

@@ -1,0 +1,92 @@
+"""Carries out messages of kind `ASSIGN`: states that a pipeline brings, for which no handler runs.
+
+Whatever else is true of messages is true of them: they wait for their key, are committed once with
+their channel's position, and become dead letters when they cannot be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sublet.functions.codec import codec_for
+from sublet.functions.errors import PayloadError, StateTypeError, TooLargeError
+from sublet.functions.state import Fields, StateKind
+from sublet.runtime.executor import Place, cut_at
+from sublet.runtime.frames import ErrorInfo, Kind
+from sublet.runtime.staging import IF_EXISTS, Assignment
+from sublet.runtime.state_assignment import rows_of
+from sublet.runtime.state_cache import BrokenCell
+from sublet.runtime.work import Failure, RunResult, Work
+from sublet.statestore.contract import StateRow
+
+_any = codec_for(Any)
+_decode = msgspec.msgpack.Decoder(Assignment).decode
+
+
+def assign_states(work: Work, place: Place, limit_s: float) -> RunResult:
+    """Let the states of a work's keys be what it brings; they are loaded.
+
+    Messages that stand between them are left unfinished: no handler runs here. After the limit
+    it ends before the next one.
+    """
+    started_s = time.perf_counter()
+    result = RunResult()
+    rows: dict[tuple[str, bytes], StateRow] = {}
+    for index, (kind, key, payload) in enumerate(_items(work)):
+        if index and time.perf_counter() - started_s > limit_s:
+            cut_at(result, index)
+            break
+        result.values.append(None)
+        if kind is not Kind.ASSIGN:
+            result.unfinished.add(index)
+            continue
+        try:
+            for row in _assigned(place, key, payload):
+                rows[row.key, row.subkey] = row
+        except (PayloadError, TooLargeError, StateTypeError) as error:
+            text = f"{place.function.name}[{key}]: {error}"
+            result.failed[index] = Failure(ErrorInfo(error.code, text), False)
+    result.rows = list(rows.values())
+    result.elapsed_ms = (time.perf_counter() - started_s) * 1000
+    return result
+
+
+def _items(work: Work) -> Iterator[tuple[Kind, str, msgspec.Raw]]:
+    for waiting in work.waiting:
+        yield waiting.message.kind, waiting.message.key, waiting.message.payload
+    for chunk, start, stop in work.spans:
+        for index in range(start, stop):
+            yield chunk.batch.kind, chunk.batch.keys[index], chunk.raw(index)
+
+
+def _assigned(place: Place, key: str, payload: msgspec.Raw) -> list[StateRow]:
+    """Change the state in memory; return what has to be stored."""
+    kind, cache = place.function.state_kind, place.cache
+    if kind is None or cache is None or place.function.kind != "keyed":
+        raise PayloadError("its keys have no states any more")
+    try:
+        asked = _decode(payload)
+        if_exists = IF_EXISTS[asked.if_exists]
+    except (msgspec.DecodeError, IndexError) as error:
+        raise PayloadError(f"this is no state: {error}") from None
+    cell = cache.cells[key]
+    if isinstance(cell, BrokenCell):
+        raise cell.error
+    if not cell.is_empty:
+        if if_exists == "keep":
+            return []
+        if if_exists == "fail":
+            raise PayloadError("it has a state already, and was not to be replaced")
+    value = _without_nulls(kind, _any.decode(asked.value))
+    return cache.replace(key, rows_of(kind, value, place.clock))
+
+
+def _without_nulls(kind: StateKind, value: Any) -> Any:
+    """A table has a null where a field has no value."""
+    if isinstance(kind, Fields) and isinstance(value, dict):
+        return {name: each for name, each in value.items() if each is not None}
+    return value
