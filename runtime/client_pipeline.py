@@ -28,19 +28,25 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.staging import (
+    IF_EXISTS,
     LOWEST_LEFT_MS,
     Ask,
     Begin,
     Chosen,
+    Complete,
     Decide,
     Decision,
+    Describe,
+    Description,
     Drop,
     Forget,
+    IfExists,
     Name,
     Progress,
     Request,
     Seal,
     Stage,
+    assignments,
 )
 
 PART_BYTES_MAX = 1024 * 1024
@@ -55,6 +61,7 @@ _BACKOFF_MS_MAX = 2_000.0
 
 _progress: Codec[Progress] = codec_for(Progress)
 _decision: Codec[Decision] = codec_for(Decision)
+_description: Codec[Description] = codec_for(Description)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -98,6 +105,8 @@ class PipelineProgress(NamedTuple):
     """Committed and not taken yet, about: taken are those that were run, or wait for a retry."""
     rows_staged: int
     """Of batches that are not committed."""
+    rows_dead: int = 0
+    """Taken, and failed for good: they are dead letters."""
 
 
 class Asker(Protocol):
@@ -231,6 +240,7 @@ class Pipeline:
             max(each.sealed for each in found),
             sum(each.rows_waiting for each in found),
             sum(each.rows_staged for each in found),
+            sum(each.rows_dead for each in found),
         )
 
     async def wait_taken(self) -> None:
@@ -239,6 +249,29 @@ class Pipeline:
         while (await self.progress()).rows_waiting:
             await asyncio.sleep(wait_s)
             wait_s = min(1.0, 1.5 * wait_s)
+
+    async def describe(self, text: bytes = b"") -> Description:
+        """Keep what is to be known of the pipeline, if nothing is kept yet; return what is kept,
+        and whether it is complete."""
+        found: Description = await self._ask(0, Describe(self.name, text), _description)
+        return found
+
+    async def complete(self, mark: str = "") -> Description:
+        """Say for good that nothing more is to come; return when all that was committed is taken.
+
+        `mark` says where it ends, for whoever goes on from there; the first one counts.
+        """
+        await self.wait_taken()
+        found: Description = await self._ask(0, Complete(self.name, mark), _description)
+        return found
+
+    async def wait_complete(self) -> Description:
+        """Return when somebody has said that the pipeline is complete."""
+        wait_s = 0.1
+        while (found := await self.describe()).completed_ms is None:
+            await asyncio.sleep(wait_s)
+            wait_s = min(5.0, 1.5 * wait_s)
+        return found
 
     async def forget(self) -> None:
         """Let nothing be known of it any longer. Its name must not be used again."""
@@ -307,6 +340,27 @@ class Attempt:
         They run in the order in which they are added. Returns when they are on their way; it waits
         as long as too much is.
         """
+        await self._add(index, keys, payloads, assigns=False)
+
+    async def assign(
+        self, index: int, keys: Sequence[str], states: bytes, if_exists: IfExists = "fail"
+    ) -> None:
+        """As `add`, for states: no handler runs, the state of each key becomes what is given.
+
+        - `states`: a msgpack array; each as `sublet state put` takes it.
+        - `if_exists`: a key that has a state by then keeps it, and the row becomes a dead letter
+          ("fail") or is nothing ("keep"); or the state is replaced ("overwrite").
+
+        All that a pipeline brings is states, or none of it.
+        """
+        if if_exists not in IF_EXISTS:
+            allowed = ", ".join(IF_EXISTS)
+            raise RejectedError(f"if_exists is {if_exists!r:.100}; allowed: {allowed}")
+        await self._add(index, keys, assignments(states, if_exists), assigns=True)
+
+    async def _add(
+        self, index: int, keys: Sequence[str], payloads: bytes, *, assigns: bool
+    ) -> None:
         if not 0 <= index < self._pipeline.partition_count:
             count = self._pipeline.partition_count
             raise RejectedError(f"partition {index}; allowed: 0..{count - 1}")
@@ -316,7 +370,9 @@ class Attempt:
             name, batch = self._pipeline.name, self.batch
             generation = self._pipeline.generation
             payloads_ = msgspec.Raw(column)
-            request = Stage(name, batch, self.name, part_count, some, payloads_, generation)
+            request = Stage(
+                name, batch, self.name, part_count, some, payloads_, generation, assigns
+            )
             await self._room.acquire()
             self._asker.begin(self._stage(index, _encode(request)))
         self._check()
@@ -453,6 +509,21 @@ class BlockingPipeline:
         """See `Pipeline.wait_taken`."""
         self._wait(self._pipeline.wait_taken)
 
+    def describe(self, text: bytes = b"") -> Description:
+        """See `Pipeline.describe`."""
+        found: Description = self._wait(lambda: self._pipeline.describe(text))
+        return found
+
+    def complete(self, mark: str = "") -> Description:
+        """See `Pipeline.complete`."""
+        found: Description = self._wait(lambda: self._pipeline.complete(mark))
+        return found
+
+    def wait_complete(self) -> Description:
+        """See `Pipeline.wait_complete`."""
+        found: Description = self._wait(self._pipeline.wait_complete)
+        return found
+
     def forget(self) -> None:
         """See `Pipeline.forget`."""
         self._wait(self._pipeline.forget)
@@ -472,6 +543,12 @@ class BlockingAttempt:
     def add(self, index: int, keys: Sequence[str], payloads: bytes) -> None:
         """See `Attempt.add`."""
         self._wait(lambda: self._attempt.add(index, keys, payloads))
+
+    def assign(
+        self, index: int, keys: Sequence[str], states: bytes, if_exists: IfExists = "fail"
+    ) -> None:
+        """See `Attempt.assign`."""
+        self._wait(lambda: self._attempt.assign(index, keys, states, if_exists))
 
     def end(self) -> Staged:
         """See `Attempt.end`."""

@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Annotated, Any, assert_never
+from typing import Annotated, Any, Literal, assert_never, get_args
 
 import msgspec
 
 from sublet.functions.address import PIPELINE_MARK, partition_index_of, split_partition_name
-from sublet.functions.codec import split_column
+from sublet.functions.codec import join_column, split_column
 from sublet.functions.errors import PayloadError
 from sublet.runtime.damage import UNREADABLE, damaged, decoded
 from sublet.runtime.frames import Batch, ErrorInfo, Kind
@@ -52,6 +52,9 @@ RUNS_KNOWN_MAX = 16
 """Runs of drivers that can be told apart from new ones."""
 DECISION_MARK = "="
 """Begins the ids of decisions, to keep them apart from those of pipelines."""
+DESCRIPTION_MARK = "#"
+DESCRIPTIONS_BYTES_MAX = 16 * 1024 * 1024
+"""What pipelines have said of themselves in one partition, which every owner has in memory."""
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,100}$")]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -70,6 +73,29 @@ class Stage(msgspec.Struct, array_like=True, frozen=True, tag="stage"):
     generation: Number = 0
     """That of the driver. A later one has sealed all that was decided before it: what is staged for
     an earlier one is dropped, or refused."""
+    assigns: bool = False
+    """The rows are states, not messages: each payload is an `Assignment`. So it is with all rows of
+    a pipeline, or with none."""
+
+
+IfExists = Literal["fail", "overwrite", "keep"]
+"""What becomes of a key that has a state when another one is brought: the row is a dead letter, the
+state is replaced, or it stays as it is."""
+IF_EXISTS: tuple[IfExists, ...] = get_args(IfExists)
+
+
+class Assignment(msgspec.Struct, array_like=True):
+    """The payload of a row that is a state."""
+
+    if_exists: int
+    """Its place in `IF_EXISTS`."""
+    value: msgspec.Raw
+
+
+def assignments(values: bytes, if_exists: IfExists) -> bytes:
+    """Return a column of payloads that bring states, given as a column of values."""
+    head = b"\x92" + bytes((IF_EXISTS.index(if_exists),))
+    return join_column([head + bytes(each) for each in split_column(values)])
 
 
 class Chosen(msgspec.Struct, array_like=True, frozen=True):
@@ -130,7 +156,22 @@ class Forget(msgspec.Struct, array_like=True, frozen=True, tag="forget"):
     pipeline: Name
 
 
-Request = Stage | Seal | Decide | Begin | Ask | Drop | Forget
+class Describe(msgspec.Struct, array_like=True, frozen=True, tag="describe"):
+    """Keep what is to be known of the pipeline, unless something is kept; empty: only ask."""
+
+    pipeline: Name
+    text: bytes = b""
+
+
+class Complete(msgspec.Struct, array_like=True, frozen=True, tag="complete"):
+    """Nothing more is to come, and all that has come was taken; said once."""
+
+    pipeline: Name
+    mark: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
+    """Where it ends, for whoever goes on from there."""
+
+
+Request = Stage | Seal | Decide | Begin | Ask | Drop | Forget | Describe | Complete
 
 
 class Part(msgspec.Struct, array_like=True, tag="part"):
@@ -149,6 +190,7 @@ class Part(msgspec.Struct, array_like=True, tag="part"):
     due_ms: int | None = None
     """When its rows should be done, on the partition's clock."""
     generation: int = 0
+    assigns: bool = False
 
     @property
     def id(self) -> str:
@@ -166,6 +208,9 @@ class Pipeline(msgspec.Struct, array_like=True, tag="pipeline"):
     """The last batch that is sealed here."""
     next: int = 1
     """The number of the next row in its channel."""
+    dead: int = 0
+    """How many of its rows have become dead letters."""
+    assigns: bool = False
 
 
 class Decision(msgspec.Struct, array_like=True, tag="decision"):
@@ -183,8 +228,18 @@ class Decision(msgspec.Struct, array_like=True, tag="decision"):
     """Those that have begun, the latest last."""
 
 
+class Description(msgspec.Struct, array_like=True, tag="description"):
+    """What is kept beside a pipeline, where it is decided; the answer to `Describe` and
+    `Complete`."""
+
+    text: bytes = b""
+    completed_ms: int | None = None
+    """When it was said to be complete, on the partition's clock."""
+    mark: str = ""
+
+
 class Progress(msgspec.Struct, array_like=True):
-    """The answer to everything but `Decide`."""
+    """The answer to everything else."""
 
     sealed: int
     """The last batch that is sealed here; -1: none."""
@@ -192,9 +247,11 @@ class Progress(msgspec.Struct, array_like=True):
     """Sealed, and in parts of which not all is taken."""
     rows_staged: int = 0
     """Not sealed."""
+    rows_dead: int = 0
+    """Those that have become dead letters."""
 
 
-Stored = Part | Pipeline | Decision
+Stored = Part | Pipeline | Decision | Description
 
 _decode_request = msgspec.msgpack.Decoder(Request).decode
 _decode_stage = msgspec.msgpack.Decoder(Stage).decode
@@ -224,9 +281,11 @@ class Handled:
 class _Flow:
     """A pipeline, as one partition knows it."""
 
-    __slots__ = ("fed_bytes", "fed_count", "generation", "sealed", "staged", "stored")
+    __slots__ = ("assigns", "fed_bytes", "fed_count", "generation", "sealed", "staged", "stored")
 
     def __init__(self) -> None:
+        self.assigns: bool | None = None
+        """None: nobody knows yet whether it brings states."""
         self.stored: Pipeline | None = None
         """None: nothing was ever sealed here."""
         self.staged: dict[str, Part] = {}
@@ -251,6 +310,7 @@ class _Flow:
             -1 if self.stored is None else self.stored.sealed,
             sum([part.count for part in self.sealed]),
             sum([part.count for part in self.staged.values()]),
+            0 if self.stored is None else self.stored.dead,
         )
 
 
@@ -265,6 +325,7 @@ class Staging:
         bytes_max: int,
         key_bytes_max: int,
         partition_count: int = 0,
+        takes_states: bool = False,
     ) -> None:
         """With a count, the partition has only its own share of all keys."""
         self.bytes = 0
@@ -284,6 +345,11 @@ class Staging:
         self._flows: dict[str, _Flow] = {}
         """By source."""
         self._decisions: dict[str, Decision] = {}
+        self._descriptions: dict[str, Description] = {}
+        self._descriptions_bytes = 0
+        self._takes_states = takes_states
+        self._with_dead: set[str] = set()
+        """Pipelines of which more rows are dead letters than is stored."""
         self._part_count = 0
         self._kept: dict[str, bytes] = {}
         """Rows of parts, by id, the oldest first: all that are not committed yet, and others."""
@@ -303,10 +369,14 @@ class Staging:
                 parts.append(stored)
             elif isinstance(stored, Decision):
                 self._decisions[record.id.removeprefix(DECISION_MARK)] = stored
+            elif isinstance(stored, Description):
+                self._describe_as(record.id.removeprefix(DESCRIPTION_MARK), stored)
             else:
-                self._flow(record.id).stored = stored
+                flow = self._flow(record.id)
+                flow.stored, flow.assigns = stored, stored.assigns
         for part in sorted(parts, key=lambda each: (each.first, each.orphan_ms, each.id)):
             flow = self._flow(part.pipeline)
+            flow.assigns = part.assigns
             self.bytes += part.size_bytes
             self._part_count += 1
             if part.first:
@@ -335,12 +405,23 @@ class Staging:
             asked = _decode_request(request)
         except UNREADABLE as error:
             return _refused("bad_payload", f"no request of a pipeline: {error}")
-        if not self._knows(asked.pipeline):
-            if isinstance(asked, Ask | Drop | Forget):
-                return Handled(Progress(-1))
-            if len(self._flows) + len(self._decisions) >= PIPELINES_MAX:
-                text = f"{self._partition} knows {PIPELINES_MAX} pipelines, the most; forget some"
-                return _refused("rejected", text)
+        handled = None if self._knows(asked.pipeline) else self._to_unknown(asked)
+        return handled or self._carry_out(asked, request, clock_ms)
+
+    def _to_unknown(self, asked: Request) -> Handled | None:
+        """Return the answer to a request about a pipeline of which nothing is known, if it is not
+        to become known."""
+        if isinstance(asked, Ask | Drop | Forget):
+            return Handled(Progress(-1))
+        if isinstance(asked, Describe) and not asked.text:
+            return Handled(Description())
+        known = len(self._flows) + len(self._decisions) + len(self._descriptions)
+        if known < PIPELINES_MAX:
+            return None
+        text = f"{self._partition} knows {PIPELINES_MAX} pipelines, the most; forget some"
+        return _refused("rejected", text)
+
+    def _carry_out(self, asked: Request, request: bytes | msgspec.Raw, clock_ms: int) -> Handled:
         match asked:
             case Stage():
                 return self._stage(asked, bytes(request), clock_ms)
@@ -354,25 +435,38 @@ class Staging:
                 return self._drop(asked)
             case Forget():
                 return self._forget(asked)
+            case Describe():
+                return self._describe(asked)
+            case Complete():
+                return self._complete(asked, clock_ms)
             case Ask():
                 return Handled(self._flow(asked.pipeline).progress())
             case _:
                 assert_never(asked)
 
     def _knows(self, pipeline: str) -> bool:
-        return PIPELINE_MARK + pipeline in self._flows or pipeline in self._decisions
+        return (
+            PIPELINE_MARK + pipeline in self._flows
+            or pipeline in self._decisions
+            or pipeline in self._descriptions
+        )
 
     def _stage(self, asked: Stage, value: bytes, clock_ms: int) -> Handled:
         refusal = self._refusal_of_rows(asked)
         if refusal is not None:
             return _refused("bad_payload", refusal)
-        pipeline, batch, attempt, number, keys, _, generation = msgspec.structs.astuple(asked)
+        pipeline, batch, attempt, number, keys, _, generation, assigns = msgspec.structs.astuple(
+            asked
+        )
         size_bytes, orphan_ms = len(value), clock_ms + ORPHAN_MS
         part = Part(pipeline, batch, attempt, number, len(keys), size_bytes, orphan_ms)
-        part.generation = generation
+        part.generation, part.assigns = generation, assigns
         known = self._flows.get(PIPELINE_MARK + pipeline)
         records: list[Record] = []
         if known is not None:
+            if known.assigns not in (None, assigns):
+                text = f"pipeline {pipeline} brings {'messages' if assigns else 'states'}"
+                return _refused("rejected", f"{text}; use another name")
             if generation < known.generation:
                 return _superseded(pipeline)
             for former in [each for each in known.staged.values() if each.generation < generation]:
@@ -390,7 +484,7 @@ class Staging:
             )
             return Handled(None, records, ErrorInfo("overloaded", text, RETRY_AFTER_MS))
         flow = self._flow(pipeline)
-        flow.generation = generation
+        flow.generation, flow.assigns = generation, assigns
         flow.staged[part.id] = part
         self.bytes += size_bytes
         self._part_count += 1
@@ -406,6 +500,8 @@ class Staging:
             count = len(split_column(asked.payloads))
         except PayloadError as error:
             return f"the payloads of a part: {error}"
+        if asked.assigns and not self._takes_states:
+            return f"{self._partition} takes no states; allowed: a keyed function without windows"
         if not asked.keys or len(asked.keys) != count:
             return f"a part has {len(asked.keys)} keys and {count} payloads; allowed: as many"
         limit = self._key_bytes_max
@@ -440,7 +536,7 @@ class Staging:
             records.append(_stored_part(part))
         for part in [each for each in flow.staged.values() if each.batch <= asked.batch]:
             records += self._dropped(flow, part)
-        flow.stored = Pipeline(asked.batch, following)
+        flow.stored = Pipeline(asked.batch, following, stored.dead, bool(flow.assigns))
         records.append(Record(STAGING, asked.pipeline, _encode(flow.stored)))
         if flow.hungry:
             self.hungry[PIPELINE_MARK + asked.pipeline] = flow
@@ -490,6 +586,36 @@ class Staging:
         self._decisions[pipeline] = decision
         return Handled(decision, [Record(STAGING, DECISION_MARK + pipeline, _encode(decision))])
 
+    def _describe(self, asked: Describe) -> Handled:
+        known = self._descriptions.get(asked.pipeline, Description())
+        if known.text or not asked.text:
+            return Handled(known)
+        total = self._descriptions_bytes + len(asked.text)
+        if total > DESCRIPTIONS_BYTES_MAX:
+            text = f"{total} bytes of descriptions in {self._partition}; allowed: "
+            return _refused("rejected", f"{text}{DESCRIPTIONS_BYTES_MAX}; forget some pipelines")
+        described = Description(asked.text, known.completed_ms, known.mark)
+        return self._described(asked.pipeline, described)
+
+    def _complete(self, asked: Complete, clock_ms: int) -> Handled:
+        known = self._descriptions.get(asked.pipeline, Description())
+        if known.completed_ms is not None:
+            return Handled(known)
+        completed = Description(known.text, clock_ms, asked.mark)
+        return self._described(asked.pipeline, completed)
+
+    def _described(self, pipeline: str, description: Description) -> Handled:
+        self._describe_as(pipeline, description)
+        record = Record(STAGING, DESCRIPTION_MARK + pipeline, _encode(description))
+        return Handled(description, [record])
+
+    def _describe_as(self, pipeline: str, description: Description | None) -> None:
+        before = self._descriptions.pop(pipeline, None)
+        self._descriptions_bytes -= 0 if before is None else len(before.text)
+        if description is not None:
+            self._descriptions[pipeline] = description
+            self._descriptions_bytes += len(description.text)
+
     def _drop(self, asked: Drop) -> Handled:
         flow = self._flow(asked.pipeline)
         records: list[Record] = []
@@ -510,8 +636,9 @@ class Staging:
             records += self._dropped(flow, part)
         del self._flows[source]
         self._decisions.pop(asked.pipeline, None)
-        records.append(Record(STAGING, asked.pipeline, None))
-        records.append(Record(STAGING, DECISION_MARK + asked.pipeline, None))
+        self._describe_as(asked.pipeline, None)
+        for mark in ("", DECISION_MARK, DESCRIPTION_MARK):
+            records.append(Record(STAGING, mark + asked.pipeline, None))
         return Handled(Progress(-1), records, forgotten=source)
 
     def _dropped(self, flow: _Flow, part: Part) -> list[Record]:
@@ -539,10 +666,25 @@ class Staging:
 
     # Commits, and rows in memory
 
-    def sealed(self) -> None:
-        """What was staged so far is in the commit that starts now."""
+    def sealed(self) -> list[Record]:
+        """What was staged so far is in the commit that starts now, and so is what is returned."""
         self._sealing, self._pending = self._pending, []
         self._pending_bytes = 0
+        records: list[Record] = []
+        for source in sorted(self._with_dead):
+            flow = self._flows.get(source)
+            if flow is not None and flow.stored is not None:
+                name = source.removeprefix(PIPELINE_MARK)
+                records.append(Record(STAGING, name, _encode(flow.stored)))
+        self._with_dead.clear()
+        return records
+
+    def died(self, source: str) -> None:
+        """A row of a pipeline has become a dead letter, in the commit that comes next."""
+        flow = self._flows.get(source)
+        if flow is not None and flow.stored is not None:
+            flow.stored.dead += 1
+            self._with_dead.add(source)
 
     def committed(self) -> None:
         """What that commit holds can be read from the store."""
@@ -593,7 +735,7 @@ class Staging:
                         self._partition,
                         source,
                         part.first,
-                        Kind.SEND,
+                        Kind.ASSIGN if rows.assigns else Kind.SEND,
                         rows.keys,
                         rows.payloads,
                         part.count,

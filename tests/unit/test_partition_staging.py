@@ -15,8 +15,8 @@ from sublet.runtime.admission import CLIENT_TTL_MS
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.staging import (
-    ORPHAN_MS,
     RUNS_KNOWN_MAX,
+    ORPHAN_MS,
     Ask,
     Begin,
     Chosen,
@@ -112,12 +112,12 @@ def nothing_is_left(owner: Owner) -> bool:
 def test_rows_that_are_staged_do_not_run_until_their_batch_is_sealed() -> None:
     owner = Owner()
     driver = Driver(owner)
-    assert driver.ask(stage(["a", "b"])) == [-1, 0, 2]
+    assert driver.ask(stage(["a", "b"])) == [-1, 0, 2, 0]
     assert not owner.runs
 
     driver.say(seal(("a", 1, 2)))
     assert done_keys(owner) == ["a", "b"]
-    assert driver.ask(Ask(Q)) == [0, 0, 0]
+    assert driver.ask(Ask(Q)) == [0, 0, 0, 0]
     assert nothing_is_left(owner)
 
 
@@ -128,7 +128,7 @@ def test_the_answer_to_a_seal_comes_with_its_commit_and_before_the_rows_have_run
     driver.say(seal(("a", 1, 1)))
     assert owner.keys_running() == [["a"]]
     owner.commit()
-    assert owner.replies()[-1] == (2, [0, 1, 0])
+    assert owner.replies()[-1] == (2, [0, 1, 0, 0])
 
 
 def test_nobody_is_told_of_anything_before_it_is_durable() -> None:
@@ -140,7 +140,7 @@ def test_nobody_is_told_of_anything_before_it_is_durable() -> None:
     owner.commit(Outcome.UNKNOWN)
     assert not owner.replies()
     owner.commit()
-    assert owner.replies() == [(1, [-1, 0, 1])]
+    assert owner.replies() == [(1, [-1, 0, 1, 0])]
 
 
 def test_what_is_sealed_twice_runs_once() -> None:
@@ -150,7 +150,7 @@ def test_what_is_sealed_twice_runs_once() -> None:
     driver.say(seal(("a", 1, 1)), seal(("a", 1, 1)))
     driver.say(seal(("a", 1, 1)))
     assert done_keys(owner) == ["a"]
-    assert driver.ask(seal(("a", 1, 1))) == [0, 0, 0]
+    assert driver.ask(seal(("a", 1, 1))) == [0, 0, 0, 0]
     assert not done_keys(owner)
 
 
@@ -199,7 +199,7 @@ def test_a_request_that_comes_a_second_time_changes_nothing() -> None:
 def test_a_part_that_is_staged_again_under_another_number_is_kept_once() -> None:
     owner = Owner()
     driver = Driver(owner)
-    assert driver.ask(stage(["a"]), stage(["a"])) == [-1, 0, 1]
+    assert driver.ask(stage(["a"]), stage(["a"])) == [-1, 0, 1, 0]
     driver.say(seal(("a", 1, 1)))
     assert done_keys(owner) == ["a"]
 
@@ -209,7 +209,7 @@ def test_a_straggler_of_a_sealed_batch_is_told_so_and_keeps_nothing() -> None:
     driver = Driver(owner)
     driver.ask(stage(["a"]))
     driver.ask(seal(("a", 1, 1)))
-    assert driver.ask(stage(["late"], attempt="b")) == [0, 0, 0]
+    assert driver.ask(stage(["late"], attempt="b")) == [0, 0, 0, 0]
     assert nothing_is_left(owner)
 
 
@@ -237,10 +237,10 @@ def test_a_seal_that_names_what_is_not_there_is_refused_and_has_no_effect(wrong:
 def test_a_batch_without_rows_for_a_partition_can_be_sealed_or_left_out() -> None:
     owner = Owner()
     driver = Driver(owner)
-    assert driver.ask(seal(batch=0)) == [0, 0, 0]
+    assert driver.ask(seal(batch=0)) == [0, 0, 0, 0]
     driver.ask(stage(["a"], batch=7))
-    assert driver.ask(seal(("a", 1, 1), batch=7)) == [7, 1, 0]
-    assert driver.ask(seal(batch=3)) == [7, 0, 0]
+    assert driver.ask(seal(("a", 1, 1), batch=7)) == [7, 1, 0, 0]
+    assert driver.ask(seal(batch=3)) == [7, 0, 0, 0]
 
 
 def test_an_heir_seals_what_another_owner_has_seen_staged() -> None:
@@ -413,12 +413,12 @@ def test_beyond_the_bound_rows_are_refused_until_others_are_taken() -> None:
     assert owner.partition.staging.bytes <= 200
     driver.say(seal(("a", 1, 1)))
     done_keys(owner)
-    assert driver.ask(stage(["b" * 60], batch=1)) == [0, 0, 1]
+    assert driver.ask(stage(["b" * 60], batch=1)) == [0, 0, 1, 0]
 
 
 def test_a_part_larger_than_the_bound_is_taken_where_nothing_else_waits() -> None:
     driver = Driver(Owner(limits=Limits(staged_bytes_max=10)))
-    assert driver.ask(stage(["a" * 60])) == [-1, 0, 1]
+    assert driver.ask(stage(["a" * 60])) == [-1, 0, 1, 0]
     assert driver.ask(stage(["b"], part=1)) == "overloaded"
 
 
@@ -443,9 +443,9 @@ def test_only_so_many_pipelines_are_known(monkeypatch: pytest.MonkeyPatch) -> No
     driver = Driver(Owner())
     driver.ask(stage(["a"], pipeline="p1"), Decide("p2", 0, plan([])))
     assert driver.ask(stage(["a"], pipeline="p3")) == "rejected"
-    assert driver.ask(Ask("p3")) == [-1, 0, 0]
+    assert driver.ask(Ask("p3")) == [-1, 0, 0, 0]
     driver.ask(Forget("p1"))
-    assert driver.ask(stage(["a"], pipeline="p3")) == [-1, 0, 1]
+    assert driver.ask(stage(["a"], pipeline="p3")) == [-1, 0, 1, 0]
 
 
 def test_a_commit_holds_only_so_many_staged_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,7 +458,7 @@ def test_a_commit_holds_only_so_many_staged_bytes(monkeypatch: pytest.MonkeyPatc
     assert [each.error.code for each in owner.refusals] == ["overloaded"]
     owner.settle()
     driver.number -= 1
-    assert driver.ask(stage(["c" * 30], part=2)) == [-1, 0, 3]
+    assert driver.ask(stage(["c" * 30], part=2)) == [-1, 0, 3, 0]
 
 
 def test_rows_beyond_what_is_kept_in_memory_are_read_from_the_store(
@@ -520,7 +520,7 @@ def test_attempts_can_be_dropped_but_not_once_they_are_sealed() -> None:
     owner = Owner()
     driver = Driver(owner)
     driver.ask(stage(["a"]), stage(["b"], attempt="b"), stage(["c"], attempt="b", part=1))
-    assert driver.ask(Drop(Q, 0, ["b", "unknown"])) == [-1, 0, 1]
+    assert driver.ask(Drop(Q, 0, ["b", "unknown"])) == [-1, 0, 1, 0]
     driver.say(seal(("a", 1, 1)), Drop(Q, 0, ["a"]))
     assert done_keys(owner) == ["a"]
     assert nothing_is_left(owner)
@@ -585,7 +585,7 @@ def test_rows_of_former_drivers_make_room_for_those_of_the_latest() -> None:
     driver.ask(stage(["a" * 60], attempt="old", generation=1))
     assert driver.ask(stage(["b" * 60], attempt="new", generation=1)) == "overloaded"
     driver.owner = heir = owner.take_over()
-    assert driver.ask(stage(["b" * 60], attempt="new", generation=2)) == [-1, 0, 1]
+    assert driver.ask(stage(["b" * 60], attempt="new", generation=2)) == [-1, 0, 1, 0]
     assert driver.ask(stage(["c"], attempt="older", generation=1)) == "rejected"
     assert list(heir.records(STAGED)) == [f"{Q}/0/new/0"]
     driver.say(seal(("new", 1, 1)))
@@ -613,7 +613,7 @@ def test_pipelines_do_not_meddle_with_each_other() -> None:
     driver.ask(stage(["a"], pipeline="p1"), stage(["b"], pipeline="p2"))
     driver.say(seal(("a", 1, 1), pipeline="p2"))
     assert done_keys(owner) == ["b"]
-    assert driver.ask(Ask("p1")) == [-1, 0, 1]
+    assert driver.ask(Ask("p1")) == [-1, 0, 1, 0]
     driver.say(seal(("a", 1, 1), pipeline="p1"))
     assert done_keys(owner) == ["a"]
 
@@ -627,11 +627,11 @@ def test_a_pipeline_is_forgotten_when_its_rows_are_done() -> None:
     owner.held = False
     owner.take()
     done_keys(owner)
-    assert driver.ask(Forget(Q)) == [-1, 0, 0]
+    assert driver.ask(Forget(Q)) == [-1, 0, 0, 0]
     assert nothing_is_left(owner)
     assert not owner.records(STAGING)
     assert SOURCE not in owner.backend.partitions[NAME].inbox
-    assert driver.ask(Forget(Q)) == [-1, 0, 0]
+    assert driver.ask(Forget(Q)) == [-1, 0, 0, 0]
 
     driver.ask(stage(["again"]))
     driver.say(seal(("a", 1, 1)))
@@ -679,7 +679,7 @@ def test_rows_that_are_gone_from_the_store_are_told_and_stop_only_their_pipeline
     driver.say(seal(("a", 1, 1), pipeline="p1"), seal(("a", 1, 1), pipeline="p2"))
     assert done_keys(heir) == ["b"]
     assert "p1/0/a/0" in heir.partition.damaged[0]
-    assert driver.ask(Ask("p1")) == [0, 1, 0]
+    assert driver.ask(Ask("p1")) == [0, 1, 0, 0]
 
 
 def test_a_partition_that_leaves_feeds_nothing_more() -> None:
