@@ -15,8 +15,8 @@ from sublet.runtime.admission import CLIENT_TTL_MS
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.staging import (
-    RUNS_KNOWN_MAX,
     ORPHAN_MS,
+    RUNS_KNOWN_MAX,
     Ask,
     Begin,
     Chosen,
