@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit redis network format proto reference demo simulate campaign soak fuzz bench bench-setup chaos clean
+.PHONY: help setup test lint types layers docs unit redis network java format proto reference demo simulate campaign soak fuzz bench bench-setup chaos clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -34,11 +34,14 @@ layers: setup ## Check that each layer imports only those below it
 docs: setup ## Build the documentation into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-unit: setup redis network ## Run all tests (ARGS="-k name" chooses)
+unit: setup redis network java ## Run all tests (ARGS="-k name" chooses)
 	@$(BIN)/pytest $(ARGS)
 
 redis: ## Install Redis, which the tests start, where there is none
 	@.ci/redis
+
+java: ## Install Java, on which Spark runs, where there is none
+	@.ci/java
 
 network: ## Install ip and tc, by which tests cut networks, where there are none
 	@.ci/network
