@@ -1,0 +1,239 @@
+"""What `benchmarks.spark` runs: its cases, their names, and their order. Nothing of Spark in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.spark_app import PARTITION_COUNTS
+from benchmarks.spark_input import Shape
+
+BUILT_IN = "built-in sum"
+TRANSFORM_ROWS = "transformWithState Row"
+TRANSFORM_PANDAS = "transformWithState pandas"
+APPLY_IN_PANDAS = "applyInPandasWithState"
+NOOP_ARROW = "no-op Arrow sink"
+NOOP_ROWS = "no-op row sink"
+SPARK_ALONE = "Spark alone"
+
+MASTER = "local[2]"
+MASTERS = ("local[1]", MASTER, "local-cluster[2,1,1024]")
+TASKS = 2
+"""Files of a batch, and tasks of a shuffle: as many as there are cores."""
+PARTS = ("throughput", "latency", "partitions", "width", "batches", "clustering", "masters")
+BATCH_ROWS = (10_000, 100_000)
+QUICK_BATCH_ROWS = (10_000,)
+GROWN_ROWS = (100, 1_000, 10_000, 100_000, 1_000_000)
+GROWTH_ROWS = 100_000
+RATES_PER_S = (1_000, 10_000)
+SHAPES = (Shape(2, 20), Shape(10, 200), Shape(50, 400), Shape(2, 2_000), Shape(50, 2_000))
+COLLECTED_ROWS = (1_000, 10_000, 50_000)
+"""Rows that a task collects before it sends them (option batch_rows)."""
+ARROW_ROWS = (1_000, 10_000, 50_000)
+BATCHES_MIN, BATCHES_MAX = 2, 40
+ROWS_MAX = 6_000_000
+ROUNDS_MAX = 20
+GUESS_ROWS_PER_S: Mapping[str, float] = {
+    NOOP_ARROW: 1_200_000,
+    NOOP_ROWS: 80_000,
+    BUILT_IN: 300_000,
+    TRANSFORM_ROWS: 16_000,
+    TRANSFORM_PANDAS: 2_000,
+    APPLY_IN_PANDAS: 2_500,
+}
+"""From which the number of batches follows; nothing else does."""
+GUESS_BRIDGE_ROWS_PER_S = 200_000
+GUESS_BATCH_S = 0.3
+"""What a batch takes however small it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One stream to run."""
+
+    part: str
+    name: str
+    work: str
+    """An operator or a sink of Spark's, or a function of Sublet's."""
+    store: str = ""
+    """Of Sublet; empty: without it."""
+    app: str = "app"
+    batch_rows: int = 0
+    rate_per_s: int = 0
+    shape: Shape = field(default_factory=Shape)
+    clustered: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the sink."""
+    arrow_rows: int = 50_000
+    master: str = MASTER
+    rounds_max: int = ROUNDS_MAX
+
+    @property
+    def system(self) -> str:
+        return "sublet" if self.store else "spark"
+
+    @property
+    def payload(self) -> str:
+        return "" if self.work == "wide" else "n"
+
+    def batches(self, seconds: float) -> int:
+        rate = GUESS_BRIDGE_ROWS_PER_S if self.store else GUESS_ROWS_PER_S[self.work]
+        a_batch_s = GUESS_BATCH_S + self.batch_rows * self.shape.row_bytes**0.5 / 4.5 / rate
+        wanted = min(seconds / a_batch_s, ROWS_MAX / self.batch_rows)
+        return max(BATCHES_MIN, min(BATCHES_MAX, round(wanted)))
+
+
+SUBLET_WORKS = (
+    ("mem", "each"),
+    ("mem", "batch"),
+    ("mem", "batch_told"),
+    ("sqlite", "each"),
+    ("sqlite", "batch"),
+    ("redis-full", "batch"),
+)
+SPARK_WORKS = (
+    NOOP_ARROW,
+    NOOP_ROWS,
+    BUILT_IN,
+    TRANSFORM_ROWS,
+    TRANSFORM_PANDAS,
+    APPLY_IN_PANDAS,
+)
+
+
+def throughput_cases(sizes: Sequence[int]) -> Iterator[Case]:
+    for rows in sizes:
+        for work in SPARK_WORKS:
+            # A batch of these takes seconds, and no two rounds differ by much.
+            slow = work in (TRANSFORM_PANDAS, APPLY_IN_PANDAS)
+            name = f"A rows={rows} {work}"
+            yield Case(
+                part="throughput",
+                name=name,
+                work=work,
+                batch_rows=rows,
+                rounds_max=1 if slow else ROUNDS_MAX,
+            )
+        for store, work in SUBLET_WORKS:
+            name = f"A rows={rows} {store} {work}"
+            yield Case(part="throughput", name=name, work=work, store=store, batch_rows=rows)
+
+
+def latency_cases(rates_per_s: Sequence[int]) -> Iterator[Case]:
+    for rate in rates_per_s:
+        # What cannot keep up has no latency but that of its queue.
+        works = (BUILT_IN, TRANSFORM_ROWS)
+        if rate <= 1_000:
+            works = (*works, TRANSFORM_PANDAS, APPLY_IN_PANDAS)
+        yield Case(
+            part="latency", name=f"L rate={rate} {SPARK_ALONE}", work=NOOP_ARROW, rate_per_s=rate
+        )
+        for work in works:
+            yield Case(part="latency", name=f"L rate={rate} {work}", work=work, rate_per_s=rate)
+        for store, work in (
+            ("mem", "each_told"),
+            ("mem", "batch_told"),
+            ("sqlite", "each_told"),
+            ("sqlite", "batch_told"),
+            ("redis-full", "batch_told"),
+        ):
+            name = f"L rate={rate} {store} {work}"
+            yield Case(part="latency", name=name, work=work, store=store, rate_per_s=rate)
+
+
+def growth_cases(grown_rows: Sequence[int]) -> Iterator[Case]:
+    for count in PARTITION_COUNTS:
+        yield Case(
+            part="partitions",
+            name=f"P partitions={count}",
+            work=f"batch_{count}",
+            store="mem",
+            app="grown_app",
+            batch_rows=GROWTH_ROWS,
+        )
+    for shape in SHAPES:
+        rows = max(10_000, min(GROWTH_ROWS, 40_000_000 // shape.row_bytes))
+        name = f"W {shape}"
+        yield Case(part="width", name=name, work=NOOP_ARROW, batch_rows=rows, shape=shape)
+        yield Case(part="width", name=name, work="wide", store="mem", batch_rows=rows, shape=shape)
+    for rows in grown_rows:
+        name = f"N rows={rows}"
+        yield Case(part="batches", name=f"{name} {NOOP_ARROW}", work=NOOP_ARROW, batch_rows=rows)
+        if rows <= 100_000:
+            yield Case(
+                part="batches",
+                name=f"{name} {TRANSFORM_ROWS}",
+                work=TRANSFORM_ROWS,
+                batch_rows=rows,
+            )
+        yield Case(part="batches", name=name, work="batch", store="mem", batch_rows=rows)
+
+
+def clustering_cases() -> Iterator[Case]:
+    for rows in BATCH_ROWS:
+        for clustered in (False, True):
+            word = "by partition" if clustered else "as they come"
+            yield Case(
+                part="clustering",
+                name=f"C rows={rows} {word}",
+                work="batch",
+                store="mem",
+                batch_rows=rows,
+                clustered=clustered,
+            )
+    for rows in COLLECTED_ROWS:
+        yield Case(
+            part="clustering",
+            name=f"C batch_rows={rows:,}",
+            work="batch",
+            store="mem",
+            batch_rows=GROWTH_ROWS,
+            options={"batch_rows": str(rows)},
+        )
+    for arrow_rows in ARROW_ROWS:
+        yield Case(
+            part="clustering",
+            name=f"C Arrow batches of {arrow_rows:,}",
+            work="batch",
+            store="mem",
+            batch_rows=GROWTH_ROWS,
+            arrow_rows=arrow_rows,
+        )
+
+
+def master_cases() -> Iterator[Case]:
+    for master in MASTERS:
+        for work, store in ((NOOP_ARROW, ""), ("batch", "mem")):
+            yield Case(
+                part="masters",
+                name=f"M {master}",
+                work=work,
+                store=store,
+                batch_rows=GROWTH_ROWS,
+                master=master,
+            )
+
+
+def all_cases(quick: bool) -> list[Case]:
+    return [
+        *throughput_cases(QUICK_BATCH_ROWS if quick else BATCH_ROWS),
+        *latency_cases(RATES_PER_S[:1] if quick else RATES_PER_S),
+        *growth_cases(GROWN_ROWS[1:4] if quick else GROWN_ROWS),
+        *clustering_cases(),
+        *master_cases(),
+    ]
+
+
+def rounds_of(cases: Sequence[Case], rounds: int) -> list[tuple[int, Case]]:
+    """Return what is run, in order: one session after the other, and round after round within."""
+    found = []
+    for master in dict.fromkeys(each.master for each in cases if each.part != "masters"):
+        for number in range(1, rounds + 1):
+            some = [
+                each
+                for each in cases
+                if each.part != "masters" and each.master == master and number <= each.rounds_max
+            ]
+            # There and back: what grows slower or faster with time hits both ends alike.
+            found += [(number, each) for each in (some if number % 2 else reversed(some))]
+    return found + [(1, each) for each in cases if each.part == "masters"]
