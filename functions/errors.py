@@ -72,6 +72,17 @@ class EgressLostError(RejectedError):
     code = "egress_lost"
 
 
+class SnapshotLostError(RejectedError):
+    """A snapshot of states is over before it was read to its end: a partition has another owner,
+    or a bound was reached.
+
+    The text says which. What was read of that partition does not count; a new snapshot may be read
+    from its beginning.
+    """
+
+    code = "snapshot_lost"
+
+
 class CallCycleError(RejectedError):
     """The call chain would come back to an instance that waits for it."""
 

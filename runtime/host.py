@@ -578,8 +578,9 @@ class Host:
         match effect:
             case Load():
                 self._tasks.create_task(self._load(hosted, effect))
-            case Fetch():
-                self._tasks.create_task(self._fetch(hosted, effect.keys))
+            case Fetch() | LoadOld():
+                read = self._fetch if isinstance(effect, Fetch) else self._load_old
+                self._tasks.create_task(read(hosted, effect.keys))
             case Lend():
                 assert self.lending is not None
                 assert effect.work.lease is not None
@@ -587,8 +588,6 @@ class Host:
                 self.lending.loaded(effect.work.lease)
             case LoadTimers() | LoadWindows() | LoadStaged():
                 self._tasks.create_task(self._load_records(hosted, effect))
-            case LoadOld():
-                self._tasks.create_task(self._load_old(hosted, effect.keys))
             case Resume():
                 timers = self._call_timers.get((partition.name, effect.message_id))
                 if timers is not None and effect.call in timers:

@@ -46,6 +46,9 @@ class Limits:
     staged_bytes_max: int = 128 * 1024 * 1024
     """Bytes of rows that pipelines have brought to one partition, and that were not taken yet; then
     more are refused."""
+    snapshot_bytes_max: int = 128 * 1024 * 1024
+    """Bytes of old states that a worker keeps for readers of snapshots, while what they have yet to
+    read is written over; then a snapshot ends, and its reader is told."""
     cache_bytes_max: int = 256 * 1024 * 1024
     """State in memory in a worker; the least recently used is dropped."""
     client_credit: int = 8_192

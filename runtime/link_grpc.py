@@ -28,11 +28,16 @@ from sublet.runtime.unary import (
     CallRequest,
     EgressPage,
     EgressRequest,
+    EndSnapshotRequest,
     ExplainRequest,
     FunctionDescription,
+    PinnedPartition,
+    PinRequest,
     RecordPage,
     RecordsRequest,
     RequestTimes,
+    SnapshotPage,
+    SnapshotPageRequest,
     StateListRequest,
     StatePage,
     StateReport,
@@ -374,6 +379,17 @@ class UnaryClient:
     async def list_state(self, request: StateListRequest) -> StatePage:
         reply = await self._ask("ListState", wire.encode_state_list_request(request))
         return wire.decode_state_page(reply)
+
+    async def pin_snapshot(self, request: PinRequest) -> list[PinnedPartition]:
+        reply = await self._ask("PinSnapshot", wire.encode_pin_request(request))
+        return wire.decode_pinned(reply)
+
+    async def read_snapshot(self, request: SnapshotPageRequest) -> SnapshotPage:
+        reply = await self._ask("ReadSnapshot", wire.encode_snapshot_page_request(request))
+        return wire.decode_snapshot_page(reply)
+
+    async def end_snapshot(self, request: EndSnapshotRequest) -> None:
+        await self._ask("EndSnapshot", wire.encode_end_snapshot_request(request))
 
     async def describe_functions(self) -> list[FunctionDescription]:
         reply = await self._ask("DescribeFunctions", wire.encode_empty_request())

@@ -207,6 +207,9 @@ class LinkServer:
             "ReadEgress": self._unary(self._read_egress),
             "ReadState": self._unary(self._read_state),
             "ListState": self._unary(self._list_state),
+            "PinSnapshot": self._unary(self._pin_snapshot),
+            "ReadSnapshot": self._unary(self._read_snapshot),
+            "EndSnapshot": self._unary(self._end_snapshot),
             "DescribeFunctions": self._unary(self._describe_functions),
             "ListRecords": self._unary(self._list_records),
             "Explain": self._unary(self._explain),
@@ -263,6 +266,18 @@ class LinkServer:
     async def _list_state(self, encoded: bytes, context: Context) -> bytes:
         request = wire.decode_state_list_request(encoded)
         return wire.encode_state_page(await self._service.list_state(request))
+
+    async def _pin_snapshot(self, encoded: bytes, context: Context) -> bytes:
+        request = wire.decode_pin_request(encoded)
+        return wire.encode_pinned(await self._service.pin_snapshot(request))
+
+    async def _read_snapshot(self, encoded: bytes, context: Context) -> bytes:
+        request = wire.decode_snapshot_page_request(encoded)
+        return wire.encode_snapshot_page(await self._service.read_snapshot(request))
+
+    async def _end_snapshot(self, encoded: bytes, context: Context) -> bytes:
+        await self._service.end_snapshot(wire.decode_end_snapshot_request(encoded))
+        return wire.encode_end_snapshot_reply()
 
     async def _describe_functions(self, encoded: bytes, context: Context) -> bytes:
         return wire.encode_descriptions(await self._service.describe_functions())

@@ -24,6 +24,7 @@ from sublet.runtime.host import Host
 from sublet.runtime.inspection import Inspection
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.snapshot_pages import SnapshotPages
 from sublet.runtime.state_view import state_json
 from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
 from sublet.runtime.tracing import Tracing
@@ -33,15 +34,20 @@ from sublet.runtime.unary import (
     DrainWorker,
     EgressPage,
     EgressRequest,
+    EndSnapshotRequest,
     ExplainRequest,
     FunctionCost,
     FunctionDescription,
     FunctionLeases,
     LeasesReport,
+    PinnedPartition,
+    PinRequest,
     RecordPage,
     RecordsRequest,
     RecoverPartition,
     RequestTimes,
+    SnapshotPage,
+    SnapshotPageRequest,
     StateCell,
     StateListRequest,
     StatePage,
@@ -99,6 +105,7 @@ class WorkerService:
         self._opening = asyncio.Lock()
         self._egress = EgressPages(store)
         self._inspection = Inspection(worker.functions, store)
+        self._snapshots = SnapshotPages(worker.functions, worker.host, store)
         self._administration = Administration(worker.host, store, self._inspection, routes)
 
     async def __aenter__(self) -> WorkerService:
@@ -234,6 +241,15 @@ class WorkerService:
 
     async def list_state(self, request: StateListRequest) -> StatePage:
         return await self._inspection.list_state(request)
+
+    async def pin_snapshot(self, request: PinRequest) -> list[PinnedPartition]:
+        return await self._snapshots.pin(request)
+
+    async def read_snapshot(self, request: SnapshotPageRequest) -> SnapshotPage:
+        return await self._snapshots.page(request)
+
+    async def end_snapshot(self, request: EndSnapshotRequest) -> None:
+        self._snapshots.end(request)
 
     async def describe_functions(self) -> list[FunctionDescription]:
         return self._inspection.describe_functions()

@@ -22,6 +22,7 @@ from sublet.functions.state import (
     StateKind,
     SumState,
     TopKState,
+    Value,
 )
 from sublet.functions.state.windowed import NothingState, WindowedState
 from sublet.statestore.contract import StateRow
@@ -47,6 +48,20 @@ def state_json(kind: StateKind | None, rows: Sequence[StateRow], now_ms: int) ->
     # Through msgpack, where all types of the functions' have a form, and JSON has one for those.
     plain = _ANY.decode(_ANY.encode(shown(kind.cell(stored, StateClock(now_ms)))))
     return msgspec.json.encode(plain).decode()
+
+
+def state_msgpack(kind: StateKind | None, rows: Sequence[StateRow], now_ms: int) -> bytes | None:
+    """Return the same as msgpack; None if the key has no state, or no more."""
+    stored = [
+        (row.subkey, row.value, row.expires_ms)
+        for row in rows
+        if row.value is not None and (row.expires_ms is None or row.expires_ms > now_ms)
+    ]
+    if kind is None or not stored:
+        return None
+    if type(kind) is Value and len(stored) == 1 and not stored[0][0]:
+        return stored[0][1]  # As it is: most states are of this kind.
+    return _ANY.encode(shown(kind.cell(stored, StateClock(now_ms))))
 
 
 def shown(cell: Any) -> Any:

@@ -103,6 +103,13 @@ class LoadStaged(NamedTuple):
     ids: Sequence[str]
 
 
+class LoadOld(NamedTuple):
+    """Read the states of these keys as they are before the commit under way, for readers of
+    snapshots, then `old_loaded`: the commit waits for it."""
+
+    keys: Sequence[str]
+
+
 class Resume(NamedTuple):
     """Give a waiting handler the result of its call."""
 
@@ -154,6 +161,7 @@ StepEffect = (
     | LoadTimers
     | LoadWindows
     | LoadStaged
+    | LoadOld
     | Resume
     | Interrupt
     | Settled

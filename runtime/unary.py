@@ -186,6 +186,50 @@ class StatePage(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: that was all."""
 
 
+class PinRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Begin snapshots of partitions; those that the worker does not own are left out."""
+
+    function: str
+    partitions: list[int]
+    keys: dict[int, list[str]] | None = None
+    """Partition to the only keys that are wanted; None: all."""
+
+
+class PinnedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition as it was when this commit was done."""
+
+    partition: int
+    id: str
+    """Names the snapshot in requests."""
+    epoch: int
+    commit: int
+    clock_ms: int
+    """When it was pinned, on the partition's clock (about Unix time)."""
+
+
+class SnapshotPageRequest(msgspec.Struct, frozen=True, kw_only=True):
+    function: str
+    partition: int
+    id: str
+    after: str | None = None
+    """`next` of the last page; None: from the first key."""
+    limit: int = LIST_LIMIT_DEFAULT
+
+
+class SnapshotPage(msgspec.Struct, frozen=True, kw_only=True):
+    keys: list[str]
+    states: bytes
+    """A msgpack array, one item a key."""
+    next: str | None = None
+    """None: that was all."""
+
+
+class EndSnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
+    function: str
+    pins: list[tuple[int, str]]
+    """Partitions, with the ids of their snapshots."""
+
+
 class FunctionDescription(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
@@ -321,6 +365,14 @@ class Service(Protocol):
     async def read_state(self, request: StateRequest) -> StateReport: ...
 
     async def list_state(self, request: StateListRequest) -> StatePage: ...
+
+    async def pin_snapshot(self, request: PinRequest) -> list[PinnedPartition]:
+        """Return when all of them may be read."""
+        ...
+
+    async def read_snapshot(self, request: SnapshotPageRequest) -> SnapshotPage: ...
+
+    async def end_snapshot(self, request: EndSnapshotRequest) -> None: ...
 
     async def describe_functions(self) -> list[FunctionDescription]: ...
 

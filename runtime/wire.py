@@ -6,7 +6,7 @@ exception, and decoding never takes more than a small multiple of the memory of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Annotated, TypeVar, assert_never
 
@@ -57,10 +57,13 @@ from sublet.runtime.unary import (
     EgressPage,
     EgressRequest,
     EgressValues,
+    EndSnapshotRequest,
     ExplainRequest,
     FunctionCost,
     FunctionDescription,
     FunctionLeases,
+    PinnedPartition,
+    PinRequest,
     PutState,
     RecordEntry,
     RecordKind,
@@ -68,6 +71,8 @@ from sublet.runtime.unary import (
     RecordsRequest,
     RecoverPartition,
     RequestTimes,
+    SnapshotPage,
+    SnapshotPageRequest,
     StateCell,
     StateEntry,
     StateListRequest,
@@ -670,6 +675,61 @@ def _list_limit(limit: int) -> int:
     return limit or LIST_LIMIT_DEFAULT
 
 
+def decode_pin_request(encoded: bytes) -> PinRequest:
+    message = _parsed(pb.PinSnapshotRequest, encoded)
+    if not message.partitions:
+        raise WireError("no partition is named")
+    named = {each.partition: list(each.keys) for each in message.partitions}
+    return PinRequest(
+        function=_name("function", message.function),
+        partitions=list(named),
+        keys={index: keys for index, keys in named.items() if keys} or None,
+    )
+
+
+def encode_pinned(pinned: Sequence[PinnedPartition]) -> bytes:
+    found = [
+        pb.PinnedPartition(
+            partition=each.partition,
+            id=each.id,
+            epoch=each.epoch,
+            commit=each.commit,
+            clock_ms=each.clock_ms,
+        )
+        for each in pinned
+    ]
+    return pb.PinSnapshotReply(pinned=found).SerializeToString()
+
+
+def decode_snapshot_page_request(encoded: bytes) -> SnapshotPageRequest:
+    message = _parsed(pb.ReadSnapshotRequest, encoded)
+    return SnapshotPageRequest(
+        function=_name("function", message.function),
+        partition=message.partition,
+        id=_name("id", message.id),
+        after=message.after if message.HasField("after") else None,
+        limit=_list_limit(message.limit),
+    )
+
+
+def encode_snapshot_page(page: SnapshotPage) -> bytes:
+    return pb.ReadSnapshotReply(
+        keys=page.keys, states=page.states, next=page.next
+    ).SerializeToString()
+
+
+def decode_end_snapshot_request(encoded: bytes) -> EndSnapshotRequest:
+    message = _parsed(pb.EndSnapshotRequest, encoded)
+    return EndSnapshotRequest(
+        function=_name("function", message.function),
+        pins=[(each.partition, each.id) for each in message.snapshots],
+    )
+
+
+def encode_end_snapshot_reply() -> bytes:
+    return pb.EndSnapshotReply().SerializeToString()
+
+
 def encode_lane_reply(path: str, token: str) -> bytes:
     return pb.OpenLaneReply(path=path, token=token).SerializeToString()
 
@@ -802,6 +862,51 @@ def decode_state_page(encoded: bytes) -> StatePage:
         for each in message.entries
     ]
     return StatePage(entries=entries, next=message.next)
+
+
+def encode_pin_request(request: PinRequest) -> bytes:
+    keys = request.keys or {}
+    named = [
+        pb.PartitionKeys(partition=index, keys=keys.get(index, ())) for index in request.partitions
+    ]
+    return pb.PinSnapshotRequest(function=request.function, partitions=named).SerializeToString()
+
+
+def decode_pinned(encoded: bytes) -> list[PinnedPartition]:
+    return [
+        PinnedPartition(
+            partition=each.partition,
+            id=each.id,
+            epoch=each.epoch,
+            commit=each.commit,
+            clock_ms=each.clock_ms,
+        )
+        for each in _parsed(pb.PinSnapshotReply, encoded).pinned
+    ]
+
+
+def encode_snapshot_page_request(request: SnapshotPageRequest) -> bytes:
+    return pb.ReadSnapshotRequest(
+        function=request.function,
+        partition=request.partition,
+        id=request.id,
+        after=request.after,
+        limit=request.limit,
+    ).SerializeToString()
+
+
+def decode_snapshot_page(encoded: bytes) -> SnapshotPage:
+    message = _parsed(pb.ReadSnapshotReply, encoded)
+    return SnapshotPage(
+        keys=list(message.keys),
+        states=message.states,
+        next=message.next if message.HasField("next") else None,
+    )
+
+
+def encode_end_snapshot_request(request: EndSnapshotRequest) -> bytes:
+    snapshots = [pb.SnapshotName(partition=index, id=id_) for index, id_ in request.pins]
+    return pb.EndSnapshotRequest(function=request.function, snapshots=snapshots).SerializeToString()
 
 
 def decode_descriptions(encoded: bytes) -> list[FunctionDescription]:
@@ -947,6 +1052,7 @@ STATUS_BY_CODE: Mapping[str, grpc.StatusCode] = {
     "too_large": grpc.StatusCode.INVALID_ARGUMENT,
     "idempotency_conflict": grpc.StatusCode.ALREADY_EXISTS,
     "egress_lost": grpc.StatusCode.OUT_OF_RANGE,
+    "snapshot_lost": grpc.StatusCode.ABORTED,
     "call_cycle": grpc.StatusCode.FAILED_PRECONDITION,
     "retry_later": grpc.StatusCode.UNAVAILABLE,
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,

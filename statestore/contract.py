@@ -87,6 +87,14 @@ class Record(NamedTuple):
     due_ms: int | None = None
 
 
+class StatesPage(NamedTuple):
+    """States of a partition's keys, in order, with all rows of each."""
+
+    states: list[list[StateRow]]
+    upto: str | None = None
+    """The last key that was looked at; None: there is no later one."""
+
+
 PARKED = "parked"
 """Messages that were taken from their channel and wait for something else."""
 AHEAD = "ahead"
@@ -217,6 +225,23 @@ class Store(Protocol):
 
         Ordered by (partition, key), after the given pair; each item is a partition with the
         rows of one key.
+        """
+        ...
+
+    async def states(
+        self,
+        partition: str,
+        epoch: int,
+        *,
+        keys: Sequence[str] | None = None,
+        after: str | None = None,
+        limit: int = 0,
+    ) -> StatesPage | None:
+        """Return the committed state of a partition's keys; for its owner.
+
+        Either of those named (those that have one), or of the first `limit` keys after the given
+        one. Commits may come in the middle, between rows. None if, once all was read, the owner of
+        this epoch has been replaced: what was read may then be of another.
         """
         ...
 

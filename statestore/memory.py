@@ -7,6 +7,7 @@ Every commit has the same checks and outcomes as in the durable stores. Several 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
@@ -34,6 +35,7 @@ from sublet.statestore.contract import (
     Record,
     Recovered,
     StateRow,
+    StatesPage,
     View,
     check_functions,
     check_placement,
@@ -125,6 +127,28 @@ class MemoryStore:
                 page.append((partition, _by_subkey(state[key])))
         return page
 
+    async def states(
+        self,
+        partition: str,
+        epoch: int,
+        *,
+        keys: Sequence[str] | None = None,
+        after: str | None = None,
+        limit: int = 0,
+    ) -> StatesPage | None:
+        tables = self._tables(partition)
+        if tables.epoch != epoch:
+            return None
+        state = tables.state
+        if keys is not None:
+            named = sorted(set(keys))
+            return StatesPage([_by_subkey(state[key]) for key in named if key in state])
+        order = tables.keys_in_order()
+        start = 0 if after is None else bisect_right(order, after)
+        stop = start + limit
+        states = [_by_subkey(state[key]) for key in order[start:stop]]
+        return StatesPage(states, order[stop - 1] if stop < len(order) else None)
+
     async def read_egress(
         self, egress: str, partition: str, position: int, limit: int
     ) -> list[EgressEntry]:
@@ -168,6 +192,8 @@ class _Partition:
         self.records: dict[str, dict[str, Record]] = {}
         self.due: dict[str, SortedList[tuple[int, str]]] = {}
         self._expiring: list[tuple[int, str, bytes]] = []
+        self._order: list[str] | None = None
+        """Of the keys, since somebody last asked for it; None: there are others since."""
 
     def recovered(self) -> Recovered:
         return Recovered(
@@ -215,6 +241,7 @@ class _Partition:
                 of_key = state.get(row.key)
                 if of_key is None:
                     state[row.key] = {row.subkey: row}
+                    self._order = None
                 else:
                     of_key[row.subkey] = row
                 if row.expires_ms is not None:
@@ -228,6 +255,12 @@ class _Partition:
             of_key.pop(subkey, None)
             if not of_key:
                 del self.state[key]
+                self._order = None
+
+    def keys_in_order(self) -> list[str]:
+        if self._order is None:
+            self._order = sorted(self.state)
+        return self._order
 
     def _apply_outbox(self, commit: Commit) -> None:
         for destination in commit.outbox_forgotten:

@@ -48,6 +48,7 @@ from sublet.statestore.contract import (
     Record,
     Recovered,
     StateRow,
+    StatesPage,
 )
 from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
 from sublet.statestore.redis_node import Outages
@@ -380,6 +381,34 @@ class RedisStore:
             [("ZRANGE", f"{key}:ids:{kind}", start, "+", "BYLEX", "LIMIT", 0, limit)]
         )
         return await self._records(key, kind, [each.decode() for each in ids])
+
+    async def states(
+        self,
+        partition: str,
+        epoch: int,
+        *,
+        keys: Sequence[str] | None = None,
+        after: str | None = None,
+        limit: int = 0,
+    ) -> StatesPage | None:
+        upto: str | None = None
+        if keys is None:
+            start = "-" if after is None else f"({after}"
+            keys_key = f"{self._key(partition)}:keys"
+            (found,) = await self._server.ask(
+                [("ZRANGE", keys_key, start, "+", "BYLEX", "LIMIT", 0, limit)]
+            )
+            keys = [each.decode() for each in found]
+            # Told by the keys, not by the states: those of some may just have been deleted.
+            upto = keys[-1] if len(keys) == limit else None
+        by_key: dict[str, list[StateRow]] = {}
+        for row in sorted(await self.load(partition, keys)):
+            by_key.setdefault(row.key, []).append(row)
+        (newest,) = await self._server.ask([("HMGET", self._key(partition), "token", "epoch")])
+        token = self._tokens.get(partition, "")
+        if newest[0] != token.encode() or int(newest[1] or 0) != epoch:
+            return None
+        return StatesPage([by_key[key] for key in sorted(by_key)], upto)
 
     async def scan(
         self, function: str, after: tuple[str, str] | None, limit: int

@@ -21,7 +21,15 @@ import msgspec
 
 from sublet.functions.address import split_partition_name
 from sublet.statestore import sqlite_tables as tables
-from sublet.statestore.contract import Commit, EgressEntry, Outcome, Record, Recovered, StateRow
+from sublet.statestore.contract import (
+    Commit,
+    EgressEntry,
+    Outcome,
+    Record,
+    Recovered,
+    StateRow,
+    StatesPage,
+)
 from sublet.statestore.delta import Delta, RecordTuple
 from sublet.statestore.sqlite_file import (
     BUSY_TIMEOUT_MS,
@@ -151,6 +159,30 @@ class SqliteStore:
         return await self._read(
             lambda connection: tables.read_scan_page(connection, function, after, limit)
         )
+
+    async def states(
+        self,
+        partition: str,
+        epoch: int,
+        *,
+        keys: Sequence[str] | None = None,
+        after: str | None = None,
+        limit: int = 0,
+    ) -> StatesPage | None:
+        owned = self._owned.get(partition)
+        if owned is None or owned.epoch != epoch:
+            return None
+        distinct = None if keys is None else sorted(set(keys))
+
+        def read(connection: sqlite3.Connection) -> StatesPage | None:
+            # Taken before SQLite looks at the tables, as in `_read_partition`.
+            newer = owned.newer_states(distinct, after)
+            with transaction(connection, "DEFERRED"):
+                if tables.read_epoch(connection, owned.id) != epoch:
+                    return None
+                return tables.read_states(connection, owned.id, distinct, after, limit, newer)
+
+        return await self._reader.run(read)
 
     async def read_egress(
         self, egress: str, partition: str, position: int, limit: int

@@ -98,6 +98,17 @@ class Owned:
                     newer.setdefault(key, {}).update(of_key)
         return newer
 
+    def newer_states(
+        self, keys: Sequence[str] | None, after: str | None
+    ) -> dict[str, dict[bytes, RowTuple]]:
+        """Return the unfolded rows of the keys, or of all keys after the given one."""
+        if keys is None:
+            self._catch_up()
+            with self.lock:
+                found = {key for layer in self.layers() for key in layer.state_keys()}
+            keys = [key for key in found if after is None or key > after]
+        return self.newer_state(keys)
+
     def newer_records(self, kind: str, ids: Sequence[str] | None) -> dict[str, RecordTuple]:
         """Return the unfolded records of a kind: those with the ids, or all of them."""
         self._catch_up()

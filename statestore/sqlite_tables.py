@@ -25,6 +25,7 @@ from sublet.statestore.contract import (
     Record,
     Recovered,
     StateRow,
+    StatesPage,
 )
 from sublet.statestore.delta import (
     DamagedCommitError,
@@ -368,6 +369,33 @@ def read_record_ids(
     ).fetchall()
     merged = [record for record in merge_records(rows, newer) if record.id > after]
     return sorted(merged, key=lambda record: record.id)[:limit]
+
+
+def read_epoch(connection: sqlite3.Connection, partition: int) -> int:
+    ((epoch,),) = connection.execute("SELECT epoch FROM partition WHERE id = ?", (partition,))
+    return int(epoch)
+
+
+def read_states(
+    connection: sqlite3.Connection,
+    partition: int,
+    keys: Sequence[str] | None,
+    after_key: str | None,
+    limit: int,
+    newer: Mapping[str, Mapping[bytes, RowTuple]],
+) -> StatesPage:
+    """Return the rows of the distinct keys, or of a page of all, by key."""
+    if keys is not None:
+        by_key: dict[str, list[StateRow]] = {}
+        for row in sorted(read_state(connection, partition, keys, newer)):
+            by_key.setdefault(row.key, []).append(row)
+        return StatesPage(list(by_key.values()))
+    # Newer rows may delete as many keys of the table; one more tells whether there are others.
+    table_keys_max = limit + len(newer) + 1
+    merged = merge_state(_state_page(connection, partition, after_key, table_keys_max), newer)
+    order = sorted(merged)
+    upto = order[limit - 1] if limit < len(order) else None
+    return StatesPage([merged[key] for key in order[:limit]], upto)
 
 
 def read_scan_page(

@@ -301,6 +301,86 @@ class StateEntry(_message.Message):
     json: str
     def __init__(self, partition: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
 
+class PinSnapshotRequest(_message.Message):
+    __slots__ = ("function", "partitions")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    partitions: _containers.RepeatedCompositeFieldContainer[PartitionKeys]
+    def __init__(self, function: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionKeys, _Mapping]]] = ...) -> None: ...
+
+class PartitionKeys(_message.Message):
+    __slots__ = ("partition", "keys")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, partition: _Optional[int] = ..., keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PinSnapshotReply(_message.Message):
+    __slots__ = ("pinned",)
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    pinned: _containers.RepeatedCompositeFieldContainer[PinnedPartition]
+    def __init__(self, pinned: _Optional[_Iterable[_Union[PinnedPartition, _Mapping]]] = ...) -> None: ...
+
+class PinnedPartition(_message.Message):
+    __slots__ = ("partition", "id", "epoch", "commit", "clock_ms")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    id: str
+    epoch: int
+    commit: int
+    clock_ms: int
+    def __init__(self, partition: _Optional[int] = ..., id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[int] = ..., clock_ms: _Optional[int] = ...) -> None: ...
+
+class ReadSnapshotRequest(_message.Message):
+    __slots__ = ("function", "partition", "id", "after", "limit")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    partition: int
+    id: str
+    after: str
+    limit: int
+    def __init__(self, function: _Optional[str] = ..., partition: _Optional[int] = ..., id: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ReadSnapshotReply(_message.Message):
+    __slots__ = ("keys", "states", "next")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    states: bytes
+    next: str
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., states: _Optional[bytes] = ..., next: _Optional[str] = ...) -> None: ...
+
+class EndSnapshotRequest(_message.Message):
+    __slots__ = ("function", "snapshots")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotName]
+    def __init__(self, function: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotName, _Mapping]]] = ...) -> None: ...
+
+class SnapshotName(_message.Message):
+    __slots__ = ("partition", "id")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    id: str
+    def __init__(self, partition: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
+
+class EndSnapshotReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DescribeFunctionsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

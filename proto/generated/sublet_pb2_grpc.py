@@ -64,6 +64,21 @@ class SubletStub:
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.ListStateRequest.SerializeToString,
                 response_deserializer=sublet_dot_proto_dot_sublet__pb2.ListStateReply.FromString,
                 _registered_method=True)
+        self.PinSnapshot = channel.unary_unary(
+                '/sublet.v1.Sublet/PinSnapshot',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.PinSnapshotRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.PinSnapshotReply.FromString,
+                _registered_method=True)
+        self.ReadSnapshot = channel.unary_unary(
+                '/sublet.v1.Sublet/ReadSnapshot',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ReadSnapshotRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadSnapshotReply.FromString,
+                _registered_method=True)
+        self.EndSnapshot = channel.unary_unary(
+                '/sublet.v1.Sublet/EndSnapshot',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.EndSnapshotRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.EndSnapshotReply.FromString,
+                _registered_method=True)
         self.DescribeFunctions = channel.unary_unary(
                 '/sublet.v1.Sublet/DescribeFunctions',
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.DescribeFunctionsRequest.SerializeToString,
@@ -138,6 +153,31 @@ class SubletServicer:
 
     def ListState(self, request, context):
         """Read the committed state of all keys of a function, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinSnapshot(self, request, context):
+        """Begin to read partitions as they are now, each at one of its commits, whatever is committed
+        while they are read. Only the owner of a partition can do it: ask it, by the topology. Those
+        that the worker does not own are left out of the reply.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadSnapshot(self, request, context):
+        """Read the next keys of a pinned partition, in order. The last page may be asked for again, the
+        ones before it not. `snapshot_lost`: what was read of the partition does not count.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSnapshot(self, request, context):
+        """Nobody reads these snapshots any more. They also end by themselves, when nothing was read of
+        them for two minutes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,6 +264,21 @@ def add_SubletServicer_to_server(servicer, server):
                     servicer.ListState,
                     request_deserializer=sublet_dot_proto_dot_sublet__pb2.ListStateRequest.FromString,
                     response_serializer=sublet_dot_proto_dot_sublet__pb2.ListStateReply.SerializeToString,
+            ),
+            'PinSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinSnapshot,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.PinSnapshotRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.PinSnapshotReply.SerializeToString,
+            ),
+            'ReadSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadSnapshot,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadSnapshotRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ReadSnapshotReply.SerializeToString,
+            ),
+            'EndSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSnapshot,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.EndSnapshotRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.EndSnapshotReply.SerializeToString,
             ),
             'DescribeFunctions': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeFunctions,
@@ -418,6 +473,87 @@ class Sublet:
             '/sublet.v1.Sublet/ListState',
             sublet_dot_proto_dot_sublet__pb2.ListStateRequest.SerializeToString,
             sublet_dot_proto_dot_sublet__pb2.ListStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/PinSnapshot',
+            sublet_dot_proto_dot_sublet__pb2.PinSnapshotRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.PinSnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/ReadSnapshot',
+            sublet_dot_proto_dot_sublet__pb2.ReadSnapshotRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ReadSnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/EndSnapshot',
+            sublet_dot_proto_dot_sublet__pb2.EndSnapshotRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.EndSnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,

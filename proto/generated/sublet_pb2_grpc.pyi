@@ -60,6 +60,19 @@ class SubletStub:
     """Read the committed state of one key, for people and tools."""
     ListState: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ListStateRequest, _sublet_pb2.ListStateReply]
     """Read the committed state of all keys of a function, page by page."""
+    PinSnapshot: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.PinSnapshotRequest, _sublet_pb2.PinSnapshotReply]
+    """Begin to read partitions as they are now, each at one of its commits, whatever is committed
+    while they are read. Only the owner of a partition can do it: ask it, by the topology. Those
+    that the worker does not own are left out of the reply.
+    """
+    ReadSnapshot: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ReadSnapshotRequest, _sublet_pb2.ReadSnapshotReply]
+    """Read the next keys of a pinned partition, in order. The last page may be asked for again, the
+    ones before it not. `snapshot_lost`: what was read of the partition does not count.
+    """
+    EndSnapshot: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.EndSnapshotRequest, _sublet_pb2.EndSnapshotReply]
+    """Nobody reads these snapshots any more. They also end by themselves, when nothing was read of
+    them for two minutes.
+    """
     DescribeFunctions: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.DescribeFunctionsRequest, _sublet_pb2.DescribeFunctionsReply]
     """What the functions of this worker are: their types, their state, their deadlines."""
     ListRecords: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ListRecordsRequest, _sublet_pb2.ListRecordsReply]
@@ -102,6 +115,19 @@ class SubletAsyncStub(SubletStub):
     """Read the committed state of one key, for people and tools."""
     ListState: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ListStateRequest, _sublet_pb2.ListStateReply]  # type: ignore[assignment]
     """Read the committed state of all keys of a function, page by page."""
+    PinSnapshot: _aio.UnaryUnaryMultiCallable[_sublet_pb2.PinSnapshotRequest, _sublet_pb2.PinSnapshotReply]  # type: ignore[assignment]
+    """Begin to read partitions as they are now, each at one of its commits, whatever is committed
+    while they are read. Only the owner of a partition can do it: ask it, by the topology. Those
+    that the worker does not own are left out of the reply.
+    """
+    ReadSnapshot: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ReadSnapshotRequest, _sublet_pb2.ReadSnapshotReply]  # type: ignore[assignment]
+    """Read the next keys of a pinned partition, in order. The last page may be asked for again, the
+    ones before it not. `snapshot_lost`: what was read of the partition does not count.
+    """
+    EndSnapshot: _aio.UnaryUnaryMultiCallable[_sublet_pb2.EndSnapshotRequest, _sublet_pb2.EndSnapshotReply]  # type: ignore[assignment]
+    """Nobody reads these snapshots any more. They also end by themselves, when nothing was read of
+    them for two minutes.
+    """
     DescribeFunctions: _aio.UnaryUnaryMultiCallable[_sublet_pb2.DescribeFunctionsRequest, _sublet_pb2.DescribeFunctionsReply]  # type: ignore[assignment]
     """What the functions of this worker are: their types, their state, their deadlines."""
     ListRecords: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ListRecordsRequest, _sublet_pb2.ListRecordsReply]  # type: ignore[assignment]
@@ -177,6 +203,37 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sublet_pb2.ListStateReply, _abc.Awaitable[_sublet_pb2.ListStateReply]]:
         """Read the committed state of all keys of a function, page by page."""
+
+    @_abc_1.abstractmethod
+    def PinSnapshot(
+        self,
+        request: _sublet_pb2.PinSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.PinSnapshotReply, _abc.Awaitable[_sublet_pb2.PinSnapshotReply]]:
+        """Begin to read partitions as they are now, each at one of its commits, whatever is committed
+        while they are read. Only the owner of a partition can do it: ask it, by the topology. Those
+        that the worker does not own are left out of the reply.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadSnapshot(
+        self,
+        request: _sublet_pb2.ReadSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.ReadSnapshotReply, _abc.Awaitable[_sublet_pb2.ReadSnapshotReply]]:
+        """Read the next keys of a pinned partition, in order. The last page may be asked for again, the
+        ones before it not. `snapshot_lost`: what was read of the partition does not count.
+        """
+
+    @_abc_1.abstractmethod
+    def EndSnapshot(
+        self,
+        request: _sublet_pb2.EndSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.EndSnapshotReply, _abc.Awaitable[_sublet_pb2.EndSnapshotReply]]:
+        """Nobody reads these snapshots any more. They also end by themselves, when nothing was read of
+        them for two minutes.
+        """
 
     @_abc_1.abstractmethod
     def DescribeFunctions(

@@ -7,7 +7,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sublet.statestore.contract import Commit, EgressEntry, Outcome, Record, Recovered, StateRow
+from sublet.statestore.contract import (
+    Commit,
+    EgressEntry,
+    Outcome,
+    Record,
+    Recovered,
+    StateRow,
+    StatesPage,
+)
 from sublet.statestore.memory import MemoryStore
 
 
@@ -78,6 +86,17 @@ class FallibleStore:
         self, function: str, after: tuple[str, str] | None, limit: int
     ) -> list[tuple[str, list[StateRow]]]:
         return await self._inner.scan(function, after, limit)
+
+    async def states(
+        self,
+        partition: str,
+        epoch: int,
+        *,
+        keys: Sequence[str] | None = None,
+        after: str | None = None,
+        limit: int = 0,
+    ) -> StatesPage | None:
+        return await self._inner.states(partition, epoch, keys=keys, after=after, limit=limit)
 
     async def read_egress(
         self, egress: str, partition: str, position: int, limit: int
