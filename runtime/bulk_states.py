@@ -31,19 +31,22 @@ def assign_states(work: Work, place: Place, limit_s: float) -> RunResult:
     """Let the states of a work's keys be what it brings; they are loaded.
 
     Messages that stand between them are left unfinished: no handler runs here. After the limit
-    it ends before the next one.
+    it ends before the next one, but not before the first state: otherwise messages that stand
+    before it could keep it waiting for ever.
     """
     started_s = time.perf_counter()
     result = RunResult()
     rows: dict[tuple[str, bytes], StateRow] = {}
+    has_begun = False
     for index, (kind, key, payload) in enumerate(_items(work)):
-        if index and time.perf_counter() - started_s > limit_s:
+        if has_begun and time.perf_counter() - started_s > limit_s:
             cut_at(result, index)
             break
         result.values.append(None)
         if kind is not Kind.ASSIGN:
             result.unfinished.add(index)
             continue
+        has_begun = True
         try:
             for row in _assigned(place, key, payload):
                 rows[row.key, row.subkey] = row

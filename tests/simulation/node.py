@@ -10,7 +10,7 @@ import msgspec
 from sublet.functions.codec import split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.channels import endpoint_of
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.partition import Partition
 from sublet.runtime.steps import (
     Acknowledge,
@@ -331,7 +331,9 @@ class Node:
             return
         result = RunResult()
         handlings = self._handlings(work)
-        if self._never_ends(work, handlings):
+        if work.assigns:
+            self._assign(work, handlings, result)
+        elif self._never_ends(work, handlings):
             self._abandon(handlings, result)
         elif self.function.batch:
             self._run_together(handlings, result)
@@ -343,6 +345,20 @@ class Node:
         for index in sorted(result.suspended):
             self._go_on(handlings[index])
         self.carry_out()
+
+    def _assign(self, work: Work, handlings: list[Handling], result: RunResult) -> None:
+        """Take states as they come, each as a change of its own; no message runs beside them."""
+        for index, handling in enumerate(handlings):
+            if result.rows and self.world.cut_chance.random() < self.world.cuts:
+                result.cut_at = index
+                return
+            value = None
+            if work.waiting and work.waiting[index].message.kind is not Kind.ASSIGN:
+                result.unfinished.add(index)
+            else:
+                value = handling.run()
+                result.rows += handling.rows()
+            result.values.append(value)
 
     def _never_ends(self, work: Work, handlings: list[Handling]) -> bool:
         first = handlings[0]

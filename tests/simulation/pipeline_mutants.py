@@ -8,6 +8,7 @@ import msgspec
 
 from sublet.runtime.partition import Partition
 from sublet.runtime.staging import Decide, Handled, Part, Seal, Staging, _Flow
+from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import STAGED, STAGING, Commit, Record, Recovered
 from tests.simulation.world import Mutant
 
@@ -119,6 +120,16 @@ class SealsEverythingThatIsStaged(Mutant):
     partition = _replaced(_SealsWhatIsThere)
 
 
+class LosesMessagesAmongStates(Mutant):
+    """Takes messages that stand between states for done."""
+
+    class partition(Partition):  # noqa: N801
+        def finished(self, work: Work, result: RunResult, now_ms: float) -> None:
+            if work.assigns:
+                result.unfinished.clear()
+            super().finished(work, result, now_ms)
+
+
 class ForgetsStagedRows(Mutant):
     """A new owner does not know what was staged."""
 
@@ -141,6 +152,7 @@ MUTANTS: dict[str, type[Any]] = {
         LetsFormerDriversDecide,
         FeedsFromTheBeginning,
         SealsEverythingThatIsStaged,
+        LosesMessagesAmongStates,
         ForgetsStagedRows,
     )
 }

@@ -49,6 +49,9 @@ class Pipeline:
         self.function = function
         self.chance = random.Random(f"{name} {world.seed}")
         self.batch_count = self.chance.randint(1, 4)
+        keyed = world.functions[function].kind == "keyed"
+        self.assigns = keyed and random.Random(f"states {name} {world.seed}").random() < 0.3
+        """It brings states: for its rows, no handler runs."""
         self.logged = -1
         self.attempts: dict[str, Parts] = {}
         self.decided: dict[int, list[str]] = {}
@@ -83,7 +86,7 @@ class Pipeline:
     def _row(self, batch: int, name: str) -> Row:
         uid, amount = f"{self.name}.{batch}.{name}", self.chance.randint(1, 9)
         payload: list[Any] = ["add", uid, amount]
-        if self.chance.random() < 0.15:
+        if self.chance.random() < 0.15 and not self.assigns:
             payload = ["fail", uid, amount, self.chance.randint(1, ATTEMPTS - 1)]
         return self.chance.choice(self.world.keys), payload
 
@@ -158,7 +161,7 @@ class Driver:
         pipeline, chance = self.pipeline, self.chance
         said = self._say(0, ["begin", pipeline.name], self.client)
         yield (said,)
-        _, self._completed, attempts, self._generation = said.replies[0][0]
+        self._completed, attempts, self._generation = said.replies[0][0][1:4]
         if attempts is not None:
             pipeline.was_decided(self._completed, attempts)
             yield from self._seal(self._completed, attempts)
@@ -186,6 +189,7 @@ class Driver:
                 keys, payloads = [key for key, _ in rows], [payload for _, payload in rows]
                 name, generation = self.pipeline.name, self._generation
                 request = ["stage", name, batch, attempt, number, keys, payloads, generation]
+                request.append(self.pipeline.assigns)
                 requests.append((index, request))
         self.chance.shuffle(requests)
         if fails:
