@@ -1,1 +1,29 @@
-"""Connects Spark Structured Streaming jobs to Sublet functions."""
+"""Connects Spark Structured Streaming jobs to Sublet functions.
+
+`spark.readStream` and `writeStream` know `format("sublet")` once the package is installed; what is
+here is for everything else. Names are imported when they are first used: executors need few.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sublet.spark_bridge.discovery import register
+    from sublet.spark_bridge.rows import partition_expression
+
+_LATER = {
+    "partition_expression": "sublet.spark_bridge.rows",
+    "register": "sublet.spark_bridge.discovery",
+}
+
+__all__ = ["partition_expression", "register"]
+
+
+def __getattr__(name: str) -> object:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'sublet.spark_bridge' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(module), name)

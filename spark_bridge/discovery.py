@@ -1,0 +1,92 @@
+"""The formats that Spark knows us by, and how it comes to know them.
+
+Where the package is installed, Spark finds them by itself: it looks for installed packages whose
+names begin with `pyspark_`, and takes the `DefaultSource` of each (they are in `installed/`).
+Elsewhere `register` tells it. What a format does is imported when it is used: Spark creates these
+classes in short-lived processes, again and again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SubletDataSource(DataSource):
+    """`format("sublet")`: writes rows to a function; reads what functions emit to an egress."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sublet"
+
+    def schema(self) -> StructType | str:
+        from sublet.spark_bridge import source
+
+        return source.schema_of(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from sublet.spark_bridge import source
+
+        return source.reader(schema, self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from sublet.spark_bridge import source
+
+        return source.stream_reader(schema, self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from sublet.spark_bridge import sink
+
+        return sink.writer(schema, self.options, overwrite)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from sublet.spark_bridge import sink
+
+        return sink.stream_writer(schema, self.options, overwrite)
+
+
+class SubletStateDataSource(DataSource):
+    """`format("sublet-state")`: reads the states of a function, or brings them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sublet-state"
+
+    def schema(self) -> StructType | str:
+        from sublet.spark_bridge import state
+
+        return state.schema_of(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from sublet.spark_bridge import state
+
+        return state.reader(schema, self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from sublet.spark_bridge import bulk
+
+        return bulk.writer(schema, self.options, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Let a Spark session know `format("sublet")` and `format("sublet-state")`.
+
+    Only needed where Spark does not find them by itself: where the package is on the path of its
+    processes, and not installed.
+    """
+    sources: Any = spark.dataSource
+    sources.register(SubletDataSource)
+    sources.register(SubletStateDataSource)

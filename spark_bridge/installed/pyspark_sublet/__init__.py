@@ -1,0 +1,5 @@
+"""Lets Spark find `format("sublet")`: it takes the `DefaultSource` of what is called `pyspark_*`."""
+
+from sublet.spark_bridge.discovery import SubletDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
