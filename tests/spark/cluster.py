@@ -1,0 +1,254 @@
+"""Spark in processes of its own, from the installed package: a master, a worker, Spark Connect.
+
+Everything listens on the loopback only, at ports that the system chooses, and is ended by its id.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pyspark
+
+from tests.integration.cluster import PROJECT
+
+SPARK_HOME = Path(pyspark.__file__).parent
+START_WAIT_S = 90.0
+END_WAIT_S = 20.0
+LOOK_EVERY_S = 0.02
+# These live for some seconds, on few cores: the second compiler would only cost.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.net.preferIPv4Stack=true"
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executorEnv.PYTHONPATH": str(PROJECT),
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+"""Of every driver here."""
+
+T = TypeVar("T")
+
+
+def environment() -> dict[str, str]:
+    """What every process of Spark needs: the same Python, and our packages."""
+    return {
+        **os.environ,
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": str(PROJECT),
+    }
+
+
+def wait_for(happened: Callable[[], T | None], what: str, wait_s: float = START_WAIT_S) -> T:
+    """Return what a question answers, once that is something true."""
+    until_s = time.monotonic() + wait_s
+    while not (found := happened()):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"not within {wait_s:g} s: {what}")
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+# Processes
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if it is gone."""
+    try:
+        # The name, in parentheses, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def children_of(pid: int) -> list[int]:
+    living = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    return [each for each in living if parent_of(each) == pid]
+
+
+def descendants_of(pid: int) -> list[int]:
+    found = children_of(pid)
+    for each in found:
+        found += children_of(each)
+    return found
+
+
+def program_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def java_above(pid: int) -> int:
+    """Return the Java process to which a Python worker belongs: an executor, or a driver."""
+    for _ in range(20):
+        pid = parent_of(pid)
+        if pid <= 1:
+            break
+        if program_of(pid) == "java":
+            return pid
+    raise AssertionError("no Java process above")
+
+
+def kill(pid: int) -> None:
+    """`kill -9`; it may have gone by itself."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+class JavaProcess:
+    """A program of Spark that runs until it is ended, with all that it has started."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as told:
+            self._process = subprocess.Popen(
+                [str(SPARK_HOME / "bin" / command[0]), *command[1:]],
+                env=environment(),
+                cwd=log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=told,
+                stderr=told,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def said(self, pattern: str) -> str:
+        """Wait until its log has a line; return the first group of the pattern."""
+
+        def look() -> str | None:
+            text = self.log.read_text(errors="replace")
+            if found := re.search(pattern, text):
+                return found[1]
+            assert self._process.poll() is None, f"{self.log.name} has ended:\n{text[-4_000:]}"
+            return None
+
+        return wait_for(look, f"{pattern} in {self.log}")
+
+    def end(self) -> None:
+        """End it, and what it has started, whatever state they are in."""
+        below = descendants_of(self.pid)
+        self._process.terminate()
+        try:
+            self._process.wait(END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(END_WAIT_S)
+        for pid in below:
+            if "pyspark" in _command_of(pid) or program_of(pid) == "java":
+                kill(pid)
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+class Standalone:
+    """A master with one worker, whose executors are processes of their own."""
+
+    def __init__(self, folder: Path, cores: int = 4) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._cores = cores
+        self._processes: list[JavaProcess] = []
+        self.master = ""
+
+    def start(self) -> None:
+        place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        name = "org.apache.spark.deploy.master.Master"
+        master = JavaProcess(["spark-class", name, *place], self._folder / "master.log")
+        self._processes.append(master)
+        self.master = master.said(r"Starting Spark master at (spark://\S+)")
+        name = "org.apache.spark.deploy.worker.Worker"
+        words = [*place, "--cores", str(self._cores), "--memory", "3g"]
+        words += ["--work-dir", str(self._folder / "work"), self.master]
+        worker = JavaProcess(["spark-class", name, *words], self._folder / "worker.log")
+        self._processes.append(worker)
+        worker.said(r"(Successfully registered with master)")
+
+    def executors(self) -> list[int]:
+        """Return the ids of the executors that live now."""
+        return [each for each in children_of(self._processes[1].pid) if program_of(each) == "java"]
+
+    def end(self) -> None:
+        for each in reversed(self._processes):
+            each.end()
+
+
+class ConnectServer:
+    """A driver that serves clients of Spark Connect."""
+
+    def __init__(self, folder: Path, master: str, settings: Mapping[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._settings = {
+            **SETTINGS,
+            "spark.master": master,
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
+            **settings,
+        }
+        self.url = ""
+
+    def start(self) -> None:
+        words = [w for name, value in self._settings.items() for w in ("--conf", f"{name}={value}")]
+        name = "org.apache.spark.sql.connect.service.SparkConnectServer"
+        command = ["spark-submit", *words, "--class", name]
+        self._process = JavaProcess(command, self._folder / "connect.log")
+        port = self._process.said(r"Spark Connect server started at: \S+?:(\d+)")
+        self.url = f"sc://127.0.0.1:{port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> None:
+        self._process.end()
+
+
+@contextmanager
+def running_standalone(folder: Path, cores: int = 4) -> Iterator[Standalone]:
+    standalone = Standalone(folder, cores)
+    try:
+        standalone.start()
+        yield standalone
+    finally:
+        standalone.end()
+
+
+@contextmanager
+def running_connect(
+    folder: Path, master: str, settings: Mapping[str, str]
+) -> Iterator[ConnectServer]:
+    server = ConnectServer(folder, master, settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end()
