@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit redis network java format proto reference demo simulate campaign soak fuzz bench bench-setup chaos clean
+.PHONY: help setup test lint types layers docs unit redis network java format proto reference demo simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -69,6 +69,9 @@ campaign: setup ## Play SEEDS=1000 seeds of each simulated world (KEEP=--keep ke
 chaos: setup redis ## Break real workers and Redis under load, and count (MINUTES=30 SEED= WORKERS=4 ARGS=)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) --workers $(or $(WORKERS),4) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
+
+spark-chaos: setup redis java ## Kill drivers of Spark at every step under load, and count (RESTARTS=50 SEED= ARGS=)
+	@$(BIN)/python -m tests.spark.chaos --restarts $(or $(RESTARTS),50) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: setup redis ## Overload workers three times (MINUTES=10 STORE=redis) and judge what they do
 	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) --store $(or $(STORE),redis) $(ARGS)

@@ -1,0 +1,50 @@
+"""The data source of the bridge, with gates around the steps of a batch (see `gates`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from sublet.spark_bridge.discovery import SubletDataSource
+from tests.spark.gates import Gates, install
+
+NAME = "sublet-breakable"
+
+
+class BreakableSource(SubletDataSource):
+    """Importable, not pickled: every process of Spark has it from this module."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def __init__(self, options: dict[str, str]) -> None:
+        own = {name: value for name, value in options.items() if name.lower() != "gates"}
+        super().__init__(own)
+        self.gates = options["gates"]
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 (Spark's name)
+        install(Gates(Path(self.gates)))
+        return BreakableWriter(super().streamWriter(schema, overwrite), self.gates)
+
+
+class BreakableWriter(DataSourceStreamArrowWriter):
+    """The writer of the bridge; whichever process it was sent to, gates are put there first."""
+
+    def __init__(self, writer: DataSourceStreamArrowWriter, gates: str) -> None:
+        self._writer = writer
+        self._gates = gates
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        install(Gates(Path(self._gates)))
+        return self._writer.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._writer.commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._writer.abort(messages, batchId)
