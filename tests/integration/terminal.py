@@ -68,8 +68,9 @@ def same(shown: str, printed: str) -> bool:
 class Terminal:
     """One folder, and at most one cluster that runs in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self._folder = folder
+        self._patience_s = patience_s
         self._long: _LongCommand | None = None
         self._ports = dict(zip(("8080", "7070"), _free_pairs(2), strict=True))
         for port in ("8080", "7070"):
@@ -119,7 +120,7 @@ class Terminal:
             printed = self._run(typed)
             looked_s = time.monotonic()
             while not same(self._real(shown), printed) and _LOOK.match(command):
-                assert time.monotonic() < looked_s + PATIENCE_S, f"$ {typed}\n{printed}"
+                assert time.monotonic() < looked_s + self._patience_s, f"$ {typed}\n{printed}"
                 printed = self._run(typed)
             assert same(self._real(shown), printed), f"$ {typed}\n{printed}\nis not\n{shown}"
 
@@ -140,7 +141,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=self._patience_s,
             check=False,
         ).stdout
 

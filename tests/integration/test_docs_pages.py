@@ -13,6 +13,8 @@ from tests.integration.terminal import FILE_LANGUAGES, Terminal, blocks_of, same
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # Each is followed by a test of its own, which knows more about it.
 ELSEWHERE = ("getting-started.md", "http.md", "protocol.md", "testing.md")
+# Followed by tests/spark/test_docs.py: Spark takes its time.
+WITH_SPARK = "spark/"
 # What nobody can type: drawings, layouts, and what is read and not run.
 SHOWN = ("text", "sh", "json")
 
@@ -21,6 +23,7 @@ FOLLOWED = [
     page
     for page in ALL
     if page not in ELSEWHERE
+    and not page.startswith(WITH_SPARK)
     and any(each.language not in SHOWN for each in blocks_of((DOCS / page).read_text()))
 ]
 
