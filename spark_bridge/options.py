@@ -1,8 +1,9 @@
 """Options of all formats: what may be said by `.option(name, value)`, checked before anything runs.
 
 Spark hands options over as text, and their names in lower case on some ways; so names are compared
-without case. What is not known is refused with the list of what is: a misspelt option that is
-passed over shows in wrong data, long after. Nothing here knows of Spark.
+without case and underscores: `maxRowsPerTrigger`, as Spark's own are written, is the same as
+`max_rows_per_trigger`. What is not known is refused with the list of what is: a misspelt option
+that is passed over shows in wrong data, long after. Nothing here knows of Spark.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError
+from sublet.runtime.egress_cursor import EgressCursor
 
 ADDRESS_DEFAULT = "127.0.0.1:7337"
 ADDRESS_VARIABLE = "SUBLET_ADDRESS"
@@ -45,18 +47,18 @@ class Option(NamedTuple):
 
 def parsed(given: Mapping[str, str], known: Sequence[Option], format_name: str) -> dict[str, Any]:
     """Return the values of all known options, by name; `OptionsError` if one cannot be."""
-    by_name = {each.name.lower(): each for each in known}
+    by_name = {_folded(each.name): each for each in known}
     values = {each.name: each.default for each in known}
     seen: set[str] = set()
     for name, text in given.items():
-        option = by_name.get(name.lower())
+        option = by_name.get(_folded(name))
         if option is None:
             if name.lower() in OF_SPARK:
                 continue
             raise OptionsError(_unknown(name, list(values), format_name))
         try:
             values[option.name] = option.parse(str(text))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RejectedError):
             raise OptionsError(
                 f"option {option.name} is {text!r:.100}; allowed: {option.allowed}"
             ) from None
@@ -65,6 +67,10 @@ def parsed(given: Mapping[str, str], known: Sequence[Option], format_name: str) 
         if each.required and each.name not in seen:
             raise OptionsError(f"format {format_name} needs the option {each.name}: {each.allowed}")
     return values
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def _unknown(name: str, known: list[str], format_name: str) -> str:
@@ -251,4 +257,71 @@ def sink_options(
         query=values["query"] or "",
         batch=values["batch"],
         batch_rows=values["batch_rows"],
+    )
+
+
+# The source
+
+TASKS_MAX = 1_000
+ROWS_PER_TRIGGER_MAX = 2**53
+
+
+def egress_start(text: str) -> str:
+    """Take "earliest", "latest", or the text of a cursor."""
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    if not text.strip():
+        raise ValueError
+    return str(EgressCursor(text.strip()))
+
+
+SOURCE = (
+    *CONNECTION,
+    Option("egress", some_name, "the name of an egress, as functions emit to it", required=True),
+    Option("from", egress_start, "earliest, latest, or a cursor", "earliest"),
+    Option("until", egress_start, "latest, or a cursor; of a bounded read", "latest"),
+    Option(
+        "max_rows_per_trigger",
+        whole_number(1, ROWS_PER_TRIGGER_MAX),
+        f"1..{ROWS_PER_TRIGGER_MAX}",
+    ),
+    Option("tasks", whole_number(1, TASKS_MAX), f"1..{TASKS_MAX}"),
+    Option("on_loss", one_of("fail", "skip"), "fail, skip", "fail"),
+    Option("payload", one_of("json", "binary"), "json, binary"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What is known of a source before it is asked for anything. Made by `source_options`."""
+
+    connection: Connection
+    egress: str
+    start: str = "earliest"
+    until: str = "latest"
+    rows_max: int | None = None
+    """Of one batch."""
+    tasks: int | None = None
+    """Of one batch, at most; None: as few as its rows allow."""
+    skips_lost: bool = False
+    payload: Literal["json", "binary"] | None = None
+    """The form of whole payloads; None: JSON, or as the schema of the user says."""
+
+
+def source_options(
+    given: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> SourceOptions:
+    """Return the options of a source; `OptionsError` if they cannot be."""
+    values = parsed(given, SOURCE, "sublet")
+    if values["until"] == "earliest":
+        raise OptionsError("option until is 'earliest'; allowed: latest, or a cursor")
+    return SourceOptions(
+        connection=connection_of(values, environment),
+        egress=values["egress"],
+        start=values["from"],
+        until=values["until"],
+        rows_max=values["max_rows_per_trigger"],
+        tasks=values["tasks"],
+        skips_lost=values["on_loss"] == "skip",
+        payload=values["payload"],
     )
