@@ -211,6 +211,12 @@ class BlockingClient:
         found: dict[str, Any] | None = self._wait(lambda: client.message_schema(function))
         return found
 
+    def state_schema(self, function: Function | str) -> dict[str, Any]:
+        """See `Client.state_schema`."""
+        client = self._client
+        found: dict[str, Any] = self._wait(lambda: client.state_schema(function))
+        return found
+
     def egress(
         self,
         name: str,

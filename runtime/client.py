@@ -59,6 +59,7 @@ from sublet.runtime.unary import (
     CallInfo,
     EgressPage,
     EgressRequest,
+    FunctionDescription,
 )
 from sublet.runtime.windows import check_takes_watermarks, refusal_of_source
 
@@ -458,6 +459,25 @@ class Client:
 
     async def message_schema(self, function: Function | str) -> dict[str, Any] | None:
         """Return what a function takes, as JSON Schema; None: anything."""
+        found = msgspec.json.decode((await self._described(function)).message_schema or "null")
+        return found if isinstance(found, dict) else None
+
+    async def state_schema(self, function: Function | str) -> dict[str, Any]:
+        """Return what the states of a function's keys can be set to, as JSON Schema.
+
+        `RejectedError` if it has no states that can be.
+        """
+        described = await self._described(function)
+        if not described.state_schema:
+            told = f"has the state {described.state}" if described.state else "has no state"
+            raise RejectedError(
+                f"{described.name} is {described.kind} and {told}, which cannot be set; allowed: "
+                "states by key of a function without windows, and no sketches among them"
+            )
+        found: dict[str, Any] = msgspec.json.decode(described.state_schema)
+        return found
+
+    async def _described(self, function: Function | str) -> FunctionDescription:
         name = _name_of(function)[0]
         self._route(name)
         failed: SubletError = UnavailableError("no worker is known")
@@ -466,8 +486,7 @@ class Client:
                 async with UnaryClient(address) as unary:
                     for each in await unary.describe_functions():
                         if each.name == name:
-                            found = msgspec.json.decode(each.message_schema or "null")
-                            return found if isinstance(found, dict) else None
+                            return each
             except SubletError as error:
                 failed = error
         raise failed

@@ -17,6 +17,7 @@ from sublet.functions.app import Function
 from sublet.functions.codec import type_name
 from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
 from sublet.runtime.endings import DeadLetter
+from sublet.runtime.state_assignment import schema_of
 from sublet.runtime.state_view import state_json
 from sublet.runtime.timers import Timer
 from sublet.runtime.unary import (
@@ -171,7 +172,16 @@ def _described(function: Function) -> FunctionDescription:
         timeout_ms=function.timeout_ms,
         summary=summary,
         message_schema=_schema(function.message_codec.type) if function.takes_message else "",
+        state_schema=_state_schema(function),
     )
+
+
+def _state_schema(function: Function) -> str:
+    """Return what states of keys can be set to; those of a window end with it."""
+    if function.kind != "keyed" or function.window is not None:
+        return ""
+    schema = schema_of(function.state_kind)
+    return "" if schema is None else msgspec.json.encode(schema).decode()
 
 
 def _schema(of: Any) -> str:

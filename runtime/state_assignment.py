@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -50,6 +50,53 @@ def rows_of(kind: StateKind, value: Any, clock: StateClock) -> list[StoredRow]:
     if cell.undo:
         cell.undo.clear()
     return [(subkey, data, end) for subkey, data, end in cell.drain() if data is not None]
+
+
+def schema_of(kind: StateKind | None) -> dict[str, Any] | None:
+    """Return what `rows_of` takes, as JSON Schema; None if such a state cannot be written."""
+    leaves: list[Any] = []
+    if kind is None or not _collect(kind, leaves):
+        return None
+    schemas, parts = msgspec.json.schema_components(
+        leaves,
+        ref_template="#/$defs/{name}",
+        schema_hook=lambda model: {"title": getattr(model, "__name__", "its type")},
+    )
+    schema = _composed(kind, iter(schemas))
+    return {**schema, "$defs": parts} if parts else schema
+
+
+def _collect(kind: StateKind, leaves: list[Any]) -> bool:
+    """Add the types that a kind consists of; return whether it can be written."""
+    match kind:
+        case Fields():
+            return all(_collect(each, leaves) for each in kind.kinds.values())
+        case Value():
+            leaves.append(kind.type)
+        case Map():
+            leaves.append(kind.values.type)
+        case List() | SetUnion():
+            leaves.append(kind.typed.type)
+        case Sum() | Count() | Min() | Max() | Merged():
+            leaves.append(kind.partial_type)
+        case Mean():
+            leaves.append(list[float])
+        case _:
+            return False
+    return True
+
+
+def _composed(kind: StateKind, schemas: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    match kind:
+        case Fields():
+            parts = {name: _composed(each, schemas) for name, each in kind.kinds.items()}
+            return {"title": "its state", "type": "object", "properties": parts}
+        case Map():
+            return {"type": "object", "additionalProperties": next(schemas)}
+        case List() | SetUnion():
+            return {"type": "array", "items": next(schemas)}
+        case _:
+            return next(schemas)
 
 
 def _assign(kind: StateKind, cell: Any, value: Any) -> None:

@@ -242,6 +242,8 @@ class FunctionDescription(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
     message_schema: str = ""
     """JSON Schema, for whoever brings rows of tables; empty: anything."""
+    state_schema: str = ""
+    """What its states can be set to, as JSON Schema; empty: they cannot be set."""
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True):

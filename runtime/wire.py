@@ -560,6 +560,7 @@ def encode_descriptions(descriptions: Iterable[FunctionDescription]) -> bytes:
             timeout_ms=each.timeout_ms or 0,
             summary=each.summary,
             message_schema=each.message_schema,
+            state_schema=each.state_schema,
         )
         for each in descriptions
     ]
@@ -922,6 +923,7 @@ def decode_descriptions(encoded: bytes) -> list[FunctionDescription]:
             timeout_ms=each.timeout_ms or None,
             summary=each.summary,
             message_schema=each.message_schema,
+            state_schema=each.state_schema,
         )
         for each in _parsed(pb.DescribeFunctionsReply, encoded).functions
     ]

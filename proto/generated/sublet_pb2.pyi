@@ -392,7 +392,7 @@ class DescribeFunctionsReply(_message.Message):
     def __init__(self, functions: _Optional[_Iterable[_Union[FunctionDescription, _Mapping]]] = ...) -> None: ...
 
 class FunctionDescription(_message.Message):
-    __slots__ = ("name", "kind", "partition_count", "message_type", "reply_type", "state", "slo_ms", "timeout_ms", "summary", "message_schema")
+    __slots__ = ("name", "kind", "partition_count", "message_type", "reply_type", "state", "slo_ms", "timeout_ms", "summary", "message_schema", "state_schema")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +403,7 @@ class FunctionDescription(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    STATE_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     partition_count: int
@@ -413,7 +414,8 @@ class FunctionDescription(_message.Message):
     timeout_ms: float
     summary: str
     message_schema: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., partition_count: _Optional[int] = ..., message_type: _Optional[str] = ..., reply_type: _Optional[str] = ..., state: _Optional[str] = ..., slo_ms: _Optional[float] = ..., timeout_ms: _Optional[float] = ..., summary: _Optional[str] = ..., message_schema: _Optional[str] = ...) -> None: ...
+    state_schema: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., partition_count: _Optional[int] = ..., message_type: _Optional[str] = ..., reply_type: _Optional[str] = ..., state: _Optional[str] = ..., slo_ms: _Optional[float] = ..., timeout_ms: _Optional[float] = ..., summary: _Optional[str] = ..., message_schema: _Optional[str] = ..., state_schema: _Optional[str] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id", "missed", "function", "limit")
