@@ -1,4 +1,4 @@
-"""Lets Spark find `format("sublet")`: it takes the `DefaultSource` of what is called `pyspark_*`."""
+"""Lets Spark find `format("sublet")`: it takes the `DefaultSource` of each `pyspark_*`."""
 
 from sublet.spark_bridge.discovery import SubletDataSource as DefaultSource
 

@@ -1,0 +1,147 @@
+"""Writers of `format("sublet")`: what Spark asks for, put into the words of `tasks` and `commit`.
+
+Where a writer lives: Spark makes one in a process beside the driver when it plans a batch, sends it
+to the tasks by pickle, and makes *another one*, in yet another process, to commit a stream's batch.
+So a writer knows what its options say and nothing else; what a commit has to know comes in the
+messages of the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from sublet.functions.errors import SubletError, UnavailableError
+from sublet.spark_bridge import commit as commits
+from sublet.spark_bridge.connections import client_of
+from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
+from sublet.spark_bridge.rows import layout_of
+from sublet.spark_bridge.tasks import Brought, Identity, WritePlan, bring
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+RUN_ID = "spark.jobGroup.id"
+"""Local properties of tasks of streaming queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtMessage(WriterCommitMessage):
+    """What a task tells whoever commits, as Spark carries it."""
+
+    brought: Brought
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Brings micro-batches of a streaming query, each of which has its effect once."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return BroughtMessage(bring(iterator, self._plan, _identity(self._plan.run)))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        options = self._plan.options
+        commits.commit(options, _brought(messages), options.wait or "sealed")
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        commits.abort(self._plan.options, _brought_or_none(messages))
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Brings all rows of a table at once, as one batch."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+        options = plan.options
+        # Without a name, every write is another one; with one, a batch is written once.
+        self._identity = Identity(options.query or uuid4().hex, plan.run, options.batch or 0)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return BroughtMessage(bring(iterator, self._plan, self._identity))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        options, brought = self._plan.options, _brought(messages)
+        # What has no name cannot be asked for again, and is forgotten once it is done.
+        wait = options.wait or ("sealed" if options.query else "taken")
+        commits.commit(options, brought, wait)
+        if not options.query and wait == "taken":
+            commits.forget(options, brought)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        commits.abort(self._plan.options, _brought_or_none(messages))
+
+
+def stream_writer(
+    schema: StructType, options: Mapping[str, str], overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """Return the writer of a streaming query; an error if its rows could never be messages."""
+    if overwrite:
+        raise OptionsError("format sublet adds to what was written; allowed: outputMode append")
+    found = sink_options(options)
+    if found.query:
+        raise OptionsError("the option query is for batch writes; a stream is known by its own id")
+    return StreamWriter(_planned(schema, found))
+
+
+def writer(
+    schema: StructType, options: Mapping[str, str], overwrite: bool
+) -> DataSourceArrowWriter:
+    """Return the writer of a table; an error if its rows could never be messages."""
+    if overwrite:
+        raise OptionsError("format sublet adds to what was written; allowed: mode append")
+    plan = _planned(schema, sink_options(options))
+    if plan.problem is not None:
+        raise plan.problem
+    return BatchWriter(plan)
+
+
+_messages: dict[SinkOptions, Mapping[str, Any] | None] = {}
+"""What functions take, as far as this process has asked: Spark plans every batch of a stream."""
+
+
+def _planned(schema: StructType, options: SinkOptions) -> WritePlan:
+    arrow_schema = to_arrow_schema(schema)
+    layout_of(arrow_schema, key=options.key, payload=options.payload)
+    if options not in _messages:
+        try:
+            client = client_of(options.connection)
+            _messages[options] = client.message_schema(options.target)
+        except UnavailableError as error:
+            # Not raised here: a commit in a time without workers also makes a writer first.
+            return WritePlan(options=options, problem=error)
+    message = _messages[options]
+    layout_of(arrow_schema, key=options.key, payload=options.payload, message=message)
+    return WritePlan(options=options, message=message)
+
+
+def _identity(run: str) -> Identity:
+    context = TaskContext.get()
+    query = batch = None
+    if context is not None:
+        query = context.getLocalProperty(QUERY_ID)
+        batch = context.getLocalProperty(BATCH_ID)
+        run = context.getLocalProperty(RUN_ID) or run
+    if query is None or batch is None:
+        raise SubletError("Spark tells this task neither its query nor its batch")
+    return Identity(query, run, int(batch))
+
+
+def _brought(messages: Sequence[WriterCommitMessage | None]) -> list[Brought]:
+    return [each for each in _brought_or_none(messages) if each is not None]
+
+
+def _brought_or_none(messages: Sequence[WriterCommitMessage | None]) -> list[Brought | None]:
+    return [each.brought if isinstance(each, BroughtMessage) else None for each in messages]
