@@ -1,0 +1,192 @@
+"""Which values of an egress a batch has, and which of its tasks reads which. Pure.
+
+Spark keeps an offset of each batch in the query's checkpoint, as JSON, and asks for the values
+between two of them, again if it has to. Ours holds a cursor. As positions have no gaps, two cursors
+are the same values whenever they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sublet.functions.errors import EgressLostError, RejectedError
+from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.egress_pages import described
+from sublet.runtime.unary import EgressGap
+
+ROWS_PER_TASK = 50_000
+"""Without another wish, a task more begins at so many rows: starting one takes longer than
+reading less."""
+
+Offset = dict[str, str]
+
+
+class Span(NamedTuple):
+    """The values between two cursors, of the partitions that the second one names."""
+
+    start: EgressCursor
+    end: EgressCursor
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Partition to how many values it has here, of those that have any."""
+        start = self.start
+        counts = {partition: stop - (start.get(partition) or 0) for partition, stop in self.end}
+        return {partition: count for partition, count in counts.items() if count > 0}
+
+
+def first_offset(egress: str, cursor: EgressCursor) -> Offset:
+    """Return the offset at which a query begins."""
+    return {"egress": egress, "cursor": str(cursor), "began": str(cursor)}
+
+
+def next_offset(start: Offset, end: EgressCursor) -> Offset:
+    """Return the offset of the batch that begins at `start` and ends at a cursor.
+
+    Of the first batch it also says where that began: Spark does not keep it, and asks for a first
+    offset again when it repeats that batch, when what is the latest, or the oldest, is another one.
+    """
+    cursor = cursor_of(start)
+    if all((cursor.get(partition) or 0) == position for partition, position in end):
+        return start
+    found = {"egress": start["egress"], "cursor": str(end)}
+    if start.get("began") == start["cursor"]:
+        found["began"] = start["cursor"]
+    return found
+
+
+def cursor_of(offset: Mapping[str, Any]) -> EgressCursor:
+    return EgressCursor(offset["cursor"])
+
+
+def check_offset(egress: str, offset: Mapping[str, Any]) -> None:
+    """Refuse an offset that this source has not made."""
+    if not all(isinstance(offset.get(name), str) for name in ("egress", "cursor")):
+        raise RejectedError(
+            f"the checkpoint holds {str(offset)!r:.100}, which is no offset of an egress: it is of "
+            "a query of another kind; begin with a new one"
+        )
+    if offset["egress"] != egress:
+        raise RejectedError(
+            f"the checkpoint is of a query that reads the egress {offset['egress']!r}, and the "
+            f"option egress is {egress!r}; begin with a new checkpoint"
+        )
+
+
+def span_of(start: Offset, end: Offset) -> Span:
+    """Return what the batch between two offsets has."""
+    return Span(EgressCursor(end.get("began", start["cursor"])), cursor_of(end))
+
+
+def checked(egress: str, span: Span, kept: EgressCursor, *, skips_lost: bool) -> list[EgressGap]:
+    """Return what of a span is gone, given from where on each partition is kept.
+
+    `EgressLostError` if that is not to be passed over, and `RejectedError` if positions were read
+    that nobody has written.
+    """
+    start, end = span
+    for partition, position in start:
+        written = end.get(partition) or 0
+        if position > written:
+            raise RejectedError(
+                f"the checkpoint stands at position {position} of {partition}, and {egress} ends "
+                f"at {written}: it is of another cluster, or the store has lost its data"
+            )
+    lost = [
+        EgressGap(
+            partition=partition, first=start.get(partition) or 0, next=kept.get(partition) or 0
+        )
+        for partition in span.rows
+        if (start.get(partition) or 0) < (kept.get(partition) or 0)
+    ]
+    if lost and not skips_lost:
+        raise EgressLostError(
+            f"{egress}: {described(lost)}; keep more (settings egress_max, egress_bytes_max, "
+            "egress_keep_ms), or pass over what is gone (option on_loss=skip)"
+        )
+    return lost
+
+
+def admitted(span: Span, rows_max: int | None) -> EgressCursor:
+    """Return where to end so that a span has no more than so many values.
+
+    Partitions get equal shares, as far as they have anything: a busy one does not hide the others.
+    """
+    start, end = span
+    rows = span.rows
+    if rows_max is None or sum(rows.values()) <= rows_max:
+        return end
+    shares = dict.fromkeys(rows, 0)
+    room = rows_max
+    wanting = sorted(rows)
+    while room and wanting:
+        if share := room // len(wanting):
+            for partition in wanting:
+                shares[partition] += min(share, rows[partition] - shares[partition])
+            room = rows_max - sum(shares.values())
+            wanting = [each for each in wanting if shares[each] < rows[each]]
+            continue
+        # Fewer than partitions: who is first is another one in each batch.
+        turn = sum(position for _, position in start) % len(wanting)
+        for partition in (wanting[turn:] + wanting[:turn])[:room]:
+            shares[partition] += 1
+        break
+    positions = {
+        partition: (start.get(partition) or 0) + shares.get(partition, 0) for partition, _ in end
+    }
+    return EgressCursor.at(positions)
+
+
+def planned(span: Span, tasks: int | None) -> list[Span]:
+    """Cut a span into what single tasks read: at most so many, and none without a value.
+
+    Values of one partition stay together, and so in order, unless there are to be more tasks than
+    partitions. Without a wish there is a task for every `ROWS_PER_TASK` values.
+    """
+    rows = span.rows
+    if not rows:
+        return []
+    total = sum(rows.values())
+    if tasks is None:
+        tasks = min(-(-total // ROWS_PER_TASK), len(rows))
+    if tasks <= len(rows):
+        return _packed(span, rows, tasks)
+    return _sliced(span, rows, min(tasks, total))
+
+
+def _packed(span: Span, rows: Mapping[str, int], tasks: int) -> list[Span]:
+    """Give whole partitions to tasks, the largest first, each to whoever has the least."""
+    loads = [0] * tasks
+    given: list[list[str]] = [[] for _ in range(tasks)]
+    for partition in sorted(rows, key=lambda each: (-rows[each], each)):
+        index = loads.index(min(loads))
+        loads[index] += rows[partition]
+        given[index].append(partition)
+    start, end = span.start, span.end
+    return [
+        Span(
+            EgressCursor.at({each: start.get(each) or 0 for each in some}),
+            EgressCursor.at({each: end.get(each) or 0 for each in some}),
+        )
+        for some in given
+    ]
+
+
+def _sliced(span: Span, rows: Mapping[str, int], tasks: int) -> list[Span]:
+    """Lay all values in one line, and cut that into equal parts."""
+    total = sum(rows.values())
+    found: list[Span] = []
+    for index in range(tasks):
+        first, stop = index * total // tasks, (index + 1) * total // tasks
+        begins: dict[str, int] = {}
+        ends: dict[str, int] = {}
+        before = 0
+        for partition in sorted(rows):
+            position = span.start.get(partition) or 0
+            begin, end = max(first - before, 0), min(stop - before, rows[partition])
+            if begin < end:
+                begins[partition], ends[partition] = position + begin, position + end
+            before += rows[partition]
+        found.append(Span(EgressCursor.at(begins), EgressCursor.at(ends)))
+    return found
