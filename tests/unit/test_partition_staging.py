@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from sublet.functions.codec import join_column
+from sublet.functions.retry import Retry
 from sublet.runtime import staging
 from sublet.runtime.admission import CLIENT_TTL_MS
 from sublet.runtime.frames import Batch, Kind
@@ -20,7 +21,9 @@ from sublet.runtime.staging import (
     Ask,
     Begin,
     Chosen,
+    Complete,
     Decide,
+    Describe,
     Drop,
     Forget,
     Request,
@@ -30,7 +33,7 @@ from sublet.runtime.staging import (
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import STAGED, STAGING, Outcome
-from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, make_function
+from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, batch, make_function
 
 Q = "query"
 SOURCE = "|query"
@@ -705,3 +708,72 @@ def test_handlers_that_wait_keep_rows_of_pipelines_waiting_as_those_of_clients()
     assert not owner.runs
     owner.end(f"{SOURCE}:1")
     assert owner.keys_running() == [["b"]]
+
+
+# States, and what is said of a pipeline
+
+
+def test_states_are_fed_as_such_and_are_not_mixed_with_messages() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    payloads = msgspec.Raw(staging.assignments(join_column([b"\x01", b"\x02"]), "keep"))
+    brought = Stage(Q, 0, "a", 0, ["a", "b"], payloads, 0, True)
+    owner.receive(batch(1, ["m"], source="~other"))
+    driver.say(brought, seal(("a", 1, 2)))
+    works = [owner.runs[0]]
+    owner.finish()
+    works += owner.runs
+    assert [(each.assigns, list(each.keys)) for each in works] == [
+        (False, ["m"]),
+        (True, ["a", "b"]),
+    ]
+    assert done_keys(owner) == ["a", "b"]
+    assert nothing_is_left(owner)
+    assert not owner.pace.learned[1:]
+    # Also for the next owner, who knows of it only what is stored.
+    heir = owner.take_over()
+    refused = Driver(heir, "~d").ask(stage(["a"], batch=1))
+    assert refused == "rejected"
+
+
+def test_a_function_whose_states_are_not_by_key_takes_none() -> None:
+    owner = Owner(make_function(kind="stateful"))
+    refused = Driver(owner).ask(Stage(Q, 0, "a", 0, ["a"], msgspec.Raw(b"\x91\x01"), 0, True))
+    assert refused == "bad_payload"
+
+
+def test_rows_that_fail_for_good_are_counted_and_the_count_survives_a_takeover() -> None:
+    owner = Owner(make_function(retry=Retry(attempts=1)))
+    driver = Driver(owner)
+    driver.say(stage(["a", "b"]), seal(("a", 1, 2)))
+    owner.finish(failed={0: BROKEN})
+    owner.settle()
+    assert driver.ask(Ask(Q)) == [0, 0, 0, 1]
+    assert Driver(owner.take_over(), "~d").ask(Ask(Q)) == [0, 0, 0, 1]
+
+
+def test_the_first_description_of_a_pipeline_stays_and_it_is_complete_once() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    assert driver.ask(Describe(Q)) == ["description", b"", None, ""]
+    assert driver.ask(Describe(Q, b"first")) == ["description", b"first", None, ""]
+    assert driver.ask(Describe(Q, b"second")) == ["description", b"first", None, ""]
+    completed = driver.ask(Complete(Q, "until noon"))
+    assert (completed[1], completed[3]) == (b"first", "until noon")
+    assert completed[2] is not None
+    owner.now_ms += 1_000
+    assert driver.ask(Complete(Q, "until one")) == completed
+    heir = Driver(owner.take_over(), "~d")
+    assert heir.ask(Describe(Q)) == completed
+    heir.ask(Forget(Q))
+    assert heir.ask(Describe(Q)) == ["description", b"", None, ""]
+
+
+def test_descriptions_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "DESCRIPTIONS_BYTES_MAX", 10)
+    driver = Driver(Owner())
+    driver.ask(Describe("p1", b"12345678"))
+    refused = driver.ask(Describe("p2", b"123"))
+    assert refused == "rejected"
+    driver.ask(Forget("p1"))
+    assert driver.ask(Describe("p2", b"123"))[1] == b"123"
