@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from datetime import datetime
@@ -23,6 +23,7 @@ from sublet.runtime.client import Addresses, Client
 from sublet.runtime.client_links import PlainTaskGroup
 from sublet.runtime.client_pipeline import BlockingPipeline, Pipeline
 from sublet.runtime.client_session import ClientStats
+from sublet.runtime.client_snapshot import BlockingStateSnapshot, SnapshotPin, StateSnapshot
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_range import BlockingEgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressRecord
@@ -204,6 +205,32 @@ class BlockingClient:
             return self._client.pipeline(function, name, generation=generation, patience=patience)
 
         return BlockingPipeline(self._wait(make), self._wait)
+
+    def snapshot(
+        self,
+        function: Function | str,
+        *,
+        partitions: Collection[int] | None = None,
+        keys: Collection[str] | None = None,
+        of: Any = Any,
+        page_max: int = 5_000,
+        patience: Duration = "1m",
+        pins: Sequence[SnapshotPin] = (),
+    ) -> BlockingStateSnapshot:
+        """See `Client.snapshot`; it is read by a plain `with` and `for`."""
+
+        async def make() -> StateSnapshot:
+            return self._client.snapshot(
+                function,
+                partitions=partitions,
+                keys=keys,
+                of=of,
+                page_max=page_max,
+                patience=patience,
+                pins=pins,
+            )
+
+        return BlockingStateSnapshot(self._wait(make), self._wait)
 
     def message_schema(self, function: Function | str) -> dict[str, Any] | None:
         """See `Client.message_schema`."""

@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from math import ceil
@@ -46,6 +46,7 @@ from sublet.runtime.client_channel import (
 from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
 from sublet.runtime.client_pipeline import Pipeline
 from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
+from sublet.runtime.client_snapshot import SnapshotPin, SnapshotSource, StateSnapshot
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_range import EgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
@@ -142,6 +143,7 @@ class Client:
         self._key_bytes_max = 0
         self._retiring: list[SessionLinks] = []
         self._egress_source: EgressSource | None = None
+        self._snapshot_source: SnapshotSource | None = None
         self._open = False
         self._used = False
         self._tasks: asyncio.TaskGroup
@@ -491,6 +493,50 @@ class Client:
                 failed = error
         raise failed
 
+    # States
+
+    def snapshot(
+        self,
+        function: Function | str,
+        *,
+        partitions: Collection[int] | None = None,
+        keys: Collection[str] | None = None,
+        of: Any = Any,
+        page_max: int = 5_000,
+        patience: Duration = "1m",
+        pins: Sequence[SnapshotPin] = (),
+    ) -> StateSnapshot:
+        """Read the states of a function, each partition as it was at one commit, while messages go
+        on: `async with client.snapshot("shop/cart") as snapshot`, `async for found in snapshot`.
+
+        - `partitions`, `keys`: only these; by default, all. Others are not touched.
+        - `of`: the type of the states; plain values by default. A map with other keys than texts is
+          a list of pairs, a sketch is what it says about its values, and the states of windows are
+          a list of those that are open.
+        - `page_max`: keys that are read at once, at most; a page has about a megabyte, too.
+        - `patience`: for how long nobody may be reachable who owns a partition.
+        - `pins`: of another process, which has pinned for this one.
+
+        A worker keeps what is written over before it was read, up to a bound
+        (`snapshot_bytes_max`); then, and when a partition goes to another worker in the middle of
+        it, `SnapshotLostError`.
+        """
+        route = self._route(_name_of(function)[0])
+        if self._snapshot_source is None:
+            source = SnapshotSource(_Owners(self), self._patience, self._limits)
+            self._snapshot_source = source
+            self._exit_stack.push_async_callback(source.close)
+        return StateSnapshot(
+            self._snapshot_source,
+            route.info,
+            partitions=partitions,
+            keys=keys,
+            of=of,
+            page_max=page_max,
+            patience=patience,
+            pins=pins,
+        )
+
     def _pipeline_partitions(self, name: str) -> int:
         return self._route(name).info.partition_count
 
@@ -810,6 +856,20 @@ class _PipelineAsker:
 
     def begin(self, task: Coroutine[Any, Any, None]) -> object:
         return self._client._tasks.create_task(task)
+
+
+class _Owners:
+    """What readers of snapshots need of their client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def topology(self) -> Topology:
+        return self._client.topology
+
+    def addresses(self) -> Sequence[str]:
+        return self._client._reader_addresses()
 
 
 def _address_source(addresses: Addresses) -> Callable[[], Sequence[str]]:

@@ -24,6 +24,7 @@ from sublet.functions.errors import (
     PayloadError,
     RejectedError,
     RetryLaterError,
+    SnapshotLostError,
     StateTooLargeError,
     StateTypeError,
     SubletError,
@@ -62,6 +63,13 @@ if TYPE_CHECKING:
         PipelineProgress,
         Staged,
     )
+    from sublet.runtime.client_snapshot import (
+        BlockingStateSnapshot,
+        KeyState,
+        SnapshotPin,
+        SnapshotStates,
+        StateSnapshot,
+    )
     from sublet.runtime.egress_cursor import EgressCursor
     from sublet.runtime.egress_range import BlockingEgressRange, EgressRange
     from sublet.runtime.egress_reader import EgressReader, EgressRecord
@@ -88,6 +96,11 @@ _LATER = {
     "Pipeline": "sublet.runtime.client_pipeline",
     "PipelineProgress": "sublet.runtime.client_pipeline",
     "Staged": "sublet.runtime.client_pipeline",
+    "StateSnapshot": "sublet.runtime.client_snapshot",
+    "SnapshotStates": "sublet.runtime.client_snapshot",
+    "SnapshotPin": "sublet.runtime.client_snapshot",
+    "KeyState": "sublet.runtime.client_snapshot",
+    "BlockingStateSnapshot": "sublet.runtime.client_snapshot",
 }
 
 
@@ -111,6 +124,7 @@ __all__ = [
     "BlockingEgressRange",
     "BlockingEgressReader",
     "BlockingPipeline",
+    "BlockingStateSnapshot",
     "CallCycleError",
     "CallInfo",
     "Client",
@@ -134,6 +148,7 @@ __all__ = [
     "IdempotencyConflictError",
     "InfeasibleError",
     "KeyRejectedError",
+    "KeyState",
     "List",
     "Map",
     "Max",
@@ -151,7 +166,11 @@ __all__ = [
     "SessionWindow",
     "SetUnion",
     "SlidingWindow",
+    "SnapshotLostError",
+    "SnapshotPin",
+    "SnapshotStates",
     "Staged",
+    "StateSnapshot",
     "StateTooLargeError",
     "StateTypeError",
     "SubletError",

@@ -54,6 +54,13 @@ _PIPELINES = (
     "BlockingPipeline",
     "BlockingAttempt",
 )
+_SNAPSHOTS = (
+    "StateSnapshot",
+    "KeyState",
+    "SnapshotStates",
+    "SnapshotPin",
+    "BlockingStateSnapshot",
+)
 _STATES = (
     "Value",
     "Map",
@@ -101,6 +108,7 @@ def api_page() -> str:
         ("Calling from outside", _CALLING),
         ("Reading an egress", _EGRESS),
         ("Rows in batches", _PIPELINES),
+        ("Reading states", _SNAPSHOTS),
     ):
         lines.append(f"## {title}\n")
         for name in names:
@@ -128,7 +136,7 @@ def api_page() -> str:
 
 def names_on_page() -> frozenset[str]:
     """Return the names of `sublet` that the page has; errors are on another one."""
-    outside = (*_CALLING, *_EGRESS, *_PIPELINES)
+    outside = (*_CALLING, *_EGRESS, *_PIPELINES, *_SNAPSHOTS)
     return frozenset((*_DECLARING, *_WINDOWS, *_HANDLING, *outside, *_STATES))
 
 
