@@ -19,12 +19,13 @@ from uuid import uuid4
 
 import msgspec
 
-from sublet.functions.codec import Codec, codec_for, join_column, split_column
+from sublet.functions.codec import Codec, codec_for, is_arrow, join_column, split_column
 from sublet.functions.duration import Duration, milliseconds
 from sublet.functions.errors import (
     RejectedError,
     RetryLaterError,
     SubletError,
+    TooLargeError,
     UnknownOutcomeError,
 )
 from sublet.runtime.staging import (
@@ -378,11 +379,15 @@ class Attempt:
         self._check()
 
     def _pieces(self, keys: list[str], column: bytes) -> Iterator[tuple[list[str], bytes]]:
-        limit = min(PART_BYTES_MAX, self._asker.message_bytes_max - _REQUEST_BYTES_OVERHEAD)
+        row_bytes_max = self._asker.message_bytes_max - _REQUEST_BYTES_OVERHEAD
+        limit = min(PART_BYTES_MAX, row_bytes_max)
         size_bytes = len(column) + sum(map(len, keys))
         if size_bytes <= limit and len(keys) <= PART_ROWS_MAX:
             if keys:
                 yield keys, column
+            return
+        if is_arrow(column):
+            yield from _slices(keys, column, limit, row_bytes_max)
             return
         items = split_column(column)
         if len(items) != len(keys):
@@ -391,6 +396,10 @@ class Attempt:
         for place, (key, item) in enumerate(zip(keys, items, strict=True)):
             # In UTF-8, a key is longer than it looks.
             row_bytes = len(key.encode()) + len(memoryview(item)) + 5
+            if row_bytes > row_bytes_max:
+                raise TooLargeError(
+                    f"the row of key {key!r:.60} has {row_bytes} bytes; allowed: {row_bytes_max}"
+                )
             if place > start and (size + row_bytes > limit or place - start >= PART_ROWS_MAX):
                 yield keys[start:place], join_column(items[start:place])
                 start, size = place, 0
@@ -423,6 +432,34 @@ class Attempt:
     async def drop(self) -> None:
         """Forget what was staged."""
         await self._pipeline.drop(self.batch, [Staged(self.name, dict(self._parts))])
+
+
+def _slices(
+    keys: list[str], column: bytes, limit: int, row_bytes_max: int
+) -> Iterator[tuple[list[str], bytes]]:
+    """Return a column of Arrow in parts that are small enough, cut in halves as often as needed."""
+    from sublet.functions.columns import decode_columns, slice_columns
+
+    columns = decode_columns(column)
+    count = columns.batch.num_rows
+    if count != len(keys):
+        raise RejectedError(f"{len(keys)} keys but {count} payloads")
+    left = [(0, count)]
+    while left:
+        start, stop = left.pop()
+        some, piece = keys[start:stop], slice_columns(columns, start, stop)
+        size_bytes = len(piece) + sum(len(key.encode()) for key in some)
+        if size_bytes <= limit and stop - start <= PART_ROWS_MAX:
+            yield some, piece
+        elif stop - start > 1:
+            middle = (start + stop) // 2
+            left += [(middle, stop), (start, middle)]
+        elif size_bytes <= row_bytes_max:
+            yield some, piece
+        else:
+            raise TooLargeError(
+                f"the row of key {some[0]!r:.60} has {size_bytes} bytes; allowed: {row_bytes_max}"
+            )
 
 
 def _checked_name(name: str, what: str) -> str:

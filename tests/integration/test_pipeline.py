@@ -179,9 +179,8 @@ async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) ->
         with pytest.raises(RejectedError, match="'a' belongs to partition"):
             await lost.end()
         huge = pipeline.attempt(0)
-        await huge.add(0, ["a"], msgspec.msgpack.encode([b"x" * 5_000_000]))
-        with pytest.raises(TooLargeError):
-            await huge.end()
+        with pytest.raises(TooLargeError, match="the row of key 'a' has 5000011 bytes; allowed: "):
+            await huge.add(0, ["a"], msgspec.msgpack.encode([b"x" * 5_000_000]))
         with pytest.raises(RejectedError, match="is not staged"):
             await pipeline.commit(0, [Staged("unknown", {3: (1, 1)})])
 
