@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sublet.functions.address import PARTITION_COUNT_DEFAULT, SLOT_COUNT, is_client
 from sublet.functions.codec import Codec, codec_for
@@ -23,11 +23,16 @@ from sublet.functions.state.windowed import NoWindowState, Windowed
 from sublet.functions.window_runs import WindowRuns
 from sublet.functions.windows import WindowSpec, whole_ms
 
+if TYPE_CHECKING:
+    from sublet.functions.column_types import ColumnType
+
 FunctionKind = Literal["keyed", "stateful", "stateless"]
-BatchMode = Literal[False, True, "key"]
+BatchMode = Literal[False, True, "key", "columns"]
 Handler = Callable[..., Any]
 
 BATCH_WAIT_MS_MAX = 60_000.0
+COLUMNS_SIZE_MAX = 20_000
+"""Messages in one run of a handler of columns, which costs little for each of them."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
@@ -82,6 +87,8 @@ class Function:
         wait = options.batch_wait
         self.batch_wait_ms = None if wait is None else milliseconds(wait)
         self.batch_size_max = options.batch_size_max
+        if options.batch == "columns" and self.batch_size_max is None:
+            self.batch_size_max = max(COLUMNS_SIZE_MAX, options.batch_size or 0)
         self.grouping = options.grouping
         self.concurrency = options.concurrency
         self.tenant = options.tenant
@@ -106,6 +113,7 @@ class Function:
         message_type, reply_type, self.takes_message = _types_of(name, handler, options.batch)
         self.message_codec: Codec[Any] = _codec(name, "message", message_type)
         self.reply_codec: Codec[Any] = _codec(name, "reply", reply_type)
+        self._column_type: ColumnType | None = None
         self.__doc__ = handler.__doc__
         self.__name__ = getattr(handler, "__name__", name)
         self.__wrapped__ = handler
@@ -125,8 +133,10 @@ class Function:
             raise ValueError(f"{self.name}: kind is {self.kind!r}; allowed: {allowed}")
         if self.order not in ("key", "none"):
             raise ValueError(f"{self.name}: order is {self.order!r}; allowed: 'key', 'none'")
-        if self.batch not in (False, True, "key"):
-            raise ValueError(f"{self.name}: batch is {self.batch!r}; allowed: False, True, 'key'")
+        if self.batch not in typing.get_args(BatchMode):
+            raise ValueError(
+                f"{self.name}: batch is {self.batch!r}; allowed: False, True, 'key', 'columns'"
+            )
         if self.batch is not False and self.is_async:
             raise ValueError(
                 f"{self.name}: batch={self.batch!r} is for plain `def` handlers; an `async def` "
@@ -142,12 +152,19 @@ class Function:
                 f"{self.name}: partitions is {self.partition_count}; allowed: 1..{SLOT_COUNT}"
             )
         self._check_lending()
+        if self.takes_columns:
+            self._check_columns()
+        self._check_infeasible()
+        self._check_bounds()
+        self._check_window()
+
+    def _check_infeasible(self) -> None:
         if self.infeasible not in ("run", "refuse"):
             raise ValueError(
                 f"{self.name}: infeasible is {self.infeasible!r}; allowed: 'run', 'refuse'"
             )
-        self._check_bounds()
 
+    def _check_window(self) -> None:
         if self.window is not None:
             if not isinstance(self.window, WindowSpec):
                 raise TypeError(
@@ -158,6 +175,35 @@ class Function:
                 self._check_event_time("idle_after")
             if self.upstream_functions or self.upstream_sources:
                 self._check_event_time("upstream")
+
+    def _check_columns(self) -> None:
+        try:
+            self.column_type  # noqa: B018  # Made now, so that what is wrong is said now.
+        except ModuleNotFoundError as error:
+            raise TypeError(
+                f"{self.name}: batch='columns' needs pyarrow ({error}); install sublet[arrow]"
+            ) from None
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether the handler gets all messages of a run at once."""
+        return self.batch is True or self.batch == "columns"
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether messages may come as columns of Arrow."""
+        return self.batch == "columns"
+
+    @property
+    def column_type(self) -> ColumnType:
+        """How its messages are columns; `TypeError` if they cannot be."""
+        if self._column_type is None:
+            from sublet.functions.column_types import ColumnType
+
+            self._column_type = ColumnType(self.message_codec)
+        return self._column_type
 
     def _check_bounds(self) -> None:
         for option in ("batch_size", "batch_size_max", "concurrency"):
@@ -319,8 +365,9 @@ class App:
         - `kind`: "keyed" (one state a key), "stateful" (one state a partition), "stateless".
         - `state`: a type, a state kind (`Value`, `Map`, `List`, `Sum`, …) or a dict of kinds.
         - `slo`: how soon a reply is due after arrival; misses are counted.
-        - `batch`: False (one message a call), "key" (`(ctx, messages)` of one key), or True
-          (`(batch)`: all columns at once).
+        - `batch`: False (one message a call), "key" (`(ctx, messages)` of one key), True
+          (`(batch)`: all columns at once), or "columns" (as True, for handlers that work on
+          `batch.columns`: rows of tables then come as Arrow, and runs are larger).
         - `blocking`: a plain `def` that waits for something; it runs in a thread of its own.
         - `partitions`: fixed when the function is first deployed.
         - `timeout`: how long one run of the handler may take.
@@ -427,9 +474,9 @@ def _types_of(name: str, handler: Handler, batch: BatchMode) -> tuple[Any, Any, 
     parameters = _required(handler)
     hints = _hints(handler)
     reply_type = hints.get("return", Any)
-    if batch is True:
+    if batch is True or batch == "columns":
         if len(parameters) != 1:
-            raise TypeError(f"{name}: a batch=True handler takes one argument, the batch")
+            raise TypeError(f"{name}: a batch={batch!r} handler takes one argument, the batch")
         arguments = typing.get_args(hints.get(parameters[0].name, Any))
         item = typing.get_args(reply_type)
         return (arguments[0] if arguments else Any), (item[0] if item else Any), True

@@ -3,6 +3,9 @@
 One `Codec` serves one type. Columns (a msgpack array with one item a message) are encoded and
 decoded in one call, and can be cut apart and joined without looking into their items.
 
+A column may also be an Arrow record batch (see `columns`). That is known here and nowhere else:
+whoever splits or decodes a column gets its messages, whichever form it has.
+
 What a type cannot express is refused when it is declared, what a value cannot express when it is
 encoded, and whatever bytes arrive, decoding ends in a value of the type or in a `PayloadError`.
 
@@ -14,6 +17,7 @@ Decimal, a UUID or a naive datetime as a str. Declare a type to get it back.
 from __future__ import annotations
 
 import inspect
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields as dataclass_fields
@@ -37,6 +41,14 @@ ALLOWED = (
 )
 INT_MIN = -(2**63)
 INT_MAX = 2**64 - 1
+
+ARROW_CODE = 65
+"""The type of the msgpack extension that is a column of Arrow."""
+ARROW_HEADER = struct.Struct(">BIbBI")
+"""Of such a column: the extension's mark, length and type; flags; the number of messages."""
+
+COLUMNS_MARK = "x-columns"
+"""In a JSON Schema of messages: they may come as columns of Arrow."""
 
 # An error path may look at this many values to say where the culprit is.
 _SEARCH_MAX = 10_000
@@ -102,14 +114,17 @@ class Codec(Generic[T]):
             raise _encode_error(values, error) from error
 
     def decode_column(self, raw: bytes | Raw) -> list[T]:
-        """Return all values of a msgpack array; one that does not fit refuses the whole column.
+        """Return all values of a column; one that does not fit refuses the whole column.
 
         `split_column` and `decode` then tell the good items from the bad.
         """
         try:
             return self._decode_column(raw)
         except Exception as error:
-            raise _payload_error(self.type, error) from error
+            # Asked only now: most columns are arrays.
+            if not is_arrow(raw):
+                raise _payload_error(self.type, error) from error
+        return self.decode_column(_array_of(raw))
 
 
 def codec_for(of: Any) -> Codec[Any]:
@@ -146,14 +161,16 @@ def type_name(of: Any) -> str:
 
 
 def split_column(raw: bytes | Raw) -> list[Raw]:
-    """Return the items of a msgpack array without decoding them.
+    """Return the items of a column without decoding them.
 
     They share the column's memory; `bytes(item)` makes one that stands alone.
     """
     try:
         return _split(raw)
     except Exception as error:
-        raise _payload_error(list, error) from error
+        if not is_arrow(raw):
+            raise _payload_error(list, error) from error
+    return _split(_array_of(raw))
 
 
 def join_column(items: Sequence[bytes | Raw]) -> bytes:
@@ -162,11 +179,16 @@ def join_column(items: Sequence[bytes | Raw]) -> bytes:
 
 
 def column_length(raw: bytes | Raw) -> int:
-    """Return the number of items of a msgpack array, from its header alone.
+    """Return the number of items of a column, from its header alone.
 
-    `PayloadError` if it is no array, or too short for the items that it claims to have.
+    `PayloadError` if it is no column, or too short for the items that it claims to have.
     """
     view = memoryview(raw)
+    if is_arrow(view):
+        _, size_bytes, _, _, count = ARROW_HEADER.unpack_from(view)
+        if size_bytes != view.nbytes - 6:
+            raise PayloadError(f"a column of {size_bytes} bytes in {view.nbytes}")
+        return int(count)
     first = view[0] if view.nbytes else 0
     if 0x90 <= first <= 0x9F:
         count, header_size = first & 0x0F, 1
@@ -181,6 +203,32 @@ def column_length(raw: bytes | Raw) -> int:
             f"a column claims {count} items in {view.nbytes} bytes; it was truncated"
         )
     return count
+
+
+def is_arrow(raw: bytes | memoryview | Raw) -> bool:
+    """Tell whether a column is an Arrow record batch."""
+    view = memoryview(raw)
+    return view.nbytes >= ARROW_HEADER.size and view[0] == 0xC9 and view[5] == ARROW_CODE
+
+
+def check_column(raw: bytes | Raw) -> None:
+    """Raise `PayloadError` unless an Arrow column is sound. To be asked once of what others have
+    written, before it is split or decoded; arrays say by themselves what is wrong about them."""
+    if is_arrow(raw):
+        _arrow().decode_columns(raw)
+
+
+def _array_of(raw: bytes | Raw) -> bytes:
+    """Return the messages of an Arrow column as a msgpack array."""
+    return _arrow().messages_of(raw)
+
+
+def _arrow() -> Any:
+    try:
+        from sublet.functions import columns
+    except ModuleNotFoundError as error:
+        raise PayloadError(f"columns of Arrow need pyarrow ({error}); install it") from error
+    return columns
 
 
 def _array_header(count: int) -> bytes:

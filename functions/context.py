@@ -5,9 +5,9 @@ Nothing that a handler asks for leaves before the commit that also holds its sta
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from sublet.functions.address import Address
 from sublet.functions.app import Function
@@ -22,6 +22,9 @@ from sublet.functions.errors import (
 )
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.windows import Window
+
+if TYPE_CHECKING:
+    from pyarrow import Array, RecordBatch
 
 T = TypeVar("T")
 
@@ -273,18 +276,46 @@ class Batch(Generic[T]):
     Return a list with one reply for each message, or None.
     """
 
-    __slots__ = ("_context", "keys", "messages", "state")
+    __slots__ = ("_columns", "_context", "_messages", "keys", "state")
 
     def __init__(
-        self, context: Context, keys: Sequence[str], messages: Sequence[T], state: BatchState
+        self,
+        context: Context,
+        keys: Sequence[str],
+        messages: Sequence[T] | Callable[[], Sequence[T]],
+        state: BatchState,
+        columns: RecordBatch | None = None,
     ) -> None:
+        """Messages that came as columns are made only if somebody asks for them."""
         self._context = context
         self.keys = keys
         """The key of each message."""
-        self.messages = messages
-        """The messages, in their declared type."""
+        self._messages = messages
+        self._columns = columns
         self.state = state
         """The states of these keys."""
+
+    @property
+    def messages(self) -> Sequence[T]:
+        """The messages, in their declared type."""
+        if callable(self._messages):
+            self._messages = self._messages()
+        return self._messages
+
+    @property
+    def columns(self) -> RecordBatch:
+        """The messages as a `pyarrow.RecordBatch`: one row for each, one column for each field of
+        the declared type, or one named `value` if that has no fields. Needs pyarrow."""
+        if self._columns is None:
+            self._columns = self._context._scope.function.column_type.of_messages(self.messages)
+        return self._columns
+
+    @property
+    def key_column(self) -> Array:
+        """The keys as a `pyarrow.Array` of strings, to group by. Needs pyarrow."""
+        import pyarrow
+
+        return pyarrow.array(self.keys, pyarrow.string())
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -15,7 +15,6 @@ from math import inf
 from typing import Any
 
 from sublet.functions.app import Function
-from sublet.functions.codec import split_column
 from sublet.functions.context import Batch, BatchState, CallRequest, Context, MessageView, Progress
 from sublet.functions.effects import Effects, Routes
 from sublet.functions.errors import (
@@ -26,6 +25,7 @@ from sublet.functions.errors import (
 )
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.column_runs import decode_each, gather_columns
 from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.state_cache import StateCache
@@ -257,7 +257,7 @@ def decode_messages(work: Work, function: Function, failed: dict[int, Failure]) 
             except PayloadError:
                 # Not kept: the next span of the chunk has to find its own failures.
                 offset = len(messages) - start
-                decoded = _decode_each(function, column, offset, failed, start, stop)
+                decoded = decode_each(function, column, offset, failed, start, stop)
         if stop - start == len(decoded) and not messages:
             messages = decoded
         else:
@@ -281,27 +281,6 @@ def _decode_with_closings(work: Work, function: Function, failed: dict[int, Fail
             messages.append(None)
             failed[index] = Failure(ErrorInfo(error.code, f"{function.name}: {error}"), False)
     return messages
-
-
-def _decode_each(
-    function: Function,
-    column: Any,
-    offset: int,
-    failed: dict[int, Failure],
-    start: int,
-    stop: int,
-) -> list[Any]:
-    codec = function.message_codec
-    decoded: list[Any] = []
-    for index, raw in enumerate(split_column(column)):
-        try:
-            decoded.append(codec.decode(raw))
-        except PayloadError as error:
-            decoded.append(None)
-            if start <= index < stop:
-                text = f"{function.name}: {error}"
-                failed[offset + index] = Failure(ErrorInfo(error.code, text), False)
-    return decoded
 
 
 def failure_of(error: BaseException, function: Function) -> Failure:
@@ -331,11 +310,16 @@ class SyncRunner:
         if scope is None:
             scope = RunScope(work, place)
         on_loop = not work.off_loop
-        messages = decode_messages(work, function, result.failed)
+        if function.takes_columns:
+            make_messages, columns = gather_columns(work, function, result.failed)
+        else:
+            messages = decode_messages(work, function, result.failed)
         if on_loop:
             self._watchdog.enter(function.timeout_ms)
         try:
-            if function.batch is True:
+            if function.takes_columns:
+                self._run_batch(scope, place, work.keys, make_messages, result, columns)
+            elif function.batch is True:
                 self._run_batch(scope, place, work.keys, messages, result)
             elif function.batch == "key":
                 self._run_by_key(scope, place, work.keys, messages, result)
@@ -476,8 +460,9 @@ class SyncRunner:
         scope: RunScope,
         place: Place,
         keys: Sequence[str],
-        messages: list[Any],
+        messages: list[Any] | Callable[[], list[Any]],
         result: RunResult,
+        columns: Any = None,
     ) -> None:
         """One call for everything; fails or succeeds as a whole."""
         function = place.function
@@ -485,13 +470,15 @@ class SyncRunner:
         if result.failed:
             indexes = [index for index in indexes if index not in result.failed]
             keys = [keys[index] for index in indexes]
-            messages = [messages[index] for index in indexes]
+            if isinstance(messages, list):
+                messages = [messages[index] for index in indexes]
         values = result.values = [None] * scope.work.count
         if not keys:
             return
         cells = self._cells_of(place, keys)
         effects = Effects(result.effects)
-        batch: Batch[Any] = Batch(Context(scope, effects), keys, messages, BatchState(cells))
+        context = Context(scope, effects)
+        batch: Batch[Any] = Batch(context, keys, messages, BatchState(cells), columns)
         scope.message_index, scope.message_started_s = indexes[0], time.monotonic()
         try:
             with scope.entered(indexes[0]) if scope.traced else nullcontext():

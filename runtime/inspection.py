@@ -14,7 +14,7 @@ import msgspec
 
 from sublet.functions.address import partition_name, split_partition_name
 from sublet.functions.app import Function
-from sublet.functions.codec import type_name
+from sublet.functions.codec import COLUMNS_MARK, type_name
 from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
 from sublet.runtime.endings import DeadLetter
 from sublet.runtime.state_assignment import schema_of
@@ -171,7 +171,7 @@ def _described(function: Function) -> FunctionDescription:
         slo_ms=function.slo_ms,
         timeout_ms=function.timeout_ms,
         summary=summary,
-        message_schema=_schema(function.message_codec.type) if function.takes_message else "",
+        message_schema=_message_schema(function),
         state_schema=_state_schema(function),
     )
 
@@ -182,6 +182,16 @@ def _state_schema(function: Function) -> str:
         return ""
     schema = schema_of(function.state_kind)
     return "" if schema is None else msgspec.json.encode(schema).decode()
+
+
+def _message_schema(function: Function) -> str:
+    if not function.takes_message:
+        return ""
+    schema = _schema(function.message_codec.type)
+    if not function.takes_columns:
+        return schema
+    marked = {**msgspec.json.decode(schema or "{}"), COLUMNS_MARK: True}
+    return msgspec.json.encode(marked).decode()
 
 
 def _schema(of: Any) -> str:

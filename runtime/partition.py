@@ -95,6 +95,13 @@ _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 
 
+def _check_columns(function: Function) -> Callable[[msgspec.Raw], None]:
+    def check(column: msgspec.Raw) -> None:
+        function.column_type.check(column)
+
+    return check
+
+
 class Partition:
     def __init__(  # noqa: PLR0913, PLR0915  # Its surroundings are all named, and given once.
         self,
@@ -202,6 +209,7 @@ class Partition:
             key_bytes_max=limits.key_bytes_max,
             partition_count=function.partition_count if function.kind == "keyed" else 0,
             takes_states=function.kind == "keyed" and function.window is None,
+            check_columns=_check_columns(function) if function.takes_columns else None,
         )
         self.snapshots = Snapshots(name, snapshot_room or SnapshotRoom(limits.snapshot_bytes_max))
         self._loading_old: Sequence[str] = ()

@@ -20,14 +20,20 @@ memory. The commit that takes a part's last row deletes both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal, assert_never, get_args
 
 import msgspec
 
 from sublet.functions.address import PIPELINE_MARK, partition_index_of, split_partition_name
-from sublet.functions.codec import join_column, split_column
+from sublet.functions.codec import (
+    check_column,
+    column_length,
+    is_arrow,
+    join_column,
+    split_column,
+)
 from sublet.functions.errors import PayloadError
 from sublet.runtime.damage import UNREADABLE, damaged, decoded
 from sublet.runtime.frames import Batch, ErrorInfo, Kind
@@ -69,7 +75,7 @@ class Stage(msgspec.Struct, array_like=True, frozen=True, tag="stage"):
     part: Number
     keys: list[str]
     payloads: msgspec.Raw
-    """A msgpack array, one item a row."""
+    """A msgpack array, one item a row; or, for a function that takes columns, one of Arrow."""
     generation: Number = 0
     """That of the driver. A later one has sealed all that was decided before it: what is staged for
     an earlier one is dropped, or refused."""
@@ -326,8 +332,11 @@ class Staging:
         key_bytes_max: int,
         partition_count: int = 0,
         takes_states: bool = False,
+        check_columns: Callable[[msgspec.Raw], None] | None = None,
     ) -> None:
-        """With a count, the partition has only its own share of all keys."""
+        """With a count, the partition has only its own share of all keys. `check_columns` raises
+        `PayloadError` for columns of Arrow that the function cannot take; without it, it takes
+        none."""
         self.bytes = 0
         """Staged or sealed, and not taken yet."""
         self.sealed_rows = 0
@@ -348,6 +357,7 @@ class Staging:
         self._descriptions: dict[str, Description] = {}
         self._descriptions_bytes = 0
         self._takes_states = takes_states
+        self._check_columns = check_columns
         self._with_dead: set[str] = set()
         """Pipelines of which more rows are dead letters than is stored."""
         self._part_count = 0
@@ -497,7 +507,12 @@ class Staging:
 
     def _refusal_of_rows(self, asked: Stage) -> str | None:
         try:
-            count = len(split_column(asked.payloads))
+            # That it is whole, and has as many items as it says, was seen when it was decoded.
+            count = column_length(asked.payloads)
+            if is_arrow(asked.payloads):
+                if asked.assigns or self._check_columns is None:
+                    return f"{self._partition} takes rows, one by one, and no columns of Arrow"
+                self._check_columns(asked.payloads)
         except PayloadError as error:
             return f"the payloads of a part: {error}"
         if asked.assigns and not self._takes_states:
@@ -505,9 +520,9 @@ class Staging:
         if not asked.keys or len(asked.keys) != count:
             return f"a part has {len(asked.keys)} keys and {count} payloads; allowed: as many"
         limit = self._key_bytes_max
-        longest = max(map(len, asked.keys))
-        if longest * 4 > limit and any(len(key.encode()) > limit for key in asked.keys):
-            return f"a key has more than {limit} bytes"
+        longest = max(asked.keys, key=len)
+        if len(longest) * 4 > limit and any(len(key.encode()) > limit for key in asked.keys):
+            return f"a key has more than {limit} bytes; the longest one is {longest!r:.60}"
         # Who hashes in another way is wrong about most keys: it shows in a few.
         for key in (asked.keys[0], asked.keys[-1]) if self._partition_count else ():
             index = partition_index_of(key, self._partition_count)
@@ -758,10 +773,12 @@ class Staging:
                 value = found.get(id_)
                 if value is None:
                     raise msgspec.DecodeError("it is not there")
-                rows = len(_decode_stage(value).keys)
-                if rows != counts.get(id_, rows):
+                stored = _decode_stage(value)
+                rows = len(stored.keys)
+                if rows != counts.get(id_, rows) or rows != column_length(stored.payloads):
                     raise msgspec.DecodeError(f"it has {rows} rows")
-            except UNREADABLE as error:
+                check_column(stored.payloads)
+            except (*UNREADABLE, PayloadError) as error:
                 self._unreadable.add(id_)
                 what = f"{STAGED} record {id_!r:.300}"
                 problems.append(str(damaged(self._partition, what, error)))

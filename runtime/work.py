@@ -140,6 +140,7 @@ class Chunk:
     __slots__ = (
         "arrived_ms",
         "batch",
+        "columns",
         "deadlines_ms",
         "decoded",
         "earliest_ms",
@@ -199,6 +200,8 @@ class Chunk:
         self.seen = 0
         """Up to here, its keys were looked at for states to read ahead."""
         self.decoded: list[Any] | None = None
+        self.columns: Any = None
+        """Its messages as the columns that their handler takes, once they were asked for."""
         self.raws: list[msgspec.Raw] | None = None
 
     @property

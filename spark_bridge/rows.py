@@ -15,10 +15,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as arrow
 
 from sublet.functions.address import SLOT_COUNT, partition_index_of
-from sublet.functions.codec import codec_for
+from sublet.functions.codec import COLUMNS_MARK, codec_for
+from sublet.functions.columns import (
+    ALLOWED,
+    Columns,
+    is_text,
+    message_values,
+    normal_columns,
+    normal_type,
+    parts_of,
+    slice_columns,
+)
 from sublet.functions.errors import RejectedError
 
 KEY_SEPARATOR = ":"
@@ -40,7 +51,7 @@ class Rows(NamedTuple):
     partition: int
     keys: list[str]
     payloads: bytes
-    """A msgpack array, one item a row."""
+    """A column, one item a row: a msgpack array, or one of Arrow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,8 @@ class Layout:
     """The columns of the payload."""
     bare: bool
     """The payload is the value of the only field, not a map."""
+    columns: bool = False
+    """Payloads go as columns of Arrow, as they are; otherwise as one value a row."""
 
 
 def layout_of(
@@ -67,7 +80,8 @@ def layout_of(
     - `key`: the column that says who handles a row, or several.
     - `payload`: the only column that a handler gets, as it is. Without it, a handler gets a map of
       all columns; those of the key are among them only if its type asks for them.
-    - `message`: what the handler takes, as JSON Schema; None: anything.
+    - `message`: what the handler takes, as JSON Schema; None: anything. If it takes columns of
+      Arrow, rows go as such.
     """
     _check_key(schema, key)
     if payload:
@@ -90,7 +104,25 @@ def layout_of(
         if not payload and not root.takes("object"):
             text = f"the handler takes {root.told}, not a map; name the column (option payload)"
             raise RowsError(text)
-    return Layout(schema=schema, key=tuple(key), fields=fields, bare=bool(payload))
+    columns = (
+        message is not None
+        and bool(message.get(COLUMNS_MARK))
+        and bool(fields)
+        and all(_is_normal(schema.field(name).type) for name in fields)
+    )
+    return Layout(schema=schema, key=tuple(key), fields=fields, bare=bool(payload), columns=columns)
+
+
+def _is_normal(kind: pa.DataType) -> bool:
+    """Tell whether Arrow itself can make of a column what travels."""
+    normal = normal_type(kind)
+    if normal is None:
+        return False
+    try:
+        pa.nulls(0, kind).cast(normal)
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def partition_expression(key: Sequence[str], partition_count: int) -> str:
@@ -109,35 +141,38 @@ class RowSplitter:
         self._layout = layout
         self._partition_count = partition_count
         self._partition_of: dict[str, int] = {}
-        self._converters = {
-            name: converter
-            for name in layout.fields
-            if (converter := _converter(layout.schema.field(name).type)) is not None
-        }
 
     def split(self, batch: pa.RecordBatch) -> list[Rows]:
         """Return the rows as messages; those of one partition keep their order."""
         if not batch.num_rows:
             return []
-        keys = self._keys(batch)
-        payloads = self._payloads(batch)
+        key_column = self._key_column(batch)
+        keys: list[str] = key_column.dictionary.to_pylist()
         places = self._partitions(keys)
-        if len(set(places)) == 1:
-            return [Rows(places[0], keys, _any.encode_column(payloads))]
-        found: dict[int, tuple[list[str], list[Any]]] = {}
-        for index, key, payload in zip(places, keys, payloads, strict=True):
-            mine = found.get(index)
-            if mine is None:
-                mine = found[index] = ([], [])
-            mine[0].append(key)
-            mine[1].append(payload)
-        return [
-            Rows(index, some, _any.encode_column(values))
-            for index, (some, values) in sorted(found.items())
-        ]
+        # No loop over rows: what is looked up is looked up once for each key.
+        indexes = key_column.indices
+        partitions = pa.array(places, pa.int32())
+        fields = batch.select(list(self._layout.fields))
+        if pc.count_distinct(partitions).as_py() == 1:
+            runs = [(places[0], batch.num_rows)]
+        else:
+            partitions = partitions.take(indexes)
+            order = pc.sort_indices(partitions)
+            indexes, fields = indexes.take(order), _taken(fields, order)
+            runs = _runs(partitions)
+        names = [keys[index] for index in indexes.to_pylist()]
+        encode = self._encoder(fields)
+        found: list[Rows] = []
+        start = 0
+        for partition, count in runs:
+            stop = start + count
+            found.append(Rows(partition, names[start:stop], encode(start, stop)))
+            start = stop
+        return found
 
-    def _keys(self, batch: pa.RecordBatch) -> list[str]:
-        columns: list[list[str]] = []
+    def _key_column(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
+        """Return the keys of all rows, each distinct one once, as text."""
+        columns: list[pa.Array] = []
         for name in self._layout.key:
             column = batch.column(name)
             if column.null_count:
@@ -145,33 +180,51 @@ class RowSplitter:
                     f"column {name!r}, which is the key, is null in {column.null_count} of "
                     f"{batch.num_rows} rows; allowed: a value in every row"
                 )
-            values = column.to_pylist()
-            columns.append(values if _is_text(column.type) else [str(each) for each in values])
-        if len(columns) == 1:
-            return columns[0]
-        return [KEY_SEPARATOR.join(each) for each in zip(*columns, strict=True)]
+            columns.append(column)
+        if len(columns) == 1 and columns[0].type != pa.string_view():
+            found = columns[0].dictionary_encode()
+            if is_text(found.type.value_type):
+                return found
+            texts = found.dictionary.cast(pa.string())
+            return pa.DictionaryArray.from_arrays(found.indices, texts)
+        texts = [column.cast(pa.large_string()) for column in columns]
+        if len(texts) == 1:
+            return texts[0].dictionary_encode()
+        separator = pa.scalar(KEY_SEPARATOR, pa.large_string())
+        return pc.binary_join_element_wise(*texts, separator).dictionary_encode()
 
     def _partitions(self, keys: Sequence[str]) -> list[int]:
         known, count = self._partition_of, self._partition_count
         if len(known) > KEYS_CACHED_MAX:
             known.clear()
-        for key in set(keys).difference(known):
-            known[key] = partition_index_of(key, count)
+        for key in keys:
+            if key not in known:
+                known[key] = partition_index_of(key, count)
         return [known[key] for key in keys]
 
-    def _payloads(self, batch: pa.RecordBatch) -> list[Any]:
-        columns = [self._values(batch, name) for name in self._layout.fields]
-        if self._layout.bare:
-            return columns[0]
-        names = self._layout.fields
-        if not names:
-            return [{}] * batch.num_rows
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    def _encoder(self, fields: pa.RecordBatch) -> Callable[[int, int], bytes]:
+        """Return what gives the payloads of some of the rows, in the form that was laid out."""
+        bare = self._layout.bare
+        try:
+            if self._layout.columns:
+                columns = normal_columns(fields, bare=bare)
+                return lambda start, stop: slice_columns(columns, start, stop)
+            values = message_values(Columns(fields, bare))
+        except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
+            raise RowsError(f"rows that cannot be messages: {error}") from error
+        return lambda start, stop: _any.encode_column(values[start:stop])
 
-    def _values(self, batch: pa.RecordBatch, name: str) -> list[Any]:
-        values: list[Any] = batch.column(name).to_pylist()
-        convert = self._converters.get(name)
-        return values if convert is None else [convert(each) for each in values]
+
+def _taken(fields: pa.RecordBatch, order: pa.Array) -> pa.RecordBatch:
+    # Without columns, a record batch forgets how many rows it has.
+    return fields.take(order) if fields.num_columns else fields
+
+
+def _runs(partitions: pa.Array) -> list[tuple[int, int]]:
+    """Return each partition with the number of its rows, by partition."""
+    counted = pc.value_counts(partitions)
+    pairs = zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True)
+    return sorted(pairs)
 
 
 # Schemas
@@ -256,7 +309,7 @@ def _check_key(schema: pa.Schema, key: Sequence[str]) -> None:
         raise RowsError("no column is the key (option key); allowed: one, or several")
     for name in key:
         kind = _field(schema, name, "key").type
-        if not (_is_text(kind) or arrow.is_integer(kind)):
+        if not (is_text(kind) or arrow.is_integer(kind)):
             raise RowsError(
                 f"column {name!r}, which is the key, has the type {kind}; allowed: strings and "
                 "integers (cast it)"
@@ -291,7 +344,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (arrow.is_null, "null"),
 )
 _TEXTS: tuple[Callable[[Any], bool], ...] = (
-    lambda kind: _is_text(kind),
+    lambda kind: is_text(kind),
     lambda kind: arrow.is_binary(kind) or arrow.is_large_binary(kind),
     arrow.is_timestamp,
     arrow.is_date,
@@ -299,14 +352,6 @@ _TEXTS: tuple[Callable[[Any], bool], ...] = (
     arrow.is_decimal,
     arrow.is_duration,
 )
-ALLOWED = (
-    "boolean, integers, floats, strings, binary, date, timestamp, time, duration, decimal, and "
-    "arrays, structs and maps of them"
-)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(arrow.is_string(kind) or arrow.is_large_string(kind) or arrow.is_string_view(kind))
 
 
 def _json_kind(kind: pa.DataType) -> str | None:
@@ -322,18 +367,8 @@ def _json_kind(kind: pa.DataType) -> str | None:
 def _check_type(name: str, kind: pa.DataType) -> None:
     if _json_kind(kind) is None:
         raise RowsError(f"column {name!r} has the type {kind}; allowed: {ALLOWED}")
-    for part in _parts(kind):
+    for part in parts_of(kind):
         _check_type(f"{name}.{part.name}", part.type)
-
-
-def _parts(kind: pa.DataType) -> list[pa.Field]:
-    if arrow.is_struct(kind):
-        return [kind.field(place) for place in range(kind.num_fields)]
-    if arrow.is_map(kind):
-        return [kind.key_field, kind.item_field]
-    if arrow.is_list(kind) or arrow.is_large_list(kind) or arrow.is_fixed_size_list(kind):
-        return [kind.value_field]
-    return []
 
 
 def _check_fits(name: str, kind: pa.DataType, schema: Schema) -> None:
@@ -344,40 +379,5 @@ def _check_fits(name: str, kind: pa.DataType, schema: Schema) -> None:
             f"column {name!r} has the type {kind}, and the handler takes {schema.told} there"
         )
     if arrow.is_struct(kind):
-        for part in _parts(kind):
+        for part in parts_of(kind):
             _check_fits(f"{name}.{part.name}", part.type, schema.field(part.name))
-
-
-# Values
-
-Convert = Callable[[Any], Any]
-
-
-def _converter(kind: pa.DataType) -> Convert | None:
-    """Return what turns Arrow's idea of a value into ours; None where they are the same."""
-    if arrow.is_map(kind):
-        key, item = _converter(kind.key_type), _converter(kind.item_type)
-        return _nullable(
-            lambda pairs: {
-                key(name) if key else name: item(value) if item else value for name, value in pairs
-            }
-        )
-    if arrow.is_struct(kind):
-        parts = {
-            part.name: each for part in _parts(kind) if (each := _converter(part.type)) is not None
-        }
-        if not parts:
-            return None
-        return _nullable(
-            lambda value: {
-                name: parts[name](each) if name in parts else each for name, each in value.items()
-            }
-        )
-    if arrow.is_list(kind) or arrow.is_large_list(kind) or arrow.is_fixed_size_list(kind):
-        each = _converter(kind.value_type)
-        return None if each is None else _nullable(lambda values: [each(value) for value in values])
-    return None
-
-
-def _nullable(convert: Convert) -> Convert:
-    return lambda value: None if value is None else convert(value)

@@ -59,7 +59,7 @@ def runs_in_parts(function: Function) -> bool:
     them home.
     """
     kind = function.state_kind
-    keyed = function.kind == "keyed" and function.batch is not True
+    keyed = function.kind == "keyed" and not function.takes_batch
     return keyed and function.order == "none" and kind is not None and is_mergeable(kind)
 
 
