@@ -9,40 +9,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Literal
+from typing import Literal, Protocol
 
 import structlog
 
-from sublet.runtime.client_pipeline import Committed
+from sublet.functions.duration import Duration
+from sublet.runtime.client_pipeline import Committed, Staged
 from sublet.spark_bridge.options import SinkOptions
-from sublet.spark_bridge.tasks import Brought, begun, drop_quietly
+from sublet.spark_bridge.tasks import Brought
 
 _log = structlog.get_logger(__name__)
 
 
-def commit(
-    options: SinkOptions, brought: Sequence[Brought], wait: Literal["sealed", "taken"]
-) -> Committed | None:
-    """Let the rows of a batch be messages; return when that is durable. None: there are none.
+class Committing(Protocol):
+    """What is needed of a `BlockingPipeline` whose run has begun."""
 
-    Rides out failovers and lack of room for as long as the options have patience: what is raised
-    here ends the query.
+    def commit(
+        self,
+        batch: int,
+        staged: Sequence[Staged],
+        *,
+        deadline: Duration | None,
+        urgency: Literal["normal", "lowest"],
+    ) -> Committed: ...
+
+    def wait_taken(self) -> None: ...
+
+
+def commit(
+    pipeline: Committing,
+    options: SinkOptions,
+    brought: Sequence[Brought],
+    wait: Literal["sealed", "taken"],
+) -> Committed:
+    """Let the rows of a batch be messages; return when that is durable.
+
+    Rides out failovers and lack of room for as long as the pipeline has patience: what is raised
+    here ends the query, and the batch is brought again when that is started again.
     """
-    if not brought:
-        return None
     identity = brought[0].identity
-    began_s = monotonic()
-    # What an earlier run has decided and left half done is finished by this.
-    pipeline = begun(options, identity)
     staged = [each.staged for each in brought if each.staged.parts]
     if not staged:
-        return None
+        # What an earlier run had decided was finished when this one began.
+        return Committed(0, is_ours=True)
+    began_s = monotonic()
     committed = pipeline.commit(
         identity.batch, staged, deadline=options.deadline_ms, urgency=options.urgency
     )
     if not committed.is_ours:
         _log.warning(
-            "this batch was committed before; its rows of now are dropped",
+            "this batch was committed before; what was brought again is dropped",
+            function=options.target,
             query=identity.query,
             batch=identity.batch,
             rows=sum(each.row_count for each in staged),
@@ -61,20 +78,14 @@ def commit(
     return committed
 
 
-def abort(options: SinkOptions, brought: Sequence[Brought | None]) -> None:
-    """Drop the rows of a batch that came to nothing, if that is sure.
+def in_vain(brought: Sequence[Brought | None]) -> list[Brought]:
+    """Return what was surely brought in vain to a batch that Spark aborts.
 
-    Spark also aborts a batch whose commit has raised; that may have taken effect, or be about to.
-    It names a failed task only if there was no commit. Otherwise rows are left alone: they make
-    room when the batch is done again.
+    Spark also aborts a batch whose commit has raised, and that may have taken effect, or may yet.
+    Only if a task has failed was there no commit. Otherwise all is left alone, and makes room when
+    the batch is done again.
     """
     known = [each for each in brought if each is not None]
-    if not known or len(known) == len(brought):
-        return
-    drop_quietly(options, known[0].identity, [each.staged for each in known if each.staged.parts])
-
-
-def forget(options: SinkOptions, brought: Sequence[Brought]) -> None:
-    """Let nothing be known of a query that never comes back."""
-    if brought:
-        begun(options, brought[0].identity).forget()
+    if len(known) == len(brought):
+        return []
+    return [each for each in known if each.staged.parts]

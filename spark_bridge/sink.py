@@ -24,11 +24,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.spark_bridge import commit as commits
+from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
 from sublet.spark_bridge.rows import layout_of
-from sublet.spark_bridge.tasks import Brought, Identity, WritePlan, bring
+from sublet.spark_bridge.tasks import (
+    Brought,
+    Identity,
+    WritePlan,
+    begun,
+    bring,
+    drop_quietly,
+)
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -53,11 +60,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return BroughtMessage(bring(iterator, self._plan, _identity(self._plan.run)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        options = self._plan.options
-        commits.commit(options, _brought(messages), options.wait or "sealed")
+        # Without tasks there is nothing to commit, and nobody who could say which query it is.
+        if brought := _brought(messages):
+            options = self._plan.options
+            pipeline = begun(options, brought[0].identity)
+            commit(pipeline, options, brought, options.wait or "sealed")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        commits.abort(self._plan.options, _brought_or_none(messages))
+        _abort(self._plan.options, messages)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -67,21 +77,29 @@ class BatchWriter(DataSourceArrowWriter):
         self._plan = plan
         options = plan.options
         # Without a name, every write is another one; with one, a batch is written once.
-        self._identity = Identity(options.query or uuid4().hex, plan.run, options.batch or 0)
+        self._identity = (
+            Identity(options.query, plan.run, options.batch or 0)
+            if options.query
+            else Identity(uuid4().hex, "", 0)
+        )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return BroughtMessage(bring(iterator, self._plan, self._identity))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        options, brought = self._plan.options, _brought(messages)
-        # What has no name cannot be asked for again, and is forgotten once it is done.
+        brought = _brought(messages)
+        if not brought:
+            return
+        options = self._plan.options
+        # What has no name cannot come back, so it is forgotten once it is done.
         wait = options.wait or ("sealed" if options.query else "taken")
-        commits.commit(options, brought, wait)
-        if not options.query and wait == "taken":
-            commits.forget(options, brought)
+        pipeline = begun(options, self._identity)
+        commit(pipeline, options, brought, wait)
+        if wait == "taken" and not options.query:
+            pipeline.forget()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        commits.abort(self._plan.options, _brought_or_none(messages))
+        _abort(self._plan.options, messages)
 
 
 def stream_writer(
@@ -140,8 +158,10 @@ def _identity(run: str) -> Identity:
 
 
 def _brought(messages: Sequence[WriterCommitMessage | None]) -> list[Brought]:
-    return [each for each in _brought_or_none(messages) if each is not None]
+    return [each.brought for each in messages if isinstance(each, BroughtMessage)]
 
 
-def _brought_or_none(messages: Sequence[WriterCommitMessage | None]) -> list[Brought | None]:
-    return [each.brought if isinstance(each, BroughtMessage) else None for each in messages]
+def _abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    told = [each.brought if isinstance(each, BroughtMessage) else None for each in messages]
+    if dropped := in_vain(told):
+        drop_quietly(options, dropped[0].identity, [each.staged for each in dropped])

@@ -37,7 +37,7 @@ class Identity(NamedTuple):
     query: str
     """Stays the same when the query is started again."""
     run: str
-    """Another one for each start."""
+    """Another one for each start; empty: there is only one."""
     batch: int
 
 
@@ -140,7 +140,8 @@ def begun(options: SinkOptions, identity: Identity) -> BlockingPipeline:
     if pipeline is None or of_client is not client:
         patience_ms = options.connection.patience_ms
         pipeline = client.pipeline(options.target, identity.query, patience=patience_ms)
-        pipeline.begin(identity.run)
+        if identity.run:
+            pipeline.begin(identity.run)
         _keep(_pipelines, key, (client, pipeline))
     return pipeline
 
