@@ -8,10 +8,14 @@ client is made in the process that uses it, when it is first used, and stays unt
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import random
+import sys
 import threading
 import time
+
+import structlog
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.blocking_client import BlockingClient
@@ -63,10 +67,23 @@ def _client_of(connection: Connection) -> BlockingClient:
         client = _clients.get(key)
         if client is not None and client.is_open:
             return client
+        _set_up_logging()
         client = BlockingClient(connection.addresses, connect_timeout=connection.connect_timeout_ms)
         client.__enter__()
         _clients[key] = client
         return client
+
+
+def _set_up_logging() -> None:
+    """Log to standard error, which Spark keeps, unless somebody has said how to log."""
+    if not structlog.is_configured():
+        level = os.environ.get("SUBLET_LOG_LEVEL", "").upper()
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(
+                logging.getLevelNamesMapping().get(level, logging.WARNING)
+            ),
+            logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        )
 
 
 def close_clients() -> None:
