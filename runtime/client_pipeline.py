@@ -139,6 +139,11 @@ class Pipeline:
         """How many partitions the function has; a key's is `partition_index_of`."""
         return self._asker.partition_count
 
+    @property
+    def completed(self) -> int:
+        """The last batch of which it is known here that it is sealed everywhere; -1: none."""
+        return self._completed
+
     # In tasks
 
     def attempt(self, batch: int, name: str = "") -> Attempt:
