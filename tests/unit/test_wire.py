@@ -337,6 +337,8 @@ def every_error() -> list[SubletError]:
         kind("text", 70) if issubclass(kind, RetryLaterError) else kind("text")
         for kind in kinds(SubletError)
         if kind.__module__.startswith("sublet.")
+        # Raised and told where Spark runs; no worker knows of them.
+        and not kind.__module__.startswith("sublet.spark_bridge.")
     ]
 
 
