@@ -22,7 +22,7 @@ from pyarrow import types as arrow
 from sublet.functions.address import split_partition_name
 from sublet.functions.errors import PayloadError
 from sublet.runtime.unary import EgressValues
-from sublet.spark_bridge.rows import ALLOWED, RowsError
+from sublet.spark_bridge.rows import RowsError
 
 PAYLOAD = "payload"
 """The column that gets the whole payload."""
@@ -180,7 +180,7 @@ def _typed_reader(fields: Sequence[pa.Field]) -> PayloadColumns:
         kw_only=True,
         gc=False,
     )
-    decode = msgspec.msgpack.Decoder(list[row]).decode  # type: ignore[valid-type]
+    decode = msgspec.msgpack.Decoder(_of(list, row)).decode
 
     def read(found: Sequence[EgressValues]) -> dict[str, pa.Array]:
         rows = _decoded(found, decode)
@@ -193,7 +193,7 @@ def _typed_reader(fields: Sequence[pa.Field]) -> PayloadColumns:
 
 
 def _whole_reader(field: pa.Field) -> PayloadColumns:
-    decode = msgspec.msgpack.Decoder(list[_type_of(field)]).decode  # type: ignore[misc]
+    decode = msgspec.msgpack.Decoder(_of(list, _type_of(field))).decode
     return lambda found: {PAYLOAD: _array(_decoded(found, decode), field)}
 
 
@@ -281,6 +281,15 @@ def _type_of(field: pa.Field) -> Any:
     return found | None if field.nullable else found
 
 
+def _of(container: Any, *parts: Any) -> Any:
+    """Return `container[parts]`, of types that are known at run time only."""
+    return container[parts if len(parts) > 1 else parts[0]]
+
+
+_ALLOWED = (
+    "boolean, integers, floats, strings, binary, date, timestamp, time, interval of days, decimal, "
+    "and arrays, structs and maps of them"
+)
 _SIMPLE: tuple[tuple[Callable[[Any], bool], Any], ...] = (
     (arrow.is_boolean, bool),
     (arrow.is_floating, float),
@@ -302,9 +311,10 @@ def _value_type(path: str, kind: pa.DataType) -> Any:
         return Annotated[datetime, msgspec.Meta(tz=kind.tz is not None)]
     if arrow.is_map(kind):
         key = _value_type(f"{path}.key", kind.key_type)
-        return dict[key, _value_type(f"{path}.value", kind.item_type) | None]  # type: ignore[valid-type]
+        item = _value_type(f"{path}.value", kind.item_type)
+        return _of(dict, key, item | None)
     if arrow.is_list(kind) or arrow.is_large_list(kind):
-        return list[_value_type(f"{path}.element", kind.value_type) | None]  # type: ignore[misc]
+        return _of(list, _value_type(f"{path}.element", kind.value_type) | None)
     if arrow.is_struct(kind):
         parts = [kind.field(index) for index in range(kind.num_fields)]
         types = {part.name: _value_type(f"{path}.{part.name}", part.type) | None for part in parts}
@@ -312,4 +322,4 @@ def _value_type(path: str, kind: pa.DataType) -> Any:
     for is_kind, found in _SIMPLE:
         if is_kind(kind):
             return found
-    raise RowsError(f"column {path!r} has the type {kind}; allowed: {ALLOWED}")
+    raise RowsError(f"column {path!r} has the type {kind}; allowed: {_ALLOWED}")

@@ -36,6 +36,13 @@ class Span(NamedTuple):
         return {partition: count for partition, count in counts.items() if count > 0}
 
 
+def placed(place: str, first: EgressCursor, end: EgressCursor) -> EgressCursor:
+    """Return the cursor that an option names: "earliest", "latest", or a cursor."""
+    if place == "earliest":
+        return first
+    return end if place == "latest" else EgressCursor(place)
+
+
 def first_offset(egress: str, cursor: EgressCursor) -> Offset:
     """Return the offset at which a query begins."""
     return {"egress": egress, "cursor": str(cursor), "began": str(cursor)}
@@ -106,6 +113,14 @@ def checked(egress: str, span: Span, kept: EgressCursor, *, skips_lost: bool) ->
             "egress_keep_ms), or pass over what is gone (option on_loss=skip)"
         )
     return lost
+
+
+def later(one: EgressCursor, other: EgressCursor) -> EgressCursor:
+    """Return for each partition the later of its positions in two cursors."""
+    positions = one.positions
+    for partition, position in other:
+        positions[partition] = max(position, positions.get(partition, 0))
+    return EgressCursor.at(positions)
 
 
 def admitted(span: Span, rows_max: int | None) -> EgressCursor:
