@@ -15,6 +15,8 @@ APPLY_IN_PANDAS = "applyInPandasWithState"
 NOOP_ARROW = "no-op Arrow sink"
 NOOP_ROWS = "no-op row sink"
 SPARK_ALONE = "Spark alone"
+AS_MAPS = ", as maps"
+"""Ends the names of cases whose handler takes rows one by one."""
 
 MASTER = "local[2]"
 MASTERS = ("local[1]", MASTER, "local-cluster[2,1,1024]")
@@ -74,7 +76,8 @@ class Case:
 
     @property
     def payload(self) -> str:
-        return "" if self.work == "wide" else "n"
+        """The column that is the message; none: all of them are."""
+        return "" if self.work.startswith("wide") else "n"
 
     def batches(self, seconds: float) -> int:
         rate = GUESS_BRIDGE_ROWS_PER_S if self.store else GUESS_ROWS_PER_S[self.work]
@@ -86,10 +89,11 @@ class Case:
 SUBLET_WORKS = (
     ("mem", "each"),
     ("mem", "batch"),
-    ("mem", "batch_told"),
+    ("mem", "columns"),
+    ("mem", "columns_told"),
     ("sqlite", "each"),
-    ("sqlite", "batch"),
-    ("redis-full", "batch"),
+    ("sqlite", "columns"),
+    ("redis-full", "columns"),
 )
 SPARK_WORKS = (
     NOOP_ARROW,
@@ -132,10 +136,10 @@ def latency_cases(rates_per_s: Sequence[int]) -> Iterator[Case]:
             yield Case(part="latency", name=f"L rate={rate} {work}", work=work, rate_per_s=rate)
         for store, work in (
             ("mem", "each_told"),
-            ("mem", "batch_told"),
+            ("mem", "columns_told"),
             ("sqlite", "each_told"),
-            ("sqlite", "batch_told"),
-            ("redis-full", "batch_told"),
+            ("sqlite", "columns_told"),
+            ("redis-full", "columns_told"),
         ):
             name = f"L rate={rate} {store} {work}"
             yield Case(part="latency", name=name, work=work, store=store, rate_per_s=rate)
@@ -146,7 +150,7 @@ def growth_cases(grown_rows: Sequence[int]) -> Iterator[Case]:
         yield Case(
             part="partitions",
             name=f"P partitions={count}",
-            work=f"batch_{count}",
+            work=f"columns_{count}",
             store="mem",
             app="grown_app",
             batch_rows=GROWTH_ROWS,
@@ -155,7 +159,15 @@ def growth_cases(grown_rows: Sequence[int]) -> Iterator[Case]:
         rows = max(10_000, min(GROWTH_ROWS, 40_000_000 // shape.row_bytes))
         name = f"W {shape}"
         yield Case(part="width", name=name, work=NOOP_ARROW, batch_rows=rows, shape=shape)
-        yield Case(part="width", name=name, work="wide", store="mem", batch_rows=rows, shape=shape)
+        for work, suffix in (("wide_columns", ""), ("wide", AS_MAPS)):
+            yield Case(
+                part="width",
+                name=name + suffix,
+                work=work,
+                store="mem",
+                batch_rows=rows,
+                shape=shape,
+            )
     for rows in grown_rows:
         name = f"N rows={rows}"
         yield Case(part="batches", name=f"{name} {NOOP_ARROW}", work=NOOP_ARROW, batch_rows=rows)
@@ -166,7 +178,7 @@ def growth_cases(grown_rows: Sequence[int]) -> Iterator[Case]:
                 work=TRANSFORM_ROWS,
                 batch_rows=rows,
             )
-        yield Case(part="batches", name=name, work="batch", store="mem", batch_rows=rows)
+        yield Case(part="batches", name=name, work="columns", store="mem", batch_rows=rows)
 
 
 def clustering_cases() -> Iterator[Case]:
@@ -176,7 +188,7 @@ def clustering_cases() -> Iterator[Case]:
             yield Case(
                 part="clustering",
                 name=f"C rows={rows} {word}",
-                work="batch",
+                work="columns",
                 store="mem",
                 batch_rows=rows,
                 clustered=clustered,
@@ -185,7 +197,7 @@ def clustering_cases() -> Iterator[Case]:
         yield Case(
             part="clustering",
             name=f"C batch_rows={rows:,}",
-            work="batch",
+            work="columns",
             store="mem",
             batch_rows=GROWTH_ROWS,
             options={"batch_rows": str(rows)},
@@ -194,7 +206,7 @@ def clustering_cases() -> Iterator[Case]:
         yield Case(
             part="clustering",
             name=f"C Arrow batches of {arrow_rows:,}",
-            work="batch",
+            work="columns",
             store="mem",
             batch_rows=GROWTH_ROWS,
             arrow_rows=arrow_rows,
@@ -203,7 +215,7 @@ def clustering_cases() -> Iterator[Case]:
 
 def master_cases() -> Iterator[Case]:
     for master in MASTERS:
-        for work, store in ((NOOP_ARROW, ""), ("batch", "mem")):
+        for work, store in ((NOOP_ARROW, ""), ("columns", "mem")):
             yield Case(
                 part="masters",
                 name=f"M {master}",

@@ -32,7 +32,7 @@ from benchmarks.workload import LatencyLog
 from sublet import BlockingClient, SubletError
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import StateListRequest
-from sublet.spark_bridge.rows import partition_expression
+from sublet.spark_bridge import partition_expression, register
 
 WARM_UP_BATCHES = 2
 """The first ones start Python workers, open stores and compile plans: nobody times them."""
@@ -79,6 +79,7 @@ def open_session(master: str, folder: Path, cores: int) -> SparkSession:
     spark.sparkContext.setLogLevel("ERROR")
     for sink in SINKS.values():
         spark.dataSource.register(sink)
+    register(spark)
     return spark
 
 
