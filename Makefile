@@ -17,6 +17,9 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || .ci/venv
 	@echo "setup: installing the packages of requirements.lock"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c requirements.lock -e '.[dev]'
+# Spark looks for formats on the path, and packages that stay where they are edited are not there.
+	@echo "$(CURDIR)/spark_bridge/installed" \
+		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sublet-formats.pth"
 	@touch $@
 
 test: lint types layers docs unit ## Check style, types, layers and docs, then run all tests
