@@ -35,13 +35,14 @@ class BreakableSource(SubletDataSource):
 class BreakableWriter(DataSourceStreamArrowWriter):
     """The writer of the bridge; whichever process it was sent to, gates are put there first."""
 
-    def __init__(self, writer: DataSourceStreamArrowWriter, gates: str) -> None:
+    def __init__(self, writer: Any, gates: str) -> None:
         self._writer = writer
         self._gates = gates
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         install(Gates(Path(self._gates)))
-        return self._writer.write(iterator)
+        message: WriterCommitMessage = self._writer.write(iterator)
+        return message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._writer.commit(messages, batchId)

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession, functions
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from sublet.spark_bridge import register
 from tests.integration.cluster import PROJECT
@@ -30,6 +30,7 @@ from tests.spark.spark_app import DRAWN_KEYS, TALLY, events_of
 SCHEMA = "key string, amount long, number long"
 READY, STARTED, BATCH, DONE = "ready", "started", "batch", "done"
 WAIT_S = 120.0
+LOOK_EVERY_S = 0.05
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ def main() -> None:
     tell(STARTED, id=str(query.id))
     told = -1
     while True:
-        ended = query.awaitTermination(0.05)
+        ended = query.awaitTermination(LOOK_EVERY_S)  # type: ignore[arg-type]  # Parts are fine.
         for each in query.recentProgress:
             if each["batchId"] > told and each["numInputRows"]:
                 told = each["batchId"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.breakable_source import BreakableSource
 from tests.spark.driver_app import Plan, start, write_file
