@@ -572,6 +572,77 @@ def state_delete(
     cli_state.delete(cli_state.Place(fn, key), yes, _where(connect, data_dir, config), as_json)
 
 
+# History
+
+
+@cli.command()
+def backfill(  # noqa: PLR0913 - each argument is an option of the command
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES", help="Parquet, CSV or JSON lines; of folders, all in it."),
+    ],
+    target: Annotated[
+        str, typer.Option("--target", "-t", metavar="FN", help="Who gets the rows, as messages.")
+    ],
+    key: Annotated[
+        str,
+        typer.Option("--key", "-k", metavar="COLUMN", help="Which instance; or several, a,b."),
+    ],
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name", "-n", metavar="NAME", help="Tells this history apart; the same to go on."
+        ),
+    ],
+    payload: Annotated[
+        str,
+        typer.Option(
+            "--payload", metavar="COLUMN", help="The whole message. [default: all columns]"
+        ),
+    ] = "",
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="parquet, csv or json. [default: by name]"),
+    ] = None,
+    batch_rows: Annotated[
+        int,
+        typer.Option("--batch-rows", min=1, max=1_000_000, help="Rows that are committed at once."),
+    ] = 50_000,
+    time: Annotated[
+        str, typer.Option("--time", metavar="COLUMN", help="With --until: when a row happened.")
+    ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            "--until", metavar="TIME", help="Only rows before it; live ones are the rest."
+        ),
+    ] = "",
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="ROWS", help="Rows a second, at most.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, and change nothing.")
+    ] = False,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Feed history to a function, each row once, when nothing more urgent waits.
+
+    Whatever ends it, the same command goes on from there. In the end the name is marked as
+    complete: streams of Spark with the option `after` wait for that.
+
+    Example: sublet backfill events/ -t shop/orders --key customer --name history-2025
+    """
+    from sublet.runtime import cli_backfill
+
+    asked = cli_backfill.Asked(
+        files, target, key, name, payload, format_name, batch_rows, time, until, rate, dry_run
+    )
+    cli_backfill.backfill(asked, _where(connect, data_dir, config), as_json)
+
+
 # Dead letters
 
 

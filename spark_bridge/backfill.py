@@ -1,0 +1,202 @@
+"""Feeds history to a function, beside live traffic and behind it: `sublet backfill`.
+
+A backfill is a pipeline of its own name, of the lowest urgency. Its batches are cut from files in a
+way that depends on nothing but the files, so it can be killed anywhere and run again, here or
+elsewhere: it goes on behind the last batch that was committed. What it consists of is kept where it
+is brought to, and files that have changed since are refused. When all of it is taken, it is marked
+as complete, once: live queries that have to come after it wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sublet.functions.errors import RejectedError
+from sublet.runtime.client import Client
+from sublet.runtime.client_pipeline import Pipeline
+from sublet.spark_bridge.history import (
+    History,
+    HistoryBatch,
+    HistoryFile,
+    check_same,
+    encoded,
+    manifest_of,
+)
+from sublet.spark_bridge.rows import Layout, Rows, RowSplitter, layout_of
+
+BATCH_ROWS = 50_000
+BATCH_ROWS_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backfill:
+    """What is to be fed, to whom."""
+
+    target: str
+    name: str
+    files: tuple[HistoryFile, ...]
+    key: tuple[str, ...]
+    payload: str = ""
+    format_name: str | None = None
+    batch_rows: int = BATCH_ROWS
+    time: str = ""
+    until: str = ""
+    """Only rows whose column `time` is before it; also the mark that is left in the end."""
+    rate: float | None = None
+    """Rows a second, at most."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_rows <= BATCH_ROWS_MAX:
+            raise RejectedError(f"a batch has {self.batch_rows} rows; allowed: 1..{BATCH_ROWS_MAX}")
+        if bool(self.time) != bool(self.until):
+            raise RejectedError("time and until belong together; allowed: both, or none")
+        if self.rate is not None and self.rate <= 0:
+            raise RejectedError(f"the rate is {self.rate:g} rows a second; allowed: more than 0")
+
+    def options(self) -> dict[str, Any]:
+        """Return all that a later run has to have in common with the first."""
+        return {
+            "target": self.target,
+            "key": list(self.key),
+            "payload": self.payload,
+            "format": self.format_name,
+            "batch-rows": self.batch_rows,
+            "time": self.time,
+            "until": self.until,
+        }
+
+
+class BackfillProgress(NamedTuple):
+    """How far it is, for people."""
+
+    file: int
+    """The one that is being read, from 0 on."""
+    rows: int
+    """Committed by this run."""
+    rows_waiting: int
+    """Of these, not taken yet."""
+    rows_dead: int
+    """Of all runs: dead letters by now."""
+
+
+class BackfillResult(NamedTuple):
+    rows: int
+    """Committed by this run."""
+    rows_dead: int
+    completed_ms: int
+    mark: str
+    was_complete: bool
+    """Nothing was left to do."""
+
+
+class BackfillPlan(NamedTuple):
+    """What would be done."""
+
+    history: History
+    layout: Layout
+    row_count: int | None
+    """In all; None: the files do not say."""
+    after: int
+    """The last batch that is committed; -1: none."""
+    completed_ms: int | None
+    mark: str
+
+
+async def plan(client: Client, backfill: Backfill) -> BackfillPlan:
+    """Check everything that can be checked before the first row is brought; change nothing."""
+    history = await asyncio.to_thread(_history, backfill)
+    message = await client.message_schema(backfill.target)
+    layout = layout_of(history.schema, key=backfill.key, payload=backfill.payload, message=message)
+    pipeline = client.pipeline(backfill.target, backfill.name)
+    known = await pipeline.describe()
+    if known.text:
+        manifest = await asyncio.to_thread(manifest_of, backfill.files, backfill.options())
+        check_same(backfill.name, known.text, manifest, backfill.files)
+    elif (await pipeline.progress()).sealed >= 0:
+        raise RejectedError(f"{backfill.name} is no backfill of files; use another name")
+    row_count = await asyncio.to_thread(history.row_count)
+    after = (await pipeline.progress()).sealed
+    return BackfillPlan(history, layout, row_count, after, known.completed_ms, known.mark)
+
+
+async def run(
+    client: Client,
+    backfill: Backfill,
+    planned: BackfillPlan,
+    tell: Callable[[BackfillProgress], None],
+    *,
+    patience: str = "10m",
+) -> BackfillResult:
+    """Feed all that is left; return when it is taken, and marked as complete."""
+    pipeline = client.pipeline(backfill.target, backfill.name, patience=patience)
+    manifest = await asyncio.to_thread(manifest_of, backfill.files, backfill.options())
+    # Whoever was first says what it consists of.
+    known = await pipeline.describe(encoded(manifest))
+    check_same(backfill.name, known.text, manifest, backfill.files)
+    rows = 0
+    if known.completed_ms is None:
+        await pipeline.begin()
+        rows = await _feed(pipeline, backfill, planned, tell)
+        known = await pipeline.complete(backfill.until)
+    progress = await pipeline.progress()
+    assert known.completed_ms is not None
+    return BackfillResult(
+        rows, progress.rows_dead, known.completed_ms, known.mark, planned.completed_ms is not None
+    )
+
+
+def _history(backfill: Backfill) -> History:
+    return History(
+        backfill.files,
+        format_name=backfill.format_name,
+        batch_rows=backfill.batch_rows,
+        time=backfill.time,
+        until=backfill.until,
+    )
+
+
+async def _feed(
+    pipeline: Pipeline,
+    backfill: Backfill,
+    planned: BackfillPlan,
+    tell: Callable[[BackfillProgress], None],
+) -> int:
+    splitter = RowSplitter(planned.layout, pipeline.partition_count)
+    started_s, rows = time.monotonic(), 0
+    async for batch, split in _read_ahead(planned.history, splitter, pipeline.completed):
+        attempt = pipeline.attempt(batch.number)
+        for some in split:
+            await attempt.add(some.partition, some.keys, some.payloads)
+        staged = await attempt.end()
+        # One batch is staged while the one before runs, and no more: there has to be room for
+        # what live pipelines stage.
+        await pipeline.wait_taken()
+        await pipeline.commit(batch.number, [staged], urgency="lowest")
+        rows += batch.rows.num_rows
+        progress = await pipeline.progress()
+        tell(BackfillProgress(batch.file, rows, progress.rows_waiting, progress.rows_dead))
+        if backfill.rate is not None:
+            ahead_s = rows / backfill.rate - (time.monotonic() - started_s)
+            await asyncio.sleep(max(0.0, ahead_s))
+    return rows
+
+
+async def _read_ahead(
+    history: History, splitter: RowSplitter, after: int
+) -> AsyncIterator[tuple[HistoryBatch, list[Rows]]]:
+    """Yield batches as messages; the next one is read meanwhile, beside the loop."""
+    batches = history.batches(after)
+
+    def read() -> tuple[HistoryBatch, list[Rows]] | None:
+        batch = next(batches, None)
+        return None if batch is None else (batch, splitter.split(batch.rows))
+
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(asyncio.to_thread(read))
+        while (found := await following) is not None:
+            following = tasks.create_task(asyncio.to_thread(read))
+            yield found
