@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sublet.spark_bridge.discovery import register
+    from sublet.spark_bridge.each_batch import for_each_batch
     from sublet.spark_bridge.rows import partition_expression
 
 _LATER = {
+    "for_each_batch": "sublet.spark_bridge.each_batch",
     "partition_expression": "sublet.spark_bridge.rows",
     "register": "sublet.spark_bridge.discovery",
 }
 
-__all__ = ["partition_expression", "register"]
+__all__ = ["for_each_batch", "partition_expression", "register"]
 
 
 def __getattr__(name: str) -> object:

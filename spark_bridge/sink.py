@@ -111,7 +111,7 @@ def stream_writer(
     found = sink_options(options)
     if found.query:
         raise OptionsError("the option query is for batch writes; a stream is known by its own id")
-    return StreamWriter(_planned(schema, found))
+    return StreamWriter(planned(schema, found))
 
 
 def writer(
@@ -120,7 +120,7 @@ def writer(
     """Return the writer of a table; an error if its rows could never be messages."""
     if overwrite:
         raise OptionsError("format sublet adds to what was written; allowed: mode append")
-    plan = _planned(schema, sink_options(options))
+    plan = planned(schema, sink_options(options))
     if plan.problem is not None:
         raise plan.problem
     return BatchWriter(plan)
@@ -130,7 +130,9 @@ _messages: dict[SinkOptions, Mapping[str, Any] | None] = {}
 """What functions take, as far as this process has asked: Spark plans every batch of a stream."""
 
 
-def _planned(schema: StructType, options: SinkOptions) -> WritePlan:
+def planned(schema: StructType, options: SinkOptions) -> WritePlan:
+    """Return what tasks have to know to bring rows of a schema; an error if these cannot be
+    messages of the function."""
     arrow_schema = to_arrow_schema(schema)
     layout_of(arrow_schema, key=options.key, payload=options.payload)
     if options not in _messages:

@@ -1,0 +1,162 @@
+"""`foreachBatch` that brings each batch to a function, exactly once, as the sink does.
+
+    df.writeStream.foreachBatch(for_each_batch("shop/order", key="customer")).start()
+
+For pipelines that do more with a batch than write it, and for those that want rows in order: here
+the rows of a key can be given to one task and sorted, which a sink cannot ask Spark for. Tasks
+stage rows (`tasks`); what they have staged comes back as the rows of a small table, and the batch
+is committed (`commit`) in the process that runs the function: the driver, or with Spark Connect one
+beside the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from sublet.spark_bridge.commit import commit
+from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
+from sublet.spark_bridge.rows import partition_expression
+from sublet.spark_bridge.sink import QUERY_ID, RUN_ID, planned
+from sublet.spark_bridge.tasks import Brought, Identity, WritePlan, begun, bring
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.connect.dataframe import DataFrame as ConnectDataFrame
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    Rows = DataFrame | ConnectDataFrame
+    Session = SparkSession | ConnectSession
+
+TASKS_MAX = 10_000
+TASKS_DEFAULT = 4
+"""Where nobody says how many tasks can run at once, as with Spark Connect."""
+
+_BROUGHT = "brought binary"
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Brought).decode
+
+
+def for_each_batch(
+    target: str,
+    *,
+    key: str | Sequence[str],
+    cluster: bool = True,
+    tasks: int | None = None,
+    order_by: str | Sequence[str] = (),
+    query_name: str = "",
+    **options: object,
+) -> ForEachBatch:
+    """Return a function for `foreachBatch` that brings each batch to a function of Sublet, once.
+
+    - `target`, `key` and all other options are those of `format("sublet")`.
+    - `cluster`: give all rows of a partition to one task. It costs a shuffle; without it rows stay
+      where they are, and those of one key may come in any order.
+    - `tasks`: how many tasks bring a clustered batch; not said: as many as can run at once.
+    - `order_by`: columns by which each task sorts its rows, so that those of a key are handled in
+      this order within a batch.
+    - `query_name`: what `queryName` says of this query. Only needed with Spark Connect, if a
+      session runs several queries: a batch does not say to which it belongs there.
+    """
+    key = (key,) if isinstance(key, str) else tuple(key)
+    order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    given = {name: _text(value) for name, value in options.items() if value is not None}
+    found = sink_options({"target": target, "key": ",".join(key), **given})
+    if found.query:
+        raise OptionsError("the option query is for batch writes; a stream is known by its own id")
+    if tasks is not None and not 1 <= tasks <= TASKS_MAX:
+        raise OptionsError(f"tasks is {tasks}; allowed: 1..{TASKS_MAX}")
+    if order_by and not cluster:
+        raise OptionsError("rows that are not clustered have no order; drop order_by or cluster")
+    return ForEachBatch(found, _Arrangement(cluster, tasks, order_by), query_name)
+
+
+class _Arrangement(NamedTuple):
+    """How rows are handed to tasks."""
+
+    is_clustered: bool
+    tasks: int | None
+    order_by: tuple[str, ...]
+
+    def of(self, rows: Rows, key: Sequence[str], partition_count: int) -> Any:
+        from pyspark.sql import functions as sql
+
+        if not self.is_clustered:
+            return rows
+        tasks = min(self.tasks or _tasks_at_once(rows.sparkSession), partition_count)
+        partition = sql.expr(f"cast({partition_expression(key, partition_count)} as int)")
+        arranged: Any = rows.repartitionById(tasks, partition)
+        return arranged.sortWithinPartitions(*self.order_by) if self.order_by else arranged
+
+
+class ForEachBatch:
+    """Brings batches to a function. Made by `for_each_batch`; it travels by pickle to Connect."""
+
+    def __init__(self, options: SinkOptions, arrangement: _Arrangement, query_name: str) -> None:
+        self._options = options
+        self._arrangement = arrangement
+        self._query_name = query_name
+
+    def __call__(self, rows: Rows, batch: int) -> None:
+        """Return when the batch is durable; its rows are handled once, whoever brings it again."""
+        options = self._options
+        query, run = _running(rows.sparkSession, self._query_name)
+        identity = Identity(query, run, batch)
+        plan = planned(rows.schema, options)
+        if plan.problem is not None:
+            raise plan.problem
+        pipeline = begun(options, identity)
+        arranged = self._arrangement.of(rows, options.key, pipeline.partition_count)
+        told = arranged.mapInArrow(_Task(plan, identity), _BROUGHT).collect()
+        if brought := [_decode(each["brought"]) for each in told]:
+            commit(pipeline, options, brought, options.wait or "sealed")
+
+
+class _Task:
+    """What runs in an executor: stages rows, and tells in one row what it has staged."""
+
+    def __init__(self, plan: WritePlan, identity: Identity) -> None:
+        self._plan = plan
+        self._identity = identity
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        brought = bring(batches, self._plan, self._identity)
+        told = pa.array([_encode(brought)], pa.binary())
+        yield pa.RecordBatch.from_arrays([told], names=["brought"])
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _running(session: Session, query_name: str) -> tuple[str, str]:
+    """Return the id of the query whose batch is at hand, and that of its run."""
+    context = _context_of(session)
+    if context is not None:
+        query, run = context.getLocalProperty(QUERY_ID), context.getLocalProperty(RUN_ID)
+        if query is None or run is None:
+            raise OptionsError("this is no batch of a streaming query; allowed: in foreachBatch")
+        return query, run
+    active = [each for each in session.streams.active if not query_name or each.name == query_name]
+    if len(active) != 1:
+        named = f"are named {query_name!r}" if query_name else "run in this session"
+        raise OptionsError(
+            f"{len(active)} queries {named}, and one is needed to know whose batch this is; "
+            "give each a queryName, and tell it here as query_name"
+        )
+    return active[0].id, active[0].runId
+
+
+def _context_of(session: Session) -> Any:
+    """Return the Spark context in the driver's own process; None: this is Spark Connect."""
+    from pyspark.sql.utils import is_remote
+
+    return None if is_remote() else session.sparkContext  # type: ignore[union-attr]
+
+
+def _tasks_at_once(session: Session) -> int:
+    context = _context_of(session)
+    return TASKS_DEFAULT if context is None else max(1, context.defaultParallelism)
