@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sublet.spark_bridge.clustering import clustered
     from sublet.spark_bridge.discovery import register
     from sublet.spark_bridge.each_batch import for_each_batch
     from sublet.spark_bridge.rows import partition_expression
 
 _LATER = {
+    "clustered": "sublet.spark_bridge.clustering",
     "for_each_batch": "sublet.spark_bridge.each_batch",
     "partition_expression": "sublet.spark_bridge.rows",
     "register": "sublet.spark_bridge.discovery",
 }
 
-__all__ = ["for_each_batch", "partition_expression", "register"]
+__all__ = ["clustered", "for_each_batch", "partition_expression", "register"]
 
 
 def __getattr__(name: str) -> object:
