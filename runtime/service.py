@@ -347,6 +347,9 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         staging = hosted.partition.staging
         totals["staged_bytes"] = totals.get("staged_bytes", 0) + staging.bytes
         totals["rows_waiting"] = totals.get("rows_waiting", 0) + staging.sealed_rows
+        snapshots = hosted.partition.snapshots
+        totals["snapshots_open"] = totals.get("snapshots_open", 0) + len(snapshots.open)
+        totals["snapshots_lost"] = totals.get("snapshots_lost", 0) + snapshots.ended_at_bounds
         if hosted.cache is not None:
             totals["cache_bytes"] = totals.get("cache_bytes", 0) + hosted.cache.bytes
             totals["cache_evicted"] = totals.get("cache_evicted", 0) + hosted.cache.evicted
@@ -364,5 +367,6 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         "clients": exchange.client_count,
         "links_lost": exchange.links_lost,
         "threads_abandoned": host.threads_abandoned,
+        "snapshot_bytes": host.snapshot_room.bytes,
         **_lease_counters(worker),
     }

@@ -511,6 +511,53 @@ async def test_a_scan_pages_through_a_function_by_partition_and_key(store: Store
         assert pages == expected
 
 
+async def test_an_owner_reads_the_states_of_its_partition_key_by_key(store: Store) -> None:
+    owner = await Owner.of(store)
+    rows = [row(f"k{number:02}", b"1", b"x") for number in range(7)]
+    await owner.commit(state=[*rows, row("k01", b"deleted"), row("ü", b"last"), row("z", b"gone")])
+    await owner.commit(state=[row("k01", None), row("z", None), row("k03", b"more", b"y")])
+    expected = [[each] for each in rows]
+    expected[3].append(row("k03", b"more", b"y"))
+    expected.append([row("ü", b"last")])
+    other = await Owner.of(store, Q)
+    await other.commit(state=[row("k00", b"other"), row("", b"alone")])
+
+    for size in (1, 3, 8, 100):
+        found: list[list[StateRow]] = []
+        after: str | None = None
+        for _ in range(10):
+            page = await store.states(P, owner.epoch, after=after, limit=size)
+            assert page is not None
+            assert len(page.states) <= size
+            found += page.states
+            after = page.upto
+            if after is None:
+                break
+        assert found == expected
+    named = await store.states(P, owner.epoch, keys=["ü", "k03", "nobody"])
+    assert named is not None
+    assert named.states == [expected[3], expected[7]]
+    alone = await store.states(Q, other.epoch, limit=1)
+    assert alone is not None
+    assert (alone.states, alone.upto) == ([[row("", b"alone")]], "")
+
+
+async def test_who_was_replaced_is_not_told_the_states_of_its_successor(
+    make_store: MakeStore,
+) -> None:
+    former, latter = make_store(), make_store()
+    owner = await Owner.of(former)
+    await owner.commit(state=[row("a", b"1")])
+    heir = await Owner.of(latter)
+    await heir.commit(state=[row("a", b"2")])
+
+    assert await former.states(P, owner.epoch, limit=10) is None
+    assert await former.states(P, owner.epoch, keys=["a"]) is None
+    found = await latter.states(P, heir.epoch, keys=["a"])
+    assert found is not None
+    assert found.states == [[row("a", b"2")]]
+
+
 async def test_of_two_racing_owners_only_one_goes_on(make_store: MakeStore) -> None:
     first, second = make_store(), make_store()
     for _ in range(10):

@@ -293,8 +293,30 @@ class StoreMachine(RuleBasedStateMachine):
         keys = sorted(
             {(each, key) for each, other in self.models.items() for key, _ in other.state}
         )
+        await self.check_states(name, limit)
         page = await store.scan("f/g", None, limit)
         assert [(each, rows[0].key) for each, rows in page] == keys[:limit]
+
+    async def check_states(self, name: str, limit: int) -> None:
+        model, store = self.models[name], self.store
+        by_key: dict[str, list[StateRow]] = {}
+        for each in sorted(model.state.values()):
+            by_key.setdefault(each.key, []).append(each)
+        named = await store.states(name, model.epoch, keys=KEYS)
+        if named is None:
+            return  # It was opened since, and owns nothing.
+        assert named.states == list(by_key.values())
+        found: list[list[StateRow]] = []
+        after: str | None = None
+        for _ in range(len(by_key) + 1):
+            page = await store.states(name, model.epoch, after=after, limit=limit)
+            assert page is not None
+            found += page.states
+            after = page.upto
+            if after is None:
+                break
+        assert found == list(by_key.values())
+        assert await store.states(name, model.epoch + 1, keys=KEYS) is None
 
 
 # A full sync differs in nothing that a model could see.

@@ -26,6 +26,7 @@ from sublet.runtime.steps import (
     Left,
     Lend,
     Load,
+    LoadOld,
     LoadStaged,
     LoadTimers,
     LoadWindows,
@@ -35,6 +36,7 @@ from sublet.runtime.steps import (
     Refuse,
     Resume,
     Run,
+    Settled,
     StepEffect,
     Stop,
     Store,
@@ -216,6 +218,8 @@ class Owner:
         self.timer_loads: list[LoadTimers] = []
         self.window_loads: list[LoadWindows] = []
         self.staged_loads: list[LoadStaged] = []
+        self.old_loads: list[Sequence[str]] = []
+        self.settled: list[object] = []
         self.stops: list[Outcome] = []
         self.left: list[Left] = []
         self.interrupted: list[str] = []
@@ -301,6 +305,10 @@ class Owner:
                 self.window_loads.append(effect)
             case LoadStaged():
                 self.staged_loads.append(effect)
+            case LoadOld():
+                self.old_loads.append(effect.keys)
+            case Settled():
+                self.settled.append(effect.ticket)
             case WakeAt():
                 self.wake_ms = effect.at_ms
             case Stop():
@@ -427,6 +435,13 @@ class Owner:
         self.collect()
         return commit
 
+    def load_old(self, *, fails: bool = False) -> None:
+        """Read what is to be written over, for readers of snapshots."""
+        found = now_done(self.store.states(NAME, self.partition.epoch, keys=self.old_loads.pop(0)))
+        rows = None if fails or found is None else [row for rows in found.states for row in rows]
+        self.partition.old_loaded(rows)
+        self.collect()
+
     def settle(self) -> None:
         """Let everything that can go on without time passing go on, without failures."""
         for _ in range(1_000):
@@ -440,6 +455,8 @@ class Owner:
                 self.load_windows()
             elif self.staged_loads:
                 self.load_staged()
+            elif self.old_loads:
+                self.load_old()
             elif self.runs:
                 self.finish()
             elif self.commits:
