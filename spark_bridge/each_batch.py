@@ -11,6 +11,7 @@ beside the server.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,9 @@ TASKS_MAX = 10_000
 TASKS_DEFAULT = 4
 """Where nobody says how many tasks can run at once, as with Spark Connect."""
 
+RUNS_KNOWN_MAX = 1_000
+
+_NAME = r"[A-Za-z0-9._-]{0,50}"
 _BROUGHT = "brought binary"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Brought).decode
@@ -47,6 +51,7 @@ def for_each_batch(
     cluster: bool = True,
     tasks: int | None = None,
     order_by: str | Sequence[str] = (),
+    name: str = "",
     query_name: str = "",
     **options: object,
 ) -> ForEachBatch:
@@ -58,6 +63,7 @@ def for_each_batch(
     - `tasks`: how many tasks bring a clustered batch; not said: as many as can run at once.
     - `order_by`: columns by which each task sorts its rows, so that those of a key are handled in
       this order within a batch.
+    - `name`: tells apart what a query brings to one function by several of these.
     - `query_name`: what `queryName` says of this query. Only needed with Spark Connect, if a
       session runs several queries: a batch does not say to which it belongs there.
     """
@@ -71,7 +77,11 @@ def for_each_batch(
         raise OptionsError(f"tasks is {tasks}; allowed: 1..{TASKS_MAX}")
     if order_by and not cluster:
         raise OptionsError("rows that are not clustered have no order; drop order_by or cluster")
-    return ForEachBatch(found, _Arrangement(cluster, tasks, order_by), query_name)
+    if not re.fullmatch(_NAME, name):
+        raise OptionsError(
+            f"name is {name!r:.100}; allowed: up to 50 letters, digits, '.', '_' and '-'"
+        )
+    return ForEachBatch(found, _Arrangement(cluster, tasks, order_by), name, query_name)
 
 
 class _Arrangement(NamedTuple):
@@ -95,16 +105,20 @@ class _Arrangement(NamedTuple):
 class ForEachBatch:
     """Brings batches to a function. Made by `for_each_batch`; it travels by pickle to Connect."""
 
-    def __init__(self, options: SinkOptions, arrangement: _Arrangement, query_name: str) -> None:
+    def __init__(
+        self, options: SinkOptions, arrangement: _Arrangement, name: str, query_name: str
+    ) -> None:
         self._options = options
         self._arrangement = arrangement
+        self._name = name
         self._query_name = query_name
 
     def __call__(self, rows: Rows, batch: int) -> None:
         """Return when the batch is durable; its rows are handled once, whoever brings it again."""
         options = self._options
         query, run = _running(rows.sparkSession, self._query_name)
-        identity = Identity(query, run, batch)
+        identity = Identity(f"{query}:{self._name}" if self._name else query, run, batch)
+        _check_first(options.target, identity)
         plan = planned(rows.schema, options)
         if plan.problem is not None:
             raise plan.problem
@@ -113,6 +127,23 @@ class ForEachBatch:
         told = arranged.mapInArrow(_Task(plan, identity), _BROUGHT).collect()
         if brought := [_decode(each["brought"]) for each in told]:
             commit(pipeline, options, brought, options.wait or "sealed")
+        _latest[options.target, identity.query, run] = batch
+
+
+_latest: dict[tuple[str, str, str], int] = {}
+"""The latest batch that this process has brought, by target, query and run."""
+
+
+def _check_first(target: str, identity: Identity) -> None:
+    """Refuse what would be taken for a repetition, and dropped: a run has each batch once."""
+    key = (target, identity.query, identity.run)
+    if key in _latest and identity.batch <= _latest[key]:
+        raise OptionsError(
+            f"batch {identity.batch} was brought to {target} before; to bring several parts of a "
+            "batch to one function, give each its own for_each_batch with a name"
+        )
+    while len(_latest) >= RUNS_KNOWN_MAX:
+        del _latest[next(iter(_latest))]
 
 
 class _Task:
@@ -154,7 +185,7 @@ def _context_of(session: Session) -> Any:
     """Return the Spark context in the driver's own process; None: this is Spark Connect."""
     from pyspark.sql.utils import is_remote
 
-    return None if is_remote() else session.sparkContext  # type: ignore[union-attr]
+    return None if is_remote() else session.sparkContext
 
 
 def _tasks_at_once(session: Session) -> int:
