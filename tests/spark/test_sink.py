@@ -1,0 +1,232 @@
+"""`format("sublet")` as a sink: what Spark writes counts once; what cannot be written is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from sublet import BlockingClient
+from tests.integration.cluster import Cluster
+from tests.spark.spark_app import TALLY, TARGET, Event, Tally, events_of, read_tallies, tallies_of
+
+SCHEMA = "key string, amount bigint, number bigint"
+ENDED_WITHIN_S = 120
+
+
+class Sink:
+    """A worker, and folders of files that Spark reads as streams."""
+
+    def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
+        self.spark = spark
+        self.address = address
+        self.folder = folder
+        self.client = BlockingClient(address)
+        self.prefix = uuid4().hex
+        """Of keys: each test has its own."""
+
+    def put(self, events: Iterable[Event], name: str) -> None:
+        """Let a file be there at once, with rows whose keys are this test's own."""
+        incoming = self.folder / "incoming"
+        incoming.mkdir(parents=True, exist_ok=True)
+        lines = [
+            json.dumps({"key": self.prefix + key, "amount": amount, "number": number})
+            for key, amount, number in events
+        ]
+        made = self.folder / name
+        made.write_text("\n".join(lines))
+        made.rename(incoming / f"{name}.json")
+
+    def stream(self) -> DataFrame:
+        """One file a micro-batch."""
+        incoming = self.folder / "incoming"
+        incoming.mkdir(parents=True, exist_ok=True)
+        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        return reader.json(str(incoming))
+
+    def start(self, rows: DataFrame, checkpoint: str = "checkpoint", **said: str) -> StreamingQuery:
+        """Begin to write all that is there."""
+        writer = rows.writeStream.format("sublet").trigger(availableNow=True)
+        options = {"address": self.address, "target": TALLY, "key": "key", **said}
+        return (
+            writer.options(**options)
+            .option("checkpointLocation", str(self.folder / checkpoint))
+            .start()
+        )
+
+    def run(self, checkpoint: str = "checkpoint", **said: str) -> StreamingQuery:
+        query = self.start(self.stream(), checkpoint, **{"wait": "taken", **said})
+        assert query.awaitTermination(ENDED_WITHIN_S)
+        return query
+
+    def write(self, events: Iterable[Event], **said: str) -> None:
+        """Write rows as a table."""
+        rows = [(self.prefix + key, amount, number) for key, amount, number in events]
+        self.save(self.spark.createDataFrame(rows, SCHEMA), **said)
+
+    def save(self, rows: DataFrame, mode: str = "append", **said: str) -> None:
+        options = {"address": self.address, "target": TALLY, "key": "key", **said}
+        rows.write.format("sublet").mode(mode).options(**options).save()
+
+    def tallies(self) -> dict[str, Tally]:
+        """Return what has come of this test's keys."""
+        keys = list(tallies_of([]))
+        found = read_tallies(self.client, [self.prefix + key for key in keys])
+        return dict(zip(keys, found.values(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of one worker, which is there for all tests."""
+    cluster = Cluster(TARGET, tmp_path_factory.mktemp("workers"), {})
+    try:
+        asyncio.run(cluster.start(1))
+        yield cluster.workers[0].address
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def sink(spark: SparkSession, address: str, tmp_path: Path) -> Iterator[Sink]:
+    found = Sink(spark, address, tmp_path)
+    with found.client:
+        yield found
+
+
+def test_every_row_of_several_micro_batches_counts_once(sink: Sink) -> None:
+    files = [events_of(number, 700) for number in range(3)]
+    for number, events in enumerate(files):
+        sink.put(events, f"{number}")
+    query = sink.run()
+    assert sink.tallies() == tallies_of(event for events in files for event in events)
+    batches = [each for each in query.recentProgress if each["numInputRows"]]
+    assert [each["sink"]["numOutputRows"] for each in batches] == [700, 700, 700]
+
+
+def test_a_query_goes_on_from_its_checkpoint_and_what_it_does_again_changes_nothing(
+    sink: Sink,
+) -> None:
+    first, second, third = (events_of(number, 300) for number in (10, 11, 12))
+    sink.put(first, "0")
+    sink.put(second, "1")
+    sink.run()
+    # As if the driver had died before it wrote down that the last batch was done.
+    forget_last_commit(sink.folder / "checkpoint")
+    sink.put(third, "2")
+    query = sink.run(deadline="1m")
+    assert [each["batchId"] for each in query.recentProgress if each["numInputRows"]] == [1, 2]
+    assert sink.tallies() == tallies_of([*first, *second, *third])
+
+    # Another query, as far as anybody can know: its rows count again.
+    sink.run("another-checkpoint", urgency="lowest")
+    assert sink.tallies() == tallies_of([*first, *second, *third] * 2)
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_table_is_written_once_for_each_number_that_its_query_has(sink: Sink) -> None:
+    first, second = events_of(20, 500), events_of(21, 500)
+    name = uuid4().hex
+    for _ in range(2):
+        sink.write(first, query=name, wait="taken")
+    assert sink.tallies() == tallies_of(first)
+    sink.write(second, query=name, batch="1", wait="taken")
+    sink.write(first, query=name, batch="0", wait="taken")
+    assert sink.tallies() == tallies_of([*first, *second])
+
+    # Who has no name is somebody else each time; it returns when the rows are taken.
+    for _ in range(2):
+        sink.write(first)
+    assert sink.tallies() == tallies_of([*first, *second, *first, *first])
+
+
+def test_tasks_and_batches_without_rows_do_no_harm(sink: Sink) -> None:
+    rows = sink.spark.createDataFrame([(sink.prefix + "k1", 5, 6)], SCHEMA)
+    sink.save(rows.repartition(6))
+    sink.save(rows.where("amount > 100"))
+    sink.save(rows.sparkSession.createDataFrame([], SCHEMA))
+    assert sink.tallies()["k1"] == Tally(1, 5, 6)
+
+    sink.put([], "0")
+    sink.put([Event("k1", 7, 8)], "1")
+    sink.run()
+    assert sink.tallies()["k1"] == Tally(2, 12, 14)
+
+
+def test_rows_that_cannot_be_messages_end_the_query_and_leave_nothing_of_their_batch(
+    sink: Sink,
+) -> None:
+    sink.put([Event("k1", 1, 1)], "0")
+    sink.run()
+    good = {"key": sink.prefix + "k2", "amount": 2, "number": 2}
+    bad = {"amount": 3, "number": 3}
+    made = sink.folder / "made"
+    made.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}")
+    made.rename(sink.folder / "incoming" / "1.json")
+    with pytest.raises(StreamingQueryException, match="column 'key', which is the key, is null"):
+        sink.run()
+    assert sink.tallies() == tallies_of([Event("k1", 1, 1)])
+
+    # Whoever leaves them out goes on where it has ended.
+    query = sink.start(sink.stream().where("key is not null"), wait="taken")
+    assert query.awaitTermination(ENDED_WITHIN_S)
+    assert sink.tallies() == tallies_of([Event("k1", 1, 1), Event("k2", 2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("said", "columns", "told"),
+    [
+        ({"target": "spark/tallly"}, ["*"], "no function 'spark/tallly' in this cluster; known: "),
+        ({"key": "customer"}, ["*"], r"there is no column 'customer' .* columns: key, amount"),
+        ({"key": "amount.x"}, ["*"], r"there is no column 'amount.x'"),
+        ({"deadlin": "1s"}, ["*"], r"no option 'deadlin' \(did you mean deadline\?\)"),
+        ({"urgency": "high"}, ["*"], "option urgency is 'high'; allowed: normal, lowest"),
+        ({}, ["key", "amount"], "takes Row, and there is no column for number"),
+        ({}, ["*", "1 as more"], "Row, which has no field for the columns more; allowed: amount"),
+        ({}, ["key", "'x' as amount", "number"], "'amount' has the type string, .* integer there"),
+        ({"payload": "amount"}, ["*"], "'amount' has the type int64, and the handler takes object"),
+        ({}, ["double(amount) as key", "amount", "number"], "'key', which is the key, .* double"),
+    ],
+)
+def test_what_can_never_work_is_told_before_a_row_is_written(
+    sink: Sink, said: dict[str, str], columns: list[str], told: str
+) -> None:
+    rows = sink.spark.createDataFrame([(sink.prefix, 1, 2)], SCHEMA).selectExpr(*columns)
+    with pytest.raises(PySparkException, match=told):
+        sink.save(rows, **said)
+
+
+def test_a_stream_that_can_never_work_ends_at_once_and_tells_why(sink: Sink) -> None:
+    sink.put([Event("k1", 1, 1)], "0")
+    with pytest.raises(StreamingQueryException, match="no column for number"):
+        sink.start(sink.stream().drop("number")).awaitTermination(ENDED_WITHIN_S)
+    with pytest.raises(StreamingQueryException, match="a stream is known by its own id"):
+        sink.run(query="mine")
+    with pytest.raises(StreamingQueryException, match=r"no worker answers at 127\.0\.0\.1:1 "):
+        sink.run(address="127.0.0.1:1", connect_timeout="500ms")
+    totals = sink.stream().groupBy("key").count()
+    query = totals.writeStream.format("sublet").outputMode("complete").option("target", TALLY)
+    checkpoint = str(sink.folder / "totals")
+    with pytest.raises(StreamingQueryException, match="allowed: outputMode append"):
+        query.option("key", "key").start(checkpointLocation=checkpoint).awaitTermination(
+            ENDED_WITHIN_S
+        )
+
+
+def test_a_table_only_adds_to_what_was_written(sink: Sink) -> None:
+    rows = sink.spark.createDataFrame([(sink.prefix, 1, 2)], SCHEMA)
+    with pytest.raises(PySparkException, match="allowed: mode append"):
+        sink.save(rows, mode="overwrite")
+    with pytest.raises(PySparkException, match="no worker answers"):
+        sink.save(rows, address="127.0.0.1:1", connect_timeout="500ms")
