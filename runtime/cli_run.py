@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -194,12 +195,25 @@ async def _serve(
             on_signals(worker.stop, lambda: running.cancel())
             watching = tasks.create_task(_watch(worker, sorted(functions), supervisor_fd))
             running.add_done_callback(lambda _: watching.cancel())
+            settling = tasks.create_task(_settle(worker))
+            running.add_done_callback(lambda _: settling.cancel())
     except BaseExceptionGroup as errors:
         known = SubletError if worker.ready.is_set() else _START_FAILURES
         failure = _told_failure(errors, known)
         if failure is None:
             raise
         raise _ToldError(failure) from None
+
+
+async def _settle(worker: Worker) -> None:
+    """Spare the garbage collector what was loaded until the worker was ready: it stays.
+
+    A full collection that goes through all modules stops the loop for 30 ms and more, at moments
+    in which much is new, such as when a partition has just come.
+    """
+    await worker.ready.wait()
+    gc.collect()
+    gc.freeze()
 
 
 async def _watch(worker: Worker, functions: list[str], supervisor_fd: int | None) -> None:
