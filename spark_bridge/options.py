@@ -325,3 +325,39 @@ def source_options(
         skips_lost=values["on_loss"] == "skip",
         payload=values["payload"],
     )
+
+
+# States
+
+FUNCTION = Option("function", function_name, "the function whose states are read, as app/function")
+STATE = (
+    *CONNECTION,
+    FUNCTION._replace(required=True),
+    Option("state", one_of("json", "binary"), "json, binary"),
+    Option("tasks", whole_number(1, TASKS_MAX), f"1..{TASKS_MAX}"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOptions:
+    """What is known of a read of states before anything is asked for. Made by `state_options`."""
+
+    connection: Connection
+    function: str
+    state: Literal["json", "binary"] | None = None
+    """The form of whole states; None: JSON, or as the schema of the user says."""
+    tasks: int | None = None
+    """At most; None: as many as there are partitions, up to a few."""
+
+
+def state_options(
+    given: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> StateOptions:
+    """Return the options of a read of states; `OptionsError` if they cannot be."""
+    values = parsed(given, STATE, "sublet-state")
+    return StateOptions(
+        connection=connection_of(values, environment),
+        function=values["function"],
+        state=values["state"],
+        tasks=values["tasks"],
+    )
