@@ -15,6 +15,7 @@ import structlog
 
 from sublet.functions.duration import Duration
 from sublet.runtime.client_pipeline import Committed, Staged
+from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.tasks import Brought
 
@@ -52,6 +53,8 @@ def commit(
     if not staged:
         # What an earlier run had decided was finished when this one began.
         return Committed(0, is_ours=True)
+    if options.after:
+        wait_for_backfill(options)
     began_s = monotonic()
     committed = pipeline.commit(
         identity.batch, staged, deadline=options.deadline_ms, urgency=options.urgency
@@ -76,6 +79,20 @@ def commit(
         ms=round(1000 * (monotonic() - began_s)),
     )
     return committed
+
+
+def wait_for_backfill(options: SinkOptions) -> None:
+    """Return when the history that rows have to come after is complete, however long it takes.
+
+    What the batch has staged is durable, and waits with it; Spark begins no other batch.
+    """
+    client = client_of(options.connection, patient=True)
+    patience_ms = options.connection.patience_ms
+    history = client.pipeline(options.target, options.after, patience=patience_ms)
+    if history.describe().completed_ms is None:
+        _log.info("rows wait for a backfill", function=options.target, backfill=options.after)
+        history.wait_complete()
+        _log.info("a backfill is complete", function=options.target, backfill=options.after)
 
 
 def in_vain(brought: Sequence[Brought | None]) -> list[Brought]:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError
 from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.staging import IfExists
 
 ADDRESS_DEFAULT = "127.0.0.1:7337"
 ADDRESS_VARIABLE = "SUBLET_ADDRESS"
@@ -201,6 +202,10 @@ def connection_of(
 
 TARGET = Option("target", function_name, "the function that gets the rows, as app/function")
 KEY = Option("key", names, "the column that is the key, or several with commas between them")
+_NAME = "a name of 1 to 100 letters, digits, '.', '_', ':' and '-'"
+QUERY = Option("query", pipeline_name, _NAME)
+BATCH = Option("batch", whole_number(0, 2**53), f"0..{2**53}")
+BATCH_ROWS = Option("batch_rows", whole_number(1, BATCH_ROWS_MAX), f"1..{BATCH_ROWS_MAX}", 50_000)
 SINK = (
     *CONNECTION,
     TARGET._replace(required=True),
@@ -209,9 +214,11 @@ SINK = (
     Option("deadline", duration_ms, _DURATION),
     Option("urgency", one_of("normal", "lowest"), "normal, lowest", "normal"),
     Option("wait", one_of("sealed", "taken"), "sealed, taken"),
-    Option("query", pipeline_name, "a name of 1 to 100 letters, digits, '.', '_', ':' and '-'"),
-    Option("batch", whole_number(0, 2**53), f"0..{2**53}"),
-    Option("batch_rows", whole_number(1, BATCH_ROWS_MAX), f"1..{BATCH_ROWS_MAX}", 50_000),
+    QUERY,
+    BATCH,
+    BATCH_ROWS,
+    Option("mode", one_of("live", "backfill"), "live, backfill", "live"),
+    Option("after", pipeline_name, f"the name of a backfill: {_NAME}"),
 )
 
 
@@ -233,6 +240,10 @@ class SinkOptions:
     batch: int | None = None
     batch_rows: int = 50_000
     """Rows that a task collects before it sends them, so that partitions get whole batches."""
+    is_backfill: bool = False
+    """The rows are history: behind everything else, and no more than one batch ahead."""
+    after: str = ""
+    """Rows are not committed before the backfill of this name is complete."""
 
 
 def sink_options(
@@ -240,6 +251,12 @@ def sink_options(
 ) -> SinkOptions:
     """Return the options of a sink; `OptionsError` if they cannot be."""
     values = parsed(given, SINK, "sublet")
+    is_backfill = values["mode"] == "backfill"
+    if is_backfill:
+        values["urgency"] = "lowest"
+        values["wait"] = values["wait"] or "taken"
+        if values["after"] is not None:
+            raise OptionsError("history waits for nobody; drop the option mode, or after")
     if values["urgency"] == "lowest" and values["deadline"] is not None:
         raise OptionsError(
             "what has a deadline cannot have urgency lowest; drop one of the options"
@@ -257,7 +274,46 @@ def sink_options(
         query=values["query"] or "",
         batch=values["batch"],
         batch_rows=values["batch_rows"],
+        is_backfill=is_backfill,
+        after=values["after"] or "",
     )
+
+
+# States in bulk
+
+BULK = (
+    *CONNECTION,
+    Option("function", function_name, "whose states they are, as app/function", required=True),
+    KEY._replace(required=True),
+    Option("value", some_name, "the only column that is the state; default: a map of all others"),
+    Option("ifexists", one_of("fail", "overwrite", "keep"), "fail, overwrite, keep"),
+    Option("wait", one_of("sealed", "taken"), "sealed, taken", "taken"),
+    QUERY,
+    BATCH,
+    BATCH_ROWS,
+)
+
+
+def bulk_options(
+    given: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> tuple[SinkOptions, IfExists | None]:
+    """Return how states are brought, and what is to become of those that are there; None: the
+    options do not say."""
+    values = parsed(given, BULK, "sublet-state")
+    if values["batch"] is not None and values["query"] is None:
+        raise OptionsError("the option batch counts the writes of a query; name it (option query)")
+    sink = SinkOptions(
+        connection=connection_of(values, environment),
+        target=values["function"],
+        key=values["key"],
+        payload=values["value"] or "",
+        urgency="lowest",
+        wait=values["wait"],
+        query=values["query"] or "",
+        batch=values["batch"],
+        batch_rows=values["batch_rows"],
+    )
+    return sink, values["ifexists"]
 
 
 # The source

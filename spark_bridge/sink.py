@@ -95,6 +95,8 @@ class BatchWriter(DataSourceArrowWriter):
         wait = options.wait or ("sealed" if options.query else "taken")
         pipeline = begun(options, self._identity)
         commit(pipeline, options, brought, wait)
+        if options.is_backfill and options.batch is None:
+            pipeline.complete()
         if wait == "taken" and not options.query:
             pipeline.forget()
 
@@ -120,7 +122,10 @@ def writer(
     """Return the writer of a table; an error if its rows could never be messages."""
     if overwrite:
         raise OptionsError("format sublet adds to what was written; allowed: mode append")
-    plan = planned(schema, sink_options(options))
+    found = sink_options(options)
+    if found.is_backfill and not found.query:
+        raise OptionsError("history needs a name, for who comes after it (option query)")
+    plan = planned(schema, found)
     if plan.problem is not None:
         raise plan.problem
     return BatchWriter(plan)

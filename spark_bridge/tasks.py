@@ -18,6 +18,7 @@ import structlog
 from sublet.functions.errors import SubletError
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client_pipeline import BlockingPipeline, Staged
+from sublet.runtime.staging import IfExists
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.rows import RowSplitter, layout_of
@@ -48,6 +49,8 @@ class WritePlan:
     options: SinkOptions
     message: Mapping[str, Any] | None = None
     """What the function takes, as JSON Schema."""
+    if_exists: IfExists | None = None
+    """The rows are states, and this is what becomes of those that are there; None: messages."""
     run: str = field(default_factory=lambda: uuid4().hex)
     """Stands for the run where Spark tells none."""
     problem: SubletError | None = None
@@ -91,7 +94,10 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
         while batch is not None:
             for rows in splitter.split(batch):
                 touched[rows.partition] = (0, 0)
-                attempt.add(rows.partition, rows.keys, rows.payloads)
+                if plan.if_exists is None:
+                    attempt.add(rows.partition, rows.keys, rows.payloads)
+                else:
+                    attempt.assign(rows.partition, rows.keys, rows.payloads, plan.if_exists)
             batch = next(rows_of, None)
         return Brought(identity, pipeline.generation, attempt.end())
     except BaseException:
