@@ -326,8 +326,7 @@ def egress_start(text: str) -> str:
     """Take "earliest", "latest", or the text of a cursor."""
     if text.lower() in ("earliest", "latest"):
         return text.lower()
-    if not text.strip():
-        raise ValueError
+    # An empty text is one, too: of an egress to which nobody has emitted yet.
     return str(EgressCursor(text.strip()))
 
 
