@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sublet.spark_bridge.backfill import complete_backfill
     from sublet.spark_bridge.clustering import clustered
     from sublet.spark_bridge.discovery import register
     from sublet.spark_bridge.each_batch import for_each_batch
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 _LATER = {
     "clustered": "sublet.spark_bridge.clustering",
+    "complete_backfill": "sublet.spark_bridge.backfill",
     "for_each_batch": "sublet.spark_bridge.each_batch",
     "partition_expression": "sublet.spark_bridge.rows",
     "register": "sublet.spark_bridge.discovery",
 }
 
-__all__ = ["clustered", "for_each_batch", "partition_expression", "register"]
+__all__ = ["clustered", "complete_backfill", "for_each_batch", "partition_expression", "register"]
 
 
 def __getattr__(name: str) -> object:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from sublet.functions.errors import RejectedError
 from sublet.runtime.client import Client
 from sublet.runtime.client_pipeline import Pipeline
+from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.history import (
     History,
     HistoryBatch,
@@ -26,6 +27,7 @@ from sublet.spark_bridge.history import (
     encoded,
     manifest_of,
 )
+from sublet.spark_bridge.options import CONNECTION, connection_of, parsed
 from sublet.spark_bridge.rows import Layout, Rows, RowSplitter, layout_of
 
 BATCH_ROWS = 50_000
@@ -147,6 +149,28 @@ async def run(
     return BackfillResult(
         rows, progress.rows_dead, known.completed_ms, known.mark, planned.completed_ms is not None
     )
+
+
+def complete_backfill(
+    target: str, name: str, *, query: str = "", mark: str = "", address: str | None = None
+) -> None:
+    """Mark history as complete that a stream with the option `mode=backfill` has brought.
+
+    Returns when all of its rows are taken. Streams with the option `after` wait for that.
+
+    - `target`: the function that has got it, as app/function.
+    - `name`: what those streams wait for.
+    - `query`: the id of the stream that has ended; not said: the name is that of a batch write.
+    - `mark`: where history ends, for people.
+    - `address`: as the option of that name.
+    """
+    given = {} if address is None else {"address": address}
+    connection = connection_of(parsed(given, CONNECTION, "sublet"))
+    client = client_of(connection)
+    patience_ms = connection.patience_ms
+    if query:
+        client.pipeline(target, query, patience=patience_ms).wait_taken()
+    client.pipeline(target, name, patience=patience_ms).complete(mark)
 
 
 def _history(backfill: Backfill) -> History:

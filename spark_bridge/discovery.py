@@ -80,6 +80,13 @@ class SubletStateDataSource(DataSource):
 
         return bulk.writer(schema, self.options, overwrite)
 
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from sublet.spark_bridge import bulk
+
+        return bulk.stream_writer(schema, self.options, overwrite)
+
 
 def register(spark: SparkSession) -> None:
     """Let a Spark session know `format("sublet")` and `format("sublet-state")`.

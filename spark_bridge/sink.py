@@ -61,13 +61,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         # Without tasks there is nothing to commit, and nobody who could say which query it is.
-        if brought := _brought(messages):
+        if brought := brought_in(messages):
             options = self._plan.options
             pipeline = begun(options, brought[0].identity)
             commit(pipeline, options, brought, options.wait or "sealed")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        _abort(self._plan.options, messages)
+        abort_quietly(self._plan.options, messages)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -87,7 +87,7 @@ class BatchWriter(DataSourceArrowWriter):
         return BroughtMessage(bring(iterator, self._plan, self._identity))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        brought = _brought(messages)
+        brought = brought_in(messages)
         if not brought:
             return
         options = self._plan.options
@@ -101,7 +101,7 @@ class BatchWriter(DataSourceArrowWriter):
             pipeline.forget()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _abort(self._plan.options, messages)
+        abort_quietly(self._plan.options, messages)
 
 
 def stream_writer(
@@ -164,11 +164,13 @@ def _identity(run: str) -> Identity:
     return Identity(query, run, int(batch))
 
 
-def _brought(messages: Sequence[WriterCommitMessage | None]) -> list[Brought]:
+def brought_in(messages: Sequence[WriterCommitMessage | None]) -> list[Brought]:
+    """Return what the tasks have told that did not fail."""
     return [each.brought for each in messages if isinstance(each, BroughtMessage)]
 
 
-def _abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+def abort_quietly(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Drop what was surely brought in vain."""
     told = [each.brought if isinstance(each, BroughtMessage) else None for each in messages]
     if dropped := in_vain(told):
         drop_quietly(options, dropped[0].identity, [each.staged for each in dropped])

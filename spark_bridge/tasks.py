@@ -67,7 +67,7 @@ class Brought(NamedTuple):
 
 
 _pipelines: dict[tuple[SinkOptions, str, str], tuple[BlockingClient, BlockingPipeline]] = {}
-_splitters: dict[tuple[SinkOptions, pa.Schema, int], RowSplitter] = {}
+_splitters: dict[tuple[SinkOptions, IfExists | None, pa.Schema, int], RowSplitter] = {}
 
 
 def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity) -> Brought:
@@ -84,9 +84,10 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
     if plan.problem is not None:
         # Of a query that was never under way, somebody waits for its first sign of life.
         client = client_of(plan.options.connection, patient=identity.batch > 0)
-        message = client.message_schema(plan.options.target)
+        ask = client.message_schema if plan.if_exists is None else client.state_schema
+        message = ask(plan.options.target)
     pipeline = begun(plan.options, identity)
-    splitter = _splitter(plan.options, message, first.schema, pipeline.partition_count)
+    splitter = _splitter(plan, message, first.schema, pipeline.partition_count)
     attempt = pipeline.attempt(identity.batch)
     touched: dict[int, tuple[int, int]] = {}
     try:
@@ -153,13 +154,14 @@ def begun(options: SinkOptions, identity: Identity) -> BlockingPipeline:
 
 
 def _splitter(
-    options: SinkOptions,
+    plan: WritePlan,
     message: Mapping[str, Any] | None,
     schema: pa.Schema,
     partition_count: int,
 ) -> RowSplitter:
     """Return what cuts rows by partition; it remembers where keys belong, so it is kept."""
-    key = (options, schema, partition_count)
+    options = plan.options
+    key = (options, plan.if_exists, schema, partition_count)
     splitter = _splitters.get(key)
     if splitter is None:
         layout = layout_of(schema, key=options.key, payload=options.payload, message=message)
