@@ -349,6 +349,7 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         totals["rows_waiting"] = totals.get("rows_waiting", 0) + staging.sealed_rows
         snapshots = hosted.partition.snapshots
         totals["snapshots_open"] = totals.get("snapshots_open", 0) + len(snapshots.open)
+        totals["snapshots_begun"] = totals.get("snapshots_begun", 0) + snapshots.begun
         totals["snapshots_lost"] = totals.get("snapshots_lost", 0) + snapshots.ended_at_bounds
         if hosted.cache is not None:
             totals["cache_bytes"] = totals.get("cache_bytes", 0) + hosted.cache.bytes

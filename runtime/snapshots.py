@@ -81,6 +81,7 @@ class Snapshots:
 
     def __init__(self, partition: str, room: SnapshotRoom) -> None:
         self.open: dict[str, Snapshot] = {}
+        self.begun = 0
         self.ended_at_bounds = 0
         self._partition = partition
         self._room = room
@@ -98,6 +99,7 @@ class Snapshots:
                 f"{self._partition} is read by {SNAPSHOTS_MAX} snapshots, the most at a time",
                 RETRY_AFTER_MS,
             )
+        self.begun += 1
         wanted = None if keys is None else frozenset(keys)
         found = self.open[id_] = Snapshot(id_, index, wanted, now_ms)
         return found

@@ -1,0 +1,123 @@
+"""`format("sublet-state")` as a source: the states of a function, each partition at one commit.
+
+Whoever plans the read pins all partitions at once; tasks then read what was pinned for them, from
+the owners of the partitions, while messages go on. A task whose pins are gone by then (the owner
+has changed, or it had to wait for too long) pins its partitions anew, as long as nothing of them
+was given to Spark; else it fails, and Spark repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    In,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from sublet.runtime.client_snapshot import SnapshotPin
+from sublet.spark_bridge.connections import client_of
+from sublet.spark_bridge.options import StateOptions, state_options
+from sublet.spark_bridge.state_rows import (
+    Form,
+    StateRows,
+    Wanted,
+    is_whole,
+    shares,
+    whole_schema,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TASKS_DEFAULT = 8
+
+
+def schema_of(options: Mapping[str, str]) -> str:
+    """Return the columns of a reader that is told no others."""
+    return whole_schema(state_options(options).state or "json")
+
+
+def reader(schema: StructType, options: Mapping[str, str]) -> StateReader:
+    return StateReader(schema, state_options(options))
+
+
+class StateTask(InputPartition):
+    """What one task reads: some partitions, as they were pinned for it."""
+
+    def __init__(self, pins: list[SnapshotPin]) -> None:
+        super().__init__(None)
+        self.pins = pins
+
+
+class StateReader(DataSourceReader):
+    """Reads the states of a function. It travels from the driver to executors."""
+
+    def __init__(self, schema: StructType, options: StateOptions) -> None:
+        self._options = options
+        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._form: Form = options.state or ("json" if is_whole(self._schema) else "typed")
+        self._wanted = Wanted()
+        # Of a schema that no state can fit we hear here, before anything runs.
+        StateRows(options.function, self._schema, self._form)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        for each in filters:
+            narrowed = None
+            match each:
+                case EqualTo() | EqualNullSafe() if len(each.attribute) == 1:
+                    narrowed = self._wanted.narrowed(each.attribute[0], [each.value])
+                case In() if len(each.attribute) == 1:
+                    narrowed = self._wanted.narrowed(each.attribute[0], each.value)
+            if narrowed is None:
+                yield each
+            else:
+                self._wanted = narrowed
+
+    def partitions(self) -> list[StateTask]:
+        options, wanted = self._options, self._wanted
+        client = client_of(options.connection, patient=True)
+        if wanted.partitions is not None:
+            counts = {each.name: each.partition_count for each in client.topology.functions}
+            known = range(counts.get(options.function, 0))
+            wanted = wanted._replace(partitions=wanted.partitions & set(known))
+        snapshot = client.snapshot(
+            options.function,
+            keys=wanted.keys,
+            partitions=wanted.partitions,
+            patience=options.connection.patience_ms,
+        )
+        snapshot.pin()
+        pins = snapshot.pins
+        planned = shares(sorted(pins), options.tasks or TASKS_DEFAULT)
+        return [StateTask([pins[index] for index in each]) for each in planned]
+
+    def read(self, partition: StateTask | None) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        # Where there is nothing to read, Spark starts a task nevertheless.
+        return iter(()) if partition is None else self._read(partition)
+
+    def _read(self, task: StateTask) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task; read on while Spark takes what was read."""
+        options = self._options
+        rows = StateRows(options.function, self._schema, self._form)
+        client = client_of(options.connection, patient=True)
+        snapshot = client.snapshot(
+            options.function,
+            keys=self._wanted.keys,
+            partitions=[each.partition for each in task.pins],
+            patience=options.connection.patience_ms,
+            pins=task.pins,
+        )
+        with snapshot, ThreadPoolExecutor(1, "sublet states") as ahead:
+            reading = ahead.submit(snapshot.next_page)
+            while (page := reading.result()) is not None:
+                reading = ahead.submit(snapshot.next_page)
+                yield rows.record_batch(page)
