@@ -38,6 +38,8 @@ ALLOWED = (
     "arrays, structs and maps of them"
 )
 
+ALIGNMENT = 8
+
 _BARE = 1
 _RANGES: tuple[tuple[Callable[[Any], bool], pa.DataType, int, int], ...] = (
     # What Python has a value for.
@@ -71,7 +73,7 @@ def encode_columns(columns: Columns) -> bytes:
 
 
 def decode_columns(raw: bytes | Raw, *, trusted: bool = False) -> Columns:
-    """Return what a column holds, sharing its memory; `PayloadError` says what is wrong about it.
+    """Return what a column holds; `PayloadError` says what is wrong about it.
 
     `trusted`: this process has checked these very bytes before.
     """
@@ -80,7 +82,11 @@ def decode_columns(raw: bytes | Raw, *, trusted: bool = False) -> Columns:
     view = memoryview(raw)
     bare = bool(view[6] & _BARE)
     try:
-        batch = _record_batch(pa.py_buffer(view[ARROW_HEADER.size :]))
+        data = pa.py_buffer(view[ARROW_HEADER.size :])
+        if data.address % ALIGNMENT:
+            # Inside a frame it stands anywhere, and Arrow wants numbers to be where they belong.
+            data = pa.py_buffer(bytes(data))
+        batch = _record_batch(data)
         if not trusted:
             _check_batch(batch, count, bare)
     except StopIteration:

@@ -475,7 +475,8 @@ class SyncRunner:
         values = result.values = [None] * scope.work.count
         if not keys:
             return
-        cells = self._cells_of(place, keys)
+        distinct = dict.fromkeys(keys) if result.failed else scope.work.distinct_keys
+        cells = self._cells_of(place, distinct)
         effects = Effects(result.effects)
         context = Context(scope, effects)
         batch: Batch[Any] = Batch(context, keys, messages, BatchState(cells), columns)
@@ -503,7 +504,7 @@ class SyncRunner:
                 dirty[key] = cell
         place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
-    def _cells_of(self, place: Place, keys: Sequence[str]) -> dict[str, Cell]:
+    def _cells_of(self, place: Place, keys: Iterable[str]) -> dict[str, Cell]:
         if place.cache is None:
             return {}
         cells = place.cache.cells

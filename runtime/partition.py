@@ -758,11 +758,17 @@ class Partition:
         if work is None:
             return False
         work.off_loop = off_loop
-        work.exclusive = not off_loop
+        # Whole columns hold no keys, wherever they run: until their end nothing else starts.
+        work.exclusive = not off_loop or bool(work.spans)
         if self._queue.batching is not None:
             self._queue.begun(work, now_ms)
         self._running[work.id] = work
         return self._load_or_run(work, now_ms)
+
+    def _runs_whole(self) -> bool:
+        """Tell whether a run beside the loop takes whole columns: one at a time, for a handler that
+        gets them as they are."""
+        return self.function.takes_columns and not self._running
 
     def _may_start(self) -> bool:
         if self._commit_size.is_heavy:
@@ -796,7 +802,7 @@ class Partition:
         chosen = self._queue.choose(
             size,
             now_ms,
-            singly=off_loop or bool(self._keys),
+            singly=bool(self._keys) or (off_loop and not self._runs_whole()),
             # Handlers may be waiting for messages of other partitions: clients come later.
             peers_only=len(self._awaiting) >= limits.open_calls_max,
             # What waits for a busy key is in the next commit, too.
@@ -895,7 +901,9 @@ class Partition:
                 return False
         missing: Sequence[str] = ()
         if self.function.kind == "keyed":
-            missing = self._cells.missing(work.keys)
+            # A batch may have few keys for many messages.
+            keys = work.distinct_keys if self.function.takes_batch else work.keys
+            missing = self._cells.missing(keys)
         elif self.function.kind == "stateful":
             missing = self._cells.missing([""])
         prefetch = self._prefetch

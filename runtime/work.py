@@ -291,6 +291,7 @@ class Work:
     """Messages that run together: either whole spans of chunks, or single waiting messages."""
 
     __slots__ = (
+        "_distinct",
         "arrived_ms",
         "count",
         "exclusive",
@@ -337,6 +338,14 @@ class Work:
                 key for chunk, start, stop in spans for key in chunk.batch.keys[start:stop]
             ]
         self.count = len(self.keys)
+        self._distinct: Sequence[str] | None = None
+
+    @property
+    def distinct_keys(self) -> Sequence[str]:
+        """Each key once, in the order of their first messages."""
+        if self._distinct is None:
+            self._distinct = list(dict.fromkeys(self.keys))
+        return self._distinct
 
     @property
     def assigns(self) -> bool:

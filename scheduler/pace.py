@@ -19,6 +19,8 @@ QUANTA_MAX = 4
 it goes on, the loop does not hear of anybody. Beside the loop, because its replies are late."""
 FIXED_QUANTA = 10
 """Who fixes a function's batches may let a run take longer, within reason."""
+COLUMNS_QUANTA = 5
+"""A run of a handler of columns may take longer, too: it costs more for keys than for messages."""
 RUNS_BEFORE_TRUST = 3
 SMALL_RUN_EVERY = 32
 SMALL_RUN_PART = 16
@@ -143,6 +145,8 @@ class LearnedPace:
         quantum_ms = OFF_LOOP_QUANTUM_MS if self.off_loop(function) else self.quantum_ms
         if function.batch_size is not None:
             quantum_ms *= FIXED_QUANTA
+        elif function.takes_columns:
+            quantum_ms *= COLUMNS_QUANTA
         room_ms = max(quantum_ms - a, quantum_ms / 2)
         size = limit if b * limit <= room_ms else max(1, int(room_ms / b))
         if not model.runs % SMALL_RUN_EVERY and self._is_unclear(function, model):
