@@ -112,11 +112,24 @@ class ForEachBatch:
         self._arrangement = arrangement
         self._name = name
         self._query_name = query_name
+        self._root: Session | None = None
+        """With Spark Connect: the session that the query was started in. A batch has another."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_root": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if _is_remote():
+            from pyspark.sql.connect.session import SparkSession
+
+            # The process that runs this for Spark Connect is in that session until the first batch.
+            self._root = SparkSession.getActiveSession()
 
     def __call__(self, rows: Rows, batch: int) -> None:
         """Return when the batch is durable; its rows are handled once, whoever brings it again."""
         options = self._options
-        query, run = _running(rows.sparkSession, self._query_name)
+        query, run = self._running(rows)
         identity = Identity(f"{query}:{self._name}" if self._name else query, run, batch)
         _check_first(options.target, identity)
         plan = planned(rows.schema, options)
@@ -128,6 +141,25 @@ class ForEachBatch:
         if brought := [_decode(each["brought"]) for each in told]:
             commit(pipeline, options, brought, options.wait or "sealed")
         _latest[options.target, identity.query, run] = batch
+
+    def _running(self, rows: Rows) -> tuple[str, str]:
+        """Return the id of the query whose batch is at hand, and that of its run."""
+        if not _is_remote():
+            return _running_here(rows)
+        if self._root is None:
+            raise OptionsError(
+                "with Spark Connect, for_each_batch has to be made by the client, outside of the "
+                "function that foreachBatch is given"
+            )
+        name = self._query_name
+        active = [each for each in self._root.streams.active if not name or each.name == name]
+        if len(active) != 1:
+            told = f"are named {name!r}" if name else "run in this session"
+            raise OptionsError(
+                f"{len(active)} queries {told}, and nothing says to which of them this batch "
+                "belongs; give each a queryName, and tell it here as query_name"
+            )
+        return active[0].id, active[0].runId
 
 
 _latest: dict[tuple[str, str, str], int] = {}
@@ -163,31 +195,20 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _running(session: Session, query_name: str) -> tuple[str, str]:
-    """Return the id of the query whose batch is at hand, and that of its run."""
-    context = _context_of(session)
-    if context is not None:
-        query, run = context.getLocalProperty(QUERY_ID), context.getLocalProperty(RUN_ID)
-        if query is None or run is None:
-            raise OptionsError("this is no batch of a streaming query; allowed: in foreachBatch")
-        return query, run
-    active = [each for each in session.streams.active if not query_name or each.name == query_name]
-    if len(active) != 1:
-        named = f"are named {query_name!r}" if query_name else "run in this session"
-        raise OptionsError(
-            f"{len(active)} queries {named}, and one is needed to know whose batch this is; "
-            "give each a queryName, and tell it here as query_name"
-        )
-    return active[0].id, active[0].runId
+def _running_here(rows: Rows) -> tuple[str, str]:
+    context = rows.sparkSession.sparkContext
+    query, run = context.getLocalProperty(QUERY_ID), context.getLocalProperty(RUN_ID)
+    if query is None or run is None:
+        raise OptionsError("this is no batch of a streaming query; allowed: in foreachBatch")
+    return query, run
 
 
-def _context_of(session: Session) -> Any:
-    """Return the Spark context in the driver's own process; None: this is Spark Connect."""
+def _is_remote() -> bool:
+    """Tell whether this is a process of Spark Connect, which is not the driver's own."""
     from pyspark.sql.utils import is_remote
 
-    return None if is_remote() else session.sparkContext
+    return is_remote()
 
 
 def _tasks_at_once(session: Session) -> int:
-    context = _context_of(session)
-    return TASKS_DEFAULT if context is None else max(1, context.defaultParallelism)
+    return TASKS_DEFAULT if _is_remote() else max(1, session.sparkContext.defaultParallelism)
