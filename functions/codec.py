@@ -220,7 +220,8 @@ def check_column(raw: bytes | Raw) -> None:
 
 def _array_of(raw: bytes | Raw) -> bytes:
     """Return the messages of an Arrow column as a msgpack array."""
-    return _arrow().messages_of(raw)
+    messages: bytes = _arrow().messages_of(raw)
+    return messages
 
 
 def _arrow() -> Any:

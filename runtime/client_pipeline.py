@@ -28,6 +28,7 @@ from sublet.functions.errors import (
     TooLargeError,
     UnknownOutcomeError,
 )
+from sublet.functions.key_column import KeyColumn
 from sublet.runtime.staging import (
     IF_EXISTS,
     LOWEST_LEFT_MS,
@@ -59,6 +60,8 @@ REQUESTS_AT_ONCE = 64
 _REQUEST_BYTES_OVERHEAD = 1_024
 _BACKOFF_MS_MIN = 50.0
 _BACKOFF_MS_MAX = 2_000.0
+
+Keys = list[str] | KeyColumn
 
 _progress: Codec[Progress] = codec_for(Progress)
 _decision: Codec[Decision] = codec_for(Decision)
@@ -370,23 +373,31 @@ class Attempt:
         if not 0 <= index < self._pipeline.partition_count:
             count = self._pipeline.partition_count
             raise RejectedError(f"partition {index}; allowed: 0..{count - 1}")
-        for some, column in self._pieces(list(keys), payloads):
+        keys = keys if isinstance(keys, KeyColumn) else list(keys)
+        for some, column in self._pieces(keys, payloads):
             part_count, row_count = self._parts.get(index, (0, 0))
             self._parts[index] = part_count + 1, row_count + len(some)
             name, batch = self._pipeline.name, self.batch
             generation = self._pipeline.generation
-            payloads_ = msgspec.Raw(column)
             request = Stage(
-                name, batch, self.name, part_count, some, payloads_, generation, assigns
+                name,
+                batch,
+                self.name,
+                part_count,
+                some.distinct if isinstance(some, KeyColumn) else some,
+                msgspec.Raw(column),
+                generation,
+                assigns,
+                some.places if isinstance(some, KeyColumn) else b"",
             )
             await self._room.acquire()
             self._asker.begin(self._stage(index, _encode(request)))
         self._check()
 
-    def _pieces(self, keys: list[str], column: bytes) -> Iterator[tuple[list[str], bytes]]:
+    def _pieces(self, keys: Keys, column: bytes) -> Iterator[tuple[Keys, bytes]]:
         row_bytes_max = self._asker.message_bytes_max - _REQUEST_BYTES_OVERHEAD
         limit = min(PART_BYTES_MAX, row_bytes_max)
-        size_bytes = len(column) + sum(map(len, keys))
+        size_bytes = len(column) + _keys_bytes(keys)
         if size_bytes <= limit and len(keys) <= PART_ROWS_MAX:
             if keys:
                 yield keys, column
@@ -439,9 +450,21 @@ class Attempt:
         await self._pipeline.drop(self.batch, [Staged(self.name, dict(self._parts))])
 
 
+def _keys_bytes(keys: Keys) -> int:
+    """Return what keys weigh in a request, at most."""
+    if isinstance(keys, KeyColumn):
+        return len(keys.places) + _keys_bytes(keys.distinct)
+    # In UTF-8, a key is longer than it looks.
+    return (
+        sum(map(len, keys))
+        if all(map(str.isascii, keys))
+        else sum(len(key.encode()) for key in keys)
+    )
+
+
 def _slices(
-    keys: list[str], column: bytes, limit: int, row_bytes_max: int
-) -> Iterator[tuple[list[str], bytes]]:
+    keys: Keys, column: bytes, limit: int, row_bytes_max: int
+) -> Iterator[tuple[Keys, bytes]]:
     """Return a column of Arrow in parts that are small enough, cut in halves as often as needed."""
     from sublet.functions.columns import decode_columns, slice_columns
 
@@ -453,7 +476,7 @@ def _slices(
     while left:
         start, stop = left.pop()
         some, piece = keys[start:stop], slice_columns(columns, start, stop)
-        size_bytes = len(piece) + sum(len(key.encode()) for key in some)
+        size_bytes = len(piece) + _keys_bytes(some)
         if size_bytes <= limit and stop - start <= PART_ROWS_MAX:
             yield some, piece
         elif stop - start > 1:

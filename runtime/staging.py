@@ -35,6 +35,7 @@ from sublet.functions.codec import (
     split_column,
 )
 from sublet.functions.errors import PayloadError
+from sublet.functions.key_column import PLACE_BYTES, KeyColumn
 from sublet.runtime.damage import UNREADABLE, damaged, decoded
 from sublet.runtime.frames import Batch, ErrorInfo, Kind
 from sublet.statestore.contract import STAGED, STAGING, Record
@@ -82,6 +83,15 @@ class Stage(msgspec.Struct, array_like=True, frozen=True, tag="stage"):
     assigns: bool = False
     """The rows are states, not messages: each payload is an `Assignment`. So it is with all rows of
     a pipeline, or with none."""
+    places: bytes = b""
+    """If given, `keys` are the distinct ones, and these say which row has which: a `KeyColumn`."""
+
+    @property
+    def row_count(self) -> int:
+        return len(self.places) // PLACE_BYTES if self.places else len(self.keys)
+
+    def row_keys(self) -> list[str]:
+        return KeyColumn(self.keys, self.places).to_list() if self.places else self.keys
 
 
 IfExists = Literal["fail", "overwrite", "keep"]
@@ -465,11 +475,10 @@ class Staging:
         refusal = self._refusal_of_rows(asked)
         if refusal is not None:
             return _refused("bad_payload", refusal)
-        pipeline, batch, attempt, number, keys, _, generation, assigns = msgspec.structs.astuple(
-            asked
-        )
+        pipeline, batch, attempt, number = asked.pipeline, asked.batch, asked.attempt, asked.part
+        generation, assigns = asked.generation, asked.assigns
         size_bytes, orphan_ms = len(value), clock_ms + ORPHAN_MS
-        part = Part(pipeline, batch, attempt, number, len(keys), size_bytes, orphan_ms)
+        part = Part(pipeline, batch, attempt, number, asked.row_count, size_bytes, orphan_ms)
         part.generation, part.assigns = generation, assigns
         known = self._flows.get(PIPELINE_MARK + pipeline)
         records: list[Record] = []
@@ -513,12 +522,14 @@ class Staging:
                 if asked.assigns or self._check_columns is None:
                     return f"{self._partition} takes rows, one by one, and no columns of Arrow"
                 self._check_columns(asked.payloads)
+            if asked.places:
+                KeyColumn(asked.keys, asked.places).check()
         except PayloadError as error:
-            return f"the payloads of a part: {error}"
+            return f"the columns of a part: {error}"
         if asked.assigns and not self._takes_states:
             return f"{self._partition} takes no states; allowed: a keyed function without windows"
-        if not asked.keys or len(asked.keys) != count:
-            return f"a part has {len(asked.keys)} keys and {count} payloads; allowed: as many"
+        if not asked.keys or asked.row_count != count:
+            return f"a part has {asked.row_count} keys and {count} payloads; allowed: as many"
         limit = self._key_bytes_max
         longest = max(asked.keys, key=len)
         if len(longest) * 4 > limit and any(len(key.encode()) > limit for key in asked.keys):
@@ -751,7 +762,7 @@ class Staging:
                         source,
                         part.first,
                         Kind.ASSIGN if rows.assigns else Kind.SEND,
-                        rows.keys,
+                        rows.row_keys(),
                         rows.payloads,
                         part.count,
                         left_ms,
@@ -774,7 +785,8 @@ class Staging:
                 if value is None:
                     raise msgspec.DecodeError("it is not there")
                 stored = _decode_stage(value)
-                rows = len(stored.keys)
+                rows = stored.row_count
+                KeyColumn(stored.keys, stored.places).check()
                 if rows != counts.get(id_, rows) or rows != column_length(stored.payloads):
                     raise msgspec.DecodeError(f"it has {rows} rows")
                 check_column(stored.payloads)

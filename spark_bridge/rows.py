@@ -31,6 +31,7 @@ from sublet.functions.columns import (
     slice_columns,
 )
 from sublet.functions.errors import RejectedError
+from sublet.functions.key_column import KeyColumn
 
 KEY_SEPARATOR = ":"
 """Between the columns of a key."""
@@ -49,7 +50,7 @@ class Rows(NamedTuple):
     """Messages for one partition, in the order of their rows."""
 
     partition: int
-    keys: list[str]
+    keys: Sequence[str]
     payloads: bytes
     """A column, one item a row: a msgpack array, or one of Arrow."""
 
@@ -160,13 +161,13 @@ class RowSplitter:
             order = pc.sort_indices(partitions)
             indexes, fields = indexes.take(order), _taken(fields, order)
             runs = _runs(partitions)
-        names = [keys[index] for index in indexes.to_pylist()]
         encode = self._encoder(fields)
         found: list[Rows] = []
         start = 0
         for partition, count in runs:
             stop = start + count
-            found.append(Rows(partition, names[start:stop], encode(start, stop)))
+            some = _key_column(keys, indexes.slice(start, count))
+            found.append(Rows(partition, some, encode(start, stop)))
             start = stop
         return found
 
@@ -218,6 +219,14 @@ class RowSplitter:
 def _taken(fields: pa.RecordBatch, order: pa.Array) -> pa.RecordBatch:
     # Without columns, a record batch forgets how many rows it has.
     return fields.take(order) if fields.num_columns else fields
+
+
+def _key_column(keys: list[str], indexes: pa.Array) -> KeyColumn:
+    """Return the keys of some rows, given by their places among the keys of all rows."""
+    own = indexes.dictionary_encode()
+    places = own.indices.cast(pa.int32()).buffers()[1]
+    distinct = [keys[place] for place in own.dictionary.to_pylist()]
+    return KeyColumn(distinct, bytes(places)[: 4 * len(indexes)])
 
 
 def _runs(partitions: pa.Array) -> list[tuple[int, int]]:
