@@ -19,6 +19,7 @@ from sublet.runtime.steps import (
     Interrupt,
     Lend,
     Load,
+    LoadOld,
     LoadStaged,
     LoadTimers,
     LoadWindows,
@@ -26,6 +27,7 @@ from sublet.runtime.steps import (
     Refuse,
     Resume,
     Run,
+    Settled,
     Stop,
     WakeAt,
 )
@@ -169,6 +171,10 @@ class Node:
                         world.store_soon(self._read_windows, effect)
                     case LoadStaged():
                         world.store_soon(self._read_staged, effect.ids)
+                    case LoadOld():
+                        world.store_soon(self._read_old, effect.keys)
+                    case Settled():
+                        effect.ticket.settled()  # type: ignore[attr-defined]  # Readers' alone.
                     case Ready():
                         world.soon(self._take)
                     case Run():
@@ -280,6 +286,19 @@ class Node:
     def _staged_loaded(self, ids: Sequence[str], records: Any) -> None:
         if self.alive:
             self.partition.staged_loaded(ids, records, self.world.now_ms)
+            self.carry_out()
+
+    def _read_old(self, keys: Sequence[str]) -> None:
+        name, epoch = self.partition.name, self.partition.epoch
+        found = None
+        if not self.world.swarm.read_fails():
+            found = now_done(self.world.store.states(name, epoch, keys=keys))
+        rows = None if found is None else [row for of_key in found.states for row in of_key]
+        self.world.soon(self._old_loaded, rows)
+
+    def _old_loaded(self, rows: Sequence[StateRow] | None) -> None:
+        if self.alive:
+            self.partition.old_loaded(rows)
             self.carry_out()
 
     def _store(self, commit: Commit) -> None:

@@ -13,11 +13,13 @@ from tests.simulation import (
     lease_mutants,
     mutants,
     pipeline_mutants,
+    snapshot_mutants,
     window_mutants,
 )
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.lease_world import LeaseWindowWorld, LeaseWorld
 from tests.simulation.pipeline_world import LeasePipelineWorld, PipelineWorld
+from tests.simulation.snapshot_world import SnapshotWorld
 from tests.simulation.windows_world import WindowWorld
 from tests.simulation.world import World
 
@@ -100,6 +102,9 @@ def _known() -> dict[str, WorldKind]:
         ),
         "lease-pipelines": _of_partitions(
             LeasePipelineWorld, "rows in batches, with work lent", {}
+        ),
+        "snapshots": _of_partitions(
+            SnapshotWorld, "states read as they were at a commit", snapshot_mutants.MUTANTS
         ),
         "cluster": WorldKind("whole workers and clients", _play_cluster, cluster_mutants.MUTANTS),
     }
