@@ -45,7 +45,6 @@ _RANGES: tuple[tuple[Callable[[Any], bool], pa.DataType, int, int], ...] = (
     # What Python has a value for.
     (arrow.is_timestamp, pa.int64(), -62_135_596_800_000_000, 253_402_300_799_999_999),
     (arrow.is_date32, pa.int32(), -719_162, 2_932_896),
-    (arrow.is_time64, pa.int64(), 0, 86_399_999_999),
 )
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, struct.error)
 _any = codec_for(Any)
@@ -123,14 +122,22 @@ def message_values(columns: Columns) -> list[Any]:
         return values[0]
     if not values:
         return [{}] * batch.num_rows
-    # An object with slots is made and encoded in a fifth of the time that a dict takes.
-    return list(map(_row_type(tuple(batch.schema.names)), *values))
+    names = tuple(batch.schema.names)
+    row_type = _row_type(names)
+    if row_type is None:
+        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    return list(map(row_type, *values))
 
 
 @lru_cache(maxsize=256)
-def _row_type(names: tuple[str, ...]) -> type[msgspec.Struct]:
+def _row_type(names: tuple[str, ...]) -> type[msgspec.Struct] | None:
+    """Return a type with these fields, which is made and encoded in a fifth of the time that a dict
+    takes; None for names that it cannot have."""
     places = {f"f{place}": name for place, name in enumerate(names)}
-    return msgspec.defstruct("Row", list(places), rename=places, gc=False)
+    try:
+        return msgspec.defstruct("Row", list(places), rename=places, gc=False)
+    except ValueError:
+        return None
 
 
 def _values(column: pa.Array) -> list[Any]:
