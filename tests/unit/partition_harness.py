@@ -86,7 +86,7 @@ def make_function(*, is_async: bool = False, **options: Any) -> Function:
         async def waits(ctx: Any, message: Any) -> None: ...
 
         return waits
-    if options.get("batch") is True:
+    if options.get("batch") in (True, "columns"):
 
         @app.function(name="f", **options)
         def together(batch: Any) -> None: ...
