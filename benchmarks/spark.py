@@ -33,6 +33,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark.errors import PySparkException
+
 from benchmarks import machine
 from benchmarks.processes import exit_on_terminate
 from benchmarks.report import CaseResult, write_results
@@ -40,7 +42,15 @@ from benchmarks.spark_cases import PARTS, ROUNDS_MAX, TASKS, Case, all_cases, ro
 from benchmarks.spark_input import InputFiles
 from benchmarks.spark_operators import OPERATORS
 from benchmarks.spark_report import draw, grids, write_page
-from benchmarks.spark_streams import Bridge, Dropping, Operator, Streams, Work, open_session
+from benchmarks.spark_streams import (
+    Bridge,
+    Dropping,
+    MiscountedError,
+    Operator,
+    Streams,
+    Work,
+    open_session,
+)
 from benchmarks.sublet_cases import Cluster
 from benchmarks.tables import print_grid, wide_console
 from sublet import BlockingClient, SubletError
@@ -57,6 +67,8 @@ FULL = Durations(files_s=3.5, paced_s=13.0, warm_up_s=5.0)
 QUICK = Durations(files_s=1.0, paced_s=6.0, warm_up_s=3.0)
 
 
+FAILURES = (TimeoutError, SubletError, RuntimeError, PySparkException, MiscountedError)
+"""Of one case, after which the others still run."""
 ARROW_ROWS_OPTION = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -116,7 +128,7 @@ class Benchmark:
         self._session(case.master)
         try:
             figures, error = self._measure(case), None
-        except (TimeoutError, SubletError, RuntimeError) as failure:
+        except FAILURES as failure:
             figures, error = {}, f"{type(failure).__name__}: {failure}"[:300]
         self.results.append(
             CaseResult(

@@ -6,7 +6,6 @@ a sink that drops them, or Sublet. All see the same session, the same input, the
 
 from __future__ import annotations
 
-import asyncio
 import os
 import statistics
 import sys
@@ -30,8 +29,6 @@ from benchmarks.spark_input import Arrivals, InputFiles, PacedLine, Shape
 from benchmarks.spark_operators import OPERATORS, SINKS
 from benchmarks.workload import LatencyLog
 from sublet import BlockingClient, SubletError
-from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import StateListRequest
 from sublet.spark_bridge import partition_expression, register
 
 WARM_UP_BATCHES = 2
@@ -40,7 +37,6 @@ QUERY_WAIT_S = 120.0
 VISIBLE_WAIT_S = 60.0
 PACED_GRACE_S = 15.0
 LOOK_S = 0.01
-STATE_PAGE = 1_000
 ROCKS_DB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Seen = Callable[[list[str], list[int]], None]
@@ -55,6 +51,7 @@ def open_session(master: str, folder: Path, cores: int) -> SparkSession:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     options = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "2g",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -218,19 +215,8 @@ class Bridge:
 
     def total(self) -> int:
         """Return the sum of all counts."""
-        return asyncio.run(_total(self.addresses[0], self.function))
-
-
-async def _total(address: str, function: str) -> int:
-    total, after = 0, ""
-    async with UnaryClient(address) as worker:
-        while True:
-            request = StateListRequest(function=function, limit=STATE_PAGE, after=after)
-            page = await worker.list_state(request)
-            total += sum(int(each.json) for each in page.entries)
-            after = page.next
-            if not after:
-                return total
+        with self.client.snapshot(self.function) as snapshot:
+            return sum(each.state for each in snapshot)
 
 
 class MiscountedError(Exception):
