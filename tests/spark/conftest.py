@@ -27,7 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("spark")
-            item.add_marker(pytest.mark.timeout(180), append=False)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(180))
             # What Spark itself warns of is not ours.
             item.add_marker(pytest.mark.filterwarnings("default:::pyspark"))
 
