@@ -25,6 +25,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "too_large": 413,
     "idempotency_conflict": 409,
     "egress_lost": 410,
+    "snapshot_lost": 410,
     "call_cycle": 409,
     "retry_later": 503,
     "overloaded": 429,

@@ -18,7 +18,7 @@ method and message.
 """
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{(\})?")
 _RPC = re.compile(r"rpc (\w+)\((.*?)\) returns \((.*?)\);")
-_FIELD = re.compile(r"((?:repeated )?(?:map<.*?>|[\w.]+)) (\w+) = (\d+);")
+_FIELD = re.compile(r"((?:repeated |optional )?(?:map<.*?>|[\w.]+)) (\w+) = (\d+);")
 _VALUE = re.compile(r"(\w+) = (\d+);")
 
 

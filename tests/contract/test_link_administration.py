@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from sublet.functions.errors import RejectedError, UnavailableError
+from sublet.functions.errors import RejectedError, SnapshotLostError, UnavailableError
 from sublet.proto import sublet_pb2, sublet_pb2_grpc
 from sublet.runtime.frames import ErrorInfo, Hello
 from sublet.runtime.link import Link
@@ -23,11 +23,16 @@ from sublet.runtime.unary import (
     DeleteState,
     EgressPage,
     EgressRequest,
+    EndSnapshotRequest,
     FunctionDescription,
+    PinnedPartition,
+    PinRequest,
     PutState,
     RecordEntry,
     RecordPage,
     RecordsRequest,
+    SnapshotPage,
+    SnapshotPageRequest,
     StateEntry,
     StateListRequest,
     StatePage,
@@ -77,6 +82,9 @@ STATUS = StatusReport(
 )
 
 
+PINNED = [PinnedPartition(partition=3, id="a.1", epoch=2, commit=77, clock_ms=1_700_000_000_000)]
+
+
 class Office(NoService):
     """Keeps what it was asked."""
 
@@ -94,6 +102,19 @@ class Office(NoService):
     async def list_state(self, request: StateListRequest) -> StatePage:
         self.requests.append(request)
         return STATES
+
+    async def pin_snapshot(self, request: PinRequest) -> list[PinnedPartition]:
+        self.requests.append(request)
+        return PINNED
+
+    async def read_snapshot(self, request: SnapshotPageRequest) -> SnapshotPage:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        return SnapshotPage(keys=["ä"], states=b"\x91\x01", next=request.after)
+
+    async def end_snapshot(self, request: EndSnapshotRequest) -> None:
+        self.requests.append(request)
 
     async def describe_functions(self) -> list[FunctionDescription]:
         return FUNCTIONS
@@ -153,6 +174,37 @@ async def test_states_come_page_by_page(client: UnaryClient, office: Office) -> 
 
     assert await client.list_state(request) == STATES
     assert office.requests == [request]
+
+
+@pytest.mark.parametrize("keys", [None, {3: ["ä", "b"]}])
+async def test_snapshots_are_pinned_and_ended(
+    client: UnaryClient, office: Office, keys: dict[int, list[str]] | None
+) -> None:
+    request = PinRequest(function="shop/cart", partitions=[3, 1], keys=keys)
+    end = EndSnapshotRequest(function="shop/cart", pins=[(3, "a.1"), (1, "a.2")])
+
+    assert await client.pin_snapshot(request) == PINNED
+    await client.end_snapshot(end)
+    assert office.requests == [request, end]
+
+
+@pytest.mark.parametrize("after", [None, "", "ä"])
+async def test_pages_of_snapshots_begin_where_the_last_one_ended(
+    client: UnaryClient, office: Office, after: str | None
+) -> None:
+    request = SnapshotPageRequest(function="shop/cart", partition=3, id="a.1", after=after, limit=9)
+
+    page = SnapshotPage(keys=["ä"], states=b"\x91\x01", next=after)
+    assert await client.read_snapshot(request) == page
+    assert office.requests == [request]
+    office.error = SnapshotLostError("gone: read it anew")
+    with pytest.raises(SnapshotLostError, match=r"gone: read it anew$"):
+        await client.read_snapshot(request)
+
+
+async def test_a_snapshot_of_no_partition_is_refused(client: UnaryClient) -> None:
+    with pytest.raises(RejectedError, match="no partition is named"):
+        await client.pin_snapshot(PinRequest(function="shop/cart", partitions=[]))
 
 
 async def test_functions_are_described(client: UnaryClient) -> None:
