@@ -54,6 +54,9 @@ from sublet.runtime.staging import (
 PART_BYTES_MAX = 1024 * 1024
 PART_ROWS_MAX = 20_000
 """What an attempt adds is cut into parts of this size at most."""
+SMALL_PART_BYTES_MAX = 64 * 1024
+SMALL_PART_ROWS_MAX = 1_000
+"""The same for rows of the lowest urgency: no turn of a worker is long because of them."""
 PARTS_AT_ONCE = 8
 """Parts of one attempt that may be under way; then whoever adds more waits."""
 REQUESTS_AT_ONCE = 64
@@ -149,9 +152,14 @@ class Pipeline:
 
     # In tasks
 
-    def attempt(self, batch: int, name: str = "") -> Attempt:
-        """Begin to stage rows of a batch, under a name that nobody has had before."""
-        return Attempt(self, self._asker, batch, name or uuid4().hex)
+    def attempt(
+        self, batch: int, name: str = "", *, urgency: Literal["normal", "lowest"] = "normal"
+    ) -> Attempt:
+        """Begin to stage rows of a batch, under a name that nobody has had before.
+
+        `urgency`: what `commit` will be told; with "lowest", rows are brought in small parts.
+        """
+        return Attempt(self, self._asker, batch, name or uuid4().hex, urgency)
 
     # In whatever drives them
 
@@ -332,13 +340,18 @@ class Pipeline:
 class Attempt:
     """Rows that one task stages for a batch; in vain, unless they are committed."""
 
-    def __init__(self, pipeline: Pipeline, asker: Asker, batch: int, name: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, asker: Asker, batch: int, name: str, urgency: str = "normal"
+    ) -> None:
         if batch < 0:
             raise RejectedError(f"the batch is {batch}; allowed: 0 or more")
         self.name = _checked_name(name, "attempt")
         self.batch = batch
         self._pipeline = pipeline
         self._asker = asker
+        is_small = urgency == "lowest"
+        self._part_bytes_max = SMALL_PART_BYTES_MAX if is_small else PART_BYTES_MAX
+        self._part_rows_max = SMALL_PART_ROWS_MAX if is_small else PART_ROWS_MAX
         self._parts: dict[int, tuple[int, int]] = {}
         self._room = asyncio.Semaphore(PARTS_AT_ONCE)
         self._error: Exception | None = None
@@ -396,9 +409,10 @@ class Attempt:
 
     def _pieces(self, keys: Keys, column: bytes) -> Iterator[tuple[Keys, bytes]]:
         row_bytes_max = self._asker.message_bytes_max - _REQUEST_BYTES_OVERHEAD
-        limit = min(PART_BYTES_MAX, row_bytes_max)
+        limit = min(self._part_bytes_max, row_bytes_max)
+        rows_max = self._part_rows_max
         size_bytes = len(column) + _keys_bytes(keys)
-        if size_bytes <= limit and len(keys) <= PART_ROWS_MAX:
+        if size_bytes <= limit and len(keys) <= rows_max:
             if keys:
                 yield keys, column
             return
@@ -416,7 +430,7 @@ class Attempt:
                 raise TooLargeError(
                     f"the row of key {key!r:.60} has {row_bytes} bytes; allowed: {row_bytes_max}"
                 )
-            if place > start and (size + row_bytes > limit or place - start >= PART_ROWS_MAX):
+            if place > start and (size + row_bytes > limit or place - start >= rows_max):
                 yield keys[start:place], join_column(items[start:place])
                 start, size = place, 0
             size += row_bytes
@@ -539,9 +553,11 @@ class BlockingPipeline:
         generation: int = self._wait(lambda: self._pipeline.begin(run))
         return generation
 
-    def attempt(self, batch: int, name: str = "") -> BlockingAttempt:
+    def attempt(
+        self, batch: int, name: str = "", *, urgency: Literal["normal", "lowest"] = "normal"
+    ) -> BlockingAttempt:
         """See `Pipeline.attempt`."""
-        return BlockingAttempt(self._pipeline.attempt(batch, name), self._wait)
+        return BlockingAttempt(self._pipeline.attempt(batch, name, urgency=urgency), self._wait)
 
     def commit(
         self,

@@ -102,6 +102,11 @@ def _check_columns(function: Function) -> Callable[[msgspec.Raw], None]:
     return check
 
 
+BACKGROUND_MESSAGES_MAX = 200
+"""Messages of the lowest urgency in one commit of a partition, while others are expected: these
+would have to wait for it."""
+
+
 class Partition:
     def __init__(  # noqa: PLR0913, PLR0915  # Its surroundings are all named, and given once.
         self,
@@ -665,7 +670,7 @@ class Partition:
             return
         # Asked once: a run on the loop must not begin beside one that goes on elsewhere.
         off_loop = self._pace.off_loop(self.function)
-        while (self._backlog.count or self._ready) and self._can_start(off_loop):
+        while (self._backlog.count or self._ready) and self._can_start(off_loop, now_ms):
             if self._start_work(off_loop, now_ms):
                 break
         if self._queue.batching is not None:
@@ -705,7 +710,7 @@ class Partition:
         queue.gathering_until_ms = None
         if (
             (self._backlog.count or self._ready)
-            and self._can_start(self._pace.off_loop(self.function))
+            and self._can_start(self._pace.off_loop(self.function), now_ms)
             and (self._ready or not queue.gathers(now_ms, self._batch_size))
         ):
             ready = queue.announce(self._ready, now_ms)
@@ -722,7 +727,7 @@ class Partition:
             return work.exclusive
         return False
 
-    def _can_start(self, off_loop: bool) -> bool:
+    def _can_start(self, off_loop: bool, now_ms: float) -> bool:
         """Tell whether one more run may start now."""
         if self._running:
             if self._runs_alone() or not off_loop:
@@ -730,6 +735,8 @@ class Partition:
             if len(self._running) >= (self.function.concurrency or RUNS_AT_ONCE):
                 return False
         if self._is_next_commit_full():
+            return False
+        if self.staging.fed_rows and self._background_room(now_ms) <= 0:
             return False
         if (self._commit_size.is_heavy or self._suspect) and not self._may_start():
             return False
@@ -744,9 +751,21 @@ class Partition:
             or len(pending.rows) >= ROWS_AHEAD_MAX
         )
 
+    def _background_room(self, now_ms: float) -> int:
+        """Return how many messages may be begun, if background comes next: whatever is live waits
+        for the commit that these are in, in all partitions of the worker."""
+        chunk = self._backlog.first()
+        if self._ready or chunk is None or not chunk.is_background:
+            return self._limits.commit_messages_max
+        if not self._urgency.is_live(now_ms):
+            return self._limits.commit_messages_max
+        return BACKGROUND_MESSAGES_MAX - self._endings.pending.message_count
+
     def _start_work(self, off_loop: bool, now_ms: float) -> bool:
         """Start one run, or take what does not run; return whether a run has started."""
         size = self._batch_size()
+        if self.staging.fed_rows:
+            size = min(size, max(1, self._background_room(now_ms)))
         if self._ready and not (
             # Of a full partition's backlog only neighbours' messages may run, if there are any.
             len(self._awaiting) < self._limits.open_calls_max

@@ -17,6 +17,7 @@ from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.scheduler.laxity_queue import Entry
+from sublet.scheduler.urgency import BACKGROUND_MS
 from sublet.statestore.contract import StateRow
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Chunk:
         "from_client",
         "from_partition",
         "holes",
+        "is_background",
         "patience_end_ms",
         "priority",
         "rank",
@@ -176,6 +178,7 @@ class Chunk:
         """Messages between `start` and `stop` that are not waiting here (any more)."""
         self.arrived_ms = now_ms
         left = batch.time_left_ms
+        self.is_background = isinstance(left, int) and left >= BACKGROUND_MS
         self.urgent: int | None = None
         """The first of the most urgent messages, where some are more urgent than others."""
         self.deadlines_ms: float | list[float | None] | None
@@ -353,7 +356,7 @@ class Work:
         are whole columns."""
         if self.spans:
             return self.spans[0].chunk.batch.kind is Kind.ASSIGN
-        return any([each.message.kind is Kind.ASSIGN for each in self.waiting])
+        return any(each.message.kind is Kind.ASSIGN for each in self.waiting)
 
     def payload_columns(self) -> list[tuple[Chunk | None, int, int, bytes | msgspec.Raw]]:
         """Return the columns to decode: (chunk, start, stop, msgpack array)."""

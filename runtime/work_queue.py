@@ -92,6 +92,8 @@ class WorkQueue:
     def add(self, chunk: Chunk, fresh: int, now_ms: float) -> None:
         """Let a chunk of so many messages wait in its place."""
         batch, urgency, backlog = chunk.batch, self._urgency, self.backlog
+        if not chunk.is_background:
+            urgency.live_ms = now_ms
         if self.batching is not None:
             self.batching.arrived(fresh)
             if not backlog.count:
@@ -266,12 +268,11 @@ class WorkQueue:
         spans = []
         room = size
         rank = rank_last = chunk.rank
-        arrived_ms = chunk.arrived_ms
-        assigns = chunk.batch.kind is Kind.ASSIGN
+        arrived_ms, first = chunk.arrived_ms, chunk
         while room and chunk is not None and not is_pulled:
             if chunk.batch.kind in IN_LINE or self.is_single(chunk, now_ms):
                 break
-            if (chunk.batch.kind is Kind.ASSIGN) != assigns:
+            if not _goes_with(chunk, first):
                 break
             if chunk.rank > rank_last:
                 rank_last = chunk.rank
@@ -289,9 +290,9 @@ class WorkQueue:
         """Take messages from the heads of lines, most urgent first."""
         spans: list[Span] = []
         chunk: Chunk | None = head
-        is_pulled, assigns = False, head.batch.kind is Kind.ASSIGN
+        is_pulled = False
         while room and chunk is not None and not is_pulled and chunk.batch.kind not in IN_LINE:
-            if (chunk.batch.kind is Kind.ASSIGN) != assigns:
+            if not _goes_with(chunk, head):
                 break
             span = self.backlog.take(chunk, room)
             spans.append(span)
@@ -320,3 +321,10 @@ class WorkQueue:
     def is_single(self, chunk: Chunk, now_ms: float) -> bool:
         """Tell whether messages of the chunk have to be looked at one by one."""
         return bool(chunk.batch.extras) or (chunk.earliest_ms < now_ms and chunk.expires)
+
+
+def _goes_with(chunk: Chunk, first: Chunk) -> bool:
+    """Tell whether messages may run together: states are no messages, and what is urgent does not
+    wait for the end of what is not."""
+    is_state, is_first_state = chunk.batch.kind is Kind.ASSIGN, first.batch.kind is Kind.ASSIGN
+    return is_state == is_first_state and chunk.is_background == first.is_background

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from sublet.functions.app import Function
@@ -12,6 +13,11 @@ from sublet.scheduler.paths import Path, Paths, ReplyContexts
 
 PATIENCE_MS = 10_000.0
 """When a message without deadline is due, as if it had one."""
+BACKGROUND_MS = 180 * 24 * 3_600_000.0
+"""What is due so late has no deadline to keep at all: history, for one. It must not be in the way
+of what has, though nobody knows when that comes."""
+LIVE_MS = 5_000.0
+"""So long after a message that is no background, more are expected."""
 
 
 class Costs(Protocol):
@@ -72,8 +78,14 @@ class Urgency:
         self.unseen: deque[tuple[Any, Any]] | None = None
         """Partitions with what has come to them and is not in the queue above yet, where work may
         be lent; whoever runs all that waits clears it."""
+        self.live_ms = -inf
+        """When the last message came that is no background."""
         self.crowds: dict[tuple[str, str], Any] = {}
         """Keys behind which messages wait that could be lent: (partition, key) to the partition."""
+
+    def is_live(self, now_ms: float) -> bool:
+        """Tell whether messages are to be expected that background must not keep waiting."""
+        return now_ms - self.live_ms < LIVE_MS
 
     def rank(
         self, function: Function, partition: str, count: int, arrived_ms: float, deadline_ms: float

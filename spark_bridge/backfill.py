@@ -192,7 +192,7 @@ async def _feed(
     splitter = RowSplitter(planned.layout, pipeline.partition_count)
     started_s, rows = time.monotonic(), 0
     async for batch, split in _read_ahead(planned.history, splitter, pipeline.completed):
-        attempt = pipeline.attempt(batch.number)
+        attempt = pipeline.attempt(batch.number, urgency="lowest")
         for some in split:
             await attempt.add(some.partition, some.keys, some.payloads)
         staged = await attempt.end()

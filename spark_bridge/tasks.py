@@ -88,7 +88,7 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
         message = ask(plan.options.target)
     pipeline = begun(plan.options, identity)
     splitter = _splitter(plan, message, first.schema, pipeline.partition_count)
-    attempt = pipeline.attempt(identity.batch)
+    attempt = pipeline.attempt(identity.batch, urgency=plan.options.urgency)
     touched: dict[int, tuple[int, int]] = {}
     try:
         batch: pa.RecordBatch | None = first

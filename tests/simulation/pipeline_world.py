@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from math import inf
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from sublet.functions.address import partition_index_of, partition_name
+from sublet.functions.columns import encode_columns, normal_columns
+from sublet.functions.key_column import column_of
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.staging import Part
+from sublet.runtime.staging import LOWEST_LEFT_MS, Part
 from sublet.statestore.contract import STAGED, STAGING
 from tests.simulation.client import Client, ClientChannel, Said
 from tests.simulation.handlers import ATTEMPTS, PARTITIONS_PER_FUNCTION
@@ -52,6 +56,8 @@ class Pipeline:
         keyed = world.functions[function].kind == "keyed"
         self.assigns = keyed and random.Random(f"states {name} {world.seed}").random() < 0.3
         """It brings states: for its rows, no handler runs."""
+        self.columns = not self.assigns and world.functions[function].takes_columns
+        """Its rows come as columns of Arrow, some of them."""
         self.logged = -1
         self.attempts: dict[str, Parts] = {}
         self.decided: dict[int, list[str]] = {}
@@ -115,6 +121,7 @@ class Driver:
         self.world = pipeline.world
         self.chance = pipeline.chance
         self.number = number
+        self.column_chance = random.Random(f"columns {pipeline.name} {number} {self.world.seed}")
         self.client = self._some_client()
         self.is_dead = self.is_lost = False
         self._completed = -1
@@ -188,8 +195,11 @@ class Driver:
             for number, rows in enumerate(some):
                 keys, payloads = [key for key, _ in rows], [payload for _, payload in rows]
                 name, generation = self.pipeline.name, self._generation
-                request = ["stage", name, batch, attempt, number, keys, payloads, generation]
-                request.append(self.pipeline.assigns)
+                places, column = b"", payloads
+                if self.pipeline.columns and self.column_chance.random() < 0.7:
+                    keys, places, column = as_columns(keys, payloads)
+                request = ["stage", name, batch, attempt, number, keys, column, generation]
+                request += [self.pipeline.assigns, places]
                 requests.append((index, request))
         self.chance.shuffle(requests)
         if fails:
@@ -220,7 +230,7 @@ class Driver:
                 return
 
     def _seal(self, batch: int, attempts: list[str]) -> Iterator[Sequence[Said]]:
-        left_ms = self.chance.choice([None, 50, 5_000])
+        left_ms = self.chance.choice([None, 50, 5_000, LOWEST_LEFT_MS])
         wanted: dict[int, list[list[Any]]] = {}
         for attempt in attempts:
             for index, parts in self.pipeline.attempts[attempt].items():
@@ -262,6 +272,16 @@ class Driver:
         said = Said(Kind.STAGE, "", request, "")
         channel.say(said)
         return said
+
+
+def as_columns(keys: list[str], payloads: list[list[Any]]) -> tuple[list[str], bytes, msgspec.Raw]:
+    """Return rows as a table would bring them: each key once, and payloads as Arrow."""
+    known = list(dict.fromkeys(keys))
+    column = column_of(known, [known.index(key) for key in keys])
+    rows = [dict(zip_longest(("op", "uid", "amount", "times"), each)) for each in payloads]
+    table = pa.RecordBatch.from_pylist(rows)
+    encoded = encode_columns(normal_columns(table, bare=False))
+    return column.distinct, column.places, msgspec.Raw(encoded)
 
 
 class PipelineOracle(Oracle):
@@ -323,6 +343,8 @@ class PipelineWorld(World):
         # Enough for all that one driver of each stages for a batch, and no more.
         bytes_max = chance.choice([3_000 * self._pipeline_count, 10**9])
         self.limits = Limits(**{**known, "staged_bytes_max": bytes_max})
+        if random.Random(f"columns {seed}").random() < 0.5:
+            self.functions["sim/tally"].batch = "columns"
         self.oracle = PipelineOracle(self)
         self.pipelines: list[Pipeline] = []
 
