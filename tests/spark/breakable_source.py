@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class BreakableSource(SubletDataSource):
         self.gates = options["gates"]
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 (Spark's name)
+        _outlive_the_driver()
         install(Gates(Path(self.gates)))
         return BreakableWriter(super().streamWriter(schema, overwrite), self.gates)
 
@@ -40,6 +42,7 @@ class BreakableWriter(DataSourceStreamArrowWriter):
         self._gates = gates
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        _outlive_the_driver()
         install(Gates(Path(self._gates)))
         message: WriterCommitMessage = self._writer.write(iterator)
         return message
@@ -49,3 +52,9 @@ class BreakableWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._writer.abort(messages, batchId)
+
+
+def _outlive_the_driver() -> None:
+    """Go on for a moment after Java has died, as a process on a machine that is cut off does:
+    usually Spark hangs up."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

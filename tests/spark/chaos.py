@@ -6,6 +6,7 @@ Spark is a standalone cluster with executors in processes of their own; Sublet t
 Redis. Files come all the time, and a client sends to the same keys. Every driver is killed at a
 step that a seeded schedule names; executors, workers of Sublet, Redis and streams break meanwhile.
 At the end all sums are compared with what was written. Ends with 1 if anything is not exact.
+Interrupted (Ctrl-C), it kills no more drivers, and counts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platform
 import random
 import secrets
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -44,11 +46,12 @@ LOGGED = "logged"
 """The batch is in Spark's log of commits; the next may have begun."""
 SUDDENLY = "suddenly"
 """At whatever it does after some moment."""
-FILES_A_BATCH = 4
+FILES_A_BATCH = 100
 FILES_MAX = 20_000
 LIVE_FILE = FILES_MAX
 """The number of the file that live rows would be in."""
 WORKERS = 3
+STANDALONE = "standalone"
 SETTINGS = {"spark.cores.max": "2", "spark.executor.cores": "1"}
 CUT_STEPS = (ADDING, ENDED, STAGED, DECIDED, SEALING)
 
@@ -82,6 +85,7 @@ class Result(msgspec.Struct, kw_only=True):
     """From the start of a query to its first batch that is done."""
     restart_s_max: float
     wrong: list[str]
+    master: str = STANDALONE
     python: str = platform.python_version()
     spark: str = str(pyspark.__version__)
 
@@ -167,7 +171,7 @@ class Campaign:
         self,
         folder: Path,
         gates: Gates,
-        standalone: Standalone,
+        standalone: Standalone | None,
         workers: SubletWorkers,
         seed: int,
     ) -> None:
@@ -210,6 +214,8 @@ class Campaign:
             stopped.kill()
 
     def _break(self, kind: str) -> None:
+        if kind == "executor" and self._standalone is None:
+            return  # In local mode the driver is the only one.
         self.others[kind] += 1
         if kind == "worker":
             place = self._chance.randrange(WORKERS)
@@ -218,6 +224,7 @@ class Campaign:
         elif kind == "redis":
             self._workers.restart_redis()
         elif kind == "executor":
+            assert self._standalone is not None
             for each in self._standalone.executors()[:1]:
                 kill(each)
         else:
@@ -232,8 +239,11 @@ def play(options: argparse.Namespace, console: Console) -> Result:
     restarts = schedule(options.seed, options.restarts)
     gates, checkpoint = Gates(folder / "gates"), folder / "checkpoint"
     started_s = time.monotonic()
+    is_over = threading.Event()
     with ExitStack() as stack:
-        standalone = stack.enter_context(running_standalone(folder / "spark"))
+        standalone = None
+        if options.master == STANDALONE:
+            standalone = stack.enter_context(running_standalone(folder / "spark"))
         workers = stack.enter_context(running_workers(folder / "sublet", WORKERS))
         client = stack.enter_context(workers.client())
         account = Account(client)
@@ -243,7 +253,7 @@ def play(options: argparse.Namespace, console: Console) -> Result:
             checkpoint=str(checkpoint),
             address=workers.address,
             gates=str(gates.folder),
-            master=standalone.master,
+            master=standalone.master if standalone else options.master,
             files_a_batch=FILES_A_BATCH,
             is_endless=True,
             settings=SETTINGS,
@@ -253,9 +263,15 @@ def play(options: argparse.Namespace, console: Console) -> Result:
         campaign = Campaign(folder, gates, standalone, workers, options.seed)
         drivers = Drivers(plan, folder)
         stack.callback(drivers.end)
+        done: list[Restart] = []
+        signal.signal(signal.SIGINT, lambda *_: is_over.set())
         with load.running():
             for restart in shown(restarts, campaign, load, checkpoint, console):
                 campaign.end_of(drivers, restart)
+                done.append(restart)
+                if is_over.is_set():
+                    break
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         for step in (*STEPS, *(CUT + each for each in CUT_STEPS)):
             gates.disarm(step)
         console.print("the last driver reads what is left")
@@ -272,8 +288,9 @@ def play(options: argparse.Namespace, console: Console) -> Result:
     times_s = sorted(campaign.first_batch_s)
     return Result(
         seed=options.seed,
-        restarts=len(restarts),
-        steps=dict(Counter(each.step for each in restarts)),
+        restarts=len(done),
+        master=options.master,
+        steps=dict(Counter(each.step for each in done)),
         others=dict(campaign.others),
         seconds=time.monotonic() - started_s,
         batches=len(batches_logged(checkpoint)),
@@ -336,7 +353,7 @@ def facts(result: Result) -> Iterator[str]:
         f"from the start of a query until a batch was done: {result.restart_s_median:.1f} s "
         f"(median), {result.restart_s_max:.1f} s (the longest)"
     )
-    yield f"Spark {result.spark} (standalone, executors of their own), Python {result.python}"
+    yield f"Spark {result.spark} ({result.master}), Python {result.python}"
 
 
 def markdown(result: Result) -> str:
@@ -363,11 +380,14 @@ def markdown(result: Result) -> str:
 
 
 def main() -> int:
+    # As an exception, so that all processes are ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(prog="python -m tests.spark.chaos", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--restarts", type=int, default=50, help="drivers that are killed (50)")
     add("--seed", type=int, default=secrets.randbelow(1_000_000), help="of the schedule")
+    add("--master", default=STANDALONE, help="standalone: one of its own; or local[2]")
     add("--rows", type=int, default=1_000, help="of a file (1000)")
     add("--every-s", type=float, default=0.5, help="there is a file (0.5)")
     add("--folder", type=Path, default=FOLDER, help="of logs (build/spark-chaos)")

@@ -21,8 +21,8 @@ import pyspark
 from tests.integration.cluster import PROJECT
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_WAIT_S = 90.0
-END_WAIT_S = 20.0
+START_WAIT_S = 300.0
+END_WAIT_S = 60.0
 LOOK_EVERY_S = 0.02
 # These live for some seconds, on few cores: the second compiler would only cost.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.net.preferIPv4Stack=true"

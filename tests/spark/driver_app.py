@@ -29,7 +29,7 @@ from tests.spark.spark_app import DRAWN_KEYS, TALLY, events_of
 
 SCHEMA = "key string, amount long, number long"
 READY, STARTED, BATCH, DONE = "ready", "started", "batch", "done"
-WAIT_S = 120.0
+WAIT_S = 300.0
 LOOK_EVERY_S = 0.05
 
 

@@ -46,7 +46,7 @@ STEPS = (BEGUN, ADDING, ENDED, STAGED, DECIDED, SEALING, SEALED)
 CUT = "cut-"
 """Before the name of a step: whoever gets there loses all its connections, and goes on."""
 
-WAIT_S = 100.0
+WAIT_S = 300.0
 LOOK_EVERY_S = 0.01
 
 
@@ -69,12 +69,12 @@ class Gates:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
 
     # In the test
 
     def arm(self, step: str) -> None:
         """Let the next one that reaches a step stop there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"armed-{step}").touch()
 
     def disarm(self, step: str) -> bool:

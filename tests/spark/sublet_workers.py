@@ -161,8 +161,6 @@ def query_of(checkpoint: Path) -> str:
     return str(json.loads((checkpoint / "metadata").read_text())["id"])
 
 
-def batches_logged(checkpoint: Path) -> list[int]:
-    """Return the batches that Spark knows to be done."""
-    return sorted(
-        int(each.name) for each in (checkpoint / "commits").glob("*") if each.name.isdigit()
-    )
+def batches_logged(checkpoint: Path, log: str = "commits") -> list[int]:
+    """Return the batches that Spark knows to be done; of the log `offsets`: to be begun."""
+    return sorted(int(each.name) for each in (checkpoint / log).glob("*") if each.name.isdigit())

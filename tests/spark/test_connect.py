@@ -15,7 +15,7 @@ FILES = 2
 ROWS = 300
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_client_of_spark_connect_finds_the_format_and_may_register_it(tmp_path: Path) -> None:
     for file in range(FILES):
         write_file(tmp_path / "files", file, ROWS)

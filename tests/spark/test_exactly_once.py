@@ -21,7 +21,7 @@ from tests.spark.sublet_workers import Account, SubletWorkers, batches_logged, r
 FILES = 4
 ROWS = 400
 """Of a file; each is sent twice."""
-WAIT_S = 100
+WAIT_S = 300
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,8 @@ class Queries:
         """Every row has counted as often as the account says, and all batches are logged."""
         with self.workers.client() as client:
             assert self.account.wrong(client, self.checkpoint) == []
-        assert batches_logged(self.checkpoint) == list(range(FILES))
+        begun = batches_logged(self.checkpoint, "offsets")
+        assert begun == batches_logged(self.checkpoint) != []
 
 
 @pytest.fixture
@@ -80,7 +81,8 @@ def queries(spark: SparkSession, workers: SubletWorkers, tmp_path: Path) -> Iter
 def test_a_batch_that_is_sent_again_with_other_rows_changes_nothing(queries: Queries) -> None:
     queries.run()
     # As if the driver had died between the sink's commit and the log's.
-    for name in (f"{FILES - 1}", f".{FILES - 1}.crc"):
+    last = batches_logged(queries.checkpoint)[-1]
+    for name in (f"{last}", f".{last}.crc"):
         (queries.checkpoint / "commits" / name).unlink()
     queries.run()
     queries.account.add(queries.rows)

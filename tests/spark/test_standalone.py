@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_executors_killed_in_a_task_and_tasks_begun_twice_count_once(tmp_path: Path) -> None:
     for file in range(FILES):
         write_file(tmp_path / "files", file, ROWS)
