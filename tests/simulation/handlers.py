@@ -194,7 +194,11 @@ class Handling:
         self.message_id = message_id
         self.attempt = attempt
         self.key = key
-        self.op, self.uid, *self.args = _decode(payload)
+        told = _decode(payload)
+        if isinstance(told, dict):
+            # It came as a row of columns, where what others do not say is null.
+            told = [each for each in told.values() if each is not None]
+        self.op, self.uid, *self.args = told
         self.effects: list[Effect] = []
         self.results: list[Any] = []
         self.state = KeyState()

@@ -35,6 +35,8 @@ from tests.simulation.world import Mutant, World
 LOOK_EVERY_MS = 3.0
 DRIVERS_MAX = 4
 RETRIES_MAX = 2_000
+COLUMNS_FACTOR = 10
+"""What a few rows weigh as columns of Arrow, times what they weigh as rows."""
 
 Row = tuple[str, list[Any]]
 """The key and the payload."""
@@ -58,6 +60,8 @@ class Pipeline:
         """It brings states: for its rows, no handler runs."""
         self.columns = not self.assigns and world.functions[function].takes_columns
         """Its rows come as columns of Arrow, some of them."""
+        self.has_runs = random.Random(f"runs {name} {world.seed}").random() < 0.5
+        """Its tasks begin the run of their driver by themselves."""
         self.logged = -1
         self.attempts: dict[str, Parts] = {}
         self.decided: dict[int, list[str]] = {}
@@ -122,6 +126,7 @@ class Driver:
         self.chance = pipeline.chance
         self.number = number
         self.column_chance = random.Random(f"columns {pipeline.name} {number} {self.world.seed}")
+        self.run_chance = random.Random(f"runs {pipeline.name} {number} {self.world.seed}")
         self.client = self._some_client()
         self.is_dead = self.is_lost = False
         self._completed = -1
@@ -166,12 +171,7 @@ class Driver:
 
     def _drive(self) -> Iterator[Sequence[Said]]:
         pipeline, chance = self.pipeline, self.chance
-        said = self._say(0, ["begin", pipeline.name], self.client)
-        yield (said,)
-        self._completed, attempts, self._generation = said.replies[0][0][1:4]
-        if attempts is not None:
-            pipeline.was_decided(self._completed, attempts)
-            yield from self._seal(self._completed, attempts)
+        yield from self._begin(self.client)
         for batch in range(pipeline.logged + 1, pipeline.batch_count):
             chosen: list[str] = []
             for number in range(chance.randint(0, 3)):
@@ -187,9 +187,25 @@ class Driver:
         if not self.is_lost:
             pipeline.finished = True
 
+    def _begin(self, client: Client) -> Iterator[Sequence[Said]]:
+        """Take over from earlier drivers; or join the run of this one, from another process."""
+        run = [f"run-{self.number}"] if self.pipeline.has_runs else []
+        said = self._say(0, ["begin", self.pipeline.name, *run], client)
+        yield (said,)
+        answer, error = said.replies[0]
+        if error is not None:
+            raise SupersededError
+        batch, attempts, generation = answer[1:4]
+        if attempts is not None:
+            self.pipeline.was_decided(batch, attempts)
+            yield from self._seal(batch, attempts)
+        self._completed, self._generation = max(self._completed, batch), generation
+
     def _stage(self, batch: int, attempt: str, *, fails: bool) -> Iterator[Sequence[Said]]:
         parts = self.pipeline.stage(batch, attempt)
         executor = self._some_client()
+        if self.pipeline.has_runs and self.run_chance.random() < 0.5:
+            yield from self._begin(executor)
         requests = []
         for index, some in parts.items():
             for number, rows in enumerate(some):
@@ -342,9 +358,10 @@ class PipelineWorld(World):
         known = {each: getattr(self.limits, each) for each in Limits.__slots__}
         # Enough for all that one driver of each stages for a batch, and no more.
         bytes_max = chance.choice([3_000 * self._pipeline_count, 10**9])
-        self.limits = Limits(**{**known, "staged_bytes_max": bytes_max})
         if random.Random(f"columns {seed}").random() < 0.5:
             self.functions["sim/tally"].batch = "columns"
+            bytes_max *= COLUMNS_FACTOR
+        self.limits = Limits(**{**known, "staged_bytes_max": bytes_max})
         self.oracle = PipelineOracle(self)
         self.pipelines: list[Pipeline] = []
 
