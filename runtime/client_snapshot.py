@@ -32,6 +32,7 @@ from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import (
     LIST_LIMIT_MAX,
+    SNAPSHOT_KEYS_MAX,
     EndSnapshotRequest,
     PinRequest,
     SnapshotPage,
@@ -42,10 +43,6 @@ T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 10.0
 """A worker that says nothing for so long is asked again."""
-KEYS_MAX = 10_000
-"""Of one snapshot, if it is restricted to some; others are left out by who reads it."""
-PAGE_KEYS_FIRST = 100
-"""Of the first page of a partition; then as many as the sizes of states suggest."""
 PINS_MAX = 5
 """A partition of which every pin is lost before anything was read of it is given up."""
 
@@ -203,7 +200,6 @@ class StateSnapshot:
         self._pins = {each.partition: each for each in pins if each.partition in self._partitions}
         self._left = deque(self._partitions)
         self._after: str | None = None
-        self._limit = min(PAGE_KEYS_FIRST, page_max)
         self._given_out = False
         """Something of the partition that is being read."""
         self._pinned_count = 0
@@ -282,7 +278,7 @@ class StateSnapshot:
                 partition=index,
                 id=pin.id,
                 after=self._after,
-                limit=self._limit,
+                limit=self._page_max,
             )
             try:
                 page = await self._ask_page(pin, request)
@@ -292,10 +288,6 @@ class StateSnapshot:
                 del self._pins[index]
                 self._after = None
                 continue
-            if len(page.keys) < self._limit and page.next is not None:
-                self._limit = max(1, len(page.keys))  # States are large: it was cut.
-            else:
-                self._limit = min(2 * self._limit, self._page_max)
             return page, pin.commit
 
     async def _ask_page(self, pin: SnapshotPin, request: SnapshotPageRequest) -> SnapshotPage:
@@ -380,8 +372,8 @@ def _keys_by_partition(
 ) -> dict[int, list[str]] | None:
     if keys is None:
         return None
-    if len(keys) > KEYS_MAX:
-        raise RejectedError(f"{len(keys)} keys were named; allowed: {KEYS_MAX}")
+    if len(keys) > SNAPSHOT_KEYS_MAX:
+        raise RejectedError(f"{len(keys)} keys were named; allowed: {SNAPSHOT_KEYS_MAX}")
     count = function.partition_count
     if function.kind != "keyed":
         # It has one state a partition, under no key.

@@ -27,16 +27,20 @@ from sublet.runtime.host import Host, Hosted
 from sublet.runtime.snapshots import OfKey, Snapshot
 from sublet.runtime.state_view import state_msgpack
 from sublet.runtime.unary import (
+    SNAPSHOT_KEYS_MAX,
     EndSnapshotRequest,
     PinnedPartition,
     PinRequest,
     SnapshotPage,
     SnapshotPageRequest,
 )
-from sublet.statestore.contract import StatesPage, Store
+from sublet.statestore.contract import StateRow, StatesPage, Store
 
 PAGE_BYTES = 1024 * 1024
 """A page is closed before its states grow larger, unless a single one is."""
+PIECE_KEYS_FIRST = 64
+PIECE_KEYS_MAX = 512
+"""Of one reading of the store, whose states are all in memory at once, whatever their size."""
 TURN_S = 0.001
 """For so long states are made readable at a stretch."""
 
@@ -64,6 +68,9 @@ class SnapshotPages:
             if found is not None and not found.partition.leaving:
                 hosted.append((index, found))
         keys = request.keys or {}
+        key_count = sum(map(len, keys.values()))
+        if key_count > SNAPSHOT_KEYS_MAX:
+            raise RejectedError(f"{key_count} keys were named; allowed: {SNAPSHOT_KEYS_MAX}")
         pins = [self._pin(index, each, keys.get(index)) for index, each in hosted]
         pinned = await asyncio.gather(*pins, return_exceptions=True)
         done = [each for each in pinned if isinstance(each, PinnedPartition)]
@@ -115,6 +122,25 @@ class SnapshotPages:
         return await self._readable(function, states, found.upto, self._host.clock_ms(hosted))
 
     async def _read(
+        self, name: str, epoch: int, snapshot: Snapshot, after: str | None, limit: int
+    ) -> StatesPage | None:
+        """Return what the store has for a page, a piece at a time: states may be large."""
+        states: list[list[StateRow]] = []
+        size_bytes, piece = 0, PIECE_KEYS_FIRST
+        while True:
+            piece = min(piece, limit - len(states))
+            found = await self._read_piece(name, epoch, snapshot, after, piece)
+            if found is None:
+                return None
+            states += found.states
+            after = found.upto
+            size_bytes += sum([len(row.value or b"") for rows in found.states for row in rows])
+            if after is None or len(states) >= limit or size_bytes >= PAGE_BYTES:
+                return StatesPage(states, after)
+            fitting = (PAGE_BYTES - size_bytes) * len(states) // max(1, size_bytes)
+            piece = max(1, min(fitting, 2 * piece, PIECE_KEYS_MAX))
+
+    async def _read_piece(
         self, name: str, epoch: int, snapshot: Snapshot, after: str | None, limit: int
     ) -> StatesPage | None:
         if snapshot.keys is None:

@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyarrow import types as arrow
 
 from sublet.functions.errors import StateTypeError
-from sublet.runtime.client_snapshot import KEYS_MAX, SnapshotStates
+from sublet.runtime.client_snapshot import SnapshotStates
+from sublet.runtime.unary import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.rows import RowsError
 from sublet.spark_bridge.values import (
     ArraysOf,
@@ -113,7 +114,7 @@ class Wanted(NamedTuple):
         known = [each for each in values if each is not None]  # Nothing is equal to null.
         if column == "key" and all(type(each) is str for each in known):
             keys = frozenset(known) if self.keys is None else self.keys & set(known)
-            return self._replace(keys=keys) if len(keys) <= KEYS_MAX else None
+            return self._replace(keys=keys) if len(keys) <= SNAPSHOT_KEYS_MAX else None
         if column == "partition" and all(type(each) is int for each in known):
             found = frozenset(known) if self.partitions is None else self.partitions & set(known)
             return self._replace(partitions=found)

@@ -49,6 +49,11 @@ def fleeting(ctx: Context, text: str) -> None:
     ctx.state.set(text)
 
 
+@app.function(state=str)
+def note(ctx: Context, text: str) -> None:
+    ctx.state.set(text)
+
+
 @app.function(kind="stateless")
 def echo(ctx: Context, value: int) -> int:
     return value

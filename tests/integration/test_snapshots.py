@@ -13,7 +13,8 @@ import pytest
 
 from sublet import BlockingClient, Client, RejectedError, SnapshotLostError
 from sublet.functions.address import partition_index_of
-from sublet.runtime.client_snapshot import KEYS_MAX
+from sublet.runtime.snapshot_pages import PAGE_BYTES
+from sublet.runtime.unary import SNAPSHOT_KEYS_MAX
 from tests.integration.cluster import (
     LOOK_EVERY_S,
     PATIENCE_S,
@@ -143,7 +144,7 @@ async def test_only_the_named_keys_and_partitions_are_read(tmp_path: Path) -> No
         with pytest.raises(RejectedError, match=r"has no partition 9; allowed: 0\.\.3"):
             client.snapshot(STEP, partitions=[9])
         with pytest.raises(RejectedError, match="allowed: 10000"):
-            client.snapshot(STEP, keys=[f"{number}" for number in range(KEYS_MAX + 1)])
+            client.snapshot(STEP, keys=[f"{number}" for number in range(SNAPSHOT_KEYS_MAX + 1)])
         with pytest.raises(RejectedError, match="stateless"):
             await client.snapshot("kept/echo").pin()
 
@@ -170,8 +171,25 @@ async def test_every_kind_of_state_has_a_form_of_plain_values(tmp_path: Path) ->
         }
         assert await states("kept/tally") == {"": 3}
         async with asyncio.timeout(PATIENCE_S):
-            while await states("kept/fleeting"):
+            while await states("kept/fleeting"):  # noqa: ASYNC110  # Nobody tells.
                 await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def test_pages_of_large_states_have_few_of_them(tmp_path: Path) -> None:
+    large, keys = "x" * 300_000, KEYS[:100]
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        await client.call_many("kept/note", keys, ["small"] * len(keys))
+        await client.call_many("kept/note", keys[50:], [large] * 50)
+        async with client.snapshot("kept/note") as snapshot:
+            pages = []
+            while (page := await snapshot.next_page()) is not None:
+                pages.append(page)
+        assert max(len(page.states) for page in pages) <= PAGE_BYTES
+        found = [each for page in pages for each in snapshot.decoded(page)]
+        assert {each.key: each.state for each in found} == {
+            **dict.fromkeys(keys[:50], "small"),
+            **dict.fromkeys(keys[50:], large),
+        }
 
 
 async def owner(cluster: Cluster, partition: str) -> WorkerProcess:
