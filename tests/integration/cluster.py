@@ -142,9 +142,9 @@ class Cluster:
             self.add_worker(expected=count)
         await self.ready()
 
-    async def ready(self) -> None:
+    async def ready(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until the living workers are all in, and each serves what it was given."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             while not await self._is_ready():
                 for worker in self.workers:
                     if worker.is_wanted and not worker.is_running:

@@ -25,6 +25,9 @@ from tests.spark.spark_app import (
     together,
 )
 
+PATIENCE_S = 120.0
+"""Spark may leave little for others while it starts."""
+
 
 class SubletWorkers:
     """Some workers on one Redis. Made by `running_workers`."""
@@ -60,7 +63,7 @@ class SubletWorkers:
 
     def ready(self) -> None:
         """Wait until those who live serve everything."""
-        asyncio.run(self._cluster.ready())
+        asyncio.run(self._cluster.ready(PATIENCE_S))
 
     def kill(self, place: int) -> None:
         self._places[place].kill()
@@ -75,7 +78,7 @@ class SubletWorkers:
         self.redis.start()
 
     def client(self) -> BlockingClient:
-        return BlockingClient(self.address.split(","), connect_timeout="20s")
+        return BlockingClient(self.address.split(","), connect_timeout=1000.0 * PATIENCE_S)
 
     def end(self) -> None:
         self._cluster.close()
