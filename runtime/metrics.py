@@ -107,6 +107,12 @@ METRICS = (
         ("function",),
         "Rows of batches that pipelines have committed, and that were not taken yet.",
     ),
+    Described(
+        "sublet_snapshot_bytes",
+        "gauge",
+        ("function",),
+        "Old states that are kept for readers of snapshots.",
+    ),
     Described("sublet_partitions", "gauge", ("function",), "Partitions that this worker owns."),
     Described("sublet_in_flight", "gauge", (), "Messages of clients taken and not finished."),
     Described("sublet_cache_bytes", "gauge", ("function",), "State in memory."),
@@ -261,12 +267,13 @@ class WorkerCollector(Collector):
             add("sublet_queued", hosted.partition.queued)
             add("sublet_staged_bytes", hosted.partition.staging.bytes)
             add("sublet_rows_waiting", hosted.partition.staging.sealed_rows)
+            add("sublet_snapshot_bytes", hosted.partition.snapshots.bytes)
             add("sublet_partitions", 1)
             if hosted.cache is not None:
                 add("sublet_cache_bytes", hosted.cache.bytes)
                 add("sublet_cache_evicted", hosted.cache.evicted)
         names = [*_COUNTERS.values(), "sublet_queued", "sublet_partitions"]
-        names += ["sublet_staged_bytes", "sublet_rows_waiting"]
+        names += ["sublet_staged_bytes", "sublet_rows_waiting", "sublet_snapshot_bytes"]
         for name in (*names, "sublet_cache_bytes", "sublet_cache_evicted"):
             family = _family(name)
             for function, counts in sorted(totals.items()):

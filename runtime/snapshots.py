@@ -88,6 +88,11 @@ class Snapshots:
         self._ended: deque[tuple[str, str]] = deque(maxlen=ENDED_KEPT_MAX)
         """The latest that ended at a bound, with the reason."""
 
+    @property
+    def bytes(self) -> int:
+        """What is kept, for all of them."""
+        return sum([each.bytes for each in self.open.values()])
+
     # Readers
 
     def pin(self, id_: str, index: int, keys: Collection[str] | None, now_ms: float) -> Snapshot:

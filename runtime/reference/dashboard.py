@@ -304,6 +304,13 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
+        "Kept for snapshots",
+        "bytes",
+        "Old states that are kept until their readers have passed them; at snapshot_bytes_max "
+        "readers have to begin anew.",
+        ((_gauge("sublet_snapshot_bytes"), of_function),),
+    )
+    yield Panel(
         "Egress dropped",
         "ops",
         "Values that went at a bound of count, bytes or age, whether they were read or not.",

@@ -29,6 +29,7 @@ def partition(consumed: int, refusals: dict[str, int]) -> Any:
             refusals=refusals,
             queued=5,
             staging=SimpleNamespace(bytes=7, sealed_rows=3),
+            snapshots=SimpleNamespace(bytes=11),
             progress=SimpleNamespace(is_used=True, by_clock=False, watermark_ms=1000 * consumed),
         ),
         cache=SimpleNamespace(bytes=100, evicted=1),
@@ -102,6 +103,7 @@ def test_partitions_of_one_function_are_added_up() -> None:
     assert told["sublet_queued", CART] == 10
     assert told["sublet_staged_bytes", CART] == 14
     assert told["sublet_rows_waiting", CART] == 6
+    assert told["sublet_snapshot_bytes", CART] == 22
     assert told["sublet_partitions", CART] == 2
     assert told["sublet_cache_bytes", CART] == 200
 
