@@ -337,10 +337,11 @@ def _check_batch(batch: pa.RecordBatch, count: int, bare: bool) -> None:
         raise ValueError(f"it has {batch.num_rows} rows; {count} were announced")
     if bare and batch.schema.names != [BARE_NAME]:
         raise ValueError(f"bare values in {batch.num_columns} columns; allowed: one, {BARE_NAME!r}")
+    # Nothing may be asked of it before: what it says of itself could lead anywhere.
+    batch.validate(full=True)
     size_bytes = batch.nbytes + count * sum(map(_names_bytes, batch.schema))
     if size_bytes > MESSAGES_BYTES_MAX:
         raise ValueError(f"{size_bytes} bytes as messages; allowed: {MESSAGES_BYTES_MAX}")
-    batch.validate(full=True)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         for leaf in _leaves(column):
             _check_range(name, leaf)

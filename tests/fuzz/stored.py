@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import pyarrow as pa
 
+from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.errors import SubletError
 from sublet.runtime.answers import Answer, still_valid
 from sublet.runtime.egress_retention import Extent
@@ -142,4 +144,8 @@ def record_seeds() -> list[bytes]:
         Decision(3, NIL, 1),
         Stage("q", 0, "a", 0, ["k"], msgspec.Raw(b"\x91\x01")),
     )
-    return [bytes([index]) + _encode(each) for index, each in enumerate(stored)]
+    table = pa.RecordBatch.from_pydict({"n": [1]})
+    column = msgspec.Raw(encode_columns(normal_columns(table, bare=False)))
+    as_columns = Stage("q", 0, "a", 0, ["k"], column, places=bytes(4))
+    seeds = [bytes([index]) + _encode(each) for index, each in enumerate(stored)]
+    return [*seeds, bytes([READERS.index(_staged)]) + _encode(as_columns)]

@@ -70,6 +70,7 @@ from sublet.runtime.unary import AdministerRequest, CallRequest, EgressRequest, 
 from sublet.runtime.work import Message, Waiting, Work
 from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
 from sublet.statestore.delta import DamagedCommitError, Delta
+from tests.fuzz.columns import column_seeds, columns
 from tests.fuzz.http_site import http, http_seeds
 from tests.fuzz.site import EVIL, NEIGHBOUR, Site, Socket, count
 from tests.fuzz.stored import check_text, record_seeds, recover
@@ -505,4 +506,5 @@ TARGETS: Mapping[str, Target] = {
     "delta": Target(delta, delta_seeds, 1_024),
     "http": Target(http, http_seeds, 8_192),
     "config": Target(config, config_seeds, 1_024),
+    "columns": Target(columns, column_seeds, 2_048),
 }
