@@ -100,9 +100,9 @@ class StateReader(DataSourceReader):
         planned = shares(sorted(pins), options.tasks or TASKS_DEFAULT)
         return [StateTask([pins[index] for index in each]) for each in planned]
 
-    def read(self, partition: StateTask | None) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        # Where there is nothing to read, Spark starts a task nevertheless.
-        return iter(()) if partition is None else self._read(partition)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark starts a task nevertheless, with nothing of ours.
+        return self._read(partition) if isinstance(partition, StateTask) else iter(())
 
     def _read(self, task: StateTask) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task; read on while Spark takes what was read."""
