@@ -22,10 +22,14 @@ from pyspark.sql.types import (
 )
 
 from sublet import BlockingClient, RejectedError
-from sublet.spark_bridge.connections import close_clients
+from sublet.functions.address import partition_index_of
+from sublet.spark_bridge import clustered
+from sublet.spark_bridge.connections import client_of, close_clients
+from sublet.spark_bridge.options import Connection
 from sublet.spark_bridge.sink import stream_writer, writer
 from tests.integration.cluster import Cluster
 from tests.spark.spark_app import TALLY, TARGET, Event, Tally, events_of, read_tallies, tallies_of
+from tests.spark.sublet_workers import free_ports
 
 SCHEMA = "key string, amount bigint, number bigint"
 ENDED_WITHIN_S = 120
@@ -248,3 +252,51 @@ def test_spark_tells_why_a_query_cannot_work(sink: Sink) -> None:
     # The first batch of a query fails at once; a later one waits, as nobody looks at it.
     with pytest.raises(StreamingQueryException, match=r"no worker answers at 127\.0\.0\.1:1 "):
         sink.run(**nowhere)
+
+
+def test_no_room_ends_a_query_when_its_patience_does_and_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = events_of(30, 2_000)
+    cluster = Cluster(TARGET, tmp_path / "workers", {"port": free_ports(1)[0]})
+    try:
+        worker = cluster.add_worker(staged_bytes_max=5_000)
+        asyncio.run(cluster.ready())
+        sink = Sink(spark, worker.address, tmp_path)
+        sink.put(events, "0")
+        with pytest.raises(StreamingQueryException, match=r"allowed: 5000 \(staged_bytes_max\)"):
+            sink.run(patience="1s", batch_rows="200")
+        worker.kill()
+        cluster.add_worker()
+        asyncio.run(cluster.ready())
+        sink.run(batch_rows="200")
+        with sink.client:
+            assert sink.tallies() == tallies_of(events)
+    finally:
+        cluster.close()
+
+
+def test_clustered_rows_of_a_partition_are_in_one_task(sink: Sink) -> None:
+    events = events_of(40, 400)
+    rows = sink.spark.createDataFrame(
+        [(sink.prefix + key, amount, number) for key, amount, number in events], SCHEMA
+    )
+    gathered = clustered(rows, target=TALLY, key="key", tasks=2, address=sink.address)
+    assert gathered.rdd.getNumPartitions() == 2
+    tasks = gathered.selectExpr("key", "spark_partition_id() as task").distinct().collect()
+    found: dict[int, set[int]] = {}
+    for key, task in tasks:
+        found.setdefault(partition_index_of(key, 4), set()).add(task)
+    assert found == {0: {0}, 1: {1}, 2: {0}, 3: {1}}
+    sink.save(gathered)
+    assert sink.tallies() == tallies_of(events)
+
+
+def test_a_process_has_one_client_until_that_is_closed(address: str) -> None:
+    connection = Connection(addresses=(address,))
+    client = client_of(connection)
+    assert client_of(connection) is client
+    client.close()
+    another = client_of(connection)
+    assert another is not client
+    assert read_tallies(another, ["nobody"]) == {"nobody": Tally()}
