@@ -7,7 +7,6 @@ driver, so that a batch is set once or not at all; each is then set between the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -22,7 +21,6 @@ from pyspark.sql.types import StructType
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.staging import IfExists
 from sublet.spark_bridge.commit import commit
-from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import OptionsError, SinkOptions, bulk_options
 from sublet.spark_bridge.rows import layout_of
 from sublet.spark_bridge.sink import (
@@ -31,7 +29,7 @@ from sublet.spark_bridge.sink import (
     abort_quietly,
     brought_in,
 )
-from sublet.spark_bridge.tasks import Identity, WritePlan, begun, bring
+from sublet.spark_bridge.tasks import Identity, WritePlan, begun, bring, schema_of
 
 
 class StatesRefusedError(RejectedError):
@@ -118,19 +116,13 @@ def _options(options: Mapping[str, str], overwrite: bool) -> tuple[SinkOptions, 
     return bulk_options(options)
 
 
-_schemas: dict[SinkOptions, Mapping[str, Any]] = {}
-"""What states can be set to, as far as this process has asked: Spark plans every batch."""
-
-
 def _planned(schema: StructType, options: SinkOptions, if_exists: IfExists) -> WritePlan:
     arrow_schema = to_arrow_schema(schema)
     layout_of(arrow_schema, key=options.key, payload=options.payload)
-    if options not in _schemas:
-        try:
-            _schemas[options] = client_of(options.connection).state_schema(options.target)
-        except UnavailableError as error:
-            # Not raised here: a commit in a time without workers also makes a writer first.
-            return WritePlan(options=options, problem=error, if_exists=if_exists)
-    state = _schemas[options]
+    try:
+        state = schema_of(options, if_exists)
+    except UnavailableError as error:
+        # Not raised here: a commit in a time without workers also makes a writer first.
+        return WritePlan(options=options, problem=error, if_exists=if_exists)
     layout_of(arrow_schema, key=options.key, payload=options.payload, message=state)
     return WritePlan(options=options, message=state, if_exists=if_exists)

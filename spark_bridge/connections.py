@@ -14,12 +14,16 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import structlog
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.spark_bridge.options import Connection
+
+Answer = TypeVar("Answer")
 
 _BACKOFF_S_MIN = 0.1
 _BACKOFF_S_MAX = 2.0
@@ -44,11 +48,18 @@ def client_of(connection: Connection, *, patient: bool = False) -> BlockingClien
     `UnavailableError` if no worker answers within `connect_timeout`; who is `patient` tries again
     for as long as the connection has patience. Nobody closes what is returned.
     """
+    return asked(connection, lambda client: client, patient=patient)
+
+
+def asked(
+    connection: Connection, ask: Callable[[BlockingClient], Answer], *, patient: bool = False
+) -> Answer:
+    """Ask the cluster something that may be asked again; see `client_of` for patience."""
     give_up_s = time.monotonic() + (connection.patience_ms / 1000.0 if patient else 0.0)
     backoff_s = _BACKOFF_S_MIN
     while True:
         try:
-            return _client_of(connection)
+            return ask(_client_of(connection))
         except UnavailableError as error:
             wait_s = backoff_s * (0.75 + random.random() / 2)
             if time.monotonic() + wait_s > give_up_s:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -25,7 +24,6 @@ from pyspark.sql.types import StructType
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.spark_bridge.commit import commit, in_vain
-from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
 from sublet.spark_bridge.rows import layout_of
 from sublet.spark_bridge.tasks import (
@@ -35,6 +33,7 @@ from sublet.spark_bridge.tasks import (
     begun,
     bring,
     drop_quietly,
+    schema_of,
 )
 
 QUERY_ID = "sql.streaming.queryId"
@@ -131,23 +130,16 @@ def writer(
     return BatchWriter(plan)
 
 
-_messages: dict[SinkOptions, Mapping[str, Any] | None] = {}
-"""What functions take, as far as this process has asked: Spark plans every batch of a stream."""
-
-
 def planned(schema: StructType, options: SinkOptions) -> WritePlan:
     """Return what tasks have to know to bring rows of a schema; an error if these cannot be
     messages of the function."""
     arrow_schema = to_arrow_schema(schema)
     layout_of(arrow_schema, key=options.key, payload=options.payload)
-    if options not in _messages:
-        try:
-            client = client_of(options.connection)
-            _messages[options] = client.message_schema(options.target)
-        except UnavailableError as error:
-            # Not raised here: a commit in a time without workers also makes a writer first.
-            return WritePlan(options=options, problem=error)
-    message = _messages[options]
+    try:
+        message = schema_of(options, None)
+    except UnavailableError as error:
+        # Not raised here: a commit in a time without workers also makes a writer first.
+        return WritePlan(options=options, problem=error)
     layout_of(arrow_schema, key=options.key, payload=options.payload, message=message)
     return WritePlan(options=options, message=message)
 

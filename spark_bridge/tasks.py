@@ -7,19 +7,22 @@ leaves rows that nobody ever runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 import structlog
 
-from sublet.functions.errors import SubletError
+from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client_pipeline import BlockingPipeline, Staged
 from sublet.runtime.staging import IfExists
-from sublet.spark_bridge.connections import client_of
+from sublet.spark_bridge.connections import asked, client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.rows import RowSplitter, layout_of
 
@@ -27,6 +30,7 @@ GATHERED_BYTES_MAX = 32 * 1024 * 1024
 """Rows that a task collects before it sends them are bounded by bytes, too."""
 KEPT_MAX = 16
 """Pipelines and splitters that a process keeps for its next tasks."""
+SCHEMA_KNOWN_S = 10.0
 DROP_PATIENCE = "5s"
 
 _log = structlog.get_logger(__name__)
@@ -67,7 +71,8 @@ class Brought(NamedTuple):
 
 
 _pipelines: dict[tuple[SinkOptions, str, str], tuple[BlockingClient, BlockingPipeline]] = {}
-_splitters: dict[tuple[SinkOptions, IfExists | None, pa.Schema, int], RowSplitter] = {}
+_splitters: dict[tuple[SinkOptions, bytes, pa.Schema, int], RowSplitter] = {}
+_schemas: dict[tuple[SinkOptions, IfExists | None], tuple[float, Mapping[str, Any] | None]] = {}
 
 
 def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity) -> Brought:
@@ -83,11 +88,9 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
     message = plan.message
     if plan.problem is not None:
         # Of a query that was never under way, somebody waits for its first sign of life.
-        client = client_of(plan.options.connection, patient=identity.batch > 0)
-        ask = client.message_schema if plan.if_exists is None else client.state_schema
-        message = ask(plan.options.target)
+        message = schema_of(plan.options, plan.if_exists, patient=identity.batch > 0)
     pipeline = begun(plan.options, identity)
-    splitter = _splitter(plan, message, first.schema, pipeline.partition_count)
+    splitter = _splitter(plan.options, message, first.schema, pipeline.partition_count)
     attempt = pipeline.attempt(identity.batch, urgency=plan.options.urgency)
     touched: dict[int, tuple[int, int]] = {}
     try:
@@ -104,6 +107,33 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
     except BaseException:
         drop_quietly(plan.options, identity, [Staged(attempt.name, touched)])
         raise
+
+
+def schema_of(
+    options: SinkOptions, if_exists: IfExists | None, *, patient: bool = False
+) -> Mapping[str, Any] | None:
+    """Return what the function takes, or what its states are, as JSON Schema; None: anything.
+
+    Spark plans every batch of a stream, so what is known is asked for again only now and then, as
+    another version of the function may be there; while nobody answers, it stays as it was.
+    """
+
+    def ask(client: BlockingClient) -> Mapping[str, Any] | None:
+        what = client.message_schema if if_exists is None else client.state_schema
+        return what(options.target)
+
+    key = (options, if_exists)
+    asked_s, known = _schemas.get(key, (-math.inf, None))
+    if monotonic() - asked_s < SCHEMA_KNOWN_S:
+        return known
+    try:
+        found = asked(options.connection, ask, patient=patient and key not in _schemas)
+    except UnavailableError:
+        if key not in _schemas:
+            raise
+        return known
+    _keep(_schemas, key, (monotonic(), found))
+    return found
 
 
 def gathered(
@@ -154,14 +184,13 @@ def begun(options: SinkOptions, identity: Identity) -> BlockingPipeline:
 
 
 def _splitter(
-    plan: WritePlan,
+    options: SinkOptions,
     message: Mapping[str, Any] | None,
     schema: pa.Schema,
     partition_count: int,
 ) -> RowSplitter:
     """Return what cuts rows by partition; it remembers where keys belong, so it is kept."""
-    options = plan.options
-    key = (options, plan.if_exists, schema, partition_count)
+    key = (options, msgspec.json.encode(message), schema, partition_count)
     splitter = _splitters.get(key)
     if splitter is None:
         layout = layout_of(schema, key=options.key, payload=options.payload, message=message)
