@@ -75,6 +75,12 @@ class Child:
         del self._unread[: end + 1]
         return line
 
+    def write_line(self, line: str) -> None:
+        """Say something to the process on its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
     def wait(self, timeout_s: float) -> int:
         """Return the exit code. Raises subprocess.TimeoutExpired."""
         return self._process.wait(timeout_s)

@@ -63,8 +63,8 @@ class Durations:
     warm_up_s: float
 
 
-FULL = Durations(files_s=3.5, paced_s=13.0, warm_up_s=5.0)
-QUICK = Durations(files_s=1.0, paced_s=6.0, warm_up_s=3.0)
+FULL = Durations(files_s=3.5, paced_s=9.0, warm_up_s=2.0)
+QUICK = Durations(files_s=1.0, paced_s=3.0, warm_up_s=1.0)
 
 
 FAILURES = (TimeoutError, SubletError, RuntimeError, PySparkException, MiscountedError)

@@ -12,11 +12,12 @@ import argparse
 import json
 import os
 import random
+import select
 import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from benchmarks.workload import KEY_SEQUENCE_LENGTH, SEED, ArrivalSchedule, zipf
 FILES_MADE_MAX = 8
 """Distinct files of one shape; more batches read them again under other names."""
 TICK_S = 0.005
+EARLY_S = 0.1
+EARLY_KEYS = 100
 CONNECT_WAIT_S = 60.0
 LINE_WAIT_S = 10.0
 
@@ -128,8 +131,13 @@ class PacedLine:
         self._child = Child([*command, prefix])
         self.port = int(self._line(LINE_WAIT_S)["port"])
 
-    def schedule(self) -> ArrivalSchedule:
-        """Wait until someone has connected; return when each key is due, in Unix time."""
+    def begin(self) -> ArrivalSchedule:
+        """Let the keys arrive from now on; return when each is due, in Unix time.
+
+        Until then, once someone has connected, a few others arrive: whoever reads them is not to be
+        timed while it starts up.
+        """
+        self._child.write_line("begin")
         start_s = float(self._line(CONNECT_WAIT_S)["start_s"])
         return ArrivalSchedule(self.rate_per_s, start_s, len(self.keys))
 
@@ -150,27 +158,32 @@ class PacedLine:
 class Arrivals:
     """When which count of which key was seen; from that, when which event was."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Sequence[str]) -> None:
+        """Of a key, so many events are expected as it is named."""
+        self._keys = keys
+        self._known = frozenset(keys)
         self._seen: list[tuple[float, list[str], list[int]]] = []
         self._counts: dict[str, int] = {}
 
     def seen(self, keys: list[str], counts: list[int]) -> None:
         self._seen.append((time.time(), keys, counts))
         for key, count in zip(keys, counts, strict=True):
-            self._counts[key] = max(count, self._counts.get(key, 0))
+            if key in self._known:
+                self._counts[key] = max(count, self._counts.get(key, 0))
 
-    def rows_seen(self) -> int:
-        return sum(self._counts.copy().values())
+    @property
+    def is_complete(self) -> bool:
+        return sum(self._counts.copy().values()) >= len(self._keys)
 
-    def events(self, keys: list[str]) -> Iterator[tuple[int, float]]:
+    def events(self) -> Iterator[tuple[int, float]]:
         """Yield (event, when it was visible): the n-th of a key is when a count of n or more is."""
         waiting: dict[str, list[int]] = defaultdict(list)
-        for index, key in enumerate(keys):
+        for index, key in enumerate(self._keys):
             waiting[key].append(index)
         reached: dict[str, int] = defaultdict(int)
         for now_s, some, counts in self._seen:
             for key, count in zip(some, counts, strict=True):
-                for index in waiting[key][reached[key] : count]:
+                for index in waiting.get(key, [])[reached[key] : count]:
                     yield index, now_s
                 reached[key] = max(reached[key], count)
 
@@ -191,6 +204,10 @@ def send(rate_per_s: int, seconds: float, prefix: str) -> None:
         connection, _ = server.accept()
         with connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            early = "".join(f"{prefix}early{number}\n" for number in range(EARLY_KEYS)).encode()
+            while not select.select([sys.stdin], [], [], EARLY_S)[0]:
+                connection.sendall(early)
+            sys.stdin.readline()
             schedule = ArrivalSchedule(rate_per_s, time.time() + 0.1, len(lines))
             print(json.dumps({"start_s": schedule.start_s}), flush=True)
             sent = 0

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +35,9 @@ WARM_UP_BATCHES = 2
 """The first ones start Python workers, open stores and compile plans: nobody times them."""
 QUERY_WAIT_S = 120.0
 VISIBLE_WAIT_S = 60.0
-PACED_GRACE_S = 15.0
+PACED_GRACE_S = 10.0
+WARM_WAIT_S = 120.0
+WARM_BATCHES_PACED = 3
 LOOK_S = 0.01
 ROCKS_DB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -53,6 +55,8 @@ def open_session(master: str, folder: Path, cores: int) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "2g",
+        # Plans with Python operators are searched by regular expressions that recurse deeply.
+        "spark.driver.extraJavaOptions": "-Xss32m",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(folder / "spark"),
@@ -223,6 +227,11 @@ class MiscountedError(Exception):
     """A row was lost or counted twice: whatever was measured is worth nothing."""
 
 
+def _done(query: Any) -> list[Any]:
+    """Return the progress of all batches that had rows."""
+    return [each for each in query.recentProgress if each["numInputRows"]]
+
+
 class Streams:
     """Runs streams in one session."""
 
@@ -256,7 +265,7 @@ class Streams:
             settled_s = time.time()
         finally:
             query.stop()
-        done = [each for each in query.recentProgress if each["numInputRows"]]
+        done = _done(query)
         all_rows = sum(each["numInputRows"] for each in done)
         if isinstance(work, Bridge) and (counted := work.total() - before) != all_rows:
             raise MiscountedError(f"{all_rows} rows, but {counted} were counted")
@@ -276,13 +285,22 @@ class Streams:
             "rows": row_count,
         }
 
+    def _await(self, query: Any, wait_s: float, is_so: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + wait_s
+        while not is_so():
+            if query.exception():
+                raise RuntimeError(str(query.exception()))
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the query was not so far within {wait_s:.0f} s")
+            time.sleep(0.1)
+
     def paced(
         self, work: Work, *, rate_per_s: int, seconds: float, warm_up_s: float
     ) -> dict[str, float]:
         """Let keys arrive at a fixed rate; return how long after that their counts were visible."""
-        arrivals = Arrivals()
         # Nobody has counted such keys before.
         with PacedLine(rate_per_s, seconds, f"{uuid4().hex[:8]}-") as line:
+            arrivals = Arrivals(line.keys)
             rows = (
                 self._spark.readStream.format("socket")
                 .option("host", "127.0.0.1")
@@ -294,17 +312,17 @@ class Streams:
                 writer = work.tell(rows, arrivals.seen)
                 query = writer.option("checkpointLocation", self._checkpoint()).start()
                 try:
-                    schedule = line.schedule()
-                    until_s = schedule.due_s(schedule.count) + PACED_GRACE_S
-                    while time.time() < until_s and arrivals.rows_seen() < schedule.count:
-                        if query.exception():
-                            raise RuntimeError(str(query.exception()))
-                        time.sleep(0.1)
-                    done = [each for each in query.recentProgress if each["numInputRows"]]
+                    self._await(query, WARM_WAIT_S, lambda: len(_done(query)) > WARM_BATCHES_PACED)
+                    schedule = line.begin()
+                    wait_s = schedule.due_s(schedule.count) + PACED_GRACE_S - time.time()
+                    # Whoever is late is known by the share of what was visible.
+                    with suppress(TimeoutError):
+                        self._await(query, wait_s, lambda: arrivals.is_complete)
+                    done = _done(query)
                 finally:
                     query.stop()
         log = LatencyLog(schedule, warm_up_s)
-        for index, visible_s in arrivals.events(line.keys):
+        for index, visible_s in arrivals.events():
             log.add([schedule.due_s(index)], visible_s)
         batches = statistics.median(_batch_ms(each) for each in done) if done else 0.0
         return {**log.figures(), "batch_ms": batches}

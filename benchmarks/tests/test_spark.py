@@ -21,16 +21,18 @@ from benchmarks.spark_report import Figures, draw, grids, targets, write_page
 
 
 def test_an_event_is_visible_with_the_first_count_that_includes_it() -> None:
-    arrivals = Arrivals()
+    arrivals = Arrivals(["a", "b", "a", "a", "b"])
     arrivals.seen(["a", "b"], [2, 1])
     arrivals.seen(["a"], [1])  # Late news of an early count change nothing.
     arrivals.seen(["a", "other"], [3, 9])
 
-    found = dict(arrivals.events(["a", "b", "a", "a", "b"]))
+    found = dict(arrivals.events())
 
     assert sorted(found) == [0, 1, 2, 3]  # The second b was never counted.
     assert found[0] == found[1] == found[2] < found[3]
-    assert arrivals.rows_seen() == 3 + 1 + 9
+    assert not arrivals.is_complete
+    arrivals.seen(["b"], [2])
+    assert arrivals.is_complete
 
 
 def test_keys_of_a_paced_line_are_the_same_in_sender_and_reader() -> None:
