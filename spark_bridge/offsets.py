@@ -97,8 +97,8 @@ def checked(egress: str, span: Span, kept: EgressCursor, *, skips_lost: bool) ->
         written = end.get(partition) or 0
         if position > written:
             raise RejectedError(
-                f"the checkpoint stands at position {position} of {partition}, and {egress} ends "
-                f"at {written}: it is of another cluster, or the store has lost its data"
+                f"the cursor, or checkpoint, stands at position {position} of {partition}, and "
+                f"{egress} ends at {written}: it is of another cluster, or the store has lost data"
             )
     lost = [
         EgressGap(

@@ -65,7 +65,7 @@ class _Egress:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
-        self._schema: pa.Schema = to_arrow_schema(schema)
+        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         is_whole = tuple(self._schema.names) == WHOLE
         self._form: Form = options.payload or ("json" if is_whole else "typed")
         # Of a schema that no value can fit we hear here, before anything runs.
@@ -127,9 +127,9 @@ class EgressBatchReader(DataSourceReader):
         egress.check(span, first)
         return egress.tasks(span)
 
-    def read(self, partition: EgressTask | None) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        # Where there is nothing to read, Spark starts a task nevertheless.
-        return iter(()) if partition is None else self._egress.read(partition)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark starts a task of its own nevertheless.
+        return self._egress.read(partition) if isinstance(partition, EgressTask) else iter(())
 
 
 class EgressStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

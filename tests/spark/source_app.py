@@ -12,17 +12,17 @@ app = App("source", partitions=4)
 
 
 class Numbers(NamedTuple):
-    """The numbers `first` .. `first + count - 1`."""
+    """The numbers `first` .. `stop - 1`."""
 
     first: int
-    count: int
+    stop: int
 
 
 @app.function(kind="keyed")
 def count(ctx: Context, numbers: Numbers) -> int:
-    for number in range(numbers.first, numbers.first + numbers.count):
+    for number in range(numbers.first, numbers.stop):
         ctx.emit(EGRESS, {"number": number, "name": f"{ctx.key}-{number}"})
-    return numbers.count
+    return numbers.stop - numbers.first
 
 
 @app.function(kind="keyed")

@@ -1,0 +1,271 @@
+"""What functions emit, read by a real Spark from real workers: every value once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from sublet import BlockingClient
+from sublet.spark_bridge import register
+from tests.integration.cluster import Cluster
+from tests.spark.source_app import EGRESS, TARGET, Numbers
+from tests.spark.sublet_workers import free_ports
+
+COUNT = "source/count"
+KEYS = [f"k{number}" for number in range(12)]
+PATIENCE_S = 90
+FAILURE = "as the test wants it"
+
+
+class Workers:
+    """Workers whose addresses stay when others come in their places."""
+
+    def __init__(self, folder: Path, count: int = 1, **settings: object) -> None:
+        self._cluster = Cluster(TARGET, folder, settings)
+        self._ports = free_ports(count)
+
+    @property
+    def address(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports)
+
+    def start(self) -> None:
+        for port in self._ports:
+            self._cluster.add_worker(expected=len(self._ports), port=port)
+        asyncio.run(self._cluster.ready())
+
+    def kill(self) -> None:
+        for each in self._cluster.living:
+            each.kill()
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def emit(self, first: int, count: int) -> set[int]:
+        """Emit numbers under all keys; return them."""
+        with BlockingClient(self.address.split(","), connect_timeout="20s") as client:
+            begins = [first + place * count for place in range(len(KEYS))]
+            parts = [Numbers(begin, begin + count) for begin in begins]
+            client.call_many(COUNT, KEYS, parts)
+        return set(range(first, first + count * len(KEYS)))
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    made = Workers(tmp_path_factory.mktemp("source"), 2)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def own_workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
+    """Return what makes workers with settings of their own."""
+    made: list[Workers] = []
+
+    def make(**settings: object) -> Workers:
+        made.append(Workers(tmp_path / "workers", 1, **settings))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def spark_with_sublet(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+class Seen:
+    """What each batch of a query had."""
+
+    def __init__(self, fails_behind: int | None = None) -> None:
+        """It fails at the first batch behind that number that has any rows."""
+        self.batches: dict[int, list[int]] = {}
+        self.something = threading.Event()
+        self._fails_behind = fails_behind
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        rows = batch.select("payload").collect()
+        found = sorted(json.loads(row.payload)["number"] for row in rows)
+        assert number not in self.batches
+        self.batches[number] = found
+        self.something.set()
+        if self._fails_behind is not None and number > self._fails_behind and found:
+            raise RuntimeError(FAILURE)
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(number for found in self.batches.values() for number in found)
+
+
+def stream(spark: SparkSession, workers: Workers, **options: object) -> Any:
+    reader = spark.readStream.format("sublet").option("address", workers.address)
+    for name, value in {"egress": EGRESS, **options}.items():
+        reader = reader.option(name, str(value))
+    return reader
+
+
+def run_out(frame: DataFrame, seen: Seen, checkpoint: Path) -> Any:
+    """Read all that is there, and end."""
+    query = (
+        frame.writeStream.foreachBatch(seen)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(PATIENCE_S)
+    finally:
+        query.stop()
+    return query
+
+
+def read(spark: SparkSession, workers: Workers, **options: object) -> Any:
+    reader = spark.read.format("sublet").option("address", workers.address)
+    for name, value in {"egress": EGRESS, **options}.items():
+        reader = reader.option(name, str(value))
+    return reader
+
+
+def test_a_query_that_fails_and_is_started_again_has_every_value_once(
+    spark_with_sublet: SparkSession, workers: Workers, tmp_path: Path
+) -> None:
+    spark, checkpoint = spark_with_sublet, tmp_path / "checkpoint"
+    early = workers.emit(1_000, 20)
+    first = Seen(fails_behind=-1)
+    with pytest.raises(StreamingQueryException, match=FAILURE):
+        run_out(stream(spark, workers, **{"from": "earliest"}).load(), first, checkpoint)
+    late = workers.emit(100_000, 20)
+    # Spark asks again where to begin; the batch that it repeats must not begin there.
+    source = stream(spark, workers, **{"from": "latest"}).load()
+    second = Seen(fails_behind=0)
+    with pytest.raises(StreamingQueryException, match=FAILURE):
+        run_out(source, second, checkpoint)
+    late |= workers.emit(200_000, 20)
+    third = Seen()
+    run_out(source, third, checkpoint)
+
+    assert [*first.batches] == [0]
+    assert [*second.batches] == [0, 1]
+    assert second.batches[0] == first.batches[0]
+    assert early <= {*first.batches[0]}
+    assert third.batches[1] == second.batches[1]
+    assert third.numbers == sorted(late)
+
+
+def test_batches_are_no_larger_than_wanted_and_end_with_what_was_there(
+    spark_with_sublet: SparkSession, workers: Workers, tmp_path: Path
+) -> None:
+    spark = spark_with_sublet
+    start = cursor_now(workers)
+    wanted = workers.emit(50_000, 100)
+    seen = Seen()
+    source = stream(spark, workers, maxRowsPerTrigger=500, tasks=3, **{"from": start}).load()
+    query = run_out(source, seen, tmp_path / "checkpoint")
+
+    assert [len(found) for found in seen.batches.values() if found] == [500, 500, 200]
+    assert seen.numbers == sorted(wanted)
+    offset = json.loads(query.lastProgress["sources"][0]["endOffset"])
+    assert offset["egress"] == EGRESS
+    # What Spark shows is a cursor for everybody.
+    assert offset["cursor"] == cursor_now(workers)
+
+
+def test_a_bounded_read_has_what_is_between_two_cursors(
+    spark_with_sublet: SparkSession, workers: Workers
+) -> None:
+    spark = spark_with_sublet
+    start = cursor_now(workers)
+    wanted = workers.emit(60_000, 30)
+    end = cursor_now(workers)
+    workers.emit(70_000, 10)
+    typed = read(spark, workers, tasks=6, **{"from": start, "until": end}).schema(
+        "number BIGINT, name STRING, missing DOUBLE, _key STRING, _partition INT, _position BIGINT"
+    )
+    rows = typed.load().collect()
+
+    assert sorted(row.number for row in rows) == sorted(wanted)
+    assert all(row.name == f"{row._key}-{row.number}" and row.missing is None for row in rows)
+    assert len({(row._partition, row._position) for row in rows}) == len(rows)
+    whole = read(spark, workers, **{"from": start}).load()
+    assert whole.columns == ["key", "payload", "function", "partition", "position", "at"]
+    rows = whole.collect()
+    assert len(rows) == 40 * len(KEYS)
+    assert {row.function for row in rows} == {COUNT}
+    assert read(spark, workers, egress="nobody emits here").load().collect() == []
+
+
+def test_what_cannot_be_is_told_before_anything_is_read(
+    spark_with_sublet: SparkSession, workers: Workers
+) -> None:
+    spark = spark_with_sublet
+    with BlockingClient(workers.address.split(",")) as client:
+        client.call("source/say", "x", "not a number")
+    words = read(spark, workers, egress="words").schema("number BIGINT")
+    with pytest.raises(PySparkException, match=r"position 0 of source/say/.*column 'number'"):
+        words.load().collect()
+    with pytest.raises(PySparkException, match=r"no option 'egres'.*did you mean egress"):
+        spark.read.format("sublet").option("egres", EGRESS).load()
+
+
+def test_what_went_before_it_was_read_ends_the_query_or_is_passed_over(
+    spark_with_sublet: SparkSession, own_workers: Callable[..., Workers], tmp_path: Path
+) -> None:
+    spark, few = spark_with_sublet, own_workers(egress_max=100)
+    few.emit(0, 5)
+    seen = Seen()
+    run_out(stream(spark, few).load(), seen, tmp_path / "checkpoint")
+    few.emit(1_000, 60)
+    with pytest.raises(StreamingQueryException, match="values were dropped before they were read"):
+        run_out(stream(spark, few).load(), Seen(), tmp_path / "checkpoint")
+    rest = Seen()
+    run_out(stream(spark, few, onLoss="skip").load(), rest, tmp_path / "checkpoint")
+
+    kept = {json.loads(row.payload)["number"] for row in read(spark, few).load().collect()}
+    assert len(seen.numbers) == 60
+    assert {*rest.numbers} == kept
+    assert 100 <= len(kept) < 720
+
+
+def test_a_query_rides_out_the_death_of_all_workers(
+    spark_with_sublet: SparkSession, own_workers: Callable[..., Workers], tmp_path: Path
+) -> None:
+    spark, doomed = spark_with_sublet, own_workers()
+    wanted = doomed.emit(0, 100)
+    seen = Seen()
+    source = stream(spark, doomed, maxRowsPerTrigger=200, patience="2m").load()
+    query = (
+        source.writeStream.foreachBatch(seen)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        for _ in range(2):
+            assert seen.something.wait(PATIENCE_S)
+            doomed.kill()
+            doomed.start()
+            seen.something.clear()
+        assert query.awaitTermination(PATIENCE_S)
+    finally:
+        query.stop()
+
+    assert seen.numbers == sorted(wanted)
+
+
+def cursor_now(workers: Workers) -> str:
+    with BlockingClient(workers.address.split(",")) as client:
+        return str(client.egress_bounds(EGRESS)[1])
