@@ -50,6 +50,10 @@ _LEAVES: tuple[tuple[types.Type, pa.DataType], ...] = (
 )
 
 
+# The first array that is made of Python values loads what Arrow needs for that, pandas among it if
+# it is installed: better with the app than in the middle of a run.
+pa.array([None])
+
 _PLAIN = (bool, int, float, str, bytes, datetime, date, time, timedelta)
 
 
