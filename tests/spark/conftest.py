@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.spark_home import lean_spark_home
+
 HERE = Path(__file__).parent
 SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -39,6 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Lets Spark's Python processes import `tests.…`, too.
     paths = [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ["SPARK_HOME"] = str(lean_spark_home(tmp_path_factory.mktemp("spark")))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("sublet-tests")
     for name, value in SETTINGS.items():
