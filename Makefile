@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit redis network java format proto reference demo simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
+.PHONY: help setup test lint types layers docs unit redis network java format proto reference demo demo-words simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -59,8 +59,12 @@ proto: setup ## Regenerate proto/generated from proto/sublet.proto
 reference: setup ## Make again the pages of docs/ that are made from the code
 	@$(BIN)/python -m sublet.runtime.reference docs
 
-demo: setup ## Run the demonstration
-	@$(BIN)/python examples/demo.py
+demo: setup ## Show Spark and Sublet together, in two minutes (ARGS=--kill kills a worker)
+	@.ci/java || { echo "demo: without Java, \`make demo-words\` shows Sublet alone" >&2; exit 1; }
+	@$(BIN)/python examples/spark_demo.py $(ARGS)
+
+demo-words: setup ## Show Sublet alone: words are counted under load (ARGS=--kill kills a worker)
+	@$(BIN)/python examples/demo.py $(ARGS)
 
 simulate: setup ## Simulate a cluster (SCENARIO=file chooses) and keep plots in build/simulation
 	@$(BIN)/sublet simulate $(SCENARIO) --order least-laxity --order arrival \

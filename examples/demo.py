@@ -1,6 +1,6 @@
 """Shows Sublet at work: two workers, a steady stream of lines, and exact counts at the end.
 
-    make demo
+    make demo-words
     .venv/bin/python examples/demo.py --seconds 60 --lines-per-second 1000 --kill
 
 Load is open-loop: lines are due at fixed times, whether or not earlier ones are answered, and
