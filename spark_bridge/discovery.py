@@ -8,8 +8,9 @@ classes in short-lived processes, again and again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -94,6 +95,10 @@ def register(spark: SparkSession) -> None:
     Only needed where Spark does not find them by itself: where the package is on the path of its
     processes, and not installed.
     """
-    sources: Any = spark.dataSource
-    sources.register(SubletDataSource)
-    sources.register(SubletStateDataSource)
+    for each in (SubletDataSource, SubletStateDataSource):
+        try:
+            spark.dataSource.register(each)
+        except AnalysisException as error:
+            # Spark has found it by itself.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from sublet import BlockingClient, RejectedError
 from sublet.functions.address import partition_index_of
-from sublet.spark_bridge import clustered
+from sublet.spark_bridge import clustered, register
 from sublet.spark_bridge.connections import client_of, close_clients
 from sublet.spark_bridge.options import Connection
 from sublet.spark_bridge.sink import stream_writer, writer
@@ -33,6 +33,7 @@ from tests.spark.sublet_workers import free_ports
 
 SCHEMA = "key string, amount bigint, number bigint"
 ENDED_WITHIN_S = 120
+ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 class Sink:
@@ -264,6 +265,7 @@ def test_no_room_ends_a_query_when_its_patience_does_and_nothing_is_lost(
         asyncio.run(cluster.ready())
         sink = Sink(spark, worker.address, tmp_path)
         sink.put(events, "0")
+        spark.conf.set(ROWS_AT_ONCE, 200)
         with pytest.raises(StreamingQueryException, match=r"allowed: 5000 \(staged_bytes_max\)"):
             sink.run(patience="1s", batch_rows="200")
         worker.kill()
@@ -273,6 +275,7 @@ def test_no_room_ends_a_query_when_its_patience_does_and_nothing_is_lost(
         with sink.client:
             assert sink.tallies() == tallies_of(events)
     finally:
+        spark.conf.unset(ROWS_AT_ONCE)
         cluster.close()
 
 
@@ -288,6 +291,8 @@ def test_clustered_rows_of_a_partition_are_in_one_task(sink: Sink) -> None:
     for key, task in tasks:
         found.setdefault(partition_index_of(key, 4), set()).add(task)
     assert found == {0: {0}, 1: {1}, 2: {0}, 3: {1}}
+    # Spark has found the formats by itself: to be told of them changes nothing.
+    register(sink.spark)
     sink.save(gathered)
     assert sink.tallies() == tallies_of(events)
 
