@@ -26,24 +26,25 @@ class BreakableSource(SubletDataSource):
     def __init__(self, options: dict[str, str]) -> None:
         own = {name: value for name, value in options.items() if name.lower() != "gates"}
         super().__init__(own)
-        self.gates = options["gates"]
+        ports = [int(each.rpartition(":")[2]) for each in options["address"].split(",")]
+        self.gates = Gates(Path(options["gates"]), ports)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 (Spark's name)
         _outlive_the_driver()
-        install(Gates(Path(self.gates)))
+        install(self.gates)
         return BreakableWriter(super().streamWriter(schema, overwrite), self.gates)
 
 
 class BreakableWriter(DataSourceStreamArrowWriter):
     """The writer of the bridge; whichever process it was sent to, gates are put there first."""
 
-    def __init__(self, writer: Any, gates: str) -> None:
+    def __init__(self, writer: Any, gates: Gates) -> None:
         self._writer = writer
         self._gates = gates
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         _outlive_the_driver()
-        install(Gates(Path(self._gates)))
+        install(self._gates)
         message: WriterCommitMessage = self._writer.write(iterator)
         return message
 

@@ -191,12 +191,12 @@ class Campaign:
         driver = drivers.follow()
         started_s = time.monotonic()
         if restart.step == STEPS[0]:
-            stopped = self._gates.stopped(restart.step)
+            stopped = self._gates.stopped(restart.step, driver.is_running)
         else:
             for kind in restart.others:
                 self._break(kind)
             if at_once:
-                stopped = self._gates.stopped(restart.step)
+                stopped = self._gates.stopped(restart.step, driver.is_running)
             else:
                 driver.wait(BATCH, max(1, restart.after_batches))
                 self.first_batch_s.append(time.monotonic() - started_s)
@@ -206,7 +206,7 @@ class Campaign:
                     driver.kill()
                     return
                 self._gates.arm(restart.step)
-                stopped = self._gates.stopped(restart.step)
+                stopped = self._gates.stopped(restart.step, driver.is_running)
         driver.kill()
         if restart.zombie:
             stopped.release()

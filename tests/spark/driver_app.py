@@ -90,7 +90,10 @@ def start(spark: SparkSession, plan: Plan) -> StreamingQuery:
     gates = {"gates": plan.gates} if plan.gates else {}
     for name, value in (plan.options | gates).items():
         writer = writer.option(name, value)
-    return writer.option("checkpointLocation", plan.checkpoint).trigger(availableNow=True).start()
+    writer = writer.option("checkpointLocation", plan.checkpoint)
+    if plan.is_endless:
+        return writer.trigger(processingTime="0 seconds").start()
+    return writer.trigger(availableNow=True).start()
 
 
 def session(plan: Plan) -> SparkSession:
@@ -157,7 +160,6 @@ class DriverProcess:
     def events(self, event: str) -> list[dict[str, Any]]:
         return [each for each in list(self.lines) if each["event"] == event]
 
-    @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 
@@ -168,7 +170,7 @@ class DriverProcess:
             found = self.events(event)
             if len(found) >= count:
                 return found[count - 1]
-            assert self.is_running, f"the driver has ended; see {self._log.name}"
+            assert self.is_running(), f"the driver has ended; see {self._log.name}"
             return None
 
         return wait_for(look, f"{event} of a driver", wait_s)

@@ -16,7 +16,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,8 +67,10 @@ class Stopped(NamedTuple):
 class Gates:
     """The folder that a test and the processes of Spark share."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ports: Sequence[int] = ()) -> None:
+        """`ports`: those of the workers of Sublet, for whoever is to be cut off from them."""
         self.folder = folder
+        self._ports = ports
         folder.mkdir(parents=True, exist_ok=True)
 
     # In the test
@@ -81,17 +83,23 @@ class Gates:
         """Tell whether nobody had reached it."""
         return self._take(step)
 
-    def stopped(self, step: str, wait_s: float = WAIT_S) -> Stopped:
-        """Wait until somebody stands at a step."""
+    def stopped(self, step: str, is_running: Callable[[], bool] = lambda: True) -> Stopped:
+        """Wait until somebody stands at a step, as long as somebody can come there."""
 
         def look() -> Stopped | None:
+            assert is_running(), f"a driver has ended before step {step}"
             for each in self.folder.glob(f"at-{step}-*"):
                 pid = int(each.name.rpartition("-")[2])
                 each.unlink()
                 return Stopped(step, pid, self.folder)
             return None
 
-        return wait_for(look, f"somebody at step {step}", wait_s)
+        return wait_for(look, f"somebody at step {step}", WAIT_S)
+
+    def cut_count(self, step: str) -> int:
+        """Return how many streams whoever reached an armed cut has lost; 0: none, or nobody."""
+        found = [each.name for each in self.folder.glob(f"did-{CUT}{step}-*")]
+        return max((int(each.rpartition("-")[2]) for each in found), default=0)
 
     # In processes of Spark
 
@@ -109,7 +117,8 @@ class Gates:
 
     async def reach(self, step: str) -> None:
         if self._take(CUT + step):
-            cut_connections()
+            count = cut_connections(self._ports)
+            (self.folder / f"did-{CUT}{step}-{count}").touch()
         if not self._take(step):
             return
         (self.folder / f"at-{step}-{os.getpid()}").touch()
@@ -121,8 +130,9 @@ class Gates:
         (self.folder / f"go-{step}-{os.getpid()}").unlink()
 
 
-def cut_connections() -> None:
-    """Break every stream of this process to a worker of Sublet, as a network does."""
+def cut_connections(ports: Sequence[int]) -> int:
+    """Break every stream of this process to those ports, as a network does; return how many."""
+    count = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             file = os.dup(int(name))
@@ -132,16 +142,10 @@ def cut_connections() -> None:
                 os.close(file)
                 continue
             with line:
-                if _is_ours(line):
+                if line.family == socket.AF_INET and line.getpeername()[1] in ports:
                     line.shutdown(socket.SHUT_RDWR)
-
-
-def _is_ours(line: socket.socket) -> bool:
-    """Not those by which Spark talks to its Python workers: they would only end this process."""
-    port = os.environ.get("PYTHON_WORKER_FACTORY_PORT", "")
-    return bool(line.getpeername()) and (
-        line.family == socket.AF_UNIX or str(line.getpeername()[1]) != port
-    )
+                    count += 1
+    return count
 
 
 def install(gates: Gates) -> None:

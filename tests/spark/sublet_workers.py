@@ -38,6 +38,8 @@ class SubletWorkers:
         settings = {
             "store": "redis",
             "redis_url": self.redis.url,
+            # As from another machine; and so that streams can be told apart.
+            "lane": 0,
             # Spark leaves little of two cores: who is late is not dead.
             "heartbeat_ms": 150,
             "member_term_ms": 1_500,

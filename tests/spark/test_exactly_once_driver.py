@@ -32,7 +32,7 @@ def test_a_driver_killed_at_any_step_is_followed_by_one_that_goes_on(tmp_path: P
             for step in STEPS:
                 gates.arm(step)
                 driver = drivers.follow()
-                stopped = gates.stopped(step)
+                stopped = gates.stopped(step, driver.is_running)
                 driver.kill()
                 # What Python was about to do, it does: a dead driver's last words come late.
                 stopped.release()

@@ -50,7 +50,7 @@ def test_executors_killed_in_a_task_and_tasks_begun_twice_count_once(tmp_path: P
             driver = drivers.follow(is_last=True)
             driver.wait(STARTED)
             for step, following in ((ADDING, ENDED), (ENDED, "")):
-                stopped = gates.stopped(step)
+                stopped = gates.stopped(step, driver.is_running)
                 if following:
                     gates.arm(following)
                 executor = java_above(stopped.pid)
@@ -60,7 +60,7 @@ def test_executors_killed_in_a_task_and_tasks_begun_twice_count_once(tmp_path: P
             driver.wait(BATCH)
 
             gates.arm(ADDING)
-            slow = gates.stopped(ADDING)
+            slow = gates.stopped(ADDING, driver.is_running)
             # One task stands still, and yet batches are done.
             driver.wait(BATCH, 1 + len(driver.events(BATCH)))
             slow.release()
