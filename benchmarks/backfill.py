@@ -156,8 +156,8 @@ async def phase(
         before = await counted(client)
         began_s = time.perf_counter()
         told = await live(client, options.seconds, options.rate)
-        elapsed_s = time.perf_counter() - began_s
         rows = await counted(client) - before - options.seconds * options.rate
+        elapsed_s = time.perf_counter() - began_s
     # What it had brought ahead must not be in the way of the next case.
     await pipeline.wait_taken()
     await asyncio.sleep(REST_S)

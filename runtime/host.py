@@ -830,7 +830,7 @@ class Host:
         if work.assigns:
             self._finish(hosted, work, assign_states(work, place, limit_s), waiting)
             return
-        if not (work.spans and work.spans[0].chunk.is_background) and (
+        if not work.is_background and (
             not self._ready or (self._ready.rank() or 0.0) >= work.rank_last
         ):
             limit_s *= QUANTA_MAX

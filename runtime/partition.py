@@ -194,6 +194,7 @@ class Partition:
         self._calls = Calls(function.name)
         self._sealed: Pending | None = None
         self._committing: Commit | None = None
+        self._sealed_ms = now_ms
         self._unrecorded: Work | None = None
         self._commit_size = CommitSize(limits.commit_messages_max, is_heavy=is_heavy)
         self._timers = Timers(name, timers_loaded_max)
@@ -586,6 +587,8 @@ class Partition:
             self.versions.forget({row.key for row in result.rows})
         pending.rows.extend(result.rows)
         pending.runs += 1
+        if self.staging.fed_rows and work.is_background:
+            pending.has_background = True
         if result.effects:
             self._timers.note(result.effects)
             self._note_windows(result.effects)
@@ -759,6 +762,8 @@ class Partition:
             return self._limits.commit_messages_max
         if not self._urgency.is_live(now_ms):
             return self._limits.commit_messages_max
+        if now_ms < self._urgency.background_ms:
+            return 0
         return BACKGROUND_MESSAGES_MAX - self._endings.pending.message_count
 
     def _start_work(self, off_loop: bool, now_ms: float) -> bool:
@@ -1364,6 +1369,8 @@ class Partition:
             wake_ms = wake_ms if due_ms is None else min(wake_ms, due_ms)
         if self._queue.gathering_until_ms is not None:
             wake_ms = min(wake_ms, self._queue.gathering_until_ms)
+        if self.staging.fed_rows and now_ms < self._urgency.background_ms:
+            wake_ms = min(wake_ms, self._urgency.background_ms)
         if self._endings.pending.acknowledged and self._committing is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
@@ -1401,7 +1408,7 @@ class Partition:
         if self._calls.unsent:
             commit.records.extend(self._calls.sealed())
         self.counters.egress_dropped = self._egress.dropped
-        self._committing = commit
+        self._committing, self._sealed_ms = commit, now_ms
         if self.snapshots.open:
             self._loading_old = self.snapshots.unkept(commit.index, commit.state, now_ms)
             if self._loading_old:
@@ -1421,6 +1428,8 @@ class Partition:
             self.stop(outcome)
             return
         self._committing = None
+        if self._sealed is not None and self._sealed.has_background:
+            self._urgency.background_stored(now_ms - self._sealed_ms, now_ms)
         self._committed_whole()
         effects, gone = self.effects, self._gone
         for entry in commit.outbox:

@@ -98,6 +98,8 @@ class Pending:
         """Whoever waits for this commit."""
         self.traced = False
         """Some message among the effects is sampled."""
+        self.has_background = False
+        """Some of its messages have no deadline to keep at all."""
         self.must_flush = False
         """False while there is only housekeeping, which can wait for the next commit."""
 

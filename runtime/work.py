@@ -358,6 +358,17 @@ class Work:
             return self.spans[0].chunk.batch.kind is Kind.ASSIGN
         return any(each.message.kind is Kind.ASSIGN for each in self.waiting)
 
+    @property
+    def is_background(self) -> bool:
+        """Tell whether it has no deadline to keep at all (see `scheduler.urgency`)."""
+        if self.spans:
+            return self.spans[0].chunk.is_background
+        first = self.waiting[0]
+        due_ms, arrived_ms = first.deadline_ms, first.arrived_ms
+        if due_ms is None or arrived_ms is None:
+            return False
+        return due_ms - arrived_ms >= BACKGROUND_MS
+
     def payload_columns(self) -> list[tuple[Chunk | None, int, int, bytes | msgspec.Raw]]:
         """Return the columns to decode: (chunk, start, stop, msgpack array)."""
         if self.waiting:

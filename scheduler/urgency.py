@@ -16,6 +16,10 @@ PATIENCE_MS = 10_000.0
 BACKGROUND_MS = 180 * 24 * 3_600_000.0
 """What is due so late has no deadline to keep at all: history, for one. It must not be in the way
 of what has, though nobody knows when that comes."""
+BACKGROUND_PAUSES = 3.0
+BACKGROUND_PAUSE_MS_MAX = 2_000.0
+"""While live messages are expected, the store has nothing to do with background for so many times
+as long as it had: a commit that waits for others says that there is no room for any of it."""
 LIVE_MS = 5_000.0
 """So long after a message that is no background, more are expected."""
 
@@ -80,12 +84,19 @@ class Urgency:
         be lent; whoever runs all that waits clears it."""
         self.live_ms = -inf
         """When the last message came that is no background."""
+        self.background_ms = -inf
+        """While messages are expected that are none, no background begins before."""
         self.crowds: dict[tuple[str, str], Any] = {}
         """Keys behind which messages wait that could be lent: (partition, key) to the partition."""
 
     def is_live(self, now_ms: float) -> bool:
         """Tell whether messages are to be expected that background must not keep waiting."""
         return now_ms - self.live_ms < LIVE_MS
+
+    def background_stored(self, elapsed_ms: float, now_ms: float) -> None:
+        """A commit with background in it took so long: let the store rest for longer than that."""
+        pause_ms = min(BACKGROUND_PAUSE_MS_MAX, BACKGROUND_PAUSES * elapsed_ms)
+        self.background_ms = max(self.background_ms, now_ms + pause_ms)
 
     def rank(
         self, function: Function, partition: str, count: int, arrived_ms: float, deadline_ms: float

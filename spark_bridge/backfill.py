@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sublet.functions.errors import RejectedError
 from sublet.runtime.client import Client
-from sublet.runtime.client_pipeline import Pipeline
+from sublet.runtime.client_pipeline import Pipeline, PipelineProgress
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.history import (
     History,
@@ -189,38 +189,37 @@ async def _feed(
     planned: BackfillPlan,
     tell: Callable[[BackfillProgress], None],
 ) -> int:
+    """Bring all batches behind the last that is complete; return how many rows they had."""
     splitter = RowSplitter(planned.layout, pipeline.partition_count)
-    started_s, rows = time.monotonic(), 0
-    async for batch, split in _read_ahead(planned.history, splitter, pipeline.completed):
-        attempt = pipeline.attempt(batch.number, urgency="lowest")
-        for some in split:
-            await attempt.add(some.partition, some.keys, some.payloads)
-        staged = await attempt.end()
-        # One batch is staged while the one before runs, and no more: there has to be room for
-        # what live pipelines stage.
-        await pipeline.wait_taken()
-        await pipeline.commit(batch.number, [staged], urgency="lowest")
-        rows += batch.rows.num_rows
-        progress = await pipeline.progress()
-        tell(BackfillProgress(batch.file, rows, progress.rows_waiting, progress.rows_dead))
-        if backfill.rate is not None:
-            ahead_s = rows / backfill.rate - (time.monotonic() - started_s)
-            await asyncio.sleep(max(0.0, ahead_s))
-    return rows
-
-
-async def _read_ahead(
-    history: History, splitter: RowSplitter, after: int
-) -> AsyncIterator[tuple[HistoryBatch, list[Rows]]]:
-    """Yield batches as messages; the next one is read meanwhile, beside the loop."""
-    batches = history.batches(after)
+    batches = planned.history.batches(pipeline.completed)
 
     def read() -> tuple[HistoryBatch, list[Rows]] | None:
         batch = next(batches, None)
         return None if batch is None else (batch, splitter.split(batch.rows))
 
+    started_s, rows = time.monotonic(), 0
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(asyncio.to_thread(read))
-        while (found := await following) is not None:
-            following = tasks.create_task(asyncio.to_thread(read))
-            yield found
+        reading = tasks.create_task(asyncio.to_thread(read))
+        while (found := await reading) is not None:
+            # The next one is read meanwhile, beside the loop.
+            reading = tasks.create_task(asyncio.to_thread(read))
+            batch, split = found
+            progress = await _bring(pipeline, batch.number, split)
+            rows += batch.rows.num_rows
+            tell(BackfillProgress(batch.file, rows, progress.rows_waiting, progress.rows_dead))
+            if backfill.rate is not None:
+                ahead_s = rows / backfill.rate - (time.monotonic() - started_s)
+                await asyncio.sleep(max(0.0, ahead_s))
+    return rows
+
+
+async def _bring(pipeline: Pipeline, number: int, split: Sequence[Rows]) -> PipelineProgress:
+    attempt = pipeline.attempt(number, urgency="lowest")
+    for some in split:
+        await attempt.add(some.partition, some.keys, some.payloads)
+    staged = await attempt.end()
+    # One batch is staged while the one before runs, and no more: there has to be room for what
+    # live pipelines stage.
+    await pipeline.wait_taken()
+    await pipeline.commit(number, [staged], urgency="lowest")
+    return await pipeline.progress()

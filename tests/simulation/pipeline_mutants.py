@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from sublet.runtime.frames import Kind
 from sublet.runtime.partition import Partition
 from sublet.runtime.staging import Decide, Handled, Part, Seal, Staging, _Flow
 from sublet.runtime.work import RunResult, Work
@@ -125,8 +126,12 @@ class LosesMessagesAmongStates(Mutant):
 
     class partition(Partition):  # noqa: N801
         def finished(self, work: Work, result: RunResult, now_ms: float) -> None:
-            if work.assigns:
-                result.unfinished.clear()
+            if work.assigns and work.waiting:
+                result.unfinished -= {
+                    index
+                    for index, each in enumerate(work.waiting)
+                    if each.message.kind is Kind.SEND
+                }
             super().finished(work, result, now_ms)
 
 
