@@ -14,18 +14,20 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, VariantType
 
+from sublet.functions.columns import ALLOWED
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
-from sublet.spark_bridge.rows import layout_of
+from sublet.spark_bridge.rows import RowsError, layout_of
 from sublet.spark_bridge.tasks import (
     Brought,
     Identity,
@@ -133,7 +135,7 @@ def writer(
 def planned(schema: StructType, options: SinkOptions) -> WritePlan:
     """Return what tasks have to know to bring rows of a schema; an error if these cannot be
     messages of the function."""
-    arrow_schema = to_arrow_schema(schema)
+    arrow_schema = arrow_schema_of(schema)
     layout_of(arrow_schema, key=options.key, payload=options.payload)
     try:
         message = schema_of(options, None)
@@ -142,6 +144,23 @@ def planned(schema: StructType, options: SinkOptions) -> WritePlan:
         return WritePlan(options=options, problem=error)
     layout_of(arrow_schema, key=options.key, payload=options.payload, message=message)
     return WritePlan(options=options, message=message)
+
+
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """Return the types that tasks see; `RowsError` for a column that Arrow does not know."""
+    for column in schema.fields:
+        try:
+            # Arrow would carry it as two binaries that only Spark can read.
+            known = not isinstance(column.dataType, VariantType)
+            to_arrow_schema(StructType([column]))
+        except PySparkTypeError:
+            known = False
+        if not known:
+            kind = column.dataType.simpleString()
+            raise RowsError(
+                f"column {column.name!r} has the type {kind}; allowed: {ALLOWED} (cast it)"
+            )
+    return to_arrow_schema(schema)
 
 
 def _identity(run: str) -> Identity:

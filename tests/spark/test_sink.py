@@ -13,12 +13,14 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import (
+    CalendarIntervalType,
     DataType,
     DoubleType,
     LongType,
     StringType,
     StructField,
     StructType,
+    VariantType,
 )
 
 from sublet import BlockingClient, RejectedError
@@ -215,6 +217,8 @@ COLUMNS = {"key": StringType(), "amount": LongType(), "number": LongType()}
         ({}, {"more": LongType()}, "Row, which has no field for the columns more; allowed: amount"),
         ({}, {"amount": StringType()}, "'amount' has the type string, .* integer there"),
         ({"payload": "amount"}, {}, "'amount' has the type int64, and the handler takes object"),
+        ({}, {"amount": VariantType()}, "'amount' has the type variant; allowed: boolean"),
+        ({}, {"amount": CalendarIntervalType()}, "'amount' has the type interval; allowed: "),
         ({}, {"key": DoubleType()}, "'key', which is the key, has the type double; allowed: "),
     ],
 )
