@@ -120,6 +120,32 @@ async def test_a_driver_that_died_after_its_decision_is_followed_by_one_that_sea
         assert (await heir.progress()).rows_staged == 0
 
 
+async def test_processes_of_one_run_share_a_generation_and_those_of_an_earlier_run_are_refused(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_cluster(tmp_path, app=APP) as cluster,
+        cluster.client() as client,
+        cluster.client() as other,
+    ):
+        dead = client.pipeline(COUNT, "query")
+        assert await dead.begin("run-1") == 1
+        await decide_alone(dead, 0, [await stage(dead, 0, rows_of(0))])
+
+        # Whoever comes first has finished what was decided before one of its rows is staged.
+        task, driver = other.pipeline(COUNT, "query"), client.pipeline(COUNT, "query")
+        assert await task.begin("run-2") == 2
+        staged = await stage(task, 1, rows_of(1))
+        assert await driver.begin("run-2") == 2
+        assert await driver.commit(1, [staged]) == (600, True)
+        with pytest.raises(RejectedError, match="another driver"):
+            await client.pipeline(COUNT, "query").begin("run-1")
+        with pytest.raises(RejectedError, match="another driver"):
+            await stage(dead, 1, rows_of(2))
+        await driver.wait_taken()
+        assert await totals(client, KEYS) == sums(rows_of(0), rows_of(1))
+
+
 async def decide_alone(pipeline: Pipeline, batch: int, staged: Sequence[Staged]) -> None:
     """Do of a commit what a driver does that dies before its first seal."""
     sealing = asyncio.Event()
