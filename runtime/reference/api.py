@@ -8,6 +8,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator
 from enum import Enum
+from importlib import import_module
 from itertools import chain, pairwise
 from textwrap import dedent
 from typing import Any
@@ -26,9 +27,9 @@ _HEAD = """# Reference: Python
 <!-- Made by `make reference` from the docstrings of the code. -->
 
 Everything here is imported from `sublet`, and the last parts from `sublet.binding`,
-`sublet.testing` and `sublet.simulation`. Lengths of time are texts (`"50ms"`, `"1.5s"`, `"2m"`,
-`"1h"`, `"7d"`), `timedelta`s, or numbers of milliseconds. Errors are on
-[a page of their own](errors.md).
+`sublet.testing`, `sublet.spark_bridge` and `sublet.simulation`. Lengths of time are texts
+(`"50ms"`, `"1.5s"`, `"2m"`, `"1h"`, `"7d"`), `timedelta`s, or numbers of milliseconds. Errors are
+on [a page of their own](errors.md).
 """
 
 _DECLARING = ("App", "Function", "Retry", "NO_RETRY")
@@ -127,6 +128,12 @@ def api_page() -> str:
     lines.append("[Testing functions](../testing.md) explains it, with examples.\n")
     for name in sublet.testing.__all__:
         lines += _described(name, getattr(sublet.testing, name))
+    lines.append("## sublet.spark_bridge\n")
+    lines.append("[Sublet for Spark users](../spark/index.md) explains it, with examples.\n")
+    # By its name: it is a layer above this one.
+    spark_bridge = import_module("sublet.spark_bridge")
+    for name in spark_bridge.__all__:
+        lines += _described(name, getattr(spark_bridge, name))
     lines.append("## sublet.simulation\n")
     lines.append("[Simulate a cluster](../simulation.md) explains it, with examples.\n")
     for name in sublet.simulation.__all__:
