@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.terminal import Terminal, blocks_of
+from tests.spark.spark_home import lean_spark_home
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "spark"
 # A command may start Spark.
@@ -21,5 +22,8 @@ FOLLOWED = sorted(
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", FOLLOWED)
-def test_a_page_for_spark_users_can_be_followed(page: str, tmp_path: Path) -> None:
+def test_a_page_for_spark_users_can_be_followed(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(lean_spark_home(tmp_path)))
     Terminal(tmp_path, PATIENCE_S).follow((PAGES / page).read_text())
