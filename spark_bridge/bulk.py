@@ -117,7 +117,7 @@ def _options(options: Mapping[str, str], overwrite: bool) -> tuple[SinkOptions, 
 
 
 def _planned(schema: StructType, options: SinkOptions, if_exists: IfExists) -> WritePlan:
-    arrow_schema = to_arrow_schema(schema)
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
     layout_of(arrow_schema, key=options.key, payload=options.payload)
     try:
         state = schema_of(options, if_exists)

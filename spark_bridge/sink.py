@@ -152,7 +152,7 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
         try:
             # Arrow would carry it as two binaries that only Spark can read.
             known = not isinstance(column.dataType, VariantType)
-            to_arrow_schema(StructType([column]))
+            to_arrow_schema(StructType([column]), timezone="UTC")
         except PySparkTypeError:
             known = False
         if not known:
@@ -160,7 +160,7 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
             raise RowsError(
                 f"column {column.name!r} has the type {kind}; allowed: {ALLOWED} (cast it)"
             )
-    return to_arrow_schema(schema)
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def _identity(run: str) -> Identity:
