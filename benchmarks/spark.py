@@ -15,8 +15,8 @@ latency      keys on a socket, at a fixed rate: from when an event was due until
 partitions, width, batches, masters
              how the bridge grows with Sublet's partitions, the width of rows, the rows of a batch,
              and Spark's executors.
-clustering   rows as they come, or brought to the tasks of their partitions first; how many rows a
-             part has; how many rows Spark hands over at a time.
+clustering   whole batches for each of 64 partitions: rows as they come, or brought to the tasks of
+             their partitions first; what Spark hands over collected, or sent one by one.
 
 A whole run is kept in results/spark.jsonl (every round), .md and .svg; any other in results/local/.
 """
@@ -180,6 +180,9 @@ def measure(options: argparse.Namespace) -> list[CaseResult]:
         started_s = time.monotonic()
         for place, (number, case) in enumerate(planned, 1):
             elapsed_s = time.monotonic() - started_s
+            if number > 1 and elapsed_s > options.minutes * 60:
+                print(f"left out: {len(planned) - place + 1} more cases", file=sys.stderr)
+                break
             progress = f"[{place}/{len(planned)}, {elapsed_s:.0f} s] round {number}: {case.name}"
             print(progress, file=sys.stderr, flush=True)
             benchmark.run(case, number)
@@ -192,6 +195,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="short cases: to try it, not to cite")
     parser.add_argument("--rounds", type=int, default=None, help="default: 2; with --quick: 1")
+    parser.add_argument(
+        "--minutes", type=float, default=13.0, help="after which no further round is begun"
+    )
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--cases", nargs="+", default=[""], help="cases whose name has this in it")
     parser.add_argument("--workers", type=int, default=2, help="of Sublet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.spark_app import PARTITION_COUNTS
 from benchmarks.spark_input import Shape
@@ -19,7 +20,8 @@ AS_MAPS = ", as maps"
 """Ends the names of cases whose handler takes rows one by one."""
 
 MASTER = "local[2]"
-MASTERS = ("local[1]", MASTER, "local-cluster[2,1,1024]")
+MASTERS = ("local[1]", "local-cluster[2,1,1024]", MASTER)
+"""The usual one comes last: further rounds go on in its session."""
 TASKS = 2
 """Files of a batch, and tasks of a shuffle: as many as there are cores."""
 PARTS = ("throughput", "latency", "partitions", "width", "batches", "clustering", "masters")
@@ -29,9 +31,8 @@ GROWN_ROWS = (100, 1_000, 10_000, 100_000, 1_000_000)
 GROWTH_ROWS = 100_000
 RATES_PER_S = (1_000, 10_000)
 SHAPES = (Shape(2, 20), Shape(10, 200), Shape(50, 400), Shape(2, 2_000), Shape(50, 2_000))
-COLLECTED_ROWS = (1_000, 10_000, 50_000)
-"""Rows that a task collects before it sends them (option batch_rows)."""
-ARROW_ROWS = (1_000, 10_000, 50_000)
+ARROW_ROWS = (1_000, 10_000)
+"""Rows that Spark hands over at a time; a task collects them before it sends them."""
 BATCHES_MIN, BATCHES_MAX = 2, 40
 ROWS_MAX = 6_000_000
 ROUNDS_MAX = 20
@@ -44,7 +45,7 @@ GUESS_ROWS_PER_S: Mapping[str, float] = {
     APPLY_IN_PANDAS: 2_500,
 }
 """From which the number of batches follows; nothing else does."""
-GUESS_BRIDGE_ROWS_PER_S = 200_000
+GUESS_BRIDGE_ROWS_PER_S = 300_000
 GUESS_BATCH_S = 0.3
 """What a batch takes however small it is."""
 
@@ -123,29 +124,35 @@ def throughput_cases(sizes: Sequence[int]) -> Iterator[Case]:
             yield Case(part="throughput", name=name, work=work, store=store, batch_rows=rows)
 
 
-def latency_cases(rates_per_s: Sequence[int]) -> Iterator[Case]:
-    for rate in rates_per_s:
-        # What cannot keep up has no latency but that of its queue.
-        works = (BUILT_IN, TRANSFORM_ROWS)
-        if rate <= 1_000:
-            works = (*works, TRANSFORM_PANDAS, APPLY_IN_PANDAS)
+def latency_cases(quick: bool) -> Iterator[Case]:
+    for rate in RATES_PER_S[:1] if quick else RATES_PER_S:
+        low = rate == RATES_PER_S[0]
         yield Case(
             part="latency", name=f"L rate={rate} {SPARK_ALONE}", work=NOOP_ARROW, rate_per_s=rate
         )
-        for work in works:
-            yield Case(part="latency", name=f"L rate={rate} {work}", work=work, rate_per_s=rate)
+        # What cannot keep up has no latency but that of its queue.
+        slow = (BUILT_IN, TRANSFORM_PANDAS, APPLY_IN_PANDAS) if low and not quick else ()
+        for work in (TRANSFORM_ROWS, *slow):
+            yield Case(
+                part="latency",
+                name=f"L rate={rate} {work}",
+                work=work,
+                rate_per_s=rate,
+                rounds_max=1 if work in slow else ROUNDS_MAX,
+            )
         for store, work in (
             # An egress in the memory of two workers is two, and a reader sees one of them.
             ("sqlite", "each_told"),
             ("sqlite", "columns_told"),
-            ("redis-full", "columns_told"),
+            *([("redis-full", "columns_told")] if not quick else []),
         ):
             name = f"L rate={rate} {store} {work}"
             yield Case(part="latency", name=name, work=work, store=store, rate_per_s=rate)
 
 
-def growth_cases(grown_rows: Sequence[int]) -> Iterator[Case]:
-    for count in PARTITION_COUNTS:
+def growth_cases(quick: bool) -> Iterator[Case]:
+    # Of what grows, two tell whether it works.
+    for count in PARTITION_COUNTS[::3] if quick else PARTITION_COUNTS:
         yield Case(
             part="partitions",
             name=f"P partitions={count}",
@@ -153,11 +160,19 @@ def growth_cases(grown_rows: Sequence[int]) -> Iterator[Case]:
             store="mem",
             app="grown_app",
             batch_rows=GROWTH_ROWS,
+            rounds_max=1,
         )
-    for shape in SHAPES:
+    for shape in SHAPES[:: len(SHAPES) - 1] if quick else SHAPES:
         rows = max(10_000, min(GROWTH_ROWS, 40_000_000 // shape.row_bytes))
         name = f"W {shape}"
-        yield Case(part="width", name=name, work=NOOP_ARROW, batch_rows=rows, shape=shape)
+        yield Case(
+            part="width",
+            name=name,
+            work=NOOP_ARROW,
+            batch_rows=rows,
+            shape=shape,
+            rounds_max=1,
+        )
         for work, suffix in (("wide_columns", ""), ("wide", AS_MAPS)):
             yield Case(
                 part="width",
@@ -166,54 +181,47 @@ def growth_cases(grown_rows: Sequence[int]) -> Iterator[Case]:
                 store="mem",
                 batch_rows=rows,
                 shape=shape,
+                rounds_max=1,
             )
-    for rows in grown_rows:
+    for rows in GROWN_ROWS[1:3] if quick else GROWN_ROWS:
         name = f"N rows={rows}"
-        yield Case(part="batches", name=f"{name} {NOOP_ARROW}", work=NOOP_ARROW, batch_rows=rows)
-        if rows <= 100_000:
+        works = (NOOP_ARROW, TRANSFORM_ROWS) if rows < 100_000 else (NOOP_ARROW,)
+        for work in works:
             yield Case(
-                part="batches",
-                name=f"{name} {TRANSFORM_ROWS}",
-                work=TRANSFORM_ROWS,
-                batch_rows=rows,
+                part="batches", name=f"{name} {work}", work=work, batch_rows=rows, rounds_max=1
             )
-        yield Case(part="batches", name=name, work="columns", store="mem", batch_rows=rows)
+        yield Case(
+            part="batches", name=name, work="columns", store="mem", batch_rows=rows, rounds_max=1
+        )
 
 
-def clustering_cases() -> Iterator[Case]:
-    for rows in BATCH_ROWS:
+def clustering_cases(sizes: Sequence[int]) -> Iterator[Case]:
+    """Yield what is done for whole batches of a partition: there are many partitions here."""
+    common: Mapping[str, Any] = {
+        "part": "clustering",
+        "work": f"columns_{PARTITION_COUNTS[-1]}",
+        "store": "mem",
+        "app": "grown_app",
+        "rounds_max": 1,
+    }
+    for rows in sizes:
         for clustered in (False, True):
             word = "by partition" if clustered else "as they come"
-            yield Case(
-                part="clustering",
-                name=f"C rows={rows} {word}",
-                work="columns",
-                store="mem",
-                batch_rows=rows,
-                clustered=clustered,
-            )
-    for rows in COLLECTED_ROWS:
-        yield Case(
-            part="clustering",
-            name=f"C batch_rows={rows:,}",
-            work="columns",
-            store="mem",
-            batch_rows=GROWTH_ROWS,
-            options={"batch_rows": str(rows)},
-        )
+            name = f"C rows={rows} {word}"
+            yield Case(**common, name=name, batch_rows=rows, clustered=clustered)
     for arrow_rows in ARROW_ROWS:
-        yield Case(
-            part="clustering",
-            name=f"C Arrow batches of {arrow_rows:,}",
-            work="columns",
-            store="mem",
-            batch_rows=GROWTH_ROWS,
-            arrow_rows=arrow_rows,
-        )
+        for word, collected in (("sent one by one", 1), ("collected", 50_000)):
+            yield Case(
+                **common,
+                name=f"C Arrow={arrow_rows} {word}",
+                batch_rows=GROWTH_ROWS,
+                arrow_rows=arrow_rows,
+                options={"batch_rows": str(collected)},
+            )
 
 
-def master_cases() -> Iterator[Case]:
-    for master in MASTERS:
+def master_cases(quick: bool) -> Iterator[Case]:
+    for master in MASTERS[1:2] if quick else MASTERS:
         for work, store in ((NOOP_ARROW, ""), ("columns", "mem")):
             yield Case(
                 part="masters",
@@ -222,29 +230,25 @@ def master_cases() -> Iterator[Case]:
                 store=store,
                 batch_rows=GROWTH_ROWS,
                 master=master,
+                rounds_max=1,
             )
 
 
 def all_cases(quick: bool) -> list[Case]:
     return [
         *throughput_cases(QUICK_BATCH_ROWS if quick else BATCH_ROWS),
-        *latency_cases(RATES_PER_S[:1] if quick else RATES_PER_S),
-        *growth_cases(GROWN_ROWS[1:4] if quick else GROWN_ROWS),
-        *clustering_cases(),
-        *master_cases(),
+        *latency_cases(quick),
+        *growth_cases(quick),
+        *clustering_cases(QUICK_BATCH_ROWS if quick else BATCH_ROWS),
+        *master_cases(quick),
     ]
 
 
 def rounds_of(cases: Sequence[Case], rounds: int) -> list[tuple[int, Case]]:
-    """Return what is run, in order: one session after the other, and round after round within."""
+    """Return what is run, in order, with the number of its round."""
     found = []
-    for master in dict.fromkeys(each.master for each in cases if each.part != "masters"):
-        for number in range(1, rounds + 1):
-            some = [
-                each
-                for each in cases
-                if each.part != "masters" and each.master == master and number <= each.rounds_max
-            ]
-            # There and back: what grows slower or faster with time hits both ends alike.
-            found += [(number, each) for each in (some if number % 2 else reversed(some))]
-    return found + [(1, each) for each in cases if each.part == "masters"]
+    for number in range(1, rounds + 1):
+        some = [each for each in cases if number <= each.rounds_max]
+        # There and back: what grows slower or faster with time hits both ends alike.
+        found += [(number, each) for each in (some if number % 2 else reversed(some))]
+    return found

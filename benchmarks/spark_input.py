@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.processes import Child, exit_on_terminate
 from benchmarks.workload import KEY_SEQUENCE_LENGTH, SEED, ArrivalSchedule, zipf_keys
 
-FILES_MADE_MAX = 8
+FILES_MADE_MAX = 4
 """Distinct files of one shape; more batches read them again under other names."""
 TICK_S = 0.005
 EARLY_S = 0.1

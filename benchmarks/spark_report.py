@@ -200,13 +200,9 @@ def _clustering_grid(figures: Figures) -> Grid:
 
 
 def _clustering_baseline(case: str, cases: Sequence[str]) -> str:
-    """Return the first case of the same kind: batches of as many rows, or the same option."""
-
-    def kind(name: str) -> str:
-        word = name.split(" ")[1]
-        return word if word.startswith("rows=") else word.partition("=")[0]
-
-    return next(each for each in cases if kind(each) == kind(case))
+    """Return the first case of the same kind: batches of as many rows, or as many at a time."""
+    kind = case.split(" ")[1]
+    return next(each for each in cases if each.split(" ")[1] == kind)
 
 
 def targets(figures: Figures) -> list[Outcome]:
@@ -258,7 +254,7 @@ def write_page(
 ) -> None:
     run = Run(results)
     text = (
-        f"# The Spark bridge: medians of {rounds} rounds (growth: one)\n\n"
+        f"# The Spark bridge: medians of up to {rounds} rounds (growth: one)\n\n"
         "Written by `python -m benchmarks.spark`, whose first lines say what is done. Compare "
         "ratios within this page, not figures across. Spark, its Python workers and two workers of "
         'Sublet share the cores of one machine. "batch": from a trigger to the end of its batch, '
