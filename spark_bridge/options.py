@@ -206,6 +206,7 @@ _NAME = "a name of 1 to 100 letters, digits, '.', '_', ':' and '-'"
 QUERY = Option("query", pipeline_name, _NAME)
 BATCH = Option("batch", whole_number(0, 2**53), f"0..{2**53}")
 BATCH_ROWS = Option("batch_rows", whole_number(1, BATCH_ROWS_MAX), f"1..{BATCH_ROWS_MAX}", 50_000)
+BATCH_WAIT = Option("batch_wait", duration_ms, _DURATION, 500.0)
 SINK = (
     *CONNECTION,
     TARGET._replace(required=True),
@@ -217,6 +218,7 @@ SINK = (
     QUERY,
     BATCH,
     BATCH_ROWS,
+    BATCH_WAIT,
     Option("mode", one_of("live", "backfill"), "live, backfill", "live"),
     Option("after", pipeline_name, f"the name of a backfill: {_NAME}"),
 )
@@ -240,6 +242,8 @@ class SinkOptions:
     batch: int | None = None
     batch_rows: int = 50_000
     """Rows that a task collects before it sends them, so that partitions get whole batches."""
+    batch_wait_ms: float = 500.0
+    """How long it collects them, at most, when they come slowly."""
     is_backfill: bool = False
     """The rows are history: behind everything else, and no more than one batch ahead."""
     after: str = ""
@@ -274,6 +278,7 @@ def sink_options(
         query=values["query"] or "",
         batch=values["batch"],
         batch_rows=values["batch_rows"],
+        batch_wait_ms=values["batch_wait"],
         is_backfill=is_backfill,
         after=values["after"] or "",
     )
@@ -291,6 +296,7 @@ BULK = (
     QUERY,
     BATCH,
     BATCH_ROWS,
+    BATCH_WAIT,
 )
 
 
@@ -312,6 +318,7 @@ def bulk_options(
         query=values["query"] or "",
         batch=values["batch"],
         batch_rows=values["batch_rows"],
+        batch_wait_ms=values["batch_wait"],
     )
     return sink, values["ifexists"]
 

@@ -8,7 +8,7 @@ leaves rows that nobody ever runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple
@@ -81,7 +81,8 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
     While there is no room for them, or nobody to take them, it waits for as long as the options
     have patience; so Spark slows down.
     """
-    rows_of = gathered(batches, plan.options.batch_rows, GATHERED_BYTES_MAX)
+    wait_s = plan.options.batch_wait_ms / 1000.0
+    rows_of = gathered(batches, plan.options.batch_rows, GATHERED_BYTES_MAX, wait_s)
     first = next(rows_of, None)
     if first is None:
         return Brought(identity, 0, Staged(uuid4().hex, {}))
@@ -137,20 +138,32 @@ def schema_of(
 
 
 def gathered(
-    batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int
+    batches: Iterable[pa.RecordBatch],
+    rows_max: int,
+    bytes_max: int,
+    wait_s: float = math.inf,
+    clock: Callable[[], float] = monotonic,
 ) -> Iterator[pa.RecordBatch]:
     """Join small batches to larger ones, so that each partition is given many rows at once.
 
-    A batch that is larger already stays as it is; empty ones are left out.
+    A batch that is larger already stays as it is; empty ones are left out. What came slowly is
+    given on when more comes after `wait_s`: it is staged while the rest is computed.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
+    since_s = 0.0
     for batch in batches:
         if not batch.num_rows:
             continue
-        if waiting and (rows + batch.num_rows > rows_max or size_bytes + batch.nbytes > bytes_max):
+        if waiting and (
+            rows + batch.num_rows > rows_max
+            or size_bytes + batch.nbytes > bytes_max
+            or clock() - since_s > wait_s
+        ):
             yield _joined(waiting)
             waiting, rows, size_bytes = [], 0, 0
+        if not waiting:
+            since_s = clock()
         waiting.append(batch)
         rows += batch.num_rows
         size_bytes += batch.nbytes

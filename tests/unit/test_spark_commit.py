@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -94,6 +94,19 @@ def test_small_batches_are_joined_up_to_a_bound(
     batches = [rows(), rows(1, 2), rows(3), rows(), rows(4, 5, 6)]
     joined = list(gathered(iter(batches), rows_max, bytes_max))
     assert [each.column("n").to_pylist() for each in joined] == found
+
+
+def test_batches_that_come_slowly_are_not_waited_for() -> None:
+    now_s = 0.0
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        nonlocal now_s
+        for number, after_s in enumerate([0.0, 1.0, 5.0, 1.0]):
+            now_s += after_s
+            yield rows(number)
+
+    joined = list(gathered(slow(), 100, 10_000, 3.0, lambda: now_s))
+    assert [each.column("n").to_pylist() for each in joined] == [[0, 1], [2, 3]]
 
 
 def test_no_rows_are_no_batch() -> None:
