@@ -142,7 +142,8 @@ def cut_connections(ports: Sequence[int]) -> int:
                 os.close(file)
                 continue
             with line:
-                if line.family == socket.AF_INET and line.getpeername()[1] in ports:
+                # The names of Unix sockets are texts.
+                if line.family != socket.AF_UNIX and line.getpeername()[1] in ports:
                     line.shutdown(socket.SHUT_RDWR)
                     count += 1
     return count
