@@ -116,7 +116,7 @@ async def bring(
     async with asyncio.timeout(TAKEN_WAIT_S), UnaryClient(address) as unary:
         await pipeline.wait_taken()
         # What waits for a busy key is taken, too, and did not run yet.
-        while (await unary.status()).counters["consumed"] < until_count:
+        while (await unary.status()).counters["consumed"] < until_count:  # noqa: ASYNC110  # Of another process.
             await asyncio.sleep(0.005)
     return staged_s
 

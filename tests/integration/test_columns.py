@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,36 @@ def test_a_schema_says_that_columns_are_taken() -> None:
 
     assert msgspec.json.decode(_message_schema(columns))["x-columns"] is True
     assert "x-columns" not in msgspec.json.decode(_message_schema(each))
+
+
+WITHOUT_ARROW = """
+import sys
+
+sys.modules["pyarrow"] = None
+from sublet import App, Batch, PayloadError
+from sublet.functions.codec import check_column, split_column
+
+app = App("app")
+plain = app.function(name="plain", batch=True)(lambda batch: None)
+try:
+    app.function(name="tables", batch="columns")(lambda batch: None)
+except TypeError as error:
+    print(error)
+for ask in check_column, split_column:
+    try:
+        ask(bytes.fromhex("c9000000064100000000010000"))
+    except PayloadError as error:
+        print(error)
+"""
+
+
+def test_who_has_no_pyarrow_is_told_so_and_needs_none_for_the_rest() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ARROW], capture_output=True, text=True, check=True
+    )
+
+    declared, checked, split = ran.stdout.splitlines()
+    assert "app/tables: batch='columns' needs pyarrow" in declared
+    assert "install sublet[arrow]" in declared
+    assert "columns of Arrow need pyarrow" in checked
+    assert checked == split
