@@ -132,7 +132,7 @@ class Terminal:
         return text
 
     def _run(self, command: str) -> str:
-        return subprocess.run(
+        process = subprocess.Popen(
             command,
             shell=True,
             cwd=self._folder,
@@ -141,9 +141,15 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=self._patience_s,
-            check=False,
-        ).stdout
+            start_new_session=True,
+        )
+        try:
+            return process.communicate(timeout=self._patience_s)[0]
+        except BaseException:
+            # With what the shell has started, which would go on without it.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
 
 
 class _LongCommand:
