@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import pyspark
-
 from tests.integration.cluster import PROJECT
+from tests.spark.spark_home import lean_spark_home
 
-SPARK_HOME = Path(pyspark.__file__).parent
+SPARK_HOME = lean_spark_home()
 START_WAIT_S = 300.0
 END_WAIT_S = 60.0
 LOOK_EVERY_S = 0.02

@@ -41,7 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Lets Spark's Python processes import `tests.…`, too.
     paths = [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    os.environ["SPARK_HOME"] = str(lean_spark_home(tmp_path_factory.mktemp("spark")))
+    os.environ["SPARK_HOME"] = str(lean_spark_home())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("sublet-tests")
     for name, value in SETTINGS.items():

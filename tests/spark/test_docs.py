@@ -25,5 +25,5 @@ FOLLOWED = sorted(
 def test_a_page_for_spark_users_can_be_followed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPARK_HOME", str(lean_spark_home(tmp_path)))
+    monkeypatch.setenv("SPARK_HOME", str(lean_spark_home()))
     Terminal(tmp_path, PATIENCE_S).follow((PAGES / page).read_text())
