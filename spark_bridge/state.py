@@ -58,6 +58,23 @@ class StateTask(InputPartition):
         self.pins = pins
 
 
+class _PushFilters:
+    """Takes the filters that Spark pushes down, where it does.
+
+    Spark refuses readers with a `pushFilters` of their own unless it was told to push filters to
+    Python sources, which it is not by default. Such a session filters by itself what we read, which
+    is as right; so it is shown its own method, and calls this one only where it pushes.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: StateReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.narrow(filters)
+
+
 class StateReader(DataSourceReader):
     """Reads the states of a function. It travels from the driver to executors."""
 
@@ -66,10 +83,12 @@ class StateReader(DataSourceReader):
         self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self._form: Form = options.state or ("json" if is_whole(self._schema) else "typed")
         self._wanted = Wanted()
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
         # Of a schema that no state can fit we hear here, before anything runs.
         StateRows(options.function, self._schema, self._form)
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+    def narrow(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Read only what these leave; return those that Spark has to look at itself."""
         for each in filters:
             narrowed = None
             match each:

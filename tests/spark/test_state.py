@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
@@ -11,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import EqualTo, In
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sublet import BlockingClient, SubletError
 from sublet.functions.address import partition_index_of
-from sublet.spark_bridge import register
+from sublet.spark_bridge import register, state
 from sublet.spark_bridge.connections import close_clients
+from sublet.spark_bridge.state_rows import Wanted
 from tests.integration.cluster import Cluster
 from tests.spark.sublet_workers import free_ports
 
@@ -197,6 +202,29 @@ def test_filters_on_key_and_partition_decide_what_is_read(
         [],
         0,
     )
+
+
+def test_a_session_that_pushes_no_filters_down_reads_all_and_filters_itself(
+    spark: SparkSession, workers: Workers, states: Callable[..., DataFrame]
+) -> None:
+    with workers.client() as client:
+        client.call_many(STEP, KEYS, list(range(1, len(KEYS) + 1)))
+    setting = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(setting, "false")
+    try:
+        frame = states(STEP, "key STRING, state INT")
+        assert frame.filter(frame.key == KEYS[0]).collect() == [Row(KEYS[0], 1)]
+    finally:
+        spark.conf.set(setting, "true")
+
+
+def test_filters_go_with_the_reader_to_executors() -> None:
+    schema = StructType([StructField("key", StringType()), StructField("state", LongType())])
+    reader = state.reader(schema, {"function": STEP})
+    key, other = EqualTo(("key",), "a"), EqualTo(("state",), 3)
+
+    assert list(reader.pushFilters([key, In(("key",), ("a", "b")), other])) == [other]
+    assert pickle.loads(cloudpickle.dumps(reader))._wanted == Wanted(frozenset("a"))  # noqa: S301
 
 
 def test_what_cannot_be_is_refused_with_what_is_allowed(states: Callable[..., DataFrame]) -> None:
