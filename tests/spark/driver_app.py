@@ -21,7 +21,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sublet.spark_bridge import register
+from sublet.spark_bridge import for_each_batch, register
 from tests.integration.cluster import PROJECT
 from tests.spark.breakable_source import BreakableSource
 from tests.spark.cluster import SETTINGS, descendants_of, environment, kill, program_of, wait_for
@@ -29,6 +29,8 @@ from tests.spark.spark_app import DRAWN_KEYS, TALLY, events_of
 
 SCHEMA = "key string, amount long, number long"
 READY, STARTED, BATCH, DONE = "ready", "started", "batch", "done"
+FOR_EACH_BATCH = "foreachBatch"
+"""Instead of a format: `for_each_batch` writes."""
 WAIT_S = 300.0
 LOOK_EVERY_S = 0.05
 
@@ -85,6 +87,10 @@ def rows_of(spark: SparkSession, plan: Plan) -> DataFrame:
 
 
 def start(spark: SparkSession, plan: Plan) -> StreamingQuery:
+    if plan.format == FOR_EACH_BATCH:
+        write = for_each_batch(TALLY, key="key", address=plan.address, **plan.options)
+        each = rows_of(spark, plan).writeStream.foreachBatch(write)
+        return each.option("checkpointLocation", plan.checkpoint).trigger(availableNow=True).start()
     writer = rows_of(spark, plan).writeStream.format(plan.format)
     writer = writer.option("address", plan.address).option("target", TALLY).option("key", "key")
     gates = {"gates": plan.gates} if plan.gates else {}
@@ -148,14 +154,15 @@ class DriverProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(b"{"):
-                self.lines.append(json.loads(line))
+        # Until the last process is gone that has it, be it one of Python that outlives the driver.
+        with self._process.stdout as told:
+            for line in told:
+                if line.startswith(b"{"):
+                    self.lines.append(json.loads(line))
 
     def events(self, event: str) -> list[dict[str, Any]]:
         return [each for each in list(self.lines) if each["event"] == event]
@@ -189,11 +196,9 @@ class DriverProcess:
             kill(pid)
         self._process.wait()
         self.is_open = False
-        self._reader.join()
         self._log.close()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
 
 class Drivers:
