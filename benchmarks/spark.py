@@ -16,7 +16,8 @@ partitions, width, batches, masters
              how the bridge grows with Sublet's partitions, the width of rows, the rows of a batch,
              and Spark's executors.
 clustering   whole batches for each of 64 partitions: rows as they come, or brought to the tasks of
-             their partitions first; what Spark hands over collected, or sent one by one.
+             their partitions first, by the sink or in foreachBatch; what Spark hands over, collected
+             or sent one by one.
 
 A whole run is kept in results/spark.jsonl (every round), .md and .svg; any other in results/local/.
 """
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from benchmarks import machine
 from benchmarks.processes import exit_on_terminate
@@ -97,6 +99,7 @@ class Clusters:
             function=f"{app}/{case.work}",
             payload=case.payload,
             clustered_tasks=TASKS if case.clustered else 0,
+            is_each_batch=case.is_each_batch,
             options=case.options,
         )
 
@@ -111,6 +114,7 @@ class Benchmark:
         self._files = InputFiles(folder / "input", TASKS)
         self._stack = stack
         self._master = ""
+        self._spark: SparkSession
         self.results: list[CaseResult] = []
 
     def _session(self, master: str) -> None:

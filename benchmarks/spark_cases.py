@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,8 @@ class Case:
     rate_per_s: int = 0
     shape: Shape = field(default_factory=Shape)
     clustered: bool = False
+    is_each_batch: bool = False
+    """By `for_each_batch`, not by the sink."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of the sink."""
     arrow_rows: int = 50_000
@@ -82,7 +85,7 @@ class Case:
 
     def batches(self, seconds: float) -> int:
         rate = GUESS_BRIDGE_ROWS_PER_S if self.store else GUESS_ROWS_PER_S[self.work]
-        a_batch_s = GUESS_BATCH_S + self.batch_rows * self.shape.row_bytes**0.5 / 4.5 / rate
+        a_batch_s = GUESS_BATCH_S + self.batch_rows * math.sqrt(self.shape.row_bytes) / 4.5 / rate
         wanted = min(seconds / a_batch_s, ROWS_MAX / self.batch_rows)
         return max(BATCHES_MIN, min(BATCHES_MAX, round(wanted)))
 
@@ -205,10 +208,21 @@ def clustering_cases(sizes: Sequence[int]) -> Iterator[Case]:
         "rounds_max": 1,
     }
     for rows in sizes:
-        for clustered in (False, True):
+        for is_each_batch, clustered in (
+            (False, False),
+            (False, True),
+            (True, False),
+            (True, True),
+        ):
             word = "by partition" if clustered else "as they come"
-            name = f"C rows={rows} {word}"
-            yield Case(**common, name=name, batch_rows=rows, clustered=clustered)
+            place = ", in foreachBatch" if is_each_batch else ""
+            yield Case(
+                **common,
+                name=f"C rows={rows} {word}{place}",
+                batch_rows=rows,
+                clustered=clustered,
+                is_each_batch=is_each_batch,
+            )
     for arrow_rows in ARROW_ROWS:
         for word, collected in (("sent one by one", 1), ("collected", 50_000)):
             yield Case(

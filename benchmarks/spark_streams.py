@@ -29,7 +29,7 @@ from benchmarks.spark_input import Arrivals, InputFiles, PacedLine, Shape
 from benchmarks.spark_operators import OPERATORS, SINKS
 from benchmarks.workload import LatencyLog
 from sublet import BlockingClient, SubletError
-from sublet.spark_bridge import partition_expression, register
+from sublet.spark_bridge import clustered, for_each_batch, register
 
 WARM_UP_BATCHES = 2
 """The first ones start Python workers, open stores and compile plans: nobody times them."""
@@ -158,7 +158,7 @@ class Dropping:
 
 @dataclass(kw_only=True)
 class Bridge:
-    """Sublet, through `format("sublet")`. Told of is what a reader of the egress has got."""
+    """Sublet, by its sink or in `foreachBatch`. Told of is what a reader of the egress has got."""
 
     addresses: list[str]
     client: BlockingClient
@@ -167,22 +167,33 @@ class Bridge:
     """The column that is the message; none: all of them are."""
     clustered_tasks: int = 0
     """Rows are first brought to so many tasks, by partition."""
+    is_each_batch: bool = False
+    """By `for_each_batch`, not by the sink."""
     options: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, rows: DataFrame) -> Any:
-        if self.clustered_tasks:
-            count = self.client.pipeline(self.function, "none").partition_count
-            place = F.expr(f"cast({partition_expression(['key'], count)} as int)")
-            rows = rows.repartitionById(self.clustered_tasks, place)
-        writer = (
-            rows.writeStream.format("sublet")
-            .option("address", ",".join(self.addresses))
-            .option("target", self.function)
-            .option("key", "key")
-        )
+        options = {"address": ",".join(self.addresses), **self.options}
         if self.payload:
-            writer = writer.option("payload", self.payload)
-        return writer.options(**self.options)
+            options["payload"] = self.payload
+        if self.is_each_batch:
+            function = for_each_batch(
+                self.function,
+                key="key",
+                cluster=bool(self.clustered_tasks),
+                tasks=self.clustered_tasks or None,
+                **options,
+            )
+            return rows.writeStream.foreachBatch(function)
+        if self.clustered_tasks:
+            rows = clustered(
+                rows,
+                target=self.function,
+                key="key",
+                tasks=self.clustered_tasks,
+                address=options["address"],
+            )
+        writer = rows.writeStream.format("sublet").options(target=self.function, key="key")
+        return writer.options(**options)
 
     def settle(self, query_id: str) -> None:
         pipeline = self.client.pipeline(self.function, query_id)
