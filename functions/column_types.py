@@ -50,10 +50,6 @@ _LEAVES: tuple[tuple[types.Type, pa.DataType], ...] = (
 )
 
 
-# The first array that is made of Python values loads what Arrow needs for that, pandas among it if
-# it is installed: better with the app than in the middle of a run.
-pa.array([None])
-
 _PLAIN = (bool, int, float, str, bytes, datetime, date, time, timedelta)
 
 
@@ -110,8 +106,11 @@ class ColumnType:
         if place < 0:
             if field.name not in self._optional:
                 raise PayloadError(f"there is no column {field.name!r}")
-            absent = [self._default(field.name) for _ in range(batch.num_rows)]
-            return pa.array(absent, field.type)
+            default = self._default(field.name)
+            if default is None:
+                # Not made of a Python value: the first of those loads pandas, where there is one.
+                return pa.nulls(batch.num_rows, field.type)
+            return pa.repeat(pa.scalar(default, field.type), batch.num_rows)
         column = batch.column(place)
         if not _is_like(column.type, field.type):
             raise PayloadError(
