@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sublet import BlockingClient
 from tests.integration.cluster import PROJECT
-from tests.spark.cluster import Standalone, kill, running_standalone
+from tests.spark.cluster import Standalone, running_standalone
 from tests.spark.driver_app import BATCH, DONE, DriverProcess, Drivers, Plan, write_file
 from tests.spark.gates import ADDING, CUT, DECIDED, ENDED, SEALING, STAGED, STEPS, Gates
 from tests.spark.spark_app import KEYS, ROWS_A_FILE_MAX, TALLY, Event, Row, events_of
@@ -226,7 +226,7 @@ class Campaign:
         elif kind == "executor":
             assert self._standalone is not None
             for each in self._standalone.executors()[:1]:
-                kill(each)
+                self._standalone.kill_executor(each)
         else:
             self._gates.arm(CUT + self._chance.choice(CUT_STEPS))
 

@@ -39,6 +39,8 @@ SETTINGS = {
 }
 """Of every driver here."""
 
+HOSTS = ("127.0.0.1", "127.0.0.2")
+
 T = TypeVar("T")
 
 
@@ -95,6 +97,14 @@ def program_of(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def is_dead(pid: int) -> bool:
+    """Tell whether a process has ended, even if nobody has asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def java_above(pid: int) -> int:
@@ -169,35 +179,49 @@ def _command_of(pid: int) -> str:
 
 
 class Standalone:
-    """A master with one worker, whose executors are processes of their own."""
+    """A master with two workers, whose executors are processes of their own.
+
+    Each worker has another address of the loopback: Spark begins a task a second time only on
+    another host.
+    """
 
     def __init__(self, folder: Path, cores: int = 4) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._cores = cores
-        self._processes: list[JavaProcess] = []
+        self._master: JavaProcess | None = None
+        self._workers: list[JavaProcess] = []
         self.master = ""
 
     def start(self) -> None:
-        place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        ports = ["--port", "0", "--webui-port", "0"]
         name = "org.apache.spark.deploy.master.Master"
-        master = JavaProcess(["spark-class", name, *place], self._folder / "master.log")
-        self._processes.append(master)
-        self.master = master.said(r"Starting Spark master at (spark://\S+)")
+        words = ["spark-class", name, "--host", HOSTS[0], *ports]
+        self._master = JavaProcess(words, self._folder / "master.log")
+        self.master = self._master.said(r"Starting Spark master at (spark://\S+)")
         name = "org.apache.spark.deploy.worker.Worker"
-        words = [*place, "--cores", str(self._cores), "--memory", "3g"]
-        words += ["--work-dir", str(self._folder / "work"), self.master]
-        worker = JavaProcess(["spark-class", name, *words], self._folder / "worker.log")
-        self._processes.append(worker)
-        worker.said(r"(Successfully registered with master)")
+        for host in HOSTS:
+            words = ["spark-class", name, "--host", host, *ports, "--memory", "2g"]
+            words += ["--cores", str(self._cores // len(HOSTS))]
+            words += ["--work-dir", str(self._folder / host), self.master]
+            self._workers.append(JavaProcess(words, self._folder / f"worker-{host}.log"))
+        for worker in self._workers:
+            worker.said(r"(Successfully registered with master)")
 
     def executors(self) -> list[int]:
         """Return the ids of the executors that live now."""
-        return [each for each in children_of(self._processes[1].pid) if program_of(each) == "java"]
+        found = [each for worker in self._workers for each in children_of(worker.pid)]
+        return [each for each in found if program_of(each) == "java" and not is_dead(each)]
+
+    def kill_executor(self, pid: int) -> None:
+        """`kill -9`; return when it is gone."""
+        kill(pid)
+        wait_for(lambda: pid not in self.executors(), f"end of executor {pid}")
 
     def end(self) -> None:
-        for each in reversed(self._processes):
-            each.end()
+        for each in (*self._workers, self._master):
+            if each is not None:
+                each.end()
 
 
 class ConnectServer:

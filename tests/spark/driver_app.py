@@ -88,7 +88,7 @@ def rows_of(spark: SparkSession, plan: Plan) -> DataFrame:
 
 def start(spark: SparkSession, plan: Plan) -> StreamingQuery:
     if plan.format == FOR_EACH_BATCH:
-        write = for_each_batch(TALLY, key="key", address=plan.address, **plan.options)
+        write = for_each_batch(TALLY, key="key", address=plan.address)
         each = rows_of(spark, plan).writeStream.foreachBatch(write)
         return each.option("checkpointLocation", plan.checkpoint).trigger(availableNow=True).start()
     writer = rows_of(spark, plan).writeStream.format(plan.format)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.cluster import java_above, kill, running_standalone
-from tests.spark.driver_app import BATCH, DONE, STARTED, Plan, running_drivers, write_file
+from tests.spark.cluster import java_above, running_standalone
+from tests.spark.driver_app import BATCH, DONE, Plan, running_drivers, write_file
 from tests.spark.gates import ADDING, ENDED, Gates
 from tests.spark.spark_app import events_of
 from tests.spark.sublet_workers import Account, running_workers
@@ -48,20 +48,20 @@ def test_executors_killed_in_a_task_and_tasks_begun_twice_count_once(tmp_path: P
         with running_drivers(plan, tmp_path) as drivers:
             gates.arm(ADDING)
             driver = drivers.follow(is_last=True)
-            driver.wait(STARTED)
-            for step, following in ((ADDING, ENDED), (ENDED, "")):
-                stopped = gates.stopped(step, driver.is_running)
-                if following:
-                    gates.arm(following)
-                executor = java_above(stopped.pid)
-                assert executor in standalone.executors()
-                kill(executor)
-                stopped.release()
+            stopped = gates.stopped(ADDING, driver.is_running)
+            standalone.kill_executor(java_above(stopped.pid))
+            stopped.kill()
+
+            gates.arm(ENDED)
+            stopped = gates.stopped(ENDED, driver.is_running)
+            standalone.kill_executor(java_above(stopped.pid))
+            # Its Python says that all is staged, and nobody hears it.
+            stopped.release()
             driver.wait(BATCH)
 
             gates.arm(ADDING)
             slow = gates.stopped(ADDING, driver.is_running)
-            # One task stands still, and yet batches are done.
+            # One task stands still, and yet the batch is done.
             driver.wait(BATCH, 1 + len(driver.events(BATCH)))
             slow.release()
             driver.wait(DONE)
