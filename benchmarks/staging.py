@@ -205,9 +205,9 @@ def main() -> None:
         "",
         f"{row_count:,} rows, {options.keys:,} keys, one worker, 16 partitions, a "
         f"process that brings them; {os.cpu_count()} cores, of which {busy:.1f} were busy with "
-        f"something else at the end (load average {os.getloadavg()[0]:.0f}). Where others take most of "
-        "the cores, rows/s say little, and what a row costs is told by CPU time: on cores of their own, "
-        "a worker does the reciprocal of it. `python -m benchmarks.staging`.",
+        f"something else at the end (load average {os.getloadavg()[0]:.0f}). Where others take "
+        "most of the cores, rows/s say little, and what a row costs is told by CPU time: on cores "
+        "of their own, a worker does the reciprocal of it. `python -m benchmarks.staging`.",
         "",
     ]
     (folder / f"{NAME}.md").write_text("\n".join(page))
