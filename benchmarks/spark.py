@@ -16,7 +16,7 @@ partitions, width, batches, masters
              how the bridge grows with Sublet's partitions, the width of rows, the rows of a batch,
              and Spark's executors.
 clustering   whole batches for each of 64 partitions: rows as they come, or brought to the tasks of
-             their partitions first, by the sink or in foreachBatch; what Spark hands over, collected
+             their partitions first, by the sink or in foreachBatch; what Spark hands over collected
              or sent one by one.
 
 A whole run is kept in results/spark.jsonl (every round), .md and .svg; any other in results/local/.
