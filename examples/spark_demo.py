@@ -57,7 +57,7 @@ from rich.text import Text  # noqa: E402
 from sublet import BlockingClient  # noqa: E402
 
 START_TIMEOUT_S = 60.0
-SETTLE_TIMEOUT_S = 120.0
+SETTLE_TIMEOUT_S = 300.0
 LOOK_EVERY_S = 0.5
 TABLE_EVERY_S = 4.0
 QUERIES_PER_S = 50
@@ -661,6 +661,7 @@ def main() -> int:
         "\nThe functions are in examples/payments.py, what Spark does in examples/spark_demo.py.\n"
         "Do it yourself: docs/spark/index.md",
         highlight=False,
+        soft_wrap=True,
     )
     return 0 if exact else EXIT_DIFFERENT
 
