@@ -11,12 +11,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from sublet import BlockingClient
 from sublet.spark_bridge import complete_backfill
+from sublet.spark_bridge.options import OptionsError
+from sublet.spark_bridge.sink import writer
 from tests.integration.cluster import Cluster
 from tests.spark.bulk_app import TARGET
 
@@ -136,7 +138,9 @@ def test_a_stream_of_history_is_complete_when_somebody_says_so(bridge: Bridge) -
     ],
 )
 def test_what_makes_no_sense_is_told_before_a_row_is_written(
-    bridge: Bridge, said: dict[str, str], told: str
+    address: str, said: dict[str, str], told: str
 ) -> None:
-    with pytest.raises(PySparkException, match=told):
-        bridge.write(bridge.put("history", ["old"]), **said)
+    schema = StructType().add("key", "string").add("text", "string")
+    named = {"address": address, "target": TIMELINE, "key": "key", "payload": "text"}
+    with pytest.raises(OptionsError, match=told):
+        writer(schema, {**named, **said}, overwrite=False)

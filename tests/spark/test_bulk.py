@@ -14,8 +14,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
+from pyspark.sql.types import StructType
 
-from sublet import BlockingClient
+from sublet import BlockingClient, SubletError
+from sublet.spark_bridge.bulk import stream_writer, writer
 from tests.integration.cluster import Cluster
 from tests.spark.bulk_app import TARGET
 
@@ -155,22 +157,34 @@ def test_a_stream_sets_the_latest_state_of_each_key(bulk: Bulk) -> None:
 @pytest.mark.parametrize(
     ("function", "columns", "said", "told"),
     [
-        (TOTAL, "key string, value string", {"value": "value"}, "the handler takes integer"),
-        (TOTAL, "key string, value bigint", {}, "not a map"),
-        ("bulk/profile", "key string, name string", {}, "no column for score"),
-        ("bulk/basket", "key string, sum double", {}, "no field for the columns sum"),
-        ("bulk/popular", "key string, value string", {"value": "value"}, "cannot be set"),
-        ("bulk/none", "key string, value string", {"value": "value"}, "bulk/none"),
-        (TOTAL, "key string, value bigint", {"ifexists": "replace"}, "fail, overwrite, keep"),
-        (TOTAL, "key string, value bigint", {"payload": "value"}, "no option 'payload'"),
+        (TOTAL, {"value": "string"}, {"value": "value"}, "the handler takes integer"),
+        (TOTAL, {"value": "long"}, {}, "not a map"),
+        ("bulk/profile", {"name": "string"}, {}, "no column for score"),
+        ("bulk/basket", {"sum": "double"}, {}, "no field for the columns sum"),
+        ("bulk/popular", {"value": "string"}, {"value": "value"}, "cannot be set"),
+        ("bulk/none", {"value": "string"}, {"value": "value"}, "bulk/none"),
+        (TOTAL, {"value": "long"}, {"ifexists": "replace"}, "fail, overwrite, keep"),
+        (TOTAL, {"value": "long"}, {"payload": "value"}, "no option 'payload'"),
     ],
 )
 def test_what_cannot_be_a_state_is_told_before_a_row_is_written(
-    bulk: Bulk, function: str, columns: str, said: dict[str, str], told: str
+    address: str, function: str, columns: dict[str, str], said: dict[str, str], told: str
 ) -> None:
-    table = bulk.spark.createDataFrame([], columns)
-    with pytest.raises(PySparkException, match=told):
-        bulk.set(table, function, **said)
+    schema = StructType().add("key", "string")
+    for name, kind in columns.items():
+        schema = schema.add(name, kind)
+    options = {"address": address, "function": function, "key": "key", **said}
+    with pytest.raises(SubletError, match=told):
+        writer(schema, options, overwrite=False)
+
+
+def test_a_stream_has_to_say_what_becomes_of_states_that_are_there(address: str) -> None:
+    schema = StructType().add("key", "string").add("value", "long")
+    options = {"address": address, "function": TOTAL, "key": "key", "value": "value"}
+    with pytest.raises(SubletError, match="overwrite or keep"):
+        stream_writer(schema, options, overwrite=False)
+    with pytest.raises(SubletError, match="known by its own id"):
+        stream_writer(schema, {**options, "query": "q"}, overwrite=False)
 
 
 def test_a_whole_table_cannot_be_replaced(bulk: Bulk) -> None:
