@@ -65,7 +65,7 @@ class Durations:
     warm_up_s: float
 
 
-FULL = Durations(files_s=3.5, paced_s=9.0, warm_up_s=2.0)
+FULL = Durations(files_s=3.0, paced_s=7.0, warm_up_s=1.5)
 QUICK = Durations(files_s=1.0, paced_s=3.0, warm_up_s=1.0)
 
 
