@@ -756,7 +756,8 @@ class Host:
         self._run_turn()
         if self.lending is not None:
             self._look(self.lending)
-        if self._ready:
+        # Somebody who was in line for the loop may have found that it needs a thread.
+        if self._ready or (self._aside and self._threads_busy < THREADS_BUSY_MAX):
             self._loop.call_soon(self._pump)
         else:
             self._pump_planned = False

@@ -85,6 +85,16 @@ async def total_async(ctx: Context, amount: int) -> int:
     return before + amount
 
 
+@app.function(kind="stateful", state=int, partitions=1, batch_size_max=1)
+def slows_down(ctx: Context, number: int) -> int:
+    """Takes milliseconds from the message on that says so."""
+    count: int = ctx.state.get() + 1
+    ctx.state.set(count)
+    if number:
+        time.sleep(0.005)
+    return count
+
+
 @app.function(kind="stateless")
 def double(ctx: Context, number: int) -> int:
     return 2 * number

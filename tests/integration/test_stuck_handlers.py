@@ -149,3 +149,13 @@ async def test_those_behind_a_handler_that_blocks_are_run_elsewhere(client: Clie
     assert await behind == [1] * len(keys)
     with pytest.raises(HandlerTimeoutError):
         await stuck
+
+
+async def test_a_function_that_becomes_slow_goes_on_in_threads(client: Client) -> None:
+    quick, slow = [0] * 200, [1] * 40
+    await client.call_many(apps.slows_down, [""] * len(quick), quick)
+
+    # Nothing else happens in the worker that would wake it up in the middle.
+    counts = await client.call_many(apps.slows_down, [""] * len(slow), slow)
+
+    assert counts == list(range(len(quick) + 1, len(quick) + len(slow) + 1))
