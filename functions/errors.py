@@ -182,9 +182,10 @@ class ReadsStateError(BaseException):
 
 
 def _kinds(root: type[SubletError]) -> dict[str, type[SubletError]]:
+    """Return who a code stands for: of a class and those below it that say no other, the class."""
     found = {root.code: root}
     for kind in root.__subclasses__():
-        found.update(_kinds(kind))
+        found = {**_kinds(kind), **found}
     return found
 
 

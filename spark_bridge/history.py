@@ -41,8 +41,6 @@ _decode = msgspec.msgpack.decode
 class HistoryError(RejectedError):
     """The files cannot be read as history, or are not those that it began with."""
 
-    code = "rejected"
-
 
 class HistoryFile(NamedTuple):
     """One file, by its path and by the name that tells it apart from the others."""

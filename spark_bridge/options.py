@@ -31,8 +31,6 @@ OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 class OptionsError(RejectedError):
     """An option is missing, unknown, or has a value that is not allowed."""
 
-    code = "rejected"
-
 
 class Option(NamedTuple):
     """One option of a format."""

@@ -43,8 +43,6 @@ _any = codec_for(Any)
 class RowsError(RejectedError):
     """Rows of this schema, or one of them, cannot be messages of the function."""
 
-    code = "rejected"
-
 
 class Rows(NamedTuple):
     """Messages for one partition, in the order of their rows."""

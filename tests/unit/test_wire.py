@@ -352,6 +352,15 @@ def test_every_error_crosses_by_status_and_is_whole_again(error: SubletError) ->
     assert str(again) == str(error)
 
 
+def test_a_class_below_one_that_says_no_other_code_does_not_take_its_place() -> None:
+    class OutOfStockError(RejectedError):
+        pass
+
+    again = error_from_status(*status_from_error(OutOfStockError("no more")))
+
+    assert type(again) is RejectedError
+
+
 def test_an_error_of_an_application_has_the_status_of_its_nearest_kind() -> None:
     class OutOfStockError(RejectedError):
         code = "out_of_stock"
