@@ -7,7 +7,6 @@ driver, so that a batch is set once or not at all; each is then set between the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -15,27 +14,25 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from sublet.functions.errors import RejectedError, UnavailableError
+from sublet.functions.errors import RejectedError
 from sublet.runtime.staging import IfExists
 from sublet.spark_bridge.commit import commit
 from sublet.spark_bridge.options import OptionsError, SinkOptions, bulk_options
-from sublet.spark_bridge.rows import layout_of
 from sublet.spark_bridge.sink import (
     BroughtMessage,
     StreamWriter,
     abort_quietly,
     brought_in,
+    identity_of_write,
+    planned,
 )
-from sublet.spark_bridge.tasks import Identity, WritePlan, begun, bring, schema_of
+from sublet.spark_bridge.tasks import WritePlan, begun, bring
 
 
 class StatesRefusedError(RejectedError):
     """Some states were not set; all others were."""
-
-    code = "rejected"
 
 
 class StatesWriter(DataSourceArrowWriter):
@@ -43,13 +40,7 @@ class StatesWriter(DataSourceArrowWriter):
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        options = plan.options
-        # Without a name, every write is another one; with one, a batch is written once.
-        self._identity = (
-            Identity(options.query, plan.run, options.batch or 0)
-            if options.query
-            else Identity(uuid4().hex, "", 0)
-        )
+        self._identity = identity_of_write(plan)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return BroughtMessage(bring(iterator, self._plan, self._identity))
@@ -86,7 +77,7 @@ def writer(
 ) -> DataSourceArrowWriter:
     """Return what sets states from a table; an error if its rows could never be states."""
     found, if_exists = _options(options, overwrite)
-    plan = _planned(schema, found, if_exists or "fail")
+    plan = planned(schema, found, if_exists or "fail")
     if plan.problem is not None:
         raise plan.problem
     return StatesWriter(plan)
@@ -104,7 +95,7 @@ def stream_writer(
             "a stream brings states of the same keys again; say what becomes of those that are "
             "there: option ifexists, overwrite or keep"
         )
-    return StreamWriter(_planned(schema, found, if_exists))
+    return StreamWriter(planned(schema, found, if_exists))
 
 
 def _options(options: Mapping[str, str], overwrite: bool) -> tuple[SinkOptions, IfExists | None]:
@@ -114,15 +105,3 @@ def _options(options: Mapping[str, str], overwrite: bool) -> tuple[SinkOptions, 
             "ifexists to replace those that are there"
         )
     return bulk_options(options)
-
-
-def _planned(schema: StructType, options: SinkOptions, if_exists: IfExists) -> WritePlan:
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    layout_of(arrow_schema, key=options.key, payload=options.payload)
-    try:
-        state = schema_of(options, if_exists)
-    except UnavailableError as error:
-        # Not raised here: a commit in a time without workers also makes a writer first.
-        return WritePlan(options=options, problem=error, if_exists=if_exists)
-    layout_of(arrow_schema, key=options.key, payload=options.payload, message=state)
-    return WritePlan(options=options, message=state, if_exists=if_exists)

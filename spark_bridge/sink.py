@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType, VariantType
 
 from sublet.functions.columns import ALLOWED
 from sublet.functions.errors import SubletError, UnavailableError
+from sublet.runtime.staging import IfExists
 from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
 from sublet.spark_bridge.rows import RowsError, layout_of
@@ -76,13 +77,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        options = plan.options
-        # Without a name, every write is another one; with one, a batch is written once.
-        self._identity = (
-            Identity(options.query, plan.run, options.batch or 0)
-            if options.query
-            else Identity(uuid4().hex, "", 0)
-        )
+        self._identity = identity_of_write(plan)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return BroughtMessage(bring(iterator, self._plan, self._identity))
@@ -132,18 +127,29 @@ def writer(
     return BatchWriter(plan)
 
 
-def planned(schema: StructType, options: SinkOptions) -> WritePlan:
+def planned(
+    schema: StructType, options: SinkOptions, if_exists: IfExists | None = None
+) -> WritePlan:
     """Return what tasks have to know to bring rows of a schema; an error if these cannot be
-    messages of the function."""
+    messages of the function, or with `if_exists` its states."""
     arrow_schema = arrow_schema_of(schema)
     layout_of(arrow_schema, key=options.key, payload=options.payload)
     try:
-        message = schema_of(options, None)
+        message = schema_of(options, if_exists)
     except UnavailableError as error:
         # Not raised here: a commit in a time without workers also makes a writer first.
-        return WritePlan(options=options, problem=error)
+        return WritePlan(options=options, problem=error, if_exists=if_exists)
     layout_of(arrow_schema, key=options.key, payload=options.payload, message=message)
-    return WritePlan(options=options, message=message)
+    return WritePlan(options=options, message=message, if_exists=if_exists)
+
+
+def identity_of_write(plan: WritePlan) -> Identity:
+    """Return whose rows a table's are: with a name, a batch is written once; without one, every
+    write is another."""
+    options = plan.options
+    if options.query:
+        return Identity(options.query, plan.run, options.batch or 0)
+    return Identity(uuid4().hex, "", 0)
 
 
 def arrow_schema_of(schema: StructType) -> pa.Schema:

@@ -165,6 +165,7 @@ def test_a_stream_sets_the_latest_state_of_each_key(bulk: Bulk) -> None:
         ("bulk/none", {"value": "string"}, {"value": "value"}, "bulk/none"),
         (TOTAL, {"value": "long"}, {"ifexists": "replace"}, "fail, overwrite, keep"),
         (TOTAL, {"value": "long"}, {"payload": "value"}, "no option 'payload'"),
+        (TOTAL, {"value": "variant"}, {"value": "value"}, "'value' has the type variant; allowed:"),
     ],
 )
 def test_what_cannot_be_a_state_is_told_before_a_row_is_written(
