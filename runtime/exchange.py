@@ -183,8 +183,7 @@ class Exchange:
         for port in (*self._clients.values(), *self._peers.values()):
             port.forget_sender(partition)
         for source in (partition, partition + REPLY_MARK):
-            self._sources.pop(source, None)
-            self._also_heard.pop(source, None)
+            self._forget_source(source)
 
     def partition_added(self, partition: str, taken: Mapping[str, int]) -> None:
         """A partition is now here: local senders need not wait for anything.
@@ -389,6 +388,22 @@ class Exchange:
         if before is not None and not is_client(source):
             self._also_heard.setdefault(source, {})[before] = None
             self._forget_link(source, port)
+
+    def _forget_source(self, source: str) -> None:
+        """Answer nobody any more who has spoken as this source.
+
+        One of them may be an owner after us, though, if it took us long to hear that we are one:
+        who still has something in its outbox sends it again, and is known again.
+        """
+        port = self._sources.pop(source, None)
+        others = self._also_heard.pop(source, {})
+        if port is None:
+            return
+        for target in [each for each, sources in self._heard.items() if source in sources]:
+            error = ErrorInfo("gap", "expected message 1")
+            refused = Refused(_as_heard(target, source), source, 1, error)
+            for each in (port, *others):
+                each.link.send(refused)
 
     def _forget_link(self, source: str, port: Port) -> None:
         others = self._also_heard.get(source)

@@ -287,3 +287,27 @@ def test_a_former_owner_here_does_not_keep_answers_from_the_present_one() -> Non
     heard, acknowledged, refusals = asyncio.run(story())
     assert len(heard) == 2
     assert (acknowledged, len(refusals)) == (1, 1)
+
+
+def test_an_owner_that_spoke_before_its_predecessor_heard_of_its_own_turn_speaks_again() -> None:
+    """Slow to hear that it had got a partition, a worker forgot whom it had to answer: the next
+    owner, which had spoken meanwhile. Its messages were taken, and it waited for ever."""
+
+    async def story() -> int:
+        exchange = Exchange("w1", Limits(), _connect)
+        exchange.host = cast("Host", NoPartitions())
+        exchange.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
+        link = QuietLink()
+        receiver = exchange.accepted(link, Hello("w2"))
+        batch = Batch("app/g/0", "app/f/0", 4, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
+        receiver.frame_received(link, Data([batch], []))
+        exchange.partition_comes("app/f/0")
+        (again,) = [each for each in link.frames if isinstance(each, Refused) and each.first == 1]
+        assert (again.source, again.target, again.error.code) == ("app/f/0", "app/g/0", "gap")
+        # What is sent again makes it known again.
+        receiver.frame_received(link, Data([batch], []))
+        exchange.acknowledge(Ack("app/g/0", "app/f/0", 4))
+        await asyncio.sleep(0)
+        return link.acknowledged
+
+    assert asyncio.run(story()) == 1

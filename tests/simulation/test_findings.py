@@ -37,6 +37,7 @@ FINDINGS = [
     Finding("cluster", 1563, "a replaced worker's word was taken for a loss of data"),
     Finding("cluster", 100459, "a worker that ended began to connect to a neighbour"),
     Finding("cluster", 20244, "what was refused here was taken elsewhere before it was sent again"),
+    Finding("cluster", 202370, "who took a partition over early was not answered by its victim"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 
