@@ -172,7 +172,7 @@ class Admission:
                 return None  # It makes room.
             if not self._staging.has_room_for(len(memoryview(batch.payloads))):
                 text = f"{self._name} is storing as much as it may of what was staged"
-                return "staged", ErrorInfo("overloaded", text, 20)
+                return "storing", ErrorInfo("overloaded", text, 20)
         elif (full := self._queue_full(batch)) is not None:
             return "queue", ErrorInfo("overloaded", full, 50)
         if outbox.message_count > limits.outbox_max:

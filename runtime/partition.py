@@ -211,8 +211,8 @@ class Partition:
         self.staging = Staging(
             name,
             recovered.staging,
-            bytes_max=limits.staged_bytes_max,
-            key_bytes_max=limits.key_bytes_max,
+            self.clock_ms(now_ms),
+            limits=limits,
             partition_count=function.partition_count if function.kind == "keyed" else 0,
             takes_states=function.kind == "keyed" and function.window is None,
             check_columns=_check_columns(function) if function.takes_columns else None,
@@ -1222,6 +1222,8 @@ class Partition:
                 continue
             handled = self.staging.handle(request, self.clock_ms(now_ms))
             pending.records.extend(handled.records)
+            if handled.error is not None and handled.error.code == "overloaded":
+                self._admission.count("staged", 1)
             endings.answer(source, batch.first + index, handled.answer, handled.error)
             if handled.forgotten:
                 self._inbox.forget(handled.forgotten)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from math import inf
 from typing import Annotated, Any, Literal, assert_never, get_args
 
 import msgspec
@@ -38,6 +39,7 @@ from sublet.functions.errors import PayloadError
 from sublet.functions.key_column import PLACE_BYTES, KeyColumn
 from sublet.runtime.damage import UNREADABLE, damaged, decoded
 from sublet.runtime.frames import Batch, ErrorInfo, Kind
+from sublet.runtime.limits import Limits
 from sublet.statestore.contract import STAGED, STAGING, Record
 
 FEED_BYTES_MAX = 4 * 1024 * 1024
@@ -50,8 +52,16 @@ PARTS_MAX = 10_000
 """Parts that wait in one partition: each is a record that every owner has in memory."""
 PIPELINES_MAX = 10_000
 """Pipelines that a partition knows: what it knows of one is kept until it is forgotten."""
+SURVEY_MAX = 1_000
 ORPHAN_MS = 7 * 24 * 3_600_000
 """Rows that nobody has sealed for so long are dropped: whoever has staged them is gone."""
+ORPHAN_SPARED_MS = 24 * 3_600_000
+"""But not so soon after a partition has a new owner: its clock may be ahead."""
+SHARE_OF_ANY, SHARE_OF_FIRST, SHARE_OF_SMALL = 1 / 2, 7 / 8, 1 / 16
+"""Of the room for staged rows. Anyone may fill half of it; who was there first may go on up to
+seven eighths, so that of two that wait for room one can seal; and who has brought no more than a
+sixteenth finds room as long as there is any, so that history is not kept out by who waits for it.
+"""
 LOWEST_LEFT_MS = 366 * 24 * 3_600_000
 """As time left, it puts rows behind everything that has a deadline, or waits for patience's end."""
 RETRY_AFTER_MS = 200
@@ -166,6 +176,13 @@ class Drop(msgspec.Struct, array_like=True, frozen=True, tag="drop"):
     attempts: list[Name]
 
 
+class Survey(msgspec.Struct, array_like=True, frozen=True, tag="survey"):
+    """Which pipelines are known here? Asked where they are decided, that is all that count."""
+
+    after: str = ""
+    """Only names behind this one: an answer has `SURVEY_MAX` at most."""
+
+
 class Forget(msgspec.Struct, array_like=True, frozen=True, tag="forget"):
     """Nobody will come back under this name: forget what is staged, and how far it was."""
 
@@ -188,6 +205,7 @@ class Complete(msgspec.Struct, array_like=True, frozen=True, tag="complete"):
 
 
 Request = Stage | Seal | Decide | Begin | Ask | Drop | Forget | Describe | Complete
+"""What is asked of one pipeline."""
 
 
 class Part(msgspec.Struct, array_like=True, tag="part"):
@@ -267,9 +285,26 @@ class Progress(msgspec.Struct, array_like=True):
     """Those that have become dead letters."""
 
 
+class KnownPipeline(msgspec.Struct, array_like=True, frozen=True):
+    """One that a partition knows."""
+
+    name: str
+    decided: int
+    """The last batch that was decided here; -1: none."""
+    completed_ms: int | None
+    mark: str
+
+
+class Surveyed(msgspec.Struct, array_like=True, frozen=True):
+    """The answer to `Survey`."""
+
+    pipelines: list[KnownPipeline]
+    """By name."""
+
+
 Stored = Part | Pipeline | Decision | Description
 
-_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_request = msgspec.msgpack.Decoder(Request | Survey).decode
 _decode_stage = msgspec.msgpack.Decoder(Stage).decode
 _decode_stored = msgspec.msgpack.Decoder(Stored).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -297,7 +332,18 @@ class Handled:
 class _Flow:
     """A pipeline, as one partition knows it."""
 
-    __slots__ = ("assigns", "fed_bytes", "fed_count", "generation", "sealed", "staged", "stored")
+    __slots__ = (
+        "assigns",
+        "fed_bytes",
+        "fed_count",
+        "generation",
+        "rows_sealed",
+        "rows_staged",
+        "sealed",
+        "staged",
+        "staged_bytes",
+        "stored",
+    )
 
     def __init__(self) -> None:
         self.assigns: bool | None = None
@@ -310,6 +356,7 @@ class _Flow:
         """By number; those before `fed_count` stand in the queue."""
         self.fed_count = 0
         self.fed_bytes = 0
+        self.rows_sealed = self.rows_staged = self.staged_bytes = 0
         self.generation = 0
         """The latest that has staged something that is still here, or was since the last owner."""
 
@@ -324,10 +371,24 @@ class _Flow:
     def progress(self) -> Progress:
         return Progress(
             -1 if self.stored is None else self.stored.sealed,
-            sum([part.count for part in self.sealed]),
-            sum([part.count for part in self.staged.values()]),
+            self.rows_sealed,
+            self.rows_staged,
             0 if self.stored is None else self.stored.dead,
         )
+
+    def stage(self, part: Part) -> None:
+        self.staged[part.id] = part
+        self.rows_staged += part.count
+        self.staged_bytes += part.size_bytes
+
+    def unstage(self, part: Part) -> None:
+        del self.staged[part.id]
+        self.rows_staged -= part.count
+        self.staged_bytes -= part.size_bytes
+
+    def seal(self, part: Part) -> None:
+        self.sealed.append(part)
+        self.rows_sealed += part.count
 
 
 class Staging:
@@ -337,9 +398,9 @@ class Staging:
         self,
         partition: str,
         records: Sequence[Record],
+        clock_ms: int,
         *,
-        bytes_max: int,
-        key_bytes_max: int,
+        limits: Limits,
         partition_count: int = 0,
         takes_states: bool = False,
         check_columns: Callable[[msgspec.Raw], None] | None = None,
@@ -358,8 +419,8 @@ class Staging:
         self.feed_bytes_max = FEED_BYTES_MAX
         self.kept_bytes_max = KEPT_BYTES_MAX
         self._partition = partition
-        self._bytes_max = bytes_max
-        self._key_bytes_max = key_bytes_max
+        self._bytes_max = limits.staged_bytes_max
+        self._key_bytes_max = limits.key_bytes_max
         self._partition_count = partition_count
         self._flows: dict[str, _Flow] = {}
         """By source."""
@@ -371,6 +432,10 @@ class Staging:
         self._with_dead: set[str] = set()
         """Pipelines of which more rows are dead letters than is stored."""
         self._part_count = 0
+        self._staging: dict[str, None] = {}
+        """Sources that have rows here which are not sealed, those first that have them longest."""
+        self._orphans_ms: float = inf
+        """No part is an orphan before."""
         self._kept: dict[str, bytes] = {}
         """Rows of parts, by id, the oldest first: all that are not committed yet, and others."""
         self._kept_bytes = 0
@@ -379,9 +444,9 @@ class Staging:
         self._sealing: list[str] = []
         self._loading: set[str] = set()
         self._unreadable: set[str] = set()
-        self._recover(records)
+        self._recover(records, clock_ms)
 
-    def _recover(self, records: Sequence[Record]) -> None:
+    def _recover(self, records: Sequence[Record], clock_ms: int) -> None:
         parts: list[Part] = []
         for record in records:
             stored = decoded(_decode_stored, self._partition, record)
@@ -400,11 +465,12 @@ class Staging:
             self.bytes += part.size_bytes
             self._part_count += 1
             if part.first:
-                flow.sealed.append(part)
+                flow.seal(part)
                 self.sealed_rows += part.count
                 self.hungry[PIPELINE_MARK + part.pipeline] = flow
             else:
-                flow.staged[part.id] = part
+                part.orphan_ms = max(part.orphan_ms, clock_ms + ORPHAN_SPARED_MS)
+                self._staged(flow, part)
                 flow.generation = max(flow.generation, part.generation)
 
     def _flow(self, pipeline: str) -> _Flow:
@@ -412,6 +478,16 @@ class Staging:
 
     def __contains__(self, source: str) -> bool:
         return source in self._flows
+
+    def _staged(self, flow: _Flow, part: Part) -> None:
+        flow.stage(part)
+        self._staging.setdefault(PIPELINE_MARK + part.pipeline)
+        self._orphans_ms = min(self._orphans_ms, part.orphan_ms)
+
+    def _unstaged(self, flow: _Flow, part: Part) -> None:
+        flow.unstage(part)
+        if not flow.staged:
+            del self._staging[PIPELINE_MARK + part.pipeline]
 
     # Requests
 
@@ -425,8 +501,15 @@ class Staging:
             asked = _decode_request(request)
         except UNREADABLE as error:
             return _refused("bad_payload", f"no request of a pipeline: {error}")
+        if isinstance(asked, Survey):
+            return Handled(self._surveyed(asked.after))
         handled = None if self._knows(asked.pipeline) else self._to_unknown(asked)
-        return handled or self._carry_out(asked, request, clock_ms)
+        if handled is None:
+            handled = self._carry_out(asked, request, clock_ms)
+            source = PIPELINE_MARK + asked.pipeline
+            if (flow := self._flows.get(source)) is not None and flow.empty:
+                del self._flows[source]
+        return handled
 
     def _to_unknown(self, asked: Request) -> Handled | None:
         """Return the answer to a request about a pipeline of which nothing is known, if it is not
@@ -435,11 +518,29 @@ class Staging:
             return Handled(Progress(-1))
         if isinstance(asked, Describe) and not asked.text:
             return Handled(Description())
+        # Of most, more than one thing is known: names are only counted if it may be close.
         known = len(self._flows) + len(self._decisions) + len(self._descriptions)
-        if known < PIPELINES_MAX:
+        if known < PIPELINES_MAX or len(self._names()) < PIPELINES_MAX:
             return None
-        text = f"{self._partition} knows {PIPELINES_MAX} pipelines, the most; forget some"
-        return _refused("rejected", text)
+        return _refused(
+            "rejected",
+            f"{self._partition} knows {PIPELINES_MAX} pipelines, the most; forget those that will "
+            "not come back (`sublet pipelines list`, `sublet pipelines forget`)",
+        )
+
+    def _names(self) -> set[str]:
+        flows = {source.removeprefix(PIPELINE_MARK) for source in self._flows}
+        return flows | self._decisions.keys() | self._descriptions.keys()
+
+    def _surveyed(self, after: str) -> Surveyed:
+        found = []
+        for name in sorted(each for each in self._names() if each > after)[:SURVEY_MAX]:
+            decision = self._decisions.get(name, Decision())
+            described = self._descriptions.get(name, Description())
+            found.append(
+                KnownPipeline(name, decision.batch, described.completed_ms, described.mark)
+            )
+        return Surveyed(found)
 
     def _carry_out(self, asked: Request, request: bytes | msgspec.Raw, clock_ms: int) -> Handled:
         match asked:
@@ -488,23 +589,18 @@ class Staging:
                 return _refused("rejected", f"{text}; use another name")
             if generation < known.generation:
                 return _superseded(pipeline)
-            for former in [each for each in known.staged.values() if each.generation < generation]:
-                records += self._dropped(known, former)
+            if generation > known.generation:
+                for former in tuple(known.staged.values()):
+                    records += self._dropped(known, former)
             sealed = known.stored is not None and batch <= known.stored.sealed
             if sealed or part.id in known.staged:
                 # A straggler, or a repetition: of one part, an attempt says one thing.
                 return Handled(known.progress(), records)
-        if self._part_count and (
-            self.bytes + size_bytes > self._bytes_max or self._part_count >= PARTS_MAX
-        ):
-            text = (
-                f"{self.bytes} bytes of staged rows in {self._part_count} parts wait in "
-                f"{self._partition}; allowed: {self._bytes_max} (staged_bytes_max), {PARTS_MAX}"
-            )
-            return Handled(None, records, ErrorInfo("overloaded", text, RETRY_AFTER_MS))
         flow = self._flow(pipeline)
         flow.generation, flow.assigns = generation, assigns
-        flow.staged[part.id] = part
+        if (refused := self._no_room_for(part, flow)) is not None:
+            return Handled(None, records, refused)
+        self._staged(flow, part)
         self.bytes += size_bytes
         self._part_count += 1
         self._kept[part.id] = value
@@ -513,6 +609,35 @@ class Staging:
         self._pending_bytes += size_bytes
         records += Record(STAGED, part.id, value), _stored_part(part)
         return Handled(flow.progress(), records)
+
+    def _no_room_for(self, part: Part, flow: _Flow) -> ErrorInfo | None:
+        """Return why a part has to wait, or can never be taken, if it has to."""
+        if not self._part_count:
+            return None
+        own_bytes = flow.staged_bytes + part.size_bytes
+        share = SHARE_OF_ANY
+        if own_bytes <= SHARE_OF_SMALL * self._bytes_max:
+            share = 1.0
+        elif next(iter(self._staging), PIPELINE_MARK + part.pipeline) == (
+            PIPELINE_MARK + part.pipeline
+        ):
+            share = SHARE_OF_FIRST
+        if self.bytes + part.size_bytes <= share * self._bytes_max and self._part_count < PARTS_MAX:
+            return None
+        text = (
+            f"{self.bytes} bytes of staged rows in {self._part_count} parts wait in "
+            f"{self._partition}; allowed: {self._bytes_max} (staged_bytes_max), {PARTS_MAX}"
+        )
+        attempted = [each for each in flow.staged.values() if each.attempt == part.attempt]
+        attempt_bytes = sum(each.size_bytes for each in attempted) + part.size_bytes
+        is_too_much = (
+            attempt_bytes > SHARE_OF_FIRST * self._bytes_max or len(attempted) >= PARTS_MAX
+        )
+        if attempted and is_too_much:
+            # They stay until the batch is sealed, so there is nothing to wait for.
+            own = f"{attempt_bytes} bytes in {len(attempted) + 1} parts are of one task's own"
+            return ErrorInfo("too_large", f"{text}; {own}: bring smaller batches", 0)
+        return ErrorInfo("overloaded", text, RETRY_AFTER_MS)
 
     def _refusal_of_rows(self, asked: Stage) -> str | None:
         try:
@@ -554,11 +679,11 @@ class Staging:
         due_ms = None if asked.time_left_ms is None else clock_ms + asked.time_left_ms
         following, records = stored.next, []
         for part in chosen:
-            del flow.staged[part.id]
+            self._unstaged(flow, part)
             part.first, part.due_ms = following, due_ms
             following += part.count
             self.sealed_rows += part.count
-            flow.sealed.append(part)
+            flow.seal(part)
             records.append(_stored_part(part))
         for part in [each for each in flow.staged.values() if each.batch <= asked.batch]:
             records += self._dropped(flow, part)
@@ -577,7 +702,8 @@ class Staging:
                 id_ = f"{asked.pipeline}/{asked.batch}/{attempt}/{number}"
                 part = flow.staged.get(id_)
                 if part is None or id_ in found:
-                    return [], f"part {id_} is not staged in {self._partition}, or named twice"
+                    text = f"part {id_} is not staged in {self._partition}, or named twice"
+                    return [], f"{text}: {_LOST}"
                 found[id_] = part
                 rows += part.count
             if rows != row_count:
@@ -668,7 +794,7 @@ class Staging:
         return Handled(Progress(-1), records, forgotten=source)
 
     def _dropped(self, flow: _Flow, part: Part) -> list[Record]:
-        del flow.staged[part.id]
+        self._unstaged(flow, part)
         self._release(part.id)
         return self._deleted(part)
 
@@ -680,10 +806,15 @@ class Staging:
     def orphans(self, clock_ms: int) -> list[Record]:
         """Drop what was staged long ago and never sealed; return what the next commit deletes."""
         records: list[Record] = []
-        for source, flow in tuple(self._flows.items()):
+        if clock_ms < self._orphans_ms:
+            return records
+        self._orphans_ms = inf
+        for source in tuple(self._staging):
+            flow = self._flows[source]
             # The oldest is the first.
-            for part in list(flow.staged.values()):
+            for part in tuple(flow.staged.values()):
                 if part.orphan_ms > clock_ms:
+                    self._orphans_ms = min(self._orphans_ms, part.orphan_ms)
                     break
                 records += self._dropped(flow, part)
             if flow.empty:
@@ -739,7 +870,7 @@ class Staging:
         self, source: str, flow: _Flow, clock_ms: int, batches: list[Batch], wanted: list[str]
     ) -> None:
         ahead_bytes, waits = flow.fed_bytes, False
-        for part in tuple(islice(flow.sealed, flow.fed_count, None)):
+        for part in islice(flow.sealed, flow.fed_count, None):
             ahead_bytes += part.size_bytes
             if ahead_bytes > self.feed_bytes_max and ahead_bytes > part.size_bytes:
                 return
@@ -808,6 +939,7 @@ class Staging:
         sealed = flow.sealed
         while sealed and sealed[0].last <= upto:
             part = sealed.popleft()
+            flow.rows_sealed -= part.count
             flow.fed_count -= 1
             flow.fed_bytes -= part.size_bytes
             self.sealed_rows -= part.count
@@ -829,8 +961,18 @@ def _refused(code: str, text: str, retry_after_ms: int = 0) -> Handled:
     return Handled(error=ErrorInfo(code, text, retry_after_ms))
 
 
+_LOST = (
+    "what was staged is dropped after seven days; if this batch was decided before, it can never "
+    "be whole: look at what of it counts, then go on under a new checkpoint or name"
+)
+
+
 def _superseded(pipeline: str) -> Handled:
-    return _refused("rejected", f"another driver of pipeline {pipeline} has begun since")
+    return _refused(
+        "rejected",
+        f"another driver of pipeline {pipeline} has begun since: of two queries with the same "
+        "checkpoint, or two writers of the same name, only the one that began last goes on",
+    )
 
 
 def _stored_part(part: Part) -> Record:

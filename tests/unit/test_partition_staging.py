@@ -17,6 +17,7 @@ from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.staging import (
     ORPHAN_MS,
+    ORPHAN_SPARED_MS,
     RUNS_KNOWN_MAX,
     Ask,
     Begin,
@@ -29,6 +30,7 @@ from sublet.runtime.staging import (
     Request,
     Seal,
     Stage,
+    Survey,
 )
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
@@ -412,8 +414,9 @@ def test_beyond_the_bound_rows_are_refused_until_others_are_taken() -> None:
     owner = Owner(limits=Limits(staged_bytes_max=200))
     driver = Driver(owner)
     driver.ask(stage(["a" * 60]))
-    assert driver.ask(stage(["b" * 60], part=1)) == "overloaded"
+    assert driver.ask(stage(["b" * 60], attempt="b")) == "overloaded"
     assert owner.partition.staging.bytes <= 200
+    assert owner.partition.refusals == {"staged": 1}
     driver.say(seal(("a", 1, 1)))
     done_keys(owner)
     assert driver.ask(stage(["b" * 60], batch=1)) == [0, 0, 1, 0]
@@ -422,7 +425,44 @@ def test_beyond_the_bound_rows_are_refused_until_others_are_taken() -> None:
 def test_a_part_larger_than_the_bound_is_taken_where_nothing_else_waits() -> None:
     driver = Driver(Owner(limits=Limits(staged_bytes_max=10)))
     assert driver.ask(stage(["a" * 60])) == [-1, 0, 1, 0]
-    assert driver.ask(stage(["b"], part=1)) == "overloaded"
+    assert driver.ask(stage(["b"], attempt="b")) == "overloaded"
+
+
+def test_a_task_that_has_more_than_there_can_be_room_for_does_not_wait_for_it() -> None:
+    driver = Driver(Owner(limits=Limits(staged_bytes_max=200)))
+    driver.ask(stage(["a" * 60]))
+    assert driver.ask(stage(["b" * 60], part=1)) == "too_large"
+
+
+def test_of_two_pipelines_that_fill_the_room_the_first_can_go_on_and_seal() -> None:
+    owner = Owner(limits=Limits(staged_bytes_max=2_000))
+    driver = Driver(owner)
+    one, other = {"pipeline": "one", "attempt": "a"}, {"pipeline": "other", "attempt": "b"}
+    parts = {"one": 0, "other": 0}
+
+    def add(to: dict[str, str]) -> Any:
+        answer = driver.ask(stage(["k" * 100], part=parts[to["pipeline"]], **to))
+        parts[to["pipeline"]] += answer != "overloaded"
+        return answer
+
+    while add(one) != "overloaded" and add(other) != "overloaded":
+        pass
+    assert add(other) == "overloaded"
+    assert add(one) == [-1, 0, parts["one"], 0]
+    driver.say(seal(("a", parts["one"], parts["one"]), pipeline="one"))
+    assert len(done_keys(owner)) == parts["one"]
+    assert add(other) == [-1, 0, parts["other"], 0]
+
+
+def test_who_brings_little_finds_room_beside_those_who_wait() -> None:
+    owner = Owner(limits=Limits(staged_bytes_max=10_000))
+    driver = Driver(owner)
+    for part in range(100):
+        if driver.ask(stage(["k" * 500], part=part, pipeline="held")) == "too_large":
+            break
+    assert owner.partition.staging.bytes > 7_000
+    assert driver.ask(stage(["k" * 100], pipeline="small")) == [-1, 0, 1, 0]
+    assert driver.ask(stage(["k" * 500], pipeline="large")) == "overloaded"
 
 
 def test_an_heir_knows_how_much_is_staged() -> None:
@@ -431,14 +471,37 @@ def test_an_heir_knows_how_much_is_staged() -> None:
     driver.ask(stage(["a" * 60]))
     driver.owner = owner.take_over()
     assert driver.owner.partition.staging.bytes == owner.partition.staging.bytes
-    assert driver.ask(stage(["b" * 60], part=1)) == "overloaded"
+    assert driver.ask(stage(["b" * 60], attempt="b")) == "overloaded"
 
 
 def test_only_so_many_parts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "PARTS_MAX", 2)
     driver = Driver(Owner())
     driver.ask(stage(["a"]), stage(["a"], part=1))
-    assert driver.ask(stage(["a"], part=2)) == "overloaded"
+    assert driver.ask(stage(["a"], attempt="b")) == "overloaded"
+    assert driver.ask(stage(["a"], part=2)) == "too_large"
+
+
+def test_pipelines_are_listed_by_name_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "SURVEY_MAX", 2)
+    driver = Driver(Owner())
+    driver.ask(Decide("p2", 7, plan([])), stage(["a"], pipeline="p1"), Complete("p3", "end"))
+    first = driver.ask(Survey())
+    assert first == [[["p1", -1, None, ""], ["p2", 7, None, ""]]]
+    ((name, decided, completed_ms, mark),) = driver.ask(Survey("p2"))[0]
+    assert (name, decided, mark) == ("p3", -1, "end")
+    assert completed_ms is not None
+    assert driver.ask(Survey("p3")) == [[]]
+
+
+def test_a_pipeline_of_which_several_things_are_known_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "PIPELINES_MAX", 2)
+    driver = Driver(Owner())
+    driver.ask(stage(["a"], pipeline="p1"), Decide("p1", 0, plan([])), Describe("p1", b"x"))
+    assert driver.ask(stage(["a"], pipeline="p2")) == [-1, 0, 1, 0]
+    assert driver.ask(stage(["a"], pipeline="p3")) == "rejected"
 
 
 def test_only_so_many_pipelines_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,6 +566,28 @@ def test_orphans_are_dropped_when_nobody_has_sealed_them_for_long() -> None:
     heir.pass_time(ORPHAN_MS / 2 + 1)
     heir.settle()
     assert nothing_is_left(heir)
+
+
+def test_an_owner_whose_clock_is_far_ahead_leaves_orphans_a_while() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.ask(stage(["a"]))
+    owner.now_ms += 2 * ORPHAN_MS  # Nobody has looked at it meanwhile.
+    driver.owner = heir = owner.take_over()
+    heir.pass_time(ORPHAN_SPARED_MS / 2)
+    heir.settle()
+    driver.say(seal(("a", 1, 1)))
+    assert done_keys(heir) == ["a"]
+
+
+def test_a_batch_of_which_something_was_dropped_says_so() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    driver.say(seal(("gone", 1, 1)))
+    owner.settle()
+    (errors,) = [each.errors for each in owner.delivered if each.kind is Kind.REPLY]
+    assert errors is not None
+    assert "go on under a new checkpoint or name" in errors[0].message
 
 
 def test_rows_that_are_sealed_are_no_orphans_however_long_they_wait() -> None:
