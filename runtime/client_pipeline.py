@@ -29,7 +29,7 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.functions.key_column import KeyColumn
-from sublet.runtime.staging import (
+from sublet.runtime.pipeline_messages import (
     IF_EXISTS,
     LOWEST_LEFT_MS,
     Ask,

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType, VariantType
 
 from sublet.functions.columns import ALLOWED
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.staging import IfExists
+from sublet.runtime.pipeline_messages import IfExists
 from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
 from sublet.spark_bridge.rows import RowsError, layout_of

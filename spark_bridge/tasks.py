@@ -21,7 +21,7 @@ import structlog
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client_pipeline import BlockingPipeline, Staged
-from sublet.runtime.staging import IfExists
+from sublet.runtime.pipeline_messages import IfExists
 from sublet.spark_bridge.connections import asked, client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.rows import RowSplitter, layout_of

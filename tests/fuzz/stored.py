@@ -14,7 +14,8 @@ from sublet.runtime.egress_retention import Extent
 from sublet.runtime.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
-from sublet.runtime.staging import Decision, Part, Pipeline, Stage
+from sublet.runtime.pipeline_messages import Decision, Stage
+from sublet.runtime.staging import Part, Pipeline
 from sublet.runtime.steps import NoCells
 from sublet.runtime.timers import Timer
 from sublet.runtime.windows import Own, Told

@@ -8,7 +8,8 @@ import msgspec
 
 from sublet.runtime.frames import Kind
 from sublet.runtime.partition import Partition
-from sublet.runtime.staging import Decide, Handled, Part, Seal, Staging, _Flow
+from sublet.runtime.pipeline_messages import Decide, Seal
+from sublet.runtime.staging import Handled, Part, Staging, _Flow
 from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import STAGED, STAGING, Commit, Record, Recovered
 from tests.simulation.world import Mutant

@@ -22,7 +22,8 @@ from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.key_column import column_of
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.staging import LOWEST_LEFT_MS, Part
+from sublet.runtime.pipeline_messages import LOWEST_LEFT_MS
+from sublet.runtime.staging import Part
 from sublet.statestore.contract import STAGED, STAGING
 from tests.simulation.client import Client, ClientChannel, Said
 from tests.simulation.handlers import ATTEMPTS, PARTITIONS_PER_FUNCTION

@@ -25,7 +25,7 @@ import msgspec
 
 from sublet.runtime import client_pipeline
 from sublet.runtime.client_pipeline import Committed
-from sublet.runtime.staging import Request, Seal
+from sublet.runtime.pipeline_messages import Request, Seal
 from tests.spark.cluster import kill, wait_for
 
 BEGUN = "begun"

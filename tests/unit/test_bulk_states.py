@@ -16,7 +16,7 @@ from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.executor import Place
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.staging import IfExists, assignments
+from sublet.runtime.pipeline_messages import IfExists, assignments
 from sublet.runtime.state_assignment import schema_of
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.state_view import shown

@@ -20,7 +20,7 @@ from sublet.runtime import frames  # noqa: E402
 from sublet.runtime.executor import Place, SyncRunner  # noqa: E402
 from sublet.runtime.frames import Kind  # noqa: E402
 from sublet.runtime.limits import Limits  # noqa: E402
-from sublet.runtime.staging import Chosen, Seal, Stage  # noqa: E402
+from sublet.runtime.pipeline_messages import Chosen, Seal, Stage  # noqa: E402
 from sublet.runtime.state_cache import StateCache  # noqa: E402
 from sublet.runtime.threads import Watchdog  # noqa: E402
 from sublet.runtime.work import Chunk, RunResult, Span, Work  # noqa: E402

@@ -15,10 +15,7 @@ from sublet.runtime import staging
 from sublet.runtime.admission import CLIENT_TTL_MS
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.staging import (
-    ORPHAN_MS,
-    ORPHAN_SPARED_MS,
-    RUNS_KNOWN_MAX,
+from sublet.runtime.pipeline_messages import (
     Ask,
     Begin,
     Chosen,
@@ -32,6 +29,7 @@ from sublet.runtime.staging import (
     Stage,
     Survey,
 )
+from sublet.runtime.staging import ORPHAN_MS, ORPHAN_SPARED_MS, RUNS_KNOWN_MAX
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import STAGED, STAGING, Outcome
