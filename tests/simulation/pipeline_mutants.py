@@ -37,7 +37,9 @@ class _SealsAgain(Staging):
             flow.stored.sealed -= 1
         before = {id_: msgspec.structs.replace(part) for id_, part in flow.staged.items()}
         handled = super()._seal(asked, clock_ms)
-        flow.staged.update({id_: each for id_, each in before.items() if id_ not in flow.staged})
+        for id_, part in before.items():
+            if id_ not in flow.staged:
+                self._staged(flow, part)
         return handled
 
 
@@ -122,6 +124,17 @@ class SealsEverythingThatIsStaged(Mutant):
     partition = _replaced(_SealsWhatIsThere)
 
 
+class _ReachesOneFurther(Staging):
+    def reached(self, source: str, upto: int) -> list[Record]:
+        return super().reached(source, upto + 1)
+
+
+class DeletesRowsBeforeTheLastIsTaken(Mutant):
+    """Deletes the rows of a part when all but the last are taken."""
+
+    partition = _replaced(_ReachesOneFurther)
+
+
 class LosesMessagesAmongStates(Mutant):
     """Takes messages that stand between states for done."""
 
@@ -158,6 +171,7 @@ MUTANTS: dict[str, type[Any]] = {
         LetsFormerDriversDecide,
         FeedsFromTheBeginning,
         SealsEverythingThatIsStaged,
+        DeletesRowsBeforeTheLastIsTaken,
         LosesMessagesAmongStates,
         ForgetsStagedRows,
     )

@@ -16,6 +16,7 @@ from sublet.runtime.admission import CLIENT_TTL_MS
 from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.pipeline_messages import (
+    LOWEST_LEFT_MS,
     Ask,
     Begin,
     Chosen,
@@ -28,6 +29,7 @@ from sublet.runtime.pipeline_messages import (
     Seal,
     Stage,
     Survey,
+    assignments,
 )
 from sublet.runtime.staging import ORPHAN_MS, ORPHAN_SPARED_MS, RUNS_KNOWN_MAX
 from sublet.scheduler.orders import LeastLaxity
@@ -398,7 +400,7 @@ def test_what_clients_ask_for_goes_before_rows_of_the_lowest_urgency() -> None:
     owner.held = True
     driver = Driver(owner)
     driver.ask(stage(["old"]))
-    driver.say(seal(("a", 1, 1), left_ms=staging.LOWEST_LEFT_MS))
+    driver.say(seal(("a", 1, 1), left_ms=LOWEST_LEFT_MS))
     owner.commit()
     owner.now_ms += 1_000
     owner.pace.size = 1
@@ -799,7 +801,7 @@ def test_handlers_that_wait_keep_rows_of_pipelines_waiting_as_those_of_clients()
 def test_states_are_fed_as_such_and_are_not_mixed_with_messages() -> None:
     owner = Owner()
     driver = Driver(owner)
-    payloads = msgspec.Raw(staging.assignments(join_column([b"\x01", b"\x02"]), "keep"))
+    payloads = msgspec.Raw(assignments(join_column([b"\x01", b"\x02"]), "keep"))
     brought = Stage(Q, 0, "a", 0, ["a", "b"], payloads, 0, True)
     owner.receive(batch(1, ["m"], source="~other"))
     driver.say(brought, seal(("a", 1, 2)))
