@@ -26,6 +26,7 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from sublet.runtime.asked_workers import AskedWorkers
 from sublet.runtime.client_session import Patience
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.link import LinkLimits
@@ -97,24 +98,13 @@ class Owners(Protocol):
         ...
 
 
-class _Asked:
-    """A worker's connection, with how many wait for its answers."""
-
-    __slots__ = ("unary", "waiting")
-
-    def __init__(self, unary: UnaryClient) -> None:
-        self.unary = unary
-        self.waiting = 0
-
-
 class SnapshotSource:
     """Asks owners of partitions. All snapshots of a client share it."""
 
     def __init__(self, owners: Owners, patience: Patience, limits: LinkLimits) -> None:
         self._owners = owners
         self._patience = patience
-        self._limits = limits
-        self._asked: dict[str, _Asked] = {}
+        self._workers = AskedWorkers(limits)
         self._newest: Topology | None = None
 
     def owner_of(self, partition: str) -> str | None:
@@ -136,31 +126,13 @@ class SnapshotSource:
             return
 
     async def ask(self, address: str, what: Callable[[UnaryClient], Coroutine[Any, Any, T]]) -> T:
-        asked = self._asked.get(address)
-        if asked is None:
-            asked = self._asked[address] = _Asked(UnaryClient(address, self._limits))
-        asked.waiting += 1
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await what(asked.unary)
-        except (TimeoutError, UnavailableError, UnknownOutcomeError):
-            if self._asked.get(address) is asked:
-                del self._asked[address]
-            raise
-        finally:
-            asked.waiting -= 1
-            if self._asked.get(address) is not asked and not asked.waiting:
-                # To close it earlier would cancel the questions of others.
-                await asked.unary.__aexit__(None, None, None)
+        return await self._workers.ask(address, what, ANSWER_TIMEOUT_S)
 
     def backoff_s(self, failures: int) -> float:
         return self._patience.backoff_ms(failures) / 1000
 
     async def close(self) -> None:
-        asked, self._asked = self._asked, {}
-        for each in asked.values():
-            if not each.waiting:
-                await each.unary.__aexit__(None, None, None)
+        await self._workers.close()
 
 
 class StateSnapshot:

@@ -21,11 +21,11 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from sublet.runtime.asked_workers import AskedWorkers
 from sublet.runtime.client_session import Patience
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
 from sublet.runtime.link import LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import (
     EGRESS_LIMIT_MAX,
     EgressGap,
@@ -68,16 +68,6 @@ def end_of(page: EgressPage) -> EgressCursor:
     return EgressCursor.at({name: end for name, (_, end) in page.bounds.items()})
 
 
-class _Asked:
-    """A worker's connection, with how many wait for its answers."""
-
-    __slots__ = ("unary", "waiting")
-
-    def __init__(self, unary: UnaryClient) -> None:
-        self.unary = unary
-        self.waiting = 0
-
-
 class EgressSource:
     """Asks one worker after the other, until one answers. All readers of a client share it."""
 
@@ -91,9 +81,10 @@ class EgressSource:
     ) -> None:
         self._addresses = addresses
         self._patience = patience
-        self._limits = limits
+        self._workers = AskedWorkers(limits)
         self._answer_timeout_s = answer_timeout_s
-        self._current: _Asked | None = None
+        self._current: str | None = None
+        """The address of the worker that is asked."""
         self._tried: set[str] = set()
 
     async def read(self, request: EgressRequest, patience_ms: float | None = None) -> EgressPage:
@@ -119,22 +110,18 @@ class EgressSource:
             failures += 1
 
     async def _ask_one(self, request: EgressRequest) -> EgressPage:
-        asked = self._current
-        if asked is None:
-            asked = self._current = _Asked(UnaryClient(self._next_address(), self._limits))
-        asked.waiting += 1
+        address = self._current
+        if address is None:
+            address = self._current = self._next_address()
+        timeout_s = self._answer_timeout_s + request.wait_ms / 1000
         try:
-            async with asyncio.timeout(self._answer_timeout_s + request.wait_ms / 1000):
-                page = await asked.unary.read_egress(request)
+            page = await self._workers.ask(
+                address, lambda unary: unary.read_egress(request), timeout_s
+            )
         except (TimeoutError, RetryLaterError, UnknownOutcomeError):
-            if self._current is asked:
+            if self._current == address:
                 self._current = None
             raise
-        finally:
-            asked.waiting -= 1
-            if asked is not self._current and not asked.waiting:
-                # To close it earlier would cancel the questions of others.
-                await asked.unary.__aexit__(None, None, None)
         self._tried.clear()
         return page
 
@@ -152,9 +139,8 @@ class EgressSource:
         return address
 
     async def close(self) -> None:
-        asked, self._current = self._current, None
-        if asked is not None and not asked.waiting:
-            await asked.unary.__aexit__(None, None, None)
+        self._current = None
+        await self._workers.close()
 
 
 class EgressReader:
