@@ -126,7 +126,11 @@ class SealsEverythingThatIsStaged(Mutant):
 
 class _ReachesOneFurther(Staging):
     def reached(self, source: str, upto: int) -> list[Record]:
-        return super().reached(source, upto + 1)
+        records = super().reached(source, upto)
+        sealed = self._flows[source].sealed
+        if sealed and sealed[0].last == upto + 1:
+            records += [Record(kind, sealed[0].id, None) for kind in (STAGED, STAGING)]
+        return records
 
 
 class DeletesRowsBeforeTheLastIsTaken(Mutant):
