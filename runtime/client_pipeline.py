@@ -267,19 +267,27 @@ class Pipeline:
             await asyncio.sleep(wait_s)
             wait_s = min(1.0, 1.5 * wait_s)
 
-    async def describe(self, text: bytes = b"") -> Description:
+    async def describe(self, text: bytes = b"", *, anew: bool = False) -> Description:
         """Keep what is to be known of the pipeline, if nothing is kept yet; return what is kept,
-        and whether it is complete."""
-        found: Description = await self._ask(0, Describe(self.name, text), _description)
+        and whether it is complete.
+
+        - `anew`: replace what is kept. For a driver that has begun (see `begin`): it is refused
+          if another one has begun since.
+        """
+        request = Describe(self.name, text, self.generation if anew else 0)
+        found: Description = await self._ask(0, request, _description)
         return found
 
-    async def complete(self, mark: str = "") -> Description:
+    async def complete(self, mark: str = "", *, as_driver: bool = False) -> Description:
         """Say for good that nothing more is to come; return when all that was committed is taken.
 
-        `mark` says where it ends, for whoever goes on from there; the first one counts.
+        - `mark`: where it ends, for whoever goes on from there; the first one counts.
+        - `as_driver`: who says so has begun (see `begin`), and is refused if another one has begun
+          since, which may have more to bring.
         """
         await self.wait_taken()
-        found: Description = await self._ask(0, Complete(self.name, mark), _description)
+        request = Complete(self.name, mark, self.generation if as_driver else 0)
+        found: Description = await self._ask(0, request, _description)
         return found
 
     async def wait_complete(self) -> Description:

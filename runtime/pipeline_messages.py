@@ -133,6 +133,9 @@ class Describe(msgspec.Struct, array_like=True, frozen=True, tag="describe"):
 
     pipeline: Name
     text: bytes = b""
+    generation: Number = 0
+    """If given, what is kept is replaced, unless the pipeline is complete or a later one has begun:
+    what an earlier driver knows is not what the later one goes on with."""
 
 
 class Complete(msgspec.Struct, array_like=True, frozen=True, tag="complete"):
@@ -141,6 +144,8 @@ class Complete(msgspec.Struct, array_like=True, frozen=True, tag="complete"):
     pipeline: Name
     mark: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
     """Where it ends, for whoever goes on from there."""
+    generation: Number = 0
+    """If given, it is complete only if no later one has begun, which may have more to bring."""
 
 
 Request = Stage | Seal | Decide | Begin | Ask | Drop | Forget | Describe | Complete

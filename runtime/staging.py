@@ -566,9 +566,12 @@ class Staging:
 
     def _describe(self, asked: Describe) -> Handled:
         known = self._descriptions.get(asked.pipeline, Description())
-        if known.text or not asked.text:
+        is_final = bool(known.text) and not asked.generation
+        if not asked.text or is_final or known.completed_ms is not None:
             return Handled(known)
-        total = self._descriptions_bytes + len(asked.text)
+        if self._is_superseded(asked.pipeline, asked.generation):
+            return _superseded(asked.pipeline)
+        total = self._descriptions_bytes + len(asked.text) - len(known.text)
         if total > DESCRIPTIONS_BYTES_MAX:
             text = f"{total} bytes of descriptions in {self._partition}; allowed: "
             return _refused("rejected", f"{text}{DESCRIPTIONS_BYTES_MAX}; forget some pipelines")
@@ -579,8 +582,15 @@ class Staging:
         known = self._descriptions.get(asked.pipeline, Description())
         if known.completed_ms is not None:
             return Handled(known)
+        if self._is_superseded(asked.pipeline, asked.generation):
+            return _superseded(asked.pipeline)
         completed = Description(known.text, clock_ms, asked.mark)
         return self._described(asked.pipeline, completed)
+
+    def _is_superseded(self, pipeline: str, generation: int) -> bool:
+        """Tell whether another driver has begun since one of this generation; 0: it is none."""
+        decision = self._decisions.get(pipeline, Decision())
+        return 0 < generation < decision.generation
 
     def _described(self, pipeline: str, description: Description) -> Handled:
         self._describe_as(pipeline, description)
