@@ -515,7 +515,9 @@ class Client:
           a list of those that are open.
         - `page_max`: keys that are read at once, at most; a page has about a megabyte, too.
         - `patience`: for how long nobody may be reachable who owns a partition.
-        - `pins`: of another process, which has pinned for this one.
+        - `pins`: of another process, which has pinned for this one. Workers forget pins of which
+          nothing is read for two minutes; those of other partitions than are read here do not
+          count as such while this one is being read, so that others may come to them later.
 
         A worker keeps what is written over before it was read, up to a bound
         (`snapshot_bytes_max`); then, and when a partition goes to another worker in the middle of

@@ -1,19 +1,30 @@
 """A reader of states, in a client: each partition as it was at one commit, from its owner.
 
 All partitions are pinned first, in the same moment; then they are read page by page, one after the
-other. A pin goes with its owner. A partition of which nothing was given out yet is then pinned and
-read anew; of another one the reader is told that it has to begin again.
+other. Owners forget pins of which nothing is read, so whoever reads gives signs of life for what is
+read later. A pin goes with its owner. A partition of which nothing was given out yet is then pinned
+and read anew; of another one the reader is told that it has to begin again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
+from itertools import islice
+from time import time
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+import structlog
 
 from sublet.functions.address import partition_index_of, partition_name
 from sublet.functions.codec import Codec, codec_for
@@ -42,10 +53,16 @@ from sublet.runtime.unary import (
 
 T = TypeVar("T")
 
+_log = structlog.get_logger(__name__)
+
 ANSWER_TIMEOUT_S = 10.0
 """A worker that says nothing for so long is asked again."""
 PINS_MAX = 5
 """A partition of which every pin is lost before anything was read of it is given up."""
+KEEP_EVERY_MS = 30_000
+"""So often pins get a sign of life; workers wait for one for `snapshots.IDLE_MS`."""
+END_TIMEOUT_S = 2.0
+"""Workers are told for so long that nothing is read any more; they find out by themselves, too."""
 
 
 class SnapshotPin(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +148,10 @@ class SnapshotSource:
     def backoff_s(self, failures: int) -> float:
         return self._patience.backoff_ms(failures) / 1000
 
+    def now_ms(self) -> float:
+        """Return the time since 1970, as the clocks of partitions tell it, about."""
+        return time() * 1000
+
     async def close(self) -> None:
         await self._workers.close()
 
@@ -170,6 +191,10 @@ class StateSnapshot:
         self._page_max = page_max
         self._patience_s = milliseconds(patience) / 1000.0
         self._pins = {each.partition: each for each in pins if each.partition in self._partitions}
+        self._kept = {each.id: each for each in pins if each.partition not in self._pins}
+        """What others are going to read."""
+        self._alive_ms = min([each.clock_ms for each in pins], default=source.now_ms())
+        """When workers have heard last of what is read later."""
         self._left = deque(self._partitions)
         self._after: str | None = None
         self._given_out = False
@@ -224,6 +249,7 @@ class StateSnapshot:
     async def next_page(self) -> SnapshotStates | None:
         """Return the next keys, as columns, by partition and key; None once all were read."""
         while self._left:
+            await self._keep()
             index = self._left[0]
             page, commit = await self._page(index)
             self._after = page.next
@@ -254,9 +280,15 @@ class StateSnapshot:
             )
             try:
                 page = await self._ask_page(pin, request)
-            except SnapshotLostError:
+            except SnapshotLostError as lost:
                 if self._given_out or self._pinned_count >= PINS_MAX:
                     raise
+                _log.warning(
+                    "a partition is pinned anew, and read at a later commit than it was to be",
+                    partition=partition_name(self.function, index),
+                    commit=pin.commit,
+                    reason=str(lost),
+                )
                 del self._pins[index]
                 self._after = None
                 continue
@@ -269,7 +301,7 @@ class StateSnapshot:
         while True:
             wait_s = source.backoff_s(failures)
             try:
-                return await source.ask(pin.address, lambda unary: unary.read_snapshot(request))
+                return await self._ask_once(pin.address, request)
             except TimeoutError:
                 reason = f"{pin.address} does not answer"
             except UnknownOutcomeError as error:
@@ -326,17 +358,54 @@ class StateSnapshot:
                 clock_ms=each.clock_ms,
             )
 
-    async def _end(self, pins: Sequence[SnapshotPin]) -> None:
-        by_owner: dict[str, list[tuple[int, str]]] = {}
-        for pin in pins:
-            by_owner.setdefault(pin.address, []).append((pin.partition, pin.id))
-        for address, ended in by_owner.items():
-            # Otherwise it ends by itself.
-            with suppress(SubletError, TimeoutError):
-                await self._end_at(address, EndSnapshotRequest(function=self.function, pins=ended))
+    async def _keep(self) -> None:
+        """Give a sign of life for what is read later, if it is time to.
 
-    async def _end_at(self, address: str, request: EndSnapshotRequest) -> None:
-        await self._source.ask(address, lambda unary: unary.end_snapshot(request))
+        To ask for the first key is one: it may be asked for again, until somebody reads on.
+        """
+        now_ms = self._source.now_ms()
+        if now_ms - self._alive_ms < KEEP_EVERY_MS:
+            return
+        self._alive_ms = now_ms
+        own = [self._pins[each] for each in islice(self._left, 1, None) if each in self._pins]
+        by_owner = _by_owner([*own, *self._kept.values()])
+        await asyncio.gather(*[self._keep_at(owner, pins) for owner, pins in by_owner.items()])
+
+    async def _keep_at(self, address: str, pins: Sequence[SnapshotPin]) -> None:
+        for pin in pins:
+            request = SnapshotPageRequest(
+                function=self.function, partition=pin.partition, id=pin.id, limit=1
+            )
+            try:
+                await self._ask_once(address, request)
+            except (TimeoutError, RetryLaterError, UnknownOutcomeError):
+                return  # The others of this worker would wait for as long.
+            except SubletError:
+                # It is gone, or somebody reads it, who keeps it thereby.
+                self._kept.pop(pin.id, None)
+
+    async def _ask_once(self, address: str, request: SnapshotPageRequest) -> SnapshotPage:
+        return await self._source.ask(address, lambda unary: unary.read_snapshot(request))
+
+    async def _end(self, pins: Sequence[SnapshotPin]) -> None:
+        by_owner = _by_owner(pins)
+        # Otherwise they end by themselves.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await asyncio.gather(*[self._end_at(owner, by_owner[owner]) for owner in by_owner])
+
+    async def _end_at(self, address: str, pins: Sequence[SnapshotPin]) -> None:
+        ended = [(each.partition, each.id) for each in pins]
+        request = EndSnapshotRequest(function=self.function, pins=ended)
+        with suppress(SubletError, TimeoutError):
+            await self._source.ask(address, lambda unary: unary.end_snapshot(request))
+
+
+def _by_owner(pins: Sequence[SnapshotPin]) -> dict[str, list[SnapshotPin]]:
+    found: dict[str, list[SnapshotPin]] = {}
+    for each in pins:
+        found.setdefault(each.address, []).append(each)
+    return found
 
 
 def _keys_by_partition(

@@ -1,9 +1,10 @@
 """`format("sublet-state")` as a source: the states of a function, each partition at one commit.
 
 Whoever plans the read pins all partitions at once; tasks then read what was pinned for them, from
-the owners of the partitions, while messages go on. A task whose pins are gone by then (the owner
-has changed, or it had to wait for too long) pins its partitions anew, as long as nothing of them
-was given to Spark; else it fails, and Spark repeats it.
+the owners of the partitions, while messages go on, and keep the pins of those that wait for their
+turn. A task whose pins are gone by then (the owner has changed, or nobody of this read ran for too
+long) pins its partitions anew, as long as nothing of them was given to Spark; else it fails, and
+Spark repeats it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from sublet.spark_bridge.state_rows import (
     StateRows,
     Wanted,
     is_whole,
+    kept_for_others,
     shares,
     whole_schema,
 )
@@ -53,9 +55,11 @@ def reader(schema: StructType, options: Mapping[str, str]) -> StateReader:
 class StateTask(InputPartition):
     """What one task reads: some partitions, as they were pinned for it."""
 
-    def __init__(self, pins: list[SnapshotPin]) -> None:
+    def __init__(self, pins: list[SnapshotPin], kept: list[SnapshotPin]) -> None:
         super().__init__(None)
         self.pins = pins
+        self.kept = kept
+        """Of tasks that may have to wait for this one."""
 
 
 class _PushFilters:
@@ -117,7 +121,10 @@ class StateReader(DataSourceReader):
         snapshot.pin()
         pins = snapshot.pins
         planned = shares(sorted(pins), options.tasks or TASKS_DEFAULT)
-        return [StateTask([pins[index] for index in each]) for each in planned]
+        return [
+            StateTask([pins[index] for index in own], [pins[index] for index in kept])
+            for own, kept in zip(planned, kept_for_others(planned), strict=True)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark starts a task nevertheless, with nothing of ours.
@@ -133,7 +140,7 @@ class StateReader(DataSourceReader):
             keys=self._wanted.keys,
             partitions=[each.partition for each in task.pins],
             patience=options.connection.patience_ms,
-            pins=task.pins,
+            pins=[*task.pins, *task.kept],
         )
         with snapshot, ThreadPoolExecutor(1, "sublet states") as ahead:
             reading = ahead.submit(snapshot.next_page)

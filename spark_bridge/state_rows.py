@@ -8,6 +8,7 @@ by name, for one). What does not fit is refused with the key and the column.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +33,9 @@ BESIDE = {"key": "string", "partition": "int", "commit": "bigint"}
 """What is known of a state beside itself, with its type in Spark."""
 WHOLE = ("key", "partition", STATE, "commit")
 Form = Literal["json", "binary", "typed"]
+
+KEPT_MAX = 100_000
+"""Pins that all tasks of a read together keep for others: each is told of them."""
 
 _IS = {"string": arrow.is_string, "int": arrow.is_int32, "bigint": arrow.is_int64}
 
@@ -124,3 +128,13 @@ class Wanted(NamedTuple):
 def shares(partitions: Sequence[int], count: int) -> list[list[int]]:
     """Return which partitions each of so many tasks reads: none is without."""
     return [list(partitions[place::count]) for place in range(min(count, len(partitions)))]
+
+
+def kept_for_others(planned: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return for each task of which partitions it keeps the pins: of those that tasks behind it
+    read, which may have to wait for it."""
+    most = KEPT_MAX // max(1, len(planned))
+    return [
+        list(islice(chain.from_iterable(planned[place:]), most))
+        for place in range(1, len(planned) + 1)
+    ]

@@ -14,10 +14,12 @@ from sublet.runtime.unary import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.options import OptionsError, state_options
 from sublet.spark_bridge.rows import RowsError
 from sublet.spark_bridge.state_rows import (
+    KEPT_MAX,
     Form,
     StateRows,
     Wanted,
     is_whole,
+    kept_for_others,
     shares,
     whole_schema,
 )
@@ -119,6 +121,13 @@ def test_partitions_are_shared_among_tasks_evenly_and_no_task_is_without() -> No
     assert shares(range(5), 2) == [[0, 2, 4], [1, 3]]
     assert shares([7], 8) == [[7]]
     assert shares([], 8) == []
+
+
+def test_tasks_keep_the_pins_of_those_behind_them_as_far_as_there_is_room() -> None:
+    assert kept_for_others(shares(range(5), 3)) == [[1, 4, 2], [2], []]
+    assert kept_for_others([]) == []
+    many = shares(range(2_000), 1_000)
+    assert {len(each) for each in kept_for_others(many)[:900]} == {KEPT_MAX // 1_000}
 
 
 def test_options_are_checked() -> None:
