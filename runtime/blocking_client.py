@@ -230,7 +230,7 @@ class BlockingClient:
                 pins=pins,
             )
 
-        return BlockingStateSnapshot(self._wait(make), self._wait)
+        return BlockingStateSnapshot(self._wait(make), self._wait, self._begin)
 
     def message_schema(self, function: Function | str) -> dict[str, Any] | None:
         """See `Client.message_schema`."""
@@ -281,7 +281,7 @@ class BlockingClient:
             page_max=page_max,
             patience=patience,
         )
-        return BlockingEgressRange(reader, self._wait)
+        return BlockingEgressRange(reader, self._wait, self._begin)
 
     def egress_bounds(
         self, name: str, *, patience: Duration | None = None
@@ -296,6 +296,15 @@ class BlockingClient:
     # In the callers' threads
 
     def _wait(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        outcome = self._begin(ask)
+        try:
+            return outcome.result()
+        except BaseException:
+            # An interrupt, for one: nobody will take the outcome.
+            outcome.cancel()
+            raise
+
+    def _begin(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Future[Any]:
         self._check_process()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call inside the client's own thread would never end")
@@ -308,12 +317,7 @@ class BlockingClient:
                 # One wake-up for all who ask before the loop has looked.
                 # Without the context of this thread: its trace is not theirs.
                 self._loop.call_soon_threadsafe(self._begin_requests, context=Context())
-        try:
-            return outcome.result()
-        except BaseException:
-            # An interrupt, for one: nobody will take the outcome.
-            outcome.cancel()
-            raise
+        return outcome
 
     def _check_process(self) -> None:
         if os.getpid() != self._process_id:

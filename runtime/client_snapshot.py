@@ -15,6 +15,7 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
+    Generator,
     Mapping,
     Sequence,
 )
@@ -42,6 +43,7 @@ from sublet.runtime.client_session import Patience
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.read_ahead import Begin, one_ahead
 from sublet.runtime.unary import (
     LIST_LIMIT_MAX,
     SNAPSHOT_KEYS_MAX,
@@ -446,9 +448,10 @@ RunBlocking = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
 class BlockingStateSnapshot:
     """A `StateSnapshot` for programs without an event loop: `for found in snapshot`."""
 
-    def __init__(self, snapshot: StateSnapshot, wait: RunBlocking) -> None:
+    def __init__(self, snapshot: StateSnapshot, wait: RunBlocking, begin: Begin[Any]) -> None:
         self._snapshot = snapshot
         self._wait = wait
+        self._begin = begin
         self._waiting: deque[KeyState] = deque()
 
     @property
@@ -488,3 +491,7 @@ class BlockingStateSnapshot:
         """See `StateSnapshot.next_page`."""
         page: SnapshotStates | None = self._wait(self._snapshot.next_page)
         return page
+
+    def pages(self) -> Generator[SnapshotStates, None, None]:
+        """Yield all that `next_page` returns, one read ahead. Who closes it does not wait."""
+        return one_ahead(self._begin, self._snapshot.next_page)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from sublet.functions.errors import EgressLostError, RejectedError, UnavailableE
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
 from sublet.runtime.egress_reader import FOLLOW_WAIT_MS, LOST_KEPT_MAX
+from sublet.runtime.read_ahead import Begin, one_ahead
 from sublet.runtime.unary import (
     EGRESS_LIMIT_MAX,
     EgressGap,
@@ -169,10 +170,14 @@ class BlockingEgressRange:
     """An `EgressRange` for programs without an event loop."""
 
     def __init__(
-        self, reader: EgressRange, wait: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
+        self,
+        reader: EgressRange,
+        wait: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
+        begin: Begin[Any],
     ) -> None:
         self._reader = reader
         self._wait = wait
+        self._begin = begin
         self._waiting: deque[EgressValues] = deque()
 
     @property
@@ -193,3 +198,7 @@ class BlockingEgressRange:
         """See `EgressRange.next_batch`."""
         found: list[EgressValues] = self._wait(self._reader.next_batch)
         return found
+
+    def batches(self) -> Generator[list[EgressValues], None, None]:
+        """Yield all that `next_batch` returns, one read ahead. Who closes it does not wait."""
+        return one_ahead(self._begin, self._reader.next_batch)

@@ -8,7 +8,7 @@ is decided is in `offsets`, what becomes a row in `emitted`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import structlog
@@ -103,10 +103,8 @@ class _Egress:
             lost="skip" if options.skips_lost else "raise",
             patience=options.connection.patience_ms,
         )
-        with ThreadPoolExecutor(1, "sublet egress") as ahead:
-            reading = ahead.submit(values.next_batch)
-            while found := reading.result():
-                reading = ahead.submit(values.next_batch)
+        with closing(values.batches()) as batches:
+            for found in batches:
                 yield rows.record_batch(found)
 
 

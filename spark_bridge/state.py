@@ -10,7 +10,7 @@ Spark repeats it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -142,8 +142,6 @@ class StateReader(DataSourceReader):
             patience=options.connection.patience_ms,
             pins=[*task.pins, *task.kept],
         )
-        with snapshot, ThreadPoolExecutor(1, "sublet states") as ahead:
-            reading = ahead.submit(snapshot.next_page)
-            while (page := reading.result()) is not None:
-                reading = ahead.submit(snapshot.next_page)
+        with snapshot, closing(snapshot.pages()) as pages:
+            for page in pages:
                 yield rows.record_batch(page)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sublet import BlockingClient, Client, RejectedError, SnapshotLostError
 from sublet.functions.address import partition_index_of
@@ -276,3 +277,38 @@ async def test_another_process_reads_what_was_pinned_for_it_and_a_program_withou
         assert sorted([found.state async for found in snapshot]) == sorted(
             [1] * len([*of_partition(0), *of_partition(2)]) + [2] * len(old)
         )
+
+
+async def test_what_was_kept_for_others_is_what_was_pinned(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        await client.call_many(STEP, KEYS, [1] * len(KEYS))
+        planned = client.snapshot(STEP)
+        await planned.pin()
+        await client.call_many(STEP, KEYS, [2] * len(KEYS))
+        # So old that they get a sign of life before the first page.
+        pins = [replace(each, clock_ms=0) for each in planned.pins.values()]
+        first, rest = client.snapshot(STEP, partitions=[1], pins=pins), [0, 2, 3]
+        assert {found.state async for found in first} == {1}
+        second = client.snapshot(STEP, partitions=rest, pins=pins, page_max=7)
+        assert {found.key: found.state async for found in second} == dict.fromkeys(
+            [key for index in rest for key in of_partition(index)], 1
+        )
+        status = await cluster.status(cluster.workers[0])
+        assert status.counters["snapshots_begun"] == PARTITIONS
+        assert status.counters["snapshots_open"] == 0
+
+
+async def test_who_ends_a_read_does_not_wait_for_workers_that_are_away(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        await client.call_many(STEP, KEYS, [1] * len(KEYS))
+        (worker,) = cluster.living
+
+        def end_in_an_outage() -> int:
+            with BlockingClient(worker.address) as other:
+                snapshot = other.snapshot(STEP, page_max=1, patience="1h")
+                with snapshot, closing(snapshot.pages()) as pages:
+                    found = len(next(pages).keys)
+                    worker.kill()
+                return found
+
+        assert await asyncio.to_thread(end_in_an_outage) == 1
