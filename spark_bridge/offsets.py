@@ -63,6 +63,19 @@ def next_offset(start: Offset, end: EgressCursor) -> Offset:
     return found
 
 
+def latest_offset(
+    start: Offset, first: EgressCursor, end: EgressCursor, rows_max: int | None
+) -> Offset:
+    """Return the offset of the next batch, of no more than so many values, given what is kept.
+
+    `end` may be the end of another moment, which retention, and so the query, has passed: an offset
+    never goes back.
+    """
+    position = cursor_of(start)
+    span = Span(later(position, first), later(position, end))
+    return next_offset(start, admitted(span, rows_max))
+
+
 def cursor_of(offset: Mapping[str, Any]) -> EgressCursor:
     return EgressCursor(offset["cursor"])
 

@@ -161,14 +161,11 @@ class EgressStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets.check_offset(egress.options.egress, start)
         first, end = egress.bounds()
         self._end = end
-        position = offsets.cursor_of(start)
-        egress.check(Span(position, end), first)
+        egress.check(Span(offsets.cursor_of(start), end), first)
         if self._target is not None:
             end = self._target
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return offsets.next_offset(
-            start, offsets.admitted(Span(offsets.later(position, first), end), rows_max)
-        )
+        return offsets.latest_offset(start, first, end, rows_max)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         end = self._end

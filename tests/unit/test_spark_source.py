@@ -21,7 +21,9 @@ from sublet.spark_bridge.offsets import (
     admitted,
     check_offset,
     checked,
+    cursor_of,
     first_offset,
+    latest_offset,
     next_offset,
     planned,
     span_of,
@@ -90,6 +92,27 @@ def test_a_query_that_began_with_an_empty_batch_has_all_that_comes_then() -> Non
     first = next_offset(begin, EgressCursor("shop/cart=2"))
 
     assert positions(span_of(begin, first)) == [("shop/cart/0", 0), ("shop/cart/0", 1)]
+
+
+@pytest.mark.parametrize("rows_max", [None, 3])
+def test_an_offset_never_goes_back_also_if_retention_has_passed_where_to_end(
+    rows_max: int | None,
+) -> None:
+    target = EgressCursor("shop/cart=5,9")
+    offset = first_offset("orders", EgressCursor("shop/cart=2,0"))
+    read: list[str] = []
+    # What is kept goes on meanwhile, beyond the target, and even then the query ends.
+    for kept in ("shop/cart=2,0", "shop/cart=7,0", "shop/cart=8,12", "shop/cart=20,30"):
+        found = latest_offset(offset, EgressCursor(kept), target, rows_max)
+        before, after = cursor_of(offset), cursor_of(found)
+        assert all((before.get(name) or 0) <= position for name, position in after)
+        read.append(found["cursor"])
+        offset = found
+
+    assert all((cursor_of(offset).get(name) or 0) >= position for name, position in target)
+    assert latest_offset(offset, EgressCursor("shop/cart=90,90"), target, rows_max) is offset
+    if rows_max is None:
+        assert set(read) == {"shop/cart=5,9"}
 
 
 def test_checkpoints_of_other_queries_are_refused() -> None:
