@@ -28,6 +28,7 @@ from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_range import BlockingEgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.frames import Topology
+from sublet.runtime.pipeline_messages import KnownPipeline
 from sublet.runtime.tracing import current_traceparent
 from sublet.runtime.unary import CallInfo, EgressGap
 
@@ -205,6 +206,15 @@ class BlockingClient:
             return self._client.pipeline(function, name, generation=generation, patience=patience)
 
         return BlockingPipeline(self._wait(make), self._wait)
+
+    def pipelines(
+        self, function: Function | str, *, patience: Duration = "1m"
+    ) -> list[KnownPipeline]:
+        """See `Client.pipelines`."""
+        found: list[KnownPipeline] = self._wait(
+            lambda: self._client.pipelines(function, patience=patience)
+        )
+        return found
 
     def snapshot(
         self,

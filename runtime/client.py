@@ -44,7 +44,7 @@ from sublet.runtime.client_channel import (
     Segment,
 )
 from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
-from sublet.runtime.client_pipeline import Pipeline
+from sublet.runtime.client_pipeline import Pipeline, known_pipelines
 from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
 from sublet.runtime.client_snapshot import SnapshotPin, SnapshotSource, StateSnapshot
 from sublet.runtime.egress_cursor import EgressCursor
@@ -53,6 +53,7 @@ from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, fir
 from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.pipeline_messages import KnownPipeline
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
 from sublet.runtime.unary import (
@@ -459,6 +460,15 @@ class Client:
         """
         return Pipeline(_PipelineAsker(self, _name_of(function)[0]), name, generation, patience)
 
+    async def pipelines(
+        self, function: Function | str, *, patience: Duration = "1m"
+    ) -> list[KnownPipeline]:
+        """Return the pipelines that have brought rows to a function, by name.
+
+        They are known until they are forgotten (`Pipeline.forget`), also if nobody comes back.
+        """
+        return await known_pipelines(_PipelineAsker(self, _name_of(function)[0]), patience)
+
     async def message_schema(self, function: Function | str) -> dict[str, Any] | None:
         """Return what a function takes, as JSON Schema; None: anything."""
         found = msgspec.json.decode((await self._described(function)).message_schema or "null")
@@ -856,7 +866,7 @@ class _PipelineAsker:
     async def ask(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
         return await self._client._ask_partition(self._function, index, request, codec)
 
-    def begin(self, task: Coroutine[Any, Any, None]) -> object:
+    def begin(self, task: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._client._tasks.create_task(task)
 
 

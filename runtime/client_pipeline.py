@@ -12,8 +12,9 @@ there is no room, for as long as the pipeline has patience.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -43,11 +44,14 @@ from sublet.runtime.pipeline_messages import (
     Drop,
     Forget,
     IfExists,
+    KnownPipeline,
     Name,
     Progress,
     Request,
     Seal,
     Stage,
+    Survey,
+    Surveyed,
     assignments,
 )
 
@@ -61,6 +65,8 @@ PARTS_AT_ONCE = 8
 """Parts of one attempt that may be under way; then whoever adds more waits."""
 REQUESTS_AT_ONCE = 64
 _REQUEST_BYTES_OVERHEAD = 1_024
+_PLAN_BYTES_OVERHEAD = 16 * 1_024
+"""What an answer has beside a plan: the names of runs."""
 _BACKOFF_MS_MIN = 50.0
 _BACKOFF_MS_MAX = 2_000.0
 
@@ -69,6 +75,7 @@ Keys = list[str] | KeyColumn
 _progress: Codec[Progress] = codec_for(Progress)
 _decision: Codec[Decision] = codec_for(Decision)
 _description: Codec[Description] = codec_for(Description)
+_surveyed: Codec[Surveyed] = codec_for(Surveyed)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -124,7 +131,7 @@ class Asker(Protocol):
 
     def ask(self, index: int, request: bytes, codec: Codec[Any]) -> Awaitable[Any]: ...
 
-    def begin(self, task: Coroutine[Any, Any, None]) -> object:
+    def begin(self, task: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside, at the latest until the client is closed."""
         ...
 
@@ -203,11 +210,12 @@ class Pipeline:
         """
         left_ms = _time_left_ms(deadline, urgency)
         wanted = _Plan([each for each in staged if each.parts], left_ms)
+        self._check_size(batch, wanted)
         self._completed = max(self._completed, completed)
         while True:
             decision = await self._decide(batch, wanted)
             if decision.batch > batch:
-                await self._drop(batch, wanted, {})
+                await self._drop(batch, wanted, ())
                 return Committed(None, is_ours=False)
             plan = _decode_plan(decision.plan)
             await self._seal(decision.batch, plan)
@@ -218,6 +226,18 @@ class Pipeline:
         if not is_ours:
             await self._drop(batch, wanted, {index for each in plan.staged for index in each.parts})
         return Committed(sum(each.row_count for each in plan.staged), is_ours)
+
+    def _check_size(self, batch: int, plan: _Plan) -> None:
+        """Refuse what could not be decided, or be told to whoever finishes it."""
+        size_bytes = len(_encode(plan))
+        limit = self._asker.message_bytes_max - _PLAN_BYTES_OVERHEAD
+        if size_bytes > limit:
+            pairs = sum(len(each.parts) for each in plan.staged)
+            raise TooLargeError(
+                f"batch {batch} of {self.name} has {len(plan.staged)} attempts that staged rows in "
+                f"{pairs} places, {size_bytes} bytes to decide about; allowed: {limit} (have fewer "
+                "tasks, or cluster the rows by partition)"
+            )
 
     async def _decide(self, batch: int, plan: _Plan) -> Decision:
         """Say what a batch consists of; return what was said first, perhaps of an earlier one."""
@@ -238,7 +258,7 @@ class Pipeline:
             }
         )
 
-    async def _drop(self, batch: int, plan: _Plan, sealed: Any) -> None:
+    async def _drop(self, batch: int, plan: _Plan, sealed: Collection[int]) -> None:
         """Drop what was staged in vain where no seal has done so."""
         attempts = [each.attempt for each in plan.staged]
         indexes = {index for each in plan.staged for index in each.parts if index not in sealed}
@@ -263,7 +283,13 @@ class Pipeline:
     async def wait_taken(self) -> None:
         """Return when all that was committed so far is taken: it was run, or waits for a retry."""
         wait_s = 0.02
-        while (await self.progress()).rows_waiting:
+        left: Sequence[int] = range(self.partition_count)
+        while True:
+            # Each answer is a commit of its partition: who is done is not asked again.
+            found = await self._ask_each({index: Ask(self.name) for index in left})
+            left = [index for index, each in zip(left, found, strict=True) if each.rows_waiting]
+            if not left:
+                return
             await asyncio.sleep(wait_s)
             wait_s = min(1.0, 1.5 * wait_s)
 
@@ -290,11 +316,13 @@ class Pipeline:
         found: Description = await self._ask(0, request, _description)
         return found
 
-    async def wait_complete(self) -> Description:
-        """Return when somebody has said that the pipeline is complete."""
+    async def wait_complete(self, patience: Duration | None = None) -> Description:
+        """Return when somebody has said that the pipeline is complete, or patience has ended."""
+        loop = asyncio.get_running_loop()
+        until_s = math.inf if patience is None else loop.time() + milliseconds(patience) / 1000.0
         wait_s = 0.1
-        while (found := await self.describe()).completed_ms is None:
-            await asyncio.sleep(wait_s)
+        while (found := await self.describe()).completed_ms is None and loop.time() < until_s:
+            await asyncio.sleep(min(wait_s, until_s - loop.time()))
             wait_s = min(5.0, 1.5 * wait_s)
         return found
 
@@ -310,19 +338,7 @@ class Pipeline:
         return await self._ask_encoded(index, _encode(request), codec)
 
     async def _ask_encoded(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._patience_s
-        backoff_ms = _BACKOFF_MS_MIN
-        while True:
-            try:
-                return await self._asker.ask(index, request, codec)
-            except (RetryLaterError, UnknownOutcomeError) as error:
-                wait_ms = max(backoff_ms, getattr(error, "retry_after_ms", 0))
-                wait_s = wait_ms / 1000.0 * (0.75 + random.random() / 2)
-                if loop.time() + wait_s > give_up_s:
-                    raise
-            await asyncio.sleep(wait_s)
-            backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_MAX)
+        return await _ask_patiently(self._asker, index, request, codec, self._patience_s)
 
     async def _ask_each(self, requests: Mapping[int, Request]) -> list[Any]:
         """Ask partitions at once; the first error is raised when all have answered."""
@@ -345,6 +361,39 @@ class Pipeline:
         return [answers[index] for index in requests]
 
 
+async def known_pipelines(asker: Asker, patience: Duration) -> list[KnownPipeline]:
+    """Return the pipelines that a function knows, by name."""
+    found: list[KnownPipeline] = []
+    after = ""
+    while True:
+        request = _encode(Survey(after))
+        page: Surveyed = await _ask_patiently(
+            asker, 0, request, _surveyed, milliseconds(patience) / 1000.0
+        )
+        if not page.pipelines:
+            return found
+        found += page.pipelines
+        after = found[-1].name
+
+
+async def _ask_patiently(
+    asker: Asker, index: int, request: bytes, codec: Codec[Any], patience_s: float
+) -> Any:
+    loop = asyncio.get_running_loop()
+    give_up_s = loop.time() + patience_s
+    backoff_ms = _BACKOFF_MS_MIN
+    while True:
+        try:
+            return await asker.ask(index, request, codec)
+        except (RetryLaterError, UnknownOutcomeError) as error:
+            wait_ms = max(backoff_ms, getattr(error, "retry_after_ms", 0))
+            wait_s = wait_ms / 1000.0 * (0.75 + random.random() / 2)
+            if loop.time() + wait_s > give_up_s:
+                raise
+        await asyncio.sleep(wait_s)
+        backoff_ms = min(2 * backoff_ms, _BACKOFF_MS_MAX)
+
+
 class Attempt:
     """Rows that one task stages for a batch; in vain, unless they are committed."""
 
@@ -362,6 +411,7 @@ class Attempt:
         self._part_rows_max = SMALL_PART_ROWS_MAX if is_small else PART_ROWS_MAX
         self._parts: dict[int, tuple[int, int]] = {}
         self._room = asyncio.Semaphore(PARTS_AT_ONCE)
+        self._under_way: set[asyncio.Task[None]] = set()
         self._error: Exception | None = None
 
     async def add(self, index: int, keys: Sequence[str], payloads: bytes) -> None:
@@ -412,7 +462,9 @@ class Attempt:
                 some.places if isinstance(some, KeyColumn) else b"",
             )
             await self._room.acquire()
-            self._asker.begin(self._stage(index, _encode(request)))
+            task = self._asker.begin(self._stage(index, _encode(request)))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
         self._check()
 
     def _pieces(self, keys: Keys, column: bytes) -> Iterator[tuple[Keys, bytes]]:
@@ -425,7 +477,7 @@ class Attempt:
                 yield keys, column
             return
         if is_arrow(column):
-            yield from _slices(keys, column, limit, row_bytes_max)
+            yield from _slices(keys, column, rows_max, limit, row_bytes_max)
             return
         items = split_column(column)
         if len(items) != len(keys):
@@ -467,9 +519,15 @@ class Attempt:
         self._check()
         return Staged(self.name, dict(self._parts))
 
-    async def drop(self) -> None:
-        """Forget what was staged."""
-        await self._pipeline.drop(self.batch, [Staged(self.name, dict(self._parts))])
+    async def drop(self, patience: Duration | None = None) -> None:
+        """Forget what was staged, and stage no more; `TimeoutError` if that takes longer than there
+        is patience: then batches that come later do it."""
+        self._error = self._error or RejectedError("the attempt was dropped")
+        for task in tuple(self._under_way):
+            # What waits for room would find it after the drop.
+            task.cancel()
+        async with asyncio.timeout(None if patience is None else milliseconds(patience) / 1000.0):
+            await self._pipeline.drop(self.batch, [Staged(self.name, dict(self._parts))])
 
 
 def _keys_bytes(keys: Keys) -> int:
@@ -485,7 +543,7 @@ def _keys_bytes(keys: Keys) -> int:
 
 
 def _slices(
-    keys: Keys, column: bytes, limit: int, row_bytes_max: int
+    keys: Keys, column: bytes, rows_max: int, limit: int, row_bytes_max: int
 ) -> Iterator[tuple[Keys, bytes]]:
     """Return a column of Arrow in parts that are small enough, cut in halves as often as needed."""
     from sublet.functions.columns import decode_columns, slice_columns
@@ -499,7 +557,7 @@ def _slices(
         start, stop = left.pop()
         some, piece = keys[start:stop], slice_columns(columns, start, stop)
         size_bytes = len(piece) + _keys_bytes(some)
-        if size_bytes <= limit and stop - start <= PART_ROWS_MAX:
+        if size_bytes <= limit and stop - start <= rows_max:
             yield some, piece
         elif stop - start > 1:
             middle = (start + stop) // 2
@@ -608,9 +666,9 @@ class BlockingPipeline:
         found: Description = self._wait(lambda: self._pipeline.complete(mark))
         return found
 
-    def wait_complete(self) -> Description:
+    def wait_complete(self, patience: Duration | None = None) -> Description:
         """See `Pipeline.wait_complete`."""
-        found: Description = self._wait(self._pipeline.wait_complete)
+        found: Description = self._wait(lambda: self._pipeline.wait_complete(patience))
         return found
 
     def forget(self) -> None:
@@ -644,6 +702,6 @@ class BlockingAttempt:
         staged: Staged = self._wait(self._attempt.end)
         return staged
 
-    def drop(self) -> None:
+    def drop(self, patience: Duration | None = None) -> None:
         """See `Attempt.drop`."""
-        self._wait(self._attempt.drop)
+        self._wait(lambda: self._attempt.drop(patience))

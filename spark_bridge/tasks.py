@@ -65,9 +65,8 @@ class Brought(NamedTuple):
     """What a task tells whoever commits."""
 
     identity: Identity
-    generation: int
-    """0: it had no rows, and has asked nobody."""
     staged: Staged
+    """Nothing, if it had no rows."""
 
 
 _pipelines: dict[tuple[SinkOptions, str, str], tuple[BlockingClient, BlockingPipeline]] = {}
@@ -85,7 +84,7 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
     rows_of = gathered(batches, plan.options.batch_rows, GATHERED_BYTES_MAX, wait_s)
     first = next(rows_of, None)
     if first is None:
-        return Brought(identity, 0, Staged(uuid4().hex, {}))
+        return Brought(identity, Staged(uuid4().hex, {}))
     message = plan.message
     if plan.problem is not None:
         # Of a query that was never under way, somebody waits for its first sign of life.
@@ -93,20 +92,18 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
     pipeline = begun(plan.options, identity)
     splitter = _splitter(plan.options, message, first.schema, pipeline.partition_count)
     attempt = pipeline.attempt(identity.batch, urgency=plan.options.urgency)
-    touched: dict[int, tuple[int, int]] = {}
     try:
         batch: pa.RecordBatch | None = first
         while batch is not None:
             for rows in splitter.split(batch):
-                touched[rows.partition] = (0, 0)
                 if plan.if_exists is None:
                     attempt.add(rows.partition, rows.keys, rows.payloads)
                 else:
                     attempt.assign(rows.partition, rows.keys, rows.payloads, plan.if_exists)
             batch = next(rows_of, None)
-        return Brought(identity, pipeline.generation, attempt.end())
+        return Brought(identity, attempt.end())
     except BaseException:
-        drop_quietly(plan.options, identity, [Staged(attempt.name, touched)])
+        quietly(lambda: attempt.drop(DROP_PATIENCE))
         raise
 
 
@@ -219,11 +216,16 @@ def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
     kept[key] = value
 
 
-def drop_quietly(options: SinkOptions, identity: Identity, staged: list[Staged]) -> None:
+def quietly(drop: Callable[[], None]) -> None:
     """Let what was staged in vain make room at once; if that fails, later batches do it."""
     try:
-        client = client_of(options.connection)
-        pipeline = client.pipeline(options.target, identity.query, patience=DROP_PATIENCE)
-        pipeline.drop(identity.batch, staged)
-    except SubletError as error:
+        drop()
+    except (SubletError, TimeoutError, RuntimeError) as error:  # The last, of a client that closed.
         _log.warning("rows that were staged in vain were not dropped", error=str(error))
+
+
+def drop(options: SinkOptions, identity: Identity, staged: list[Staged]) -> None:
+    """Drop what tasks of a batch have staged."""
+    client = client_of(options.connection)
+    pipeline = client.pipeline(options.target, identity.query, patience=DROP_PATIENCE)
+    pipeline.drop(identity.batch, staged)

@@ -225,6 +225,54 @@ async def test_no_room_slows_a_pipeline_down_and_loses_nothing(tmp_path: Path) -
         assert await totals(client, KEYS) == wanted
 
 
+async def test_a_dropped_attempt_stages_nothing_more(tmp_path: Path) -> None:
+    settings = {"staged_bytes_max": 2_000}
+    async with (
+        running_cluster(tmp_path, app=APP, **settings) as cluster,
+        cluster.client() as client,
+    ):
+        held, late = client.pipeline(COUNT, "held"), client.pipeline(COUNT, "late")
+        key = next(each for each in KEYS if not partition_index_of(each, held.partition_count))
+        column = msgspec.msgpack.encode([1] * 150)
+        in_the_way = held.attempt(0)
+        await in_the_way.add(0, [key] * 150, column)
+        staged = await in_the_way.end()
+        attempt = late.attempt(0)
+        await attempt.add(0, [key] * 150, column)  # There is no room: it is tried again and again.
+        await attempt.drop()
+        with pytest.raises(RejectedError, match="the attempt was dropped"):
+            await attempt.add(0, [key], msgspec.msgpack.encode([1]))
+        await held.drop(0, [staged])
+        again = late.attempt(0)
+        await again.add(0, [key], msgspec.msgpack.encode([1]))
+        await again.end()
+        assert (await late.progress()).rows_staged == 1
+
+
+async def test_pipelines_are_listed_until_they_are_forgotten(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        assert await client.pipelines(COUNT) == []
+        for name in ("b", "a"):
+            pipeline = client.pipeline(COUNT, name)
+            await pipeline.commit(3, [await stage(pipeline, 3, rows_of(0))])
+        await pipeline.complete("2026-01-01")
+        first, second = await client.pipelines(COUNT)
+        assert (first.name, first.decided, first.mark) == ("a", 3, "2026-01-01")
+        assert (second.name, second.completed_ms) == ("b", None)
+        await pipeline.forget()
+        assert [each.name for each in await client.pipelines(COUNT)] == ["b"]
+
+
+async def test_a_plan_that_could_not_be_told_again_is_not_decided(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        pipeline = client.pipeline(COUNT, "query")
+        places = dict.fromkeys(range(pipeline.partition_count), (1, 10**6))
+        staged = [Staged(f"{number:032d}", places) for number in range(100_000)]
+        with pytest.raises(TooLargeError, match="have fewer tasks, or cluster the rows"):
+            await pipeline.commit(0, staged)
+        assert (await pipeline.begin()) == 1
+
+
 @pytest.fixture(params=["sqlite", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, object]]:
     """The settings of a store that several workers share."""

@@ -36,7 +36,7 @@ def options(**said: str) -> SinkOptions:
 
 
 def brought(attempt: str, *parts: int) -> Brought:
-    return Brought(IDENTITY, 1, Staged(attempt, dict.fromkeys(parts, (1, 10))))
+    return Brought(IDENTITY, Staged(attempt, dict.fromkeys(parts, (1, 10))))
 
 
 def test_a_commit_names_the_attempts_that_have_rows() -> None:
