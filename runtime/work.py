@@ -178,7 +178,8 @@ class Chunk:
         """Messages between `start` and `stop` that are not waiting here (any more)."""
         self.arrived_ms = now_ms
         left = batch.time_left_ms
-        self.is_background = isinstance(left, int) and left >= BACKGROUND_MS
+        least_left = min(left, default=None) if isinstance(left, list) else left
+        self.is_background = least_left is not None and least_left >= BACKGROUND_MS
         self.urgent: int | None = None
         """The first of the most urgent messages, where some are more urgent than others."""
         self.deadlines_ms: float | list[float | None] | None
