@@ -25,6 +25,7 @@ from sublet.spark_bridge.sink import (
     StreamWriter,
     abort_quietly,
     brought_in,
+    check_ends,
     identity_of_write,
     planned,
 )
@@ -77,6 +78,7 @@ def writer(
 ) -> DataSourceArrowWriter:
     """Return what sets states from a table; an error if its rows could never be states."""
     found, if_exists = _options(options, overwrite)
+    check_ends(found)
     plan = planned(schema, found, if_exists or "fail")
     if plan.problem is not None:
         raise plan.problem

@@ -14,10 +14,14 @@ from typing import Literal, Protocol
 import structlog
 
 from sublet.functions.duration import Duration
+from sublet.functions.errors import UnavailableError
 from sublet.runtime.client_pipeline import Committed, Staged
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.tasks import Brought
+
+HELD_MAX = "5d"
+"""Rows wait for history no longer: what is staged is dropped after seven days."""
 
 _log = structlog.get_logger(__name__)
 
@@ -82,17 +86,24 @@ def commit(
 
 
 def wait_for_backfill(options: SinkOptions) -> None:
-    """Return when the history that rows have to come after is complete, however long it takes.
+    """Return when the history that rows have to come after is complete.
 
-    What the batch has staged is durable, and waits with it; Spark begins no other batch.
+    What the batch has staged is durable, and waits with it; Spark begins no other batch. After some
+    days `UnavailableError`, which ends the query: what is staged is dropped when it is old, and
+    must not be decided about by then.
     """
     client = client_of(options.connection, patient=True)
     patience_ms = options.connection.patience_ms
     history = client.pipeline(options.target, options.after, patience=patience_ms)
     if history.describe().completed_ms is None:
-        _log.info("rows wait for a backfill", function=options.target, backfill=options.after)
-        history.wait_complete()
-        _log.info("a backfill is complete", function=options.target, backfill=options.after)
+        # A warning: whoever looks why Spark stands still has to find it.
+        _log.warning("rows wait for a backfill", function=options.target, backfill=options.after)
+        if history.wait_complete(HELD_MAX).completed_ms is None:
+            raise UnavailableError(
+                f"the backfill {options.after} of {options.target} is not complete after "
+                f"{HELD_MAX}; start the query again, and it brings its batch again"
+            )
+        _log.warning("a backfill is complete", function=options.target, backfill=options.after)
 
 
 def in_vain(brought: Sequence[Brought | None]) -> list[Brought]:

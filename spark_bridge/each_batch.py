@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from sublet.spark_bridge.commit import commit
-from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
+from sublet.spark_bridge.options import Connection, OptionsError, SinkOptions, sink_options
 from sublet.spark_bridge.rows import partition_expression
 from sublet.spark_bridge.sink import QUERY_ID, RUN_ID, planned
 from sublet.spark_bridge.tasks import Brought, Identity, WritePlan, begun, bring
@@ -131,16 +131,18 @@ class ForEachBatch:
         options = self._options
         query, run = self._running(rows)
         identity = Identity(f"{query}:{self._name}" if self._name else query, run, batch)
-        _check_first(options.target, identity)
+        place = (options.connection, options.target, identity.query, run)
+        _check_first(place, batch)
         plan = planned(rows.schema, options)
-        if plan.problem is not None:
+        if plan.problem is not None and batch == 0:
+            # Somebody waits for the query's first sign of life; later, tasks are patient.
             raise plan.problem
         pipeline = begun(options, identity)
         arranged = self._arrangement.of(rows, options.key, pipeline.partition_count)
         told = arranged.mapInArrow(_Task(plan, identity), _BROUGHT).collect()
         if brought := [_decode(each["brought"]) for each in told]:
             commit(pipeline, options, brought, options.wait or "sealed")
-        _latest[options.target, identity.query, run] = batch
+        _latest[place] = batch
 
     def _running(self, rows: Rows) -> tuple[str, str]:
         """Return the id of the query whose batch is at hand, and that of its run."""
@@ -162,17 +164,18 @@ class ForEachBatch:
         return active[0].id, active[0].runId
 
 
-_latest: dict[tuple[str, str, str], int] = {}
-"""The latest batch that this process has brought, by target, query and run."""
+_Place = tuple[Connection, str, str, str]
+
+_latest: dict[_Place, int] = {}
+"""The latest batch that this process has brought, by cluster, target, query and run."""
 
 
-def _check_first(target: str, identity: Identity) -> None:
+def _check_first(place: _Place, batch: int) -> None:
     """Refuse what would be taken for a repetition, and dropped: a run has each batch once."""
-    key = (target, identity.query, identity.run)
-    if key in _latest and identity.batch <= _latest[key]:
+    if place in _latest and batch <= _latest[place]:
         raise OptionsError(
-            f"batch {identity.batch} was brought to {target} before; to bring several parts of a "
-            "batch to one function, give each its own for_each_batch with a name"
+            f"batch {batch} was brought to {place[1]} before; to bring several parts of a batch to "
+            "one function, give each its own for_each_batch with a name"
         )
     while len(_latest) >= RUNS_KNOWN_MAX:
         del _latest[next(iter(_latest))]

@@ -35,7 +35,8 @@ from sublet.spark_bridge.tasks import (
     WritePlan,
     begun,
     bring,
-    drop_quietly,
+    drop,
+    quietly,
     schema_of,
 )
 
@@ -87,13 +88,12 @@ class BatchWriter(DataSourceArrowWriter):
         if not brought:
             return
         options = self._plan.options
-        # What has no name cannot come back, so it is forgotten once it is done.
-        wait = options.wait or ("sealed" if options.query else "taken")
         pipeline = begun(options, self._identity)
-        commit(pipeline, options, brought, wait)
+        commit(pipeline, options, brought, options.wait or ("sealed" if options.query else "taken"))
         if options.is_backfill and options.batch is None:
             pipeline.complete()
-        if wait == "taken" and not options.query:
+        if not options.query:
+            # What has no name cannot come back.
             pipeline.forget()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -119,6 +119,7 @@ def writer(
     if overwrite:
         raise OptionsError("format sublet adds to what was written; allowed: mode append")
     found = sink_options(options)
+    check_ends(found)
     if found.is_backfill and not found.query:
         raise OptionsError("history needs a name, for who comes after it (option query)")
     plan = planned(schema, found)
@@ -141,6 +142,15 @@ def planned(
         return WritePlan(options=options, problem=error, if_exists=if_exists)
     layout_of(arrow_schema, key=options.key, payload=options.payload, message=message)
     return WritePlan(options=options, message=message, if_exists=if_exists)
+
+
+def check_ends(options: SinkOptions) -> None:
+    """Refuse a write of a table that nobody would ever forget: it is forgotten when it is done."""
+    if options.wait == "sealed" and not options.query:
+        raise OptionsError(
+            "a write without a name is known until its rows are taken; drop the option wait, or "
+            "give the write a name (option query)"
+        )
 
 
 def identity_of_write(plan: WritePlan) -> Identity:
@@ -190,4 +200,5 @@ def abort_quietly(options: SinkOptions, messages: Sequence[WriterCommitMessage |
     """Drop what was surely brought in vain."""
     told = [each.brought if isinstance(each, BroughtMessage) else None for each in messages]
     if dropped := in_vain(told):
-        drop_quietly(options, dropped[0].identity, [each.staged for each in dropped])
+        staged = [each.staged for each in dropped]
+        quietly(lambda: drop(options, dropped[0].identity, staged))
