@@ -65,6 +65,7 @@ class _Egress:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
+        self._told_of_nobody = False
         self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         is_whole = tuple(self._schema.names) == WHOLE
         self._form: Form = options.payload or ("json" if is_whole else "typed")
@@ -75,7 +76,15 @@ class _Egress:
         """Return where the egress begins and ends now."""
         connection = self.options.connection
         client = client_of(connection, patient=True)
-        return client.egress_bounds(self.options.egress, patience=connection.patience_ms)
+        found = client.egress_bounds(self.options.egress, patience=connection.patience_ms)
+        if not dict(found[1]) and not self._told_of_nobody:
+            self._told_of_nobody = True
+            _log.warning(
+                "nobody has ever emitted to this egress; it is read nevertheless, in case that "
+                "somebody begins to",
+                egress=self.options.egress,
+            )
+        return found
 
     def tasks(self, span: Span) -> list[EgressTask]:
         return [EgressTask(each) for each in offsets.planned(span, self.options.tasks)]

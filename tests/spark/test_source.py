@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StringType, StructField, StructType
+from structlog.testing import capture_logs
 
 from sublet import BlockingClient
 from sublet.spark_bridge import register
+from sublet.spark_bridge import source as egress_source
+from sublet.spark_bridge.connections import close_clients
 from tests.integration.cluster import Cluster
 from tests.spark.source_app import EGRESS, TARGET, Numbers
 from tests.spark.sublet_workers import free_ports
@@ -219,6 +224,24 @@ def test_what_cannot_be_is_told_before_anything_is_read(
         words.load().collect()
     with pytest.raises(PySparkException, match=r"no option 'egres'.*did you mean egress"):
         spark.read.format("sublet").option("egres", EGRESS).load()
+
+
+def test_an_egress_to_which_nobody_has_emitted_is_told_of_once(workers: Workers) -> None:
+    schema = StructType([StructField("payload", StringType())])
+    options = {"address": workers.address, "egress": "palced"}
+    workers.emit(80_000, 1)
+    reader = egress_source.stream_reader(schema, options)
+    try:
+        with capture_logs() as logs:
+            offset = reader.initialOffset()
+            assert reader.latestOffset(offset, ReadAllAvailable()) == offset
+            assert egress_source.reader(schema, {**options, "egress": EGRESS}).partitions()
+    finally:
+        close_clients()
+
+    (log,) = logs
+    assert (log["log_level"], log["egress"]) == ("warning", "palced")
+    assert "nobody has ever emitted" in log["event"]
 
 
 def test_what_went_before_it_was_read_ends_the_query_or_is_passed_over(
