@@ -10,9 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sublet import BlockingClient, Client, RejectedError, TooLargeError
+from sublet import BlockingClient, Client, RejectedError, TooLargeError, UnavailableError
 from sublet.functions.address import partition_index_of
 from sublet.runtime.client_pipeline import Attempt, Pipeline, Staged
+from sublet.spark_bridge import commit
+from sublet.spark_bridge.connections import close_clients
+from sublet.spark_bridge.options import sink_options
 from tests.integration.cluster import running_cluster
 from tests.redis_process import RedisProcess
 
@@ -271,6 +274,21 @@ async def test_a_plan_that_could_not_be_told_again_is_not_decided(tmp_path: Path
         with pytest.raises(TooLargeError, match="have fewer tasks, or cluster the rows"):
             await pipeline.commit(0, staged)
         assert (await pipeline.begin()) == 1
+
+
+async def test_rows_wait_for_history_but_not_until_they_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "HELD_MAX", "100ms")
+    async with running_cluster(tmp_path, app=APP) as cluster, cluster.client() as client:
+        options = sink_options(
+            {"target": COUNT, "key": "k", "after": "history", "address": cluster.living[0].address}
+        )
+        with pytest.raises(UnavailableError, match="history of count/count is not complete after"):
+            await asyncio.to_thread(commit.wait_for_backfill, options)
+        await client.pipeline(COUNT, "history").complete()
+        await asyncio.to_thread(commit.wait_for_backfill, options)
+        await asyncio.to_thread(close_clients)
 
 
 @pytest.fixture(params=["sqlite", "redis"])
