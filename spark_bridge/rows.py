@@ -4,8 +4,9 @@ Pure: tables in, columns of keys and payloads out. Nothing here knows of Spark o
 cannot be a message is refused before the first row is sent, with the column's name and what is
 allowed there.
 
-A key is the text of one column, or of several with ":" between them. Spark finds the same partition
-for it by `partition_expression`, so that a task can be given the rows of one partition.
+A key is the text of one column, or of several with ":" between them. Of those only the last may
+have a ":" in it: otherwise other values would give the same key. Spark finds the same partition
+for a key by `partition_expression`, so that a task can be given the rows of one partition.
 """
 
 from __future__ import annotations
@@ -212,6 +213,8 @@ class RowSplitter:
         texts = [column.cast(pa.large_string()) for column in columns]
         if len(texts) == 1:
             return texts[0].dictionary_encode()
+        for name, text in zip(self._layout.key[:-1], texts, strict=False):
+            _check_separator(name, text)
         separator = pa.scalar(KEY_SEPARATOR, pa.large_string())
         return pc.binary_join_element_wise(*texts, separator).dictionary_encode()
 
@@ -235,6 +238,16 @@ class RowSplitter:
         except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
             raise RowsError(f"rows that cannot be messages: {error}") from error
         return lambda start, stop: _any.encode_column(values[start:stop])
+
+
+def _check_separator(name: str, text: pa.Array) -> None:
+    count = pc.match_substring(text, KEY_SEPARATOR).true_count
+    if count:
+        raise RowsError(
+            f"column {name!r}, which is not the last one of the key, has a {KEY_SEPARATOR!r} in "
+            f"{count} of {len(text)} rows, so that different keys could be one; name it last, or "
+            "let one column be the key"
+        )
 
 
 def _taken(fields: pa.RecordBatch, order: pa.Array) -> pa.RecordBatch:

@@ -69,6 +69,14 @@ def test_keys_may_be_integers_or_several_columns() -> None:
     assert messages(batch, key=["shop", "desk"], payload="n") == {0: [("a:1", 1), ("b:-2", 2)]}
 
 
+def test_different_values_of_several_columns_are_never_one_key() -> None:
+    batch = record_batch(shop=["a", "a"], desk=["b:c", "b"], n=[1, 2])
+
+    assert messages(batch, key=["shop", "desk"], payload="n") == {0: [("a:b:c", 1), ("a:b", 2)]}
+    with pytest.raises(RowsError, match=r"'desk', which is not the last .* ':' in 1 of 2 rows"):
+        messages(batch, key=["desk", "shop"], payload="n")
+
+
 def test_spark_is_told_how_to_find_the_same_partition() -> None:
     assert (
         partition_expression(["user"], 16)
