@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import (
+    ArrayType,
     CalendarIntervalType,
     DataType,
     DoubleType,
@@ -20,11 +21,13 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
     VariantType,
 )
 
 from sublet import BlockingClient, RejectedError
 from sublet.functions.address import partition_index_of
+from sublet.runtime.link_grpc import UnaryClient
 from sublet.spark_bridge import clustered, register
 from sublet.spark_bridge.connections import client_of, close_clients
 from sublet.spark_bridge.options import Connection
@@ -169,6 +172,35 @@ def test_a_table_is_written_once_for_each_number_that_its_query_has(sink: Sink) 
     assert sink.tallies() == tallies_of([*first, *second, *first, *first])
 
 
+def test_rows_are_due_when_the_option_deadline_says(sink: Sink) -> None:
+    events = events_of(25, 300)
+
+    def late_after(**said: str) -> int:
+        before = late_count(sink.address)
+        sink.write(events, wait="taken", **said)
+        return late_count(sink.address) - before
+
+    assert late_after() == 0
+    assert late_after(deadline="1h") == 0
+    # Due at the commit, so no row can be done in time.
+    assert late_after(deadline="0ms") == len(events)
+    before = late_count(sink.address)
+    sink.put(events, "0")
+    sink.run(deadline="0ms")
+    assert late_count(sink.address) - before == len(events)
+    assert sink.tallies() == tallies_of(events * 4)
+
+
+def late_count(address: str) -> int:
+    """Return what the worker shows as `sublet_late_total`."""
+
+    async def ask() -> int:
+        async with UnaryClient(address) as unary:
+            return (await unary.status()).counters["late"]
+
+    return asyncio.run(ask())
+
+
 def test_tasks_and_batches_without_rows_do_no_harm(sink: Sink) -> None:
     rows = sink.spark.createDataFrame([(sink.prefix + "k1", 5, 6)], SCHEMA)
     sink.save(rows.repartition(6))
@@ -188,16 +220,19 @@ def test_rows_that_cannot_be_messages_end_the_query_and_leave_nothing_of_their_b
     sink.put([Event("k1", 1, 1)], "0")
     sink.run()
     good = {"key": sink.prefix + "k2", "amount": 2, "number": 2}
-    bad = {"amount": 3, "number": 3}
+    bad = [{"amount": 3, "number": 3}, {"key": sink.prefix + "k3", "amount": 3}]
     made = sink.folder / "made"
-    made.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}")
+    made.write_text("\n".join(json.dumps(each) for each in (good, *bad)))
     made.rename(sink.folder / "incoming" / "1.json")
     with pytest.raises(StreamingQueryException, match="column 'key', which is the key, is null"):
         sink.run()
+    rows = sink.stream().where("key is not null")
+    with pytest.raises(StreamingQueryException, match=r"'number' is null in 1 of . rows, and the"):
+        sink.start(rows).awaitTermination(ENDED_WITHIN_S)
     assert sink.tallies() == tallies_of([Event("k1", 1, 1)])
 
     # Whoever leaves them out goes on where it has ended.
-    query = sink.start(sink.stream().where("key is not null"), wait="taken")
+    query = sink.start(rows.where("number is not null"), wait="taken")
     assert query.awaitTermination(ENDED_WITHIN_S)
     assert sink.tallies() == tallies_of([Event("k1", 1, 1), Event("k2", 2, 2)])
 
@@ -217,6 +252,8 @@ COLUMNS = {"key": StringType(), "amount": LongType(), "number": LongType()}
         ({}, {"more": LongType()}, "Row, which has no field for the columns more; allowed: amount"),
         ({}, {"amount": StringType()}, "'amount' has the type string, .* integer there"),
         ({"payload": "amount"}, {}, "'amount' has the type int64, and the handler takes object"),
+        ({}, {"amount": TimestampType()}, "'amount' has the type timestamp.* takes integer there"),
+        ({}, {"amount": ArrayType(LongType())}, "'amount' has the type list.* takes integer there"),
         ({}, {"amount": VariantType()}, "'amount' has the type variant; allowed: boolean"),
         ({}, {"amount": CalendarIntervalType()}, "'amount' has the type interval; allowed: "),
         ({}, {"key": DoubleType()}, "'key', which is the key, has the type double; allowed: "),
