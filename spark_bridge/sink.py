@@ -14,21 +14,20 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType, VariantType
+from pyspark.sql.types import StructType
 
 from sublet.functions.columns import ALLOWED
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.pipeline_messages import IfExists
+from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
-from sublet.spark_bridge.rows import RowsError, layout_of
+from sublet.spark_bridge.rows import layout_of
 from sublet.spark_bridge.tasks import (
     Brought,
     Identity,
@@ -133,7 +132,7 @@ def planned(
 ) -> WritePlan:
     """Return what tasks have to know to bring rows of a schema; an error if these cannot be
     messages of the function, or with `if_exists` its states."""
-    arrow_schema = arrow_schema_of(schema)
+    arrow_schema = arrow_schema_of(schema, f"{ALLOWED} (cast it)")
     layout_of(arrow_schema, key=options.key, payload=options.payload)
     try:
         message = schema_of(options, if_exists)
@@ -160,23 +159,6 @@ def identity_of_write(plan: WritePlan) -> Identity:
     if options.query:
         return Identity(options.query, plan.run, options.batch or 0)
     return Identity(uuid4().hex, "", 0)
-
-
-def arrow_schema_of(schema: StructType) -> pa.Schema:
-    """Return the types that tasks see; `RowsError` for a column that Arrow does not know."""
-    for column in schema.fields:
-        try:
-            # Arrow would carry it as two binaries that only Spark can read.
-            known = not isinstance(column.dataType, VariantType)
-            to_arrow_schema(StructType([column]), timezone="UTC")
-        except PySparkTypeError:
-            known = False
-        if not known:
-            kind = column.dataType.simpleString()
-            raise RowsError(
-                f"column {column.name!r} has the type {kind}; allowed: {ALLOWED} (cast it)"
-            )
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def _identity(run: str) -> Identity:
