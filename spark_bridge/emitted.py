@@ -1,88 +1,60 @@
 """Values of an egress as Arrow record batches: the counterpart of `rows`.
 
-Pure: columns of msgpack in, record batches out. A schema either has the columns of `WHOLE`, with
-the payload as JSON or msgpack, or is one of the user's own: its columns are fields of the payload,
-and what is known beside the payload is in columns whose names begin with "_". What does not fit is
-refused with the column, the partition and the position.
+Pure: columns of msgpack in, record batches out. Columns are fields of the payload, and what is
+known beside it is in columns whose names begin with "_". With the column `payload`, which is the
+whole payload, these go without that mark, too: there are no fields to be confused with them. What
+does not fit is refused with the column, the partition and the position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import types as arrow
 
 from sublet.functions.address import split_partition_name
 from sublet.functions.errors import PayloadError
 from sublet.runtime.unary import EgressValues
 from sublet.spark_bridge.rows import RowsError
-from sublet.spark_bridge.values import (
-    Unfit,
-    binary_column,
-    fields_reader,
-    json_column,
-    whole_reader,
+from sublet.spark_bridge.shapes import Columns, Form, Shape
+from sublet.spark_bridge.values import Unfit
+
+SHAPE = Shape(
+    whole="payload",
+    beside={
+        "key": "string",
+        "function": "string",
+        "partition": "int",
+        "position": "bigint",
+        "at": "timestamp",
+    },
+    order=("key", "payload", "function", "partition", "position", "at"),
 )
-
-PAYLOAD = "payload"
-"""The column that gets the whole payload."""
-BESIDE = {
-    "key": "string",
-    "function": "string",
-    "partition": "int",
-    "position": "bigint",
-    "at": "timestamp",
-}
-"""What is known of a value beside its payload, with its type in Spark."""
-WHOLE = ("key", PAYLOAD, "function", "partition", "position", "at")
-Form = Literal["json", "binary", "typed"]
-
-_ARROW_OF = {
-    "string": arrow.is_string,
-    "int": arrow.is_int32,
-    "bigint": arrow.is_int64,
-    "timestamp": lambda kind: arrow.is_timestamp(kind) and kind.tz is not None,
-}
-
-
-def whole_schema(form: Form) -> str:
-    """Return the schema of a reader that was told no other one, as Spark writes it."""
-    kinds = {**BESIDE, PAYLOAD: "binary" if form == "binary" else "string"}
-    return ", ".join(f"{name} {kinds[name].upper()}" for name in WHOLE)
+_NAMES = {mark + name: name for name in SHAPE.beside for mark in ("", "_")}
 
 
 class EmittedRows:
     """Turns values of an egress into record batches of one schema."""
 
-    def __init__(self, egress: str, schema: pa.Schema, form: Form) -> None:
+    def __init__(self, egress: str, schema: pa.Schema, form: Form | None) -> None:
         """`RowsError` if no payload can fit the schema.
 
-        With the form "typed" the columns of the schema are fields of the payload, or, if `payload`
-        is the only one, that is the payload itself.
+        `form` is what the option says of whole payloads.
         """
         self._egress = egress
         self._schema = schema
-        self._beside: dict[str, str] = {}
-        """Columns that are not of the payload, with what they hold."""
-        fields: list[pa.Field] = []
-        prefix = "" if tuple(schema.names) == WHOLE else "_"
-        for field in schema:
-            what = field.name.removeprefix(prefix)
-            if what in BESIDE and field.name == prefix + what:
-                _check_beside(field, BESIDE[what])
-                self._beside[field.name] = what
-            else:
-                fields.append(field)
-        self._payload_of = _payload_reader(fields, form)
+        columns = _columns_of(schema)
+        self._beside = columns.beside
+        self._readers = SHAPE.readers(columns, form)
 
     def record_batch(self, found: Sequence[EgressValues]) -> pa.RecordBatch:
         """Return all values as rows, in their order; `PayloadError` if one does not fit."""
+        values = [each.values for each in found]
         columns: dict[str, pa.Array] = {}
         try:
-            columns.update(self._payload_of(found))
+            for read in self._readers:
+                columns.update(read(values))
         except Unfit as unfit:
             raise self._refusal(found, unfit) from None
         for name, what in self._beside.items():
@@ -105,39 +77,27 @@ class EmittedRows:
         )
 
 
-def _columns(found: Sequence[EgressValues]) -> list[bytes]:
-    return [each.values for each in found]
-
-
-def _is_whole(fields: Sequence[pa.Field]) -> bool:
-    return [each.name for each in fields] == [PAYLOAD]
-
-
-PayloadColumns = Callable[[Sequence[EgressValues]], dict[str, pa.Array]]
-
-
-def _payload_reader(fields: Sequence[pa.Field], form: Form) -> PayloadColumns:
-    if form == "typed":
-        read = whole_reader(fields[0]) if _is_whole(fields) else fields_reader(fields)
-        return lambda found: read(_columns(found))
-    wanted = pa.binary() if form == "binary" else pa.string()
-    if [(each.name, each.type) for each in fields] != [(PAYLOAD, wanted)]:
-        listed = ", ".join(f"{each.name} {each.type}" for each in fields) or "none"
-        beside = ", ".join(f"_{name}" for name in BESIDE)
+def _columns_of(schema: pa.Schema) -> Columns:
+    """Sort the columns of a schema; `RowsError` if it does not say what is meant."""
+    columns = SHAPE.columns_of(schema, _NAMES)
+    if columns.whole is not None and columns.fields:
+        listed = ", ".join(each.name for each in columns.fields)
         raise RowsError(
-            f"with the option payload={form}, the schema has the column {PAYLOAD} {wanted}, beside "
-            f"{beside}; it has {listed}"
+            f"the column payload is the whole payload, so {listed} cannot be a field of it; write "
+            "payload STRUCT<...> with all fields in it, or leave payload out"
         )
-    column_of = binary_column if form == "binary" else json_column
-    return lambda found: {PAYLOAD: column_of(PAYLOAD, _columns(found))}
+    unmarked = [name for name in columns.beside if not name.startswith("_")]
+    if columns.whole is None and unmarked:
+        marked = ", ".join(f"_{columns.beside[name]}" for name in unmarked)
+        raise RowsError(
+            f"without the column payload, {', '.join(unmarked)} may be meant as a field of the "
+            f"payload, or not; write {marked} for what is known beside it, or for fields of such "
+            "names payload STRUCT<...> with all fields in it"
+        )
+    return columns
 
 
 # What is beside the payload
-
-
-def _check_beside(field: pa.Field, told: str) -> None:
-    if not _ARROW_OF[told](field.type):
-        raise RowsError(f"column {field.name!r} is {field.type}; allowed: {told.upper()}")
 
 
 def _counts(found: Sequence[EgressValues]) -> list[int]:

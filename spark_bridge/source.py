@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -25,10 +24,12 @@ from pyspark.sql.types import StructType
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
 from sublet.spark_bridge import offsets
+from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.connections import client_of
-from sublet.spark_bridge.emitted import WHOLE, EmittedRows, Form, whole_schema
+from sublet.spark_bridge.emitted import SHAPE, EmittedRows
 from sublet.spark_bridge.offsets import Offset, Span
 from sublet.spark_bridge.options import SourceOptions, source_options
+from sublet.spark_bridge.values import ALLOWED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 def schema_of(options: Mapping[str, str]) -> str:
     """Return the columns of a reader that is told no others."""
-    return whole_schema(source_options(options).payload or "json")
+    return SHAPE.default_schema(source_options(options).payload)
 
 
 def reader(schema: StructType, options: Mapping[str, str]) -> EgressBatchReader:
@@ -66,11 +67,9 @@ class _Egress:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self._told_of_nobody = False
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        is_whole = tuple(self._schema.names) == WHOLE
-        self._form: Form = options.payload or ("json" if is_whole else "typed")
+        self._schema: pa.Schema = arrow_schema_of(schema, ALLOWED)
         # Of a schema that no value can fit we hear here, before anything runs.
-        EmittedRows(options.egress, self._schema, self._form)
+        EmittedRows(options.egress, self._schema, options.payload)
 
     def bounds(self) -> tuple[EgressCursor, EgressCursor]:
         """Return where the egress begins and ends now."""
@@ -103,7 +102,7 @@ class _Egress:
     def read(self, task: EgressTask) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task; read on while Spark takes what was read."""
         options = self.options
-        rows = EmittedRows(options.egress, self._schema, self._form)
+        rows = EmittedRows(options.egress, self._schema, options.payload)
         client = client_of(options.connection, patient=True)
         values = client.egress_range(
             options.egress,

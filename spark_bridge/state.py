@@ -21,21 +21,20 @@ from pyspark.sql.datasource import (
     In,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sublet.runtime.client_snapshot import SnapshotPin
+from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import StateOptions, state_options
 from sublet.spark_bridge.state_rows import (
-    Form,
+    SHAPE,
     StateRows,
     Wanted,
-    is_whole,
     kept_for_others,
     shares,
-    whole_schema,
 )
+from sublet.spark_bridge.values import ALLOWED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +44,7 @@ TASKS_DEFAULT = 8
 
 def schema_of(options: Mapping[str, str]) -> str:
     """Return the columns of a reader that is told no others."""
-    return whole_schema(state_options(options).state or "json")
+    return SHAPE.default_schema(state_options(options).state)
 
 
 def reader(schema: StructType, options: Mapping[str, str]) -> StateReader:
@@ -84,12 +83,11 @@ class StateReader(DataSourceReader):
 
     def __init__(self, schema: StructType, options: StateOptions) -> None:
         self._options = options
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        self._form: Form = options.state or ("json" if is_whole(self._schema) else "typed")
+        self._schema: pa.Schema = arrow_schema_of(schema, ALLOWED)
         self._wanted = Wanted()
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
         # Of a schema that no state can fit we hear here, before anything runs.
-        StateRows(options.function, self._schema, self._form)
+        StateRows(options.function, self._schema, options.state)
 
     def narrow(self, filters: list[Filter]) -> Iterable[Filter]:
         """Read only what these leave; return those that Spark has to look at itself."""
@@ -133,7 +131,7 @@ class StateReader(DataSourceReader):
     def _read(self, task: StateTask) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task; read on while Spark takes what was read."""
         options = self._options
-        rows = StateRows(options.function, self._schema, self._form)
+        rows = StateRows(options.function, self._schema, options.state)
         client = client_of(options.connection, patient=True)
         snapshot = client.snapshot(
             options.function,

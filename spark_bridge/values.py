@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, TypedDict
+from math import isfinite, isinf
+from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyarrow import types as arrow
 
@@ -21,6 +24,7 @@ _PATH = re.compile(r" - at `\$\[(\d+)\]\.?([^`]*)`$")
 _NOT_JSON = (msgspec.MsgspecError, RecursionError, TypeError, ValueError)
 _split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _decode = msgspec.msgpack.Decoder().decode
+_names_in = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 _json_encode = msgspec.json.Encoder().encode
 
 ArraysOf = Callable[[Sequence[bytes]], dict[str, pa.Array]]
@@ -47,10 +51,27 @@ def json_column(name: str, columns: Sequence[bytes]) -> pa.Array:
     texts: list[bytes] = []
     for column in columns:
         try:
-            texts += [_json_encode(each) for each in _decode(column)]
+            texts += [_json_of(each) for each in _decode(column)]
         except _NOT_JSON:
             texts += _json_one_by_one(name, column, len(texts))
     return pa.array(texts, pa.string())
+
+
+def _json_of(value: Any) -> bytes:
+    text = _json_encode(value)
+    # The encoder writes null for them, so only where one is has to be looked.
+    if b"null" in text and _has_no_number(value):
+        raise ValueError("NaN or an infinite number is in it")
+    return text
+
+
+def _has_no_number(value: Any) -> bool:
+    """Tell whether something in a value is a float, and no number of JSON."""
+    if isinstance(value, float):
+        return not isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_no_number, value.values()))
+    return isinstance(value, list) and any(map(_has_no_number, value))
 
 
 def _json_one_by_one(name: str, column: bytes, before: int) -> list[bytes]:
@@ -58,7 +79,7 @@ def _json_one_by_one(name: str, column: bytes, before: int) -> list[bytes]:
     texts: list[bytes] = []
     for item in _split(column):
         try:
-            texts.append(_json_encode(_decode(item)))
+            texts.append(_json_of(_decode(item)))
         except _NOT_JSON as error:
             detail = f"JSON cannot hold it ({error}); read it with the option {name}=binary"
             raise Unfit(before + len(texts), name, detail) from None
@@ -85,12 +106,35 @@ def fields_reader(fields: Sequence[pa.Field]) -> ArraysOf:
 
     def read(found: Sequence[bytes]) -> dict[str, pa.Array]:
         rows = _decoded(found, decode)
-        return {
+        arrays = {
             field.name: _array([getattr(each, column) for each in rows], field)
             for column, field in zip(columns, fields, strict=True)
         }
+        empty = [name for name, array in arrays.items() if array.null_count == len(array)]
+        if empty:
+            _check_case(empty, found)
+        return arrays
 
     return read
+
+
+def _check_case(names: Sequence[str], found: Sequence[bytes]) -> None:
+    """Refuse columns of which there is nothing if the values have them in another case.
+
+    Spark does not tell cases apart, so nobody would look there. The first value of each part is
+    looked at: whoever writes a name in another case does so in all of them.
+    """
+    before = 0
+    for column in found:
+        items = _split(column)
+        with suppress(msgspec.ValidationError):
+            known = _names_in(items[0]) if items else {}
+            folded = {name.lower(): name for name in known}
+            for name in names:
+                other = folded.get(name.lower())
+                if other is not None and name not in known:
+                    raise Unfit(before, name, f"the field is {other!r}: write it in the same case")
+        before += len(items)
 
 
 def whole_reader(field: pa.Field) -> ArraysOf:
@@ -114,7 +158,7 @@ def _decoded(found: Sequence[bytes], decode: Callable[[bytes], list[Any]]) -> li
 
 def _array(values: list[Any], field: pa.Field) -> pa.Array:
     try:
-        return pa.array(values, field.type)
+        array = pa.array(values, field.type)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         # Of right types, and yet nothing that the column can hold: find out which one.
         for index, value in enumerate(values):
@@ -125,11 +169,23 @@ def _array(values: list[Any], field: pa.Field) -> pa.Array:
                     index, field.name, f"{value!r:.100} is no {field.type} ({error})"
                 ) from None
         raise
+    if arrow.is_float32(field.type):
+        _check_floats(values, array, field)
+    return array
 
 
-def _type_of(field: pa.Field) -> Any:
-    """Return the type as which msgspec decodes, and checks, a column's values."""
-    found = _value_type(field.name, field.type)
+def _check_floats(values: Sequence[float | None], array: pa.Array, field: pa.Field) -> None:
+    """Arrow makes infinities of what is too large for 32 bits; refuse it."""
+    for place in np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False))):
+        index = int(place)
+        value = values[index]
+        if value is not None and not isinf(value):
+            raise Unfit(index, field.name, f"{value!r} is too large for {field.type}")
+
+
+def _type_of(field: pa.Field, within: str = "") -> Any:
+    """Return the type as which msgspec decodes, and checks, values of a column, or of a part."""
+    found = _value_type(f"{within}.{field.name}" if within else field.name, field.type)
     return found | None if field.nullable else found
 
 
@@ -138,7 +194,7 @@ def _of(container: Any, *parts: Any) -> Any:
     return container[parts if len(parts) > 1 else parts[0]]
 
 
-_ALLOWED = (
+ALLOWED = (
     "boolean, integers, floats, strings, binary, date, timestamp, time, interval of days, decimal, "
     "and arrays, structs and maps of them"
 )
@@ -163,15 +219,16 @@ def _value_type(path: str, kind: pa.DataType) -> Any:
         return Annotated[datetime, msgspec.Meta(tz=kind.tz is not None)]
     if arrow.is_map(kind):
         key = _value_type(f"{path}.key", kind.key_type)
-        item = _value_type(f"{path}.value", kind.item_type)
-        return _of(dict, key, item | None)
+        return _of(dict, key, _type_of(kind.item_field, path))
     if arrow.is_list(kind) or arrow.is_large_list(kind):
-        return _of(list, _value_type(f"{path}.element", kind.value_type) | None)
+        return _of(list, _type_of(kind.value_field, path))
     if arrow.is_struct(kind):
-        parts = [kind.field(index) for index in range(kind.num_fields)]
-        types = {part.name: _value_type(f"{path}.{part.name}", part.type) | None for part in parts}
-        return TypedDict(f"Struct_{len(parts)}", types, total=False)  # type: ignore[operator]
+        parts: dict[str, Any] = {}
+        for part in [kind.field(index) for index in range(kind.num_fields)]:
+            found = _type_of(part, path)
+            parts[part.name] = found if part.nullable else _of(Required, found)
+        return TypedDict(f"Struct_{len(parts)}", parts, total=False)  # type: ignore[operator]
     for is_kind, found in _SIMPLE:
         if is_kind(kind):
             return found
-    raise RowsError(f"column {path!r} has the type {kind}; allowed: {_ALLOWED}")
+    raise RowsError(f"column {path!r} has the type {kind}; allowed: {ALLOWED}")

@@ -213,6 +213,33 @@ def test_a_bounded_read_has_what_is_between_two_cursors(
     assert read(spark, workers, egress="nobody emits here").load().collect() == []
 
 
+def test_some_of_the_columns_that_there_are_without_a_schema_are_the_same_with_one(
+    spark_with_sublet: SparkSession, workers: Workers
+) -> None:
+    spark, start = spark_with_sublet, cursor_now(workers)
+    workers.emit(90_000, 2)
+    egress = read(spark, workers, **{"from": start})
+    whole = egress.load().selectExpr("position", "payload", "KEY").collect()
+    assert len(whole) == 2 * len(KEYS)
+    some = egress.schema("position BIGINT, Payload STRING, key STRING").load()
+    assert sorted(some.collect()) == sorted(whole)
+    numbers = egress.schema("key STRING, payload STRUCT<number: BIGINT>, at TIMESTAMP").load()
+    assert sorted(row.number for row in numbers.select("payload.*").collect()) == sorted(
+        json.loads(row.payload)["number"] for row in whole
+    )
+    # What the page says of texts.
+    unquoted = spark.range(1).selectExpr("get_json_object('\"as it is\"', '$') AS word")
+    assert unquoted.first() == ("as it is",)
+    for schema, told in (
+        ("key STRING, number BIGINT", r"key may be meant as a field.*write _key"),
+        ("Number BIGINT", "column 'Number': the field is 'number'"),
+        ("v VARIANT", "column 'v' has the type variant; allowed: boolean"),
+        ("v STRUCT<a: VARIANT>", "column 'v' has the type struct<a:variant>; allowed: boolean"),
+    ):
+        with pytest.raises(PySparkException, match=told):
+            egress.schema(schema).load().collect()
+
+
 def test_what_cannot_be_is_told_before_anything_is_read(
     spark_with_sublet: SparkSession, workers: Workers
 ) -> None:

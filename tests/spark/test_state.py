@@ -237,7 +237,7 @@ def test_what_cannot_be_is_refused_with_what_is_allowed(states: Callable[..., Da
     with pytest.raises(PySparkException, match=r"no function 'kept/nothing'.*known: .*kept/step"):
         states("kept/nothing").collect()
     with pytest.raises(PySparkException, match=r"state of kept/step\[key-.*does not fit"):
-        states(STEP, "key STRING, state STRING").collect()
+        states(STEP, "key STRING, state BOOLEAN").collect()
 
 
 @pytest.mark.timeout(180)

@@ -14,7 +14,7 @@ import pytest
 from sublet.functions.errors import EgressLostError, PayloadError, RejectedError
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.unary import EgressValues
-from sublet.spark_bridge.emitted import WHOLE, EmittedRows, whole_schema
+from sublet.spark_bridge.emitted import SHAPE, EmittedRows
 from sublet.spark_bridge.offsets import (
     ROWS_PER_TASK,
     Span,
@@ -229,7 +229,7 @@ def values(*items: Any, partition: str = "shop/cart/3", first: int = 0) -> Egres
 
 
 def typed(*fields: tuple[str, Any] | pa.Field) -> EmittedRows:
-    return EmittedRows("orders", pa.schema(fields), "typed")
+    return EmittedRows("orders", pa.schema(fields), None)
 
 
 def rows_of(rows: EmittedRows, *found: EgressValues) -> list[dict[str, Any]]:
@@ -238,10 +238,12 @@ def rows_of(rows: EmittedRows, *found: EgressValues) -> list[dict[str, Any]]:
 
 
 def test_without_a_schema_a_row_has_the_payload_as_json_and_where_it_is_from() -> None:
-    schema = pa.schema([(name, KINDS[name]) for name in WHOLE])
-    rows = EmittedRows("orders", schema, "json")
+    rows = typed(*KINDS.items())
 
-    assert whole_schema("json").startswith("key STRING, payload STRING, function STRING, ")
+    assert SHAPE.default_schema(None) == (
+        "key STRING, payload STRING, function STRING, partition INT, position BIGINT, at TIMESTAMP"
+    )
+    assert SHAPE.default_schema("binary").startswith("key STRING, payload BINARY, ")
     listed = rows_of(rows, values({"n": 1}), values(None, "é", partition="shop/stock/0", first=7))
     assert listed[0] == {
         "key": "k0",
@@ -272,8 +274,100 @@ def test_payloads_may_be_read_as_they_are() -> None:
     listed = rows_of(EmittedRows("orders", schema, "binary"), values([1, "x"], 2))
 
     assert [msgspec.msgpack.decode(each["payload"]) for each in listed] == [[1, "x"], 2]
-    with pytest.raises(RowsError, match="payload binary"):
+    with pytest.raises(RowsError, match="payload=binary, the schema has the column payload binary"):
         EmittedRows("orders", pa.schema([("n", pa.int64())]), "binary")
+    with pytest.raises(
+        RowsError, match=r"payload=json, .* payload string, .*; it has payload int64"
+    ):
+        EmittedRows("orders", pa.schema([("payload", pa.int64())]), "json")
+
+
+@pytest.mark.parametrize(
+    "names", [["key", "payload"], ["position", "payload", "_key"], ["payload"]]
+)
+def test_a_column_is_the_same_in_every_schema_that_has_the_payload(names: list[str]) -> None:
+    schema = [(name, KINDS[name.removeprefix("_")]) for name in names]
+    whole = typed(*KINDS.items())
+    found = values({"n": 1}, "x", first=3)
+
+    expected = [
+        {name: row[name.removeprefix("_")] for name in names} for row in rows_of(whole, found)
+    ]
+    assert rows_of(typed(*schema), found) == expected
+    upper = typed(*[(name.upper(), kind) for name, kind in schema])
+    assert [[*row.values()] for row in rows_of(upper, found)] == [
+        [*row.values()] for row in expected
+    ]
+
+
+def test_the_payload_may_have_any_type_among_all_other_columns() -> None:
+    kind = pa.struct([("n", pa.int64())])
+    rows = typed(*{**KINDS, "payload": kind}.items())
+
+    assert rows_of(rows, values({"n": 1, "m": 2}))[0]["payload"] == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["key"], "without the column payload, key may be meant .*write _key"),
+        (["n", "position", "At"], "position, At may be .*write _position, _at .*payload STRUCT"),
+        (["payload", "n"], "payload is the whole payload, so n cannot .*payload STRUCT"),
+        (["payload", "Payload"], "the same name: payload, Payload"),
+    ],
+)
+def test_a_schema_that_does_not_say_what_is_meant_is_refused(names: list[str], told: str) -> None:
+    with pytest.raises(RowsError, match=told):
+        typed(*[(name, KINDS.get(name.lower(), pa.int64())) for name in names])
+
+
+def test_columns_beside_the_payload_leave_it_alone() -> None:
+    assert rows_of(typed(("_key", pa.string())), values(5, "x")) == [{"_key": "k0"}, {"_key": "k1"}]
+
+
+def test_a_field_in_another_case_is_told_instead_of_read_as_null() -> None:
+    rows = typed(("User", pa.string()), ("n", pa.int64()))
+    assert rows_of(rows, values({"n": 1})) == [{"User": None, "n": 1}]
+    both = {"user": "a", "User": "b"}
+    assert rows_of(rows, values(both)) == [{"User": "b", "n": None}]
+    assert rows_of(rows, values({**both, "User": None}))[0]["User"] is None
+    with pytest.raises(PayloadError, match=r"position 8 .*column 'User': the field is 'user'"):
+        rows_of(rows, values({"n": 1}, {"n": 1}, first=4), values({"user": "a"}, first=8))
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": [1, float("-inf")], "b": None}])
+def test_numbers_that_json_does_not_have_are_told_instead_of_written_as_null(value: Any) -> None:
+    rows = typed(("payload", pa.string()))
+    fine = {"a": [1.5, None, "null"], "b": {}}
+    assert rows_of(rows, values(fine))[0]["payload"] == '{"a":[1.5,null,"null"],"b":{}}'
+    with pytest.raises(PayloadError, match=r"position 1 .*NaN or an infinite .*payload=binary"):
+        rows_of(rows, values(fine, value))
+
+
+def test_a_float_holds_infinity_and_nothing_that_would_become_it() -> None:
+    rows = typed(("x", pa.float32()))
+    fine = values({"x": float("inf")}, {"x": None}, {"x": 1.5})
+    assert [row["x"] for row in rows_of(rows, fine)] == [float("inf"), None, 1.5]
+    with pytest.raises(PayloadError, match=r"position 4 .*column 'x': 1e\+300 is too large for"):
+        rows_of(rows, fine, values({"x": 1.0}, {"x": 1e300}, first=3))
+
+
+def test_parts_that_must_not_be_null_are_checked() -> None:
+    inner = pa.struct([pa.field("a", pa.int64(), nullable=False), ("b", pa.int64())])
+    numbers = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    counts = pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))
+    rows = typed(("inner", inner), ("numbers", numbers), ("counts", counts))
+
+    fits = {"inner": {"a": 1}, "numbers": [1], "counts": {"x": 1}}
+    assert rows_of(rows, values(fits, {}))[0]["inner"] == {"a": 1, "b": None}
+    for wrong in (
+        {"inner": {}},
+        {"inner": {"a": None}},
+        {"numbers": [None]},
+        {"counts": {"x": None}},
+    ):
+        with pytest.raises(PayloadError, match="position 1 of"):
+            rows_of(rows, values(fits, wrong))
 
 
 def test_columns_are_fields_of_the_payload() -> None:

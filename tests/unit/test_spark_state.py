@@ -13,15 +13,14 @@ from sublet.runtime.client_snapshot import SnapshotStates
 from sublet.runtime.unary import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.options import OptionsError, state_options
 from sublet.spark_bridge.rows import RowsError
+from sublet.spark_bridge.shapes import Form
 from sublet.spark_bridge.state_rows import (
     KEPT_MAX,
-    Form,
+    SHAPE,
     StateRows,
     Wanted,
-    is_whole,
     kept_for_others,
     shares,
-    whole_schema,
 )
 
 BESIDE = [("key", pa.string()), ("partition", pa.int32())]
@@ -32,7 +31,7 @@ def page(states: dict[str, Any]) -> SnapshotStates:
     return SnapshotStates(3, 17, list(states), msgspec.msgpack.encode(list(states.values())))
 
 
-def rows(schema: pa.Schema, form: Form, states: dict[str, Any]) -> list[dict[str, Any]]:
+def rows(schema: pa.Schema, form: Form | None, states: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = (
         StateRows("shop/cart", schema, form).record_batch(page(states)).to_pylist()
     )
@@ -40,30 +39,33 @@ def rows(schema: pa.Schema, form: Form, states: dict[str, Any]) -> list[dict[str
 
 
 def test_without_a_schema_states_are_json_or_msgpack() -> None:
-    assert whole_schema("json") == "key STRING, partition INT, state STRING, commit BIGINT"
-    assert whole_schema("binary") == "key STRING, partition INT, state BINARY, commit BIGINT"
-    assert rows(WHOLE, "json", {"a": {"n": 1}}) == [
-        {"key": "a", "partition": 3, "state": '{"n":1}', "commit": 17}
-    ]
+    assert SHAPE.default_schema(None) == "key STRING, partition INT, state STRING, commit BIGINT"
+    assert SHAPE.default_schema("binary") == SHAPE.default_schema("json").replace(
+        "state STRING", "state BINARY"
+    )
+    expected = {"key": "a", "partition": 3, "state": '{"n":1}', "commit": 17}
+    assert rows(WHOLE, None, {"a": {"n": 1}}) == [expected]
+    assert rows(WHOLE, "json", {"a": {"n": 1}}) == [expected]
     binary = WHOLE.set(2, pa.field("state", pa.binary()))
     assert rows(binary, "binary", {"a": 1})[0]["state"] == b"\x01"
 
 
-def test_a_schema_like_ours_with_another_type_of_state_is_the_users() -> None:
-    assert is_whole(WHOLE)
-    assert not is_whole(WHOLE.set(2, pa.field("state", pa.int64())))
-    assert not is_whole(pa.schema([*BESIDE]))
+def test_some_of_our_columns_mean_the_same_as_all_of_them() -> None:
+    some = pa.schema([("State", pa.string()), ("KEY", pa.string())])
+    assert rows(some, None, {"a": {"n": 1}}) == [{"State": '{"n":1}', "KEY": "a"}]
+    typed = WHOLE.set(2, pa.field("state", pa.int64()))
+    assert rows(typed, None, {"a": 1})[0]["state"] == 1
 
 
 def test_columns_are_fields_of_states_and_the_state_itself() -> None:
     state = pa.struct([("spent", pa.int64()), ("name", pa.string())])
     schema = pa.schema([("spent", pa.int64()), ("key", pa.string()), ("state", state)])
 
-    assert rows(schema, "typed", {"a": {"spent": 5, "name": "x"}, "b": {"spent": 7}}) == [
+    assert rows(schema, None, {"a": {"spent": 5, "name": "x"}, "b": {"spent": 7}}) == [
         {"spent": 5, "key": "a", "state": {"spent": 5, "name": "x"}},
         {"spent": 7, "key": "b", "state": {"spent": 7, "name": None}},
     ]
-    assert rows(pa.schema([("commit", pa.int64())]), "typed", {"a": 1}) == [{"commit": 17}]
+    assert rows(pa.schema([("commit", pa.int64())]), None, {"a": 1}) == [{"commit": 17}]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_columns_are_fields_of_states_and_the_state_itself() -> None:
 )
 def test_a_state_that_does_not_fit_is_named(column: Any, states: dict[str, Any], told: str) -> None:
     with pytest.raises(StateTypeError, match=told):
-        rows(pa.schema([column]), "typed", states)
+        rows(pa.schema([column]), None, states)
 
 
 def test_a_state_without_a_form_in_json_is_named_with_what_helps() -> None:
@@ -88,13 +90,15 @@ def test_a_state_without_a_form_in_json_is_named_with_what_helps() -> None:
 @pytest.mark.parametrize(
     ("schema", "form", "told"),
     [
-        (pa.schema([("key", pa.int64())]), "typed", "'key' is int64; allowed: STRING"),
-        (pa.schema([("commit", pa.int32())]), "typed", "'commit' is int32; allowed: BIGINT"),
+        (pa.schema([("key", pa.int64())]), None, "'key' is int64; allowed: STRING"),
+        (pa.schema([("commit", pa.int32())]), None, "'commit' is int32; allowed: BIGINT"),
         (pa.schema([("state", pa.int64())]), "json", "has the column state string"),
         (pa.schema([("spent", pa.binary())]), "binary", "it has spent binary"),
     ],
 )
-def test_a_schema_that_no_state_fits_is_refused(schema: pa.Schema, form: Form, told: str) -> None:
+def test_a_schema_that_no_state_fits_is_refused(
+    schema: pa.Schema, form: Form | None, told: str
+) -> None:
     with pytest.raises(RowsError, match=told):
         StateRows("shop/cart", schema, form)
 
@@ -105,6 +109,7 @@ def test_filters_narrow_what_is_read() -> None:
     assert some.narrowed("key", ["b", "c"]) == Wanted(frozenset({"b"}))
     assert some.narrowed("partition", [3]) == Wanted(frozenset("ab"), frozenset({3}))
     assert some.narrowed("key", [None]) == Wanted(frozenset())
+    assert Wanted().narrowed("Key", ["a"]) == Wanted(frozenset("a"))
     assert Wanted().narrowed("partition", [1, 2]) == Wanted(None, frozenset({1, 2}))
 
 
