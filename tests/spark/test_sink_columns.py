@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sublet import BlockingClient
@@ -62,3 +63,20 @@ def test_a_stream_of_columns_counts_once(
             "tables/look", [f"k{key}" for key in range(KEYS)], [function] * KEYS
         )
     assert dict(enumerate(found)) == wanted
+
+
+def test_a_null_that_the_columns_of_a_handler_do_not_take_ends_the_write(
+    spark: SparkSession, address: str
+) -> None:
+    rows = spark.range(10).selectExpr(
+        "'null' as key",
+        "if(id = 7, null, cast(id as int)) as amount",
+        "timestamp_seconds(id) as at",
+        "array('a') as tags",
+        "named_struct('x', id, 'y', 'z') as place",
+    )
+    options = {"address": address, "target": "tables/typed", "key": "key"}
+    with pytest.raises(PySparkException, match=r"'amount' is null in 1 of \d+ rows"):
+        rows.write.format("sublet").mode("append").options(**options).save()
+    with BlockingClient(address) as client:
+        assert client.call("tables/look", "null", "tables/typed") == [0, 0]
