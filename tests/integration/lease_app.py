@@ -12,7 +12,7 @@ from sublet import App, Batch, Context, List, Sum, TumblingWindow
 
 app = App("lease", partitions=1)
 
-SLO = "20ms"
+SLO = "40ms"
 TAKES_S = 0.004
 
 

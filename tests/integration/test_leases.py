@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,16 @@ class Walk:
         self.pids.update(pid for pid, _ in replies)
 
     async def until_lent(self) -> None:
-        """Go on until more than one worker has run some: costs have to be learned first."""
-        while len(self.pids) < 2:
-            await self.go(2)
+        """Go on until more than one worker has run some: costs have to be learned first.
+
+        Now with more at once, now with less: too much for one worker, but not more than a neighbour
+        has room for in time, which some policies ask for first. How much that is depends on the
+        machine.
+        """
+        for rounds in cycle((1, 2, 3, 4)):
+            if len(self.pids) > 1:
+                return
+            await self.go(rounds)
 
     async def check_emitted(self, cluster: Cluster) -> None:
         """Every step was told once, and those of a key in order."""
