@@ -341,6 +341,9 @@ class Worker:
             async with asyncio.timeout_at(ends) as limit:
                 is_last = not await membership.drain()
                 if is_last:
+                    if http is not None:
+                        # What HTTP has taken is on its way to its partition, and must get there.
+                        await _until(lambda: http.is_unused(0.0) or loop.time() > noticed)
                     self.exchange.close_intake()
                     await _until(self.host.is_idle)
                     # Whoever comes now finds nobody to ask; what waits for its next try is on
