@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import CONNECTION, KEY, TARGET, connection_of, parsed
@@ -33,9 +33,17 @@ def clustered(
         raise ValueError(f"tasks is {tasks}; allowed: 0 or more")
     client = client_of(connection_of(values))
     partition_count = client.pipeline(values["target"], "clustered").partition_count
+    tasks = tasks or partition_count
+    found: DataFrame = by_partition(rows, values["key"], partition_count, tasks)
+    return found
+
+
+def by_partition(rows: Any, key: Sequence[str], partition_count: int, tasks: int) -> Any:
+    """Return the same rows in so many tasks, at most, all of a partition's in one of them.
+
+    It takes both kinds of data frames, those of Spark Connect and the others.
+    """
     from pyspark.sql import functions as sql
 
-    expression = partition_expression(values["key"], partition_count)
-    return rows.repartitionById(
-        min(tasks or partition_count, partition_count), sql.expr(f"int({expression})")
-    )
+    partition = sql.expr(f"cast({partition_expression(key, partition_count)} as int)")
+    return rows.repartitionById(min(tasks, partition_count), partition)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from sublet.spark_bridge.clustering import by_partition
 from sublet.spark_bridge.commit import commit
 from sublet.spark_bridge.options import Connection, OptionsError, SinkOptions, sink_options
-from sublet.spark_bridge.rows import partition_expression
 from sublet.spark_bridge.sink import QUERY_ID, RUN_ID, planned
 from sublet.spark_bridge.tasks import Brought, Identity, WritePlan, begun, bring
 
@@ -92,13 +92,10 @@ class _Arrangement(NamedTuple):
     order_by: tuple[str, ...]
 
     def of(self, rows: Rows, key: Sequence[str], partition_count: int) -> Any:
-        from pyspark.sql import functions as sql
-
         if not self.is_clustered:
             return rows
-        tasks = min(self.tasks or _tasks_at_once(rows.sparkSession), partition_count)
-        partition = sql.expr(f"cast({partition_expression(key, partition_count)} as int)")
-        arranged: Any = rows.repartitionById(tasks, partition)
+        tasks = self.tasks or _tasks_at_once(rows.sparkSession)
+        arranged: Any = by_partition(rows, key, partition_count, tasks)
         return arranged.sortWithinPartitions(*self.order_by) if self.order_by else arranged
 
 
