@@ -65,7 +65,7 @@ def functions(where: Where, as_json: bool) -> None:
 
     found = ask(where, question, as_json)
     if as_json:
-        shown = [msgspec.structs.asdict(each) for each in found]
+        shown = [_as_json(each) for each in found]
         typer.echo(json.dumps({"ok": True, "functions": shown}))
         return
     print_table(
@@ -83,6 +83,17 @@ def functions(where: Where, as_json: bool) -> None:
             for each in found
         ],
     )
+
+
+def _as_json(function: FunctionDescription) -> dict[str, Any]:
+    schemas = {
+        name: json.loads(text) if text else None
+        for name, text in (
+            ("message_schema", function.message_schema),
+            ("state_schema", function.state_schema),
+        )
+    }
+    return {**msgspec.structs.asdict(function), **schemas}
 
 
 async def cluster_reports(reached: Reached) -> dict[str, StatusReport | None]:

@@ -181,6 +181,7 @@ def commands() -> list[str]:
 
 def test_all_commands_are_there() -> None:
     assert commands() == [
+        "backfill",
         "call",
         "config show",
         *("dead list", "dead show", "dead replay", "dead drop"),
@@ -188,6 +189,7 @@ def test_all_commands_are_there() -> None:
         "drain",
         "functions",
         "new",
+        *("pipelines list", "pipelines show", "pipelines complete", "pipelines forget"),
         "recover",
         "run",
         "send",
@@ -518,6 +520,8 @@ def test_functions_are_shown_with_their_types(cluster: Cluster) -> None:
         "slo_ms": 60_000,
         "timeout_ms": 60_000,
         "summary": "Add to the sum of the key.",
+        "message_schema": {"type": "integer"},
+        "state_schema": {"type": "integer"},
     }
     shown = [line.split() for line in cluster.ask("functions").stdout.splitlines()]
     assert ["desk/add", "keyed", "int", "int", "Value(int)", "4", "60000ms"] in shown
