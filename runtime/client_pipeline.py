@@ -328,7 +328,10 @@ class Pipeline:
 
     async def forget(self) -> None:
         """Let nothing be known of it any longer. Its name must not be used again."""
-        await self._ask_each({index: Forget(self.name) for index in range(self.partition_count)})
+        await self._ask_each({index: Forget(self.name) for index in range(1, self.partition_count)})
+        # Where it is decided, it is known until all others have forgotten it: who fails in between
+        # finds it again.
+        await self._ask(0, Forget(self.name))
         self._completed = -1
 
     # Requests
