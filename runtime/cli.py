@@ -39,6 +39,10 @@ def _group(name: str, help_text: str) -> typer.Typer:
 cli = _group("sublet", f"Stateful functions in Python: durable, exactly once.\n\n{_EXIT_CODES}")
 state_cli = _group("state", "Look at the state of functions, and change it by hand.")
 dead_cli = _group("dead", "Messages that failed for good: look, run them again, drop them.")
+pipelines_cli = _group(
+    "pipelines",
+    "Spark queries, named writes and backfills, which a cluster knows until they are forgotten.",
+)
 config_cli = _group("config", "Show the settings.")
 
 Target = Annotated[
@@ -96,6 +100,9 @@ LetterIds = Annotated[
 AllLetters = Annotated[bool, typer.Option("--all", help="All of them (of --function).")]
 OfFunction = Annotated[
     str, typer.Option("--function", "-f", metavar="FN", help="With --all: only of this function.")
+]
+PipelineName = Annotated[
+    str, typer.Argument(metavar="NAME", help="As `sublet pipelines list` shows it.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
 
@@ -643,6 +650,97 @@ def backfill(  # noqa: PLR0913 - each argument is an option of the command
     cli_backfill.backfill(asked, _where(connect, data_dir, config), as_json)
 
 
+@pipelines_cli.command("list")
+def pipelines_list(
+    fn: SomeFunction = "",
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print those of a function, or all: how far they are decided, and whether they are complete.
+
+    Example: sublet pipelines list shop/orders
+    """
+    from sublet.runtime import cli_pipelines
+
+    cli_pipelines.list_all(fn, _where(connect, data_dir, config), as_json)
+
+
+@pipelines_cli.command("show")
+def pipelines_show(
+    fn: Function,
+    name: PipelineName,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print how far one is, over all partitions.
+
+    Rows are staged, then committed (they wait), then taken; those that failed for good are dead.
+
+    Example: sublet pipelines show shop/orders history-2025
+    """
+    from sublet.runtime import cli_pipelines
+
+    named = cli_pipelines.Named(fn, name)
+    cli_pipelines.show(named, _where(connect, data_dir, config), as_json)
+
+
+@pipelines_cli.command("complete")
+def pipelines_complete(  # noqa: PLR0913 - each argument is an option of the command
+    fn: Function,
+    name: PipelineName,
+    mark: Annotated[
+        str, typer.Option("--mark", metavar="TEXT", help="Where it ends, for who goes on there.")
+    ] = "",
+    new: Annotated[
+        bool, typer.Option("--new", help="Also if nothing has ever come under this name.")
+    ] = False,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until all committed rows are taken; then mark it as complete, for good.
+
+    Streams of Spark with the option `after` wait for that. It cannot be taken back, and the first
+    mark counts; so a name that nobody knows is refused, unless --new says that it is right.
+
+    Example: sublet pipelines complete shop/orders history-2025 --mark 2026-01-01
+    """
+    from sublet.runtime import cli_pipelines
+
+    named = cli_pipelines.Named(fn, name)
+    cli_pipelines.complete(named, mark, new, _where(connect, data_dir, config), as_json)
+
+
+@pipelines_cli.command("forget")
+def pipelines_forget(
+    fn: Function,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="As `sublet pipelines list` shows them.")
+    ],
+    yes: Yes = False,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let nothing be known of pipelines that will not come back. Asks first.
+
+    A Spark query with that checkpoint that comes back all the same would bring its last batch
+    again, as new rows; a write or backfill of that name, all of it. Refused while committed rows
+    wait; staged ones are dropped.
+
+    Example: sublet pipelines forget shop/orders history-2025 --yes
+    """
+    from sublet.runtime import cli_pipelines
+
+    cli_pipelines.forget(fn, names, yes, _where(connect, data_dir, config), as_json)
+
+
 # Dead letters
 
 
@@ -741,6 +839,7 @@ def config_show(config: ConfigFile = None, as_json: AsJson = False) -> None:
 
 cli.add_typer(state_cli)
 cli.add_typer(dead_cli)
+cli.add_typer(pipelines_cli)
 cli.add_typer(config_cli)
 
 

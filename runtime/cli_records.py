@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import typer
@@ -12,7 +11,7 @@ import typer
 from sublet.functions.errors import RejectedError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, confirm
-from sublet.runtime.cli_table import print_table
+from sublet.runtime.cli_table import print_table, time_text
 from sublet.runtime.unary import (
     LIST_LIMIT_MAX,
     AdministerRequest,
@@ -44,7 +43,7 @@ def timers(function: str, limit: int, where: Where, as_json: bool) -> None:
         ("due", "in", "function", "key", "message"),
         [
             (
-                _time(each.at_ms),
+                time_text(each.at_ms),
                 _left(each.at_ms - now_ms),
                 each.function,
                 each.key,
@@ -64,7 +63,7 @@ def dead_list(function: str, limit: int, after: str, where: Where, as_json: bool
     print_table(
         ("id", "failed at", "key", "message", "error"),
         [
-            (each.id, _time(each.at_ms), each.key, _cut(each.json), _cut(_error(each)))
+            (each.id, time_text(each.at_ms), each.key, _cut(each.json), _cut(_error(each)))
             for each in page.entries
         ],
     )
@@ -170,12 +169,17 @@ def _described(entry: RecordEntry) -> dict[str, Any]:
         "message": json.loads(entry.json),
     }
     if entry.error is None:
-        return {**common, "due": _time(entry.at_ms), "due_ms": entry.at_ms, "from": entry.source}
+        return {
+            **common,
+            "due": time_text(entry.at_ms),
+            "due_ms": entry.at_ms,
+            "from": entry.source,
+        }
     return {
         **common,
         "error": {"code": entry.error.code, "message": entry.error.message},
         "attempts": entry.attempts,
-        "failed_at": _time(entry.at_ms),
+        "failed_at": time_text(entry.at_ms),
         "failed_at_ms": entry.at_ms,
         "from": entry.source,
     }
@@ -183,13 +187,6 @@ def _described(entry: RecordEntry) -> dict[str, Any]:
 
 def _error(entry: RecordEntry) -> str:
     return "" if entry.error is None else entry.error.message
-
-
-def _time(at_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError):
-        return "far away"
 
 
 def _left(left_ms: float) -> str:

@@ -12,6 +12,9 @@ from sublet.functions.key_column import PLACE_BYTES, KeyColumn
 LOWEST_LEFT_MS = 366 * 24 * 3_600_000
 """As time left, it puts rows behind everything that has a deadline, or waits for patience's end."""
 
+MARK_MAX = 1_000
+"""Characters of what is said of a pipeline's end."""
+
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,100}$")]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -142,7 +145,7 @@ class Complete(msgspec.Struct, array_like=True, frozen=True, tag="complete"):
     """Nothing more is to come, and all that has come was taken; said once."""
 
     pipeline: Name
-    mark: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
+    mark: Annotated[str, msgspec.Meta(max_length=MARK_MAX)] = ""
     """Where it ends, for whoever goes on from there."""
     generation: Number = 0
     """If given, it is complete only if no later one has begun, which may have more to bring."""

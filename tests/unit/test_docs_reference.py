@@ -52,7 +52,7 @@ def test_every_error_has_a_status_in_http_and_grpc() -> None:
 
 
 def test_every_command_is_in_the_reference_with_an_example() -> None:
-    groups = {"sublet", "sublet state", "sublet dead", "sublet config"}
+    groups = {"sublet", "sublet state", "sublet dead", "sublet pipelines", "sublet config"}
 
     for name, text in helps():
         assert name in groups or f"Example: {name} " in text or f"Example: {name}\n" in text, name
