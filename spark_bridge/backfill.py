@@ -152,24 +152,38 @@ async def run(
 
 
 def complete_backfill(
-    target: str, name: str, *, query: str = "", mark: str = "", address: str | None = None
+    target: str,
+    name: str,
+    *,
+    query: str = "",
+    mark: str = "",
+    allow_empty: bool = False,
+    address: str | None = None,
 ) -> None:
     """Mark history as complete that a stream with the option `mode=backfill` has brought.
 
-    Returns when all of its rows are taken. Streams with the option `after` wait for that.
+    Returns when all of its rows are taken. Streams with the option `after` wait for that, and it
+    cannot be taken back.
 
     - `target`: the function that has got it, as app/function.
     - `name`: what those streams wait for.
     - `query`: the id of the stream that has ended; not said: the name is that of a batch write.
     - `mark`: where history ends, for people.
+    - `allow_empty`: the history may have no rows. Otherwise one of which nothing was ever
+      committed is refused (`RejectedError`): its id is another one, or it has not run yet.
     - `address`: as the option of that name.
     """
     given = {} if address is None else {"address": address}
     connection = connection_of(parsed(given, CONNECTION, "sublet"))
     client = client_of(connection)
     patience_ms = connection.patience_ms
-    if query:
-        client.pipeline(target, query, patience=patience_ms).wait_taken()
+    brought = client.pipeline(target, query or name, patience=patience_ms)
+    if not allow_empty and brought.progress().sealed < 0:
+        raise RejectedError(
+            f"nothing was ever committed to {target} under {query or name}: the id is another one, "
+            "or its rows are still to come; allowed: what has rows, or allow_empty=True"
+        )
+    brought.wait_taken()
     client.pipeline(target, name, patience=patience_ms).complete(mark)
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from sublet import BlockingClient
+from sublet import BlockingClient, RejectedError
 from sublet.spark_bridge import complete_backfill
 from sublet.spark_bridge.options import OptionsError
 from sublet.spark_bridge.sink import writer
@@ -125,6 +125,18 @@ def test_a_stream_of_history_is_complete_when_somebody_says_so(bridge: Bridge) -
     live = bridge.stream(bridge.put("live", ["live 1"]), after=name, wait="taken")
     assert live.awaitTermination(PATIENCE_S)
     assert bridge.timelines() == [["old 1", "old 2", "live 1"]] * 6
+
+
+def test_a_history_of_which_nothing_has_come_is_not_complete(bridge: Bridge) -> None:
+    name, nobody = f"history-{uuid4().hex}", uuid4().hex
+    pipeline = bridge.client.pipeline(TIMELINE, name)
+    with pytest.raises(RejectedError, match=f"nothing was ever committed .* under {nobody}"):
+        complete_backfill(TIMELINE, name, query=nobody, address=bridge.address)
+    with pytest.raises(RejectedError, match=f"nothing was ever committed .* under {name}"):
+        complete_backfill(TIMELINE, name, address=bridge.address)
+    assert pipeline.describe().completed_ms is None
+    complete_backfill(TIMELINE, name, query=nobody, allow_empty=True, address=bridge.address)
+    assert pipeline.describe().completed_ms is not None
 
 
 @pytest.mark.parametrize(
