@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -14,7 +17,16 @@ from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with
 from sublet.runtime.cli_table import print_table
 
 if TYPE_CHECKING:
-    from sublet.spark_bridge.backfill import Backfill, BackfillPlan, BackfillResult
+    from sublet.spark_bridge.backfill import (
+        Backfill,
+        BackfillPlan,
+        BackfillProgress,
+        BackfillResult,
+    )
+
+
+LINE_EVERY_S = 10.0
+"""How often people are told how far it is where there is no terminal, such as in a log."""
 
 
 class Asked(NamedTuple):
@@ -58,13 +70,17 @@ def backfill(asked: Asked, where: Where, as_json: bool) -> None:
             rate=asked.rate,
         )
         async with Client(list(reached.report.topology.workers.values())) as client:
-            planned = await bridge.plan(client, wanted)
+            with _Bar(wanted, quiet=as_json) as bar:
+                planned = await bridge.plan(client, wanted, bar.looked)
+                bar.go_on(planned)
+                if asked.dry_run:
+                    rows = await bridge.rehearse(client, wanted, planned, bar.looked)
+                else:
+                    result = await bridge.run(client, wanted, planned, bar.tell)
             if asked.dry_run:
-                _tell_plan(wanted, planned, as_json)
-                return
-            with _Bar(wanted, planned, quiet=as_json) as bar:
-                result = await bridge.run(client, wanted, planned, bar.tell)
-            _tell_result(wanted, result, as_json)
+                _tell_plan(wanted, planned, rows, as_json)
+            else:
+                _tell_result(wanted, result, as_json)
 
     try:
         ask(where, question, as_json)
@@ -86,62 +102,114 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     return found
 
 
-class _Bar:
-    """A bar on standard error; what is printed can go into a file."""
+class ProgressLines:
+    """Lines that say how far it is, not too often."""
 
-    def __init__(self, backfill: Backfill, planned: BackfillPlan, *, quiet: bool) -> None:
+    def __init__(self, clock: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._say = say
+        self._told_s = clock()
+
+    def tell(self, text: str) -> None:
+        """Say it, unless something was said a moment ago."""
+        if self._clock() - self._told_s >= LINE_EVERY_S:
+            self._told_s = self._clock()
+            self._say(text)
+
+
+def progress_text(told: BackfillProgress, elapsed_s: float) -> str:
+    """Return what people want to know of what this run has done."""
+    speed = f"{told.rows / elapsed_s:,.0f}" if elapsed_s > 0 else "0"
+    dead = f", {told.rows_dead:,} dead letters" if told.rows_dead else ""
+    return f"{told.rows:,} rows, {speed} rows/s, {told.rows_waiting:,} wait{dead}"
+
+
+class _Bar:
+    """A bar on standard error; lines, if it is no terminal. What is printed can go into a file."""
+
+    def __init__(self, backfill: Backfill, *, quiet: bool) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
-            MofNCompleteColumn,
             Progress,
+            TaskProgressColumn,
             TextColumn,
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
 
         console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
+        is_shown = not quiet and console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[told]}", markup=False),
             console=console,
-            disable=quiet or not console.is_terminal,
+            disable=not is_shown,
+            transient=True,
         )
-        self._files = backfill.files
-        self._by_rows = planned.row_count is not None and planned.after < 0 and not backfill.until
-        total = planned.row_count if self._by_rows else len(backfill.files)
-        unit = "rows" if self._by_rows else "files"
-        self._task = self._progress.add_task(backfill.name, total=total, unit=unit, told="")
+        self._lines: ProgressLines | None = None
+        if not quiet and not is_shown:
+            self._lines = ProgressLines(time.monotonic, lambda text: typer.echo(text, err=True))
+        self._name = backfill.name
+        self._files = [each.name for each in backfill.files]
+        # At first, nobody knows how many rows there are.
+        self._before = list(accumulate((each.size_bytes for each in backfill.files), initial=0))
+        self._are_rows = False
+        self._began_s = time.monotonic()
+        self._task = self._bar.add_task("looking", total=None, told="")
 
     def __enter__(self) -> _Bar:
-        self._progress.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
-    def tell(self, told: Any) -> None:
-        dead = f", {told.rows_dead} dead letters" if told.rows_dead else ""
-        text = f"{told.rows} rows, {told.rows_waiting} wait{dead} ({self._files[told.file].name})"
-        done = told.rows if self._by_rows else told.file
-        self._progress.update(self._task, completed=done, told=text)
+    def looked(self, file: int, rows: int) -> None:
+        """So many rows of a file were read, and nothing was done about them."""
+        told = f"{rows:,} rows of {self._files[file]}"
+        if self._are_rows:
+            self._show("checking", self._before[file] + rows, told)
+        else:
+            self._show("looking", self._before[file], told)
+
+    def go_on(self, planned: BackfillPlan) -> None:
+        """Files were looked at; what follows is measured in rows."""
+        self._before = planned.history.rows_before
+        self._are_rows = True
+        self._began_s = time.monotonic()
+        self._bar.reset(self._task)
+
+    def tell(self, told: BackfillProgress) -> None:
+        """Rows were committed."""
+        text = progress_text(told, time.monotonic() - self._began_s)
+        self._show(self._name, told.rows_read, f"{text} ({self._files[told.file]})")
+
+    def _show(self, what: str, done: int, told: str) -> None:
+        total = self._before[-1]
+        self._bar.update(self._task, description=what, completed=done, total=total, told=told)
+        if self._lines is not None:
+            percent = 100 * done // total if total else 100
+            self._lines.tell(f"{what}: {percent} %, {told}")
 
 
-def _tell_plan(backfill: Backfill, planned: BackfillPlan, as_json: bool) -> None:
+def _tell_plan(backfill: Backfill, planned: BackfillPlan, rows: int, as_json: bool) -> None:
     from sublet.spark_bridge.history import FILE_STEP
 
     size_bytes = sum(each.size_bytes for each in backfill.files)
+    schema = planned.history.schema
+    types = zip(schema.names, map(str, schema.types), strict=True)
     found = {
         "name": backfill.name,
         "target": backfill.target,
         "files": len(backfill.files),
         "bytes": size_bytes,
-        "rows": planned.row_count,
+        "rows": rows,
+        "columns": dict(types),
         "key": list(backfill.key),
         "fields": list(planned.layout.fields),
         "begins_with": _begins(backfill, planned),
@@ -150,8 +218,7 @@ def _tell_plan(backfill: Backfill, planned: BackfillPlan, as_json: bool) -> None
     if as_json:
         typer.echo(json.dumps({"ok": True, "dry_run": True, **found}))
         return
-    rows = [(name, _plain(value)) for name, value in found.items()]
-    print_table(("", ""), rows)
+    print_table(("", ""), [(name, _plain(value)) for name, value in found.items()])
     if planned.after >= 0 and planned.completed_ms is None:
         file = planned.after // FILE_STEP
         typer.echo(f"it would go on in {backfill.files[file].name}", err=True)
@@ -167,6 +234,8 @@ def _begins(backfill: Backfill, planned: BackfillPlan) -> str | None:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {kind}" for name, kind in value.items())
     if isinstance(value, list):
         return ", ".join(value)
     return "not known" if value is None else str(value)

@@ -3,17 +3,21 @@
 A backfill is a pipeline of its own name, of the lowest urgency. Its batches are cut from files in a
 way that depends on nothing but the files, so it can be killed anywhere and run again, here or
 elsewhere: it goes on behind the last batch that was committed. What it consists of is kept where it
-is brought to, and files that have changed since are refused. When all of it is taken, it is marked
-as complete, once: live queries that have to come after it wait for that.
+is brought to: files of which something is in have to stay as they are, later ones may be mended.
+When all of it is taken, it is marked as complete, once: live queries that have to come after it
+wait for that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from sublet.functions.errors import RejectedError
 from sublet.runtime.client import Client
@@ -22,11 +26,12 @@ from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.history import (
     History,
     HistoryBatch,
-    HistoryFile,
     check_same,
     encoded,
     manifest_of,
 )
+from sublet.spark_bridge.history_formats import HistoryFile
+from sublet.spark_bridge.history_types import HistoryError, declared_types
 from sublet.spark_bridge.options import CONNECTION, connection_of, parsed
 from sublet.spark_bridge.rows import Layout, Rows, RowSplitter, layout_of
 
@@ -77,6 +82,8 @@ class BackfillProgress(NamedTuple):
 
     file: int
     """The one that is being read, from 0 on."""
+    rows_read: int
+    """Of all rows in the files: those up to here, by whichever run."""
     rows: int
     """Committed by this run."""
     rows_waiting: int
@@ -100,29 +107,52 @@ class BackfillPlan(NamedTuple):
 
     history: History
     layout: Layout
-    row_count: int | None
-    """In all; None: the files do not say."""
     after: int
     """The last batch that is committed; -1: none."""
     completed_ms: int | None
     mark: str
 
 
-async def plan(client: Client, backfill: Backfill) -> BackfillPlan:
-    """Check everything that can be checked before the first row is brought; change nothing."""
-    history = await asyncio.to_thread(_history, backfill)
+async def plan(
+    client: Client, backfill: Backfill, seen: Callable[[int, int], None] = lambda file, rows: None
+) -> BackfillPlan:
+    """Check all that can be known without reading every row; change nothing.
+
+    - `seen`: told, from a thread, how many rows of which file were looked at.
+    """
     message = await client.message_schema(backfill.target)
-    layout = layout_of(history.schema, key=backfill.key, payload=backfill.payload, message=message)
     pipeline = client.pipeline(backfill.target, backfill.name)
     known = await pipeline.describe()
-    if known.text:
-        manifest = await asyncio.to_thread(manifest_of, backfill.files, backfill.options())
-        check_same(backfill.name, known.text, manifest, backfill.files)
-    elif (await pipeline.progress()).sealed >= 0:
-        raise RejectedError(f"{backfill.name} is no backfill of files; use another name")
-    row_count = await asyncio.to_thread(history.row_count)
     after = (await pipeline.progress()).sealed
-    return BackfillPlan(history, layout, row_count, after, known.completed_ms, known.mark)
+    if known.text:
+        # A batch that was decided may not be sealed yet: `run` finishes it, and checks once more.
+        committed = None if known.completed_ms is not None else after
+        manifest = await asyncio.to_thread(manifest_of, backfill.files, backfill.options())
+        check_same(backfill.name, known.text, manifest, backfill.files, committed)
+    elif after >= 0 or known.completed_ms is not None:
+        raise RejectedError(f"{backfill.name} is no backfill of files; use another name")
+    history = await _history(backfill, message, seen)
+    layout = layout_of(history.schema, key=backfill.key, payload=backfill.payload, message=message)
+    return BackfillPlan(history, layout, after, known.completed_ms, known.mark)
+
+
+async def rehearse(
+    client: Client, backfill: Backfill, planned: BackfillPlan, seen: Callable[[int, int], None]
+) -> int:
+    """Read all rows that are left, and do nothing about them; return how many there are.
+
+    Raises whatever would stop `run` half-way because of what is in the files.
+    """
+    if planned.completed_ms is not None:
+        return 0
+    pipeline = client.pipeline(backfill.target, backfill.name)
+    batches = _Batches(planned, pipeline.partition_count, planned.after)
+    rows = 0
+    while (found := await asyncio.to_thread(next, batches, None)) is not None:
+        batch, _ = found
+        rows += batch.rows.num_rows
+        seen(batch.file, batch.last_row)
+    return rows
 
 
 async def run(
@@ -136,14 +166,18 @@ async def run(
     """Feed all that is left; return when it is taken, and marked as complete."""
     pipeline = client.pipeline(backfill.target, backfill.name, patience=patience)
     manifest = await asyncio.to_thread(manifest_of, backfill.files, backfill.options())
-    # Whoever was first says what it consists of.
-    known = await pipeline.describe(encoded(manifest))
-    check_same(backfill.name, known.text, manifest, backfill.files)
-    rows = 0
+    rows, known = 0, await pipeline.describe()
     if known.completed_ms is None:
+        # From here on nobody else commits, and all that was decided is in: now it can be said which
+        # files have to be the same. What is described is refused if somebody begins after that.
         await pipeline.begin()
+        known = await pipeline.describe(encoded(manifest))
+    committed = None if known.completed_ms is not None else pipeline.completed
+    check_same(backfill.name, known.text, manifest, backfill.files, committed)
+    if known.completed_ms is None:
+        await pipeline.describe(encoded(manifest), anew=True)
         rows = await _feed(pipeline, backfill, planned, tell)
-        known = await pipeline.complete(backfill.until)
+        known = await pipeline.complete(backfill.until, as_driver=True)
     progress = await pipeline.progress()
     assert known.completed_ms is not None
     return BackfillResult(
@@ -187,14 +221,48 @@ def complete_backfill(
     client.pipeline(target, name, patience=patience_ms).complete(mark)
 
 
-def _history(backfill: Backfill) -> History:
-    return History(
-        backfill.files,
-        format_name=backfill.format_name,
-        batch_rows=backfill.batch_rows,
-        time=backfill.time,
-        until=backfill.until,
-    )
+async def _history(
+    backfill: Backfill, message: dict[str, Any] | None, seen: Callable[[int, int], None]
+) -> History:
+    """Look at the files, beside the loop, for as long as somebody waits for it."""
+    is_over = threading.Event()
+
+    def told(file: int, rows: int) -> None:
+        if is_over.is_set():
+            raise HistoryError("nobody waits for it")
+        seen(file, rows)
+
+    def look() -> History:
+        return History(
+            backfill.files,
+            batch_rows=backfill.batch_rows,
+            format_name=backfill.format_name,
+            time=backfill.time,
+            until=backfill.until,
+            declared=declared_types(backfill.key, backfill.payload, message),
+            seen=told,
+        )
+
+    try:
+        return await asyncio.to_thread(look)
+    finally:
+        is_over.set()
+
+
+class _Batches(Iterator[tuple[HistoryBatch, list[Rows]]]):
+    """Batches as messages; an error says of which rows."""
+
+    def __init__(self, planned: BackfillPlan, partition_count: int, after: int) -> None:
+        self._history = planned.history
+        self._batches = planned.history.batches(after)
+        self._splitter = RowSplitter(planned.layout, partition_count)
+
+    def __next__(self) -> tuple[HistoryBatch, list[Rows]]:
+        batch = next(self._batches)
+        try:
+            return batch, self._splitter.split(batch.rows)
+        except (RejectedError, pa.ArrowException) as error:
+            raise HistoryError(f"{self._history.told(batch)}: {error}") from error
 
 
 async def _feed(
@@ -204,36 +272,54 @@ async def _feed(
     tell: Callable[[BackfillProgress], None],
 ) -> int:
     """Bring all batches behind the last that is complete; return how many rows they had."""
-    splitter = RowSplitter(planned.layout, pipeline.partition_count)
-    batches = planned.history.batches(pipeline.completed)
+    history = planned.history
+    batches = _Batches(planned, pipeline.partition_count, pipeline.completed)
 
-    def read() -> tuple[HistoryBatch, list[Rows]] | None:
-        batch = next(batches, None)
-        return None if batch is None else (batch, splitter.split(batch.rows))
+    def read() -> tuple[HistoryBatch, list[Rows]] | HistoryError | None:
+        try:
+            return next(batches, None)
+        except HistoryError as error:
+            # Its turn comes when the batch before is in.
+            return error
 
-    started_s, rows = time.monotonic(), 0
+    started_s, rows, failed = time.monotonic(), 0, None
     async with asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(asyncio.to_thread(read))
         while (found := await reading) is not None:
+            if isinstance(found, HistoryError):
+                failed = found
+                break
             # The next one is read meanwhile, beside the loop.
             reading = tasks.create_task(asyncio.to_thread(read))
             batch, split = found
-            progress = await _bring(pipeline, batch.number, split)
+            progress = await _bring(pipeline, history, batch, split)
             rows += batch.rows.num_rows
-            tell(BackfillProgress(batch.file, rows, progress.rows_waiting, progress.rows_dead))
+            rows_read = history.rows_before[batch.file] + batch.last_row
+            tell(
+                BackfillProgress(
+                    batch.file, rows_read, rows, progress.rows_waiting, progress.rows_dead
+                )
+            )
             if backfill.rate is not None:
                 ahead_s = rows / backfill.rate - (time.monotonic() - started_s)
                 await asyncio.sleep(max(0.0, ahead_s))
+    if failed is not None:
+        raise failed
     return rows
 
 
-async def _bring(pipeline: Pipeline, number: int, split: Sequence[Rows]) -> PipelineProgress:
-    attempt = pipeline.attempt(number, urgency="lowest")
-    for some in split:
-        await attempt.add(some.partition, some.keys, some.payloads)
-    staged = await attempt.end()
+async def _bring(
+    pipeline: Pipeline, history: History, batch: HistoryBatch, split: Sequence[Rows]
+) -> PipelineProgress:
+    attempt = pipeline.attempt(batch.number, urgency="lowest")
+    try:
+        for some in split:
+            await attempt.add(some.partition, some.keys, some.payloads)
+        staged = await attempt.end()
+    except RejectedError as error:
+        raise HistoryError(f"{history.told(batch)}: {error}") from error
     # One batch is staged while the one before runs, and no more: there has to be room for what
     # live pipelines stage.
     await pipeline.wait_taken()
-    await pipeline.commit(number, [staged], urgency="lowest")
+    await pipeline.commit(batch.number, [staged], urgency="lowest")
     return await pipeline.progress()

@@ -2,52 +2,43 @@
 batches that are the same whenever they are read.
 
 Batches are numbered by file and place, so that whoever goes on after a failure finds the next one
-without reading those before. Nothing here knows of Spark or of a network.
+without reading the files before. Files of which no batch was committed may change meanwhile, come
+and go. Nothing here knows of Spark or of a network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
+from pyarrow import types as arrow
 from xxhash import xxh64_intdigest
 
-from sublet.functions.errors import RejectedError
+from sublet.spark_bridge.history_formats import FORMATS, UNREADABLE, HistoryFile, format_of
+from sublet.spark_bridge.history_types import (
+    Declared,
+    HistoryError,
+    folder_schema,
+    folder_values,
+    nothing_declared,
+    time_type,
+    unified,
+)
 
 FILES_MAX = 50_000
 """A digest of each is kept in the cluster."""
 FILE_STEP = 2**32
 """Between the numbers of the first batches of two files."""
-FORMATS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
 _LOOKED_AT_BYTES = 64 * 1024
 """Of a file's beginning and end, to tell whether it is the same."""
-_SCAN_ROWS = 16_384
 
 _decode = msgspec.msgpack.decode
-
-
-class HistoryError(RejectedError):
-    """The files cannot be read as history, or are not those that it began with."""
-
-
-class HistoryFile(NamedTuple):
-    """One file, by its path and by the name that tells it apart from the others."""
-
-    path: Path
-    name: str
-    size_bytes: int
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
@@ -62,9 +53,12 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
 def files_in(paths: Sequence[str], format_name: str | None = None) -> list[HistoryFile]:
     """Return the files: paths as they are given; of folders all that is in them, by name.
 
-    Names that begin with "." or "_" are left out, as Spark does. `HistoryError` if there are none,
-    or one cannot be.
+    Names that begin with "." or "_" are left out, as Spark does, and so are files without a byte.
+    `HistoryError` if there are none, or one cannot be.
     """
+    known = sorted({*FORMATS.values()})
+    if format_name is not None and format_name not in known:
+        raise HistoryError(f"the format is {format_name!r:.100}; allowed: {', '.join(known)}")
     found: list[HistoryFile] = []
     for given in paths:
         root = Path(given)
@@ -79,8 +73,9 @@ def files_in(paths: Sequence[str], format_name: str | None = None) -> list[Histo
             found.append(HistoryFile(root, root.name, root.stat().st_size))
         else:
             raise HistoryError(f"there is no file or folder {given!r}")
+    found = [each for each in found if each.size_bytes]
     if not found:
-        raise HistoryError(f"there are no files in {', '.join(paths)}")
+        raise HistoryError(f"there is nothing in {', '.join(paths)}")
     if len(found) > FILES_MAX:
         raise HistoryError(
             f"there are {len(found)} files; allowed: {FILES_MAX} (put some together, or bring them "
@@ -89,10 +84,9 @@ def files_in(paths: Sequence[str], format_name: str | None = None) -> list[Histo
     if format_name is None:
         for each in found:
             if _suffix(each.name) not in FORMATS:
-                known = ", ".join(FORMATS)
                 raise HistoryError(
-                    f"nothing says what {each.name} is; allowed: names that end in {known}, or "
-                    "tell the format (--format)"
+                    f"nothing says what {each.name} is; allowed: names that end in "
+                    f"{', '.join(FORMATS)}, or tell the format (--format)"
                 )
     return found
 
@@ -119,8 +113,14 @@ def encoded(manifest: Manifest) -> bytes:
     return msgspec.msgpack.encode(manifest)
 
 
-def check_same(name: str, kept: bytes, manifest: Manifest, files: Sequence[HistoryFile]) -> None:
-    """Raise `HistoryError` that says what differs from what a history has begun with."""
+def check_same(
+    name: str, kept: bytes, manifest: Manifest, files: Sequence[HistoryFile], committed: int | None
+) -> None:
+    """Raise `HistoryError` that says what differs from what a history has gone on with so far.
+
+    - `committed`: the last batch that is in, -1 for none. Files behind that one's may be others.
+      None: the history is complete, and all files have to be the same.
+    """
     try:
         first = _decode(kept, type=Manifest)
     except msgspec.DecodeError:
@@ -131,25 +131,42 @@ def check_same(name: str, kept: bytes, manifest: Manifest, files: Sequence[Histo
                 f"{name} has begun with {option} {_told(value)}, not "
                 f"{_told(manifest.options.get(option))}; use that, or another name"
             )
-    for place, digest in enumerate(first.digests):
-        if place >= len(files):
-            count = len(first.digests)
-            raise HistoryError(
-                f"{name} has begun with {count} files, and there are {len(files)}: bring the "
-                "others back, or use another name"
-            )
-        if manifest.digests[place] != digest:
-            raise HistoryError(
-                f"file {place + 1}, {files[place].name}, is not the one that {name} has begun "
-                "with: it was changed or renamed, or others came before it; use another name for "
-                "other files"
-            )
-    new = [each.name for each in files[len(first.digests) :]]
-    if new:
+    count = len(first.digests) if committed is None else committed // FILE_STEP + 1
+    if len(files) < count:
         raise HistoryError(
-            f"{len(new)} files were not there when {name} began, such as {new[0]}: bring them "
-            "under another name"
+            f"{count} files of {name} are in, as a whole or in part, and there are {len(files)}: "
+            "bring the others back, or use another name"
         )
+    for place, digest in enumerate(first.digests[:count]):
+        if manifest.digests[place] != digest:
+            rows_in = None
+            if committed is not None and place == count - 1:
+                rows_in = (committed % FILE_STEP + 1) * manifest.options["batch-rows"]
+            raise HistoryError(_changed(name, place, files[place].name, rows_in))
+    if committed is None and len(files) > count:
+        raise HistoryError(
+            f"{len(files) - count} files were not there when {name} was completed, such as "
+            f"{files[count].name}: bring them under another name"
+        )
+
+
+def _changed(name: str, place: int, file: str, rows_in: int | None) -> str:
+    """Return what people are told of a file that is in and is another one now.
+
+    - `rows_in`: how many of its rows are in, at most; None: all are.
+    """
+    told = (
+        f"file {place + 1}, {file}, is not the one that {name} has gone on with: it was changed or "
+        "renamed, or others came or went before it"
+    )
+    if rows_in is None:
+        return f"{told}. Bring it back as it was; or use another name for other files"
+    return (
+        f"{told}. Its first {rows_in} rows (with --until, of those before it), or all if it has "
+        "fewer, are in, and nobody can tell which of another file would be left. Bring it back as "
+        "it was; or, if it cannot be read to its end, bring its other rows and the files behind it "
+        "under another name"
+    )
 
 
 def _told(value: Any) -> str:
@@ -165,6 +182,10 @@ class HistoryBatch(NamedTuple):
     file: int
     """Which one, from 0 on."""
     rows: pa.RecordBatch
+    first_row: int
+    """Its place in the file, from 1 on; or one before it, if rows are left out."""
+    last_row: int
+    """The same; or one behind it."""
 
 
 class History:
@@ -174,106 +195,182 @@ class History:
         self,
         files: Sequence[HistoryFile],
         *,
-        format_name: str | None = None,
         batch_rows: int,
+        format_name: str | None = None,
         time: str = "",
         until: str = "",
+        declared: Declared = nothing_declared,
+        seen: Callable[[int, int], None] = lambda file, rows: None,
     ) -> None:
-        """With `until`, only rows whose column `time` is before it."""
+        """Looks at all files, which may take a while.
+
+        - `until`: only rows whose column `time` is before it.
+        - `declared`: types of columns that do not depend on what is in files of text.
+        - `seen`: told how many rows of which file were looked at.
+        """
         self.files = files
         self._batch_rows = batch_rows
         self._time = time
-        kind = format_name or FORMATS[_suffix(files[0].name)]
-        self.format_name = kind
-        if format_name is None:
-            for each in files:
-                if FORMATS[_suffix(each.name)] != kind:
-                    raise HistoryError(
-                        f"{files[0].name} and {each.name} are not of one format; bring them under "
-                        "two names"
-                    )
-        try:
-            self._dataset = ds.dataset(
-                [str(each.path) for each in files],
-                format=kind,
-                partitioning=ds.partitioning(flavor="hive"),
-            )
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-            raise HistoryError(f"{files[0].name} cannot be read as {kind}: {error}") from None
-        self.schema: pa.Schema = self._dataset.schema
-        self._filter = self._before(until) if until else None
+        self.format_name = format_name or _format_of(files)
+        self._format = format_of(self.format_name, declared, time, batch_rows)
+        self._folders = [folder_values(each.path) for each in files]
+        of_folders = folder_schema(self._folders, declared)
+        self.rows_before = [0]
+        """For each file, how many rows those before it have, and then all of them; also rows that
+        are left out because of `until`."""
+        schema = pa.schema([])
+        for index, file in enumerate(files):
+            found, row_count = self._scanned(index, partial(seen, index))
+            schema = unified(schema, found, file.name)
+            self.rows_before.append(self.rows_before[-1] + row_count)
+        self._own = schema
+        """What is in the files themselves."""
+        own = [each for each in schema if each.name not in of_folders.names]
+        self.schema = pa.schema([*own, *of_folders])
+        self._end = self._end_of(until) if until else None
 
-    def _before(self, until: str) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def _scanned(self, index: int, seen: Callable[[int], None]) -> tuple[pa.Schema, int]:
+        try:
+            return self._format.scan(self.files[index], seen)
+        except UNREADABLE as error:
+            raise HistoryError(self._unreadable(index, error)) from None
+
+    def _unreadable(self, index: int, error: BaseException) -> str:
+        return f"{self.files[index].name} cannot be read as {self.format_name}: {error}"
+
+    def _end_of(self, until: str) -> pa.Scalar:
         place = self.schema.get_field_index(self._time)
         if place < 0:
             known = ", ".join(self.schema.names)
             raise HistoryError(
                 f"there is no column {self._time!r} to compare with; columns: {known}"
             )
-        kind = self.schema.field(place).type
+        is_own = self._time in self._own.names
+        guess = self._format.time_guess() if is_own else None
+        kind = time_type(self._time, self.schema.field(place).type, guess)
         try:
-            end = _scalar(until, kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            return time_scalar(until, kind)
+        except (pa.ArrowException, ValueError, OverflowError) as error:
             raise HistoryError(
                 f"{until!r:.100} cannot be compared with column {self._time!r}, which has the type "
                 f"{kind}: {error}"
             ) from None
-        time = self._time
-        return lambda rows: rows.filter(pc.less(rows.column(time), end))
 
-    def row_count(self) -> int | None:
-        """Return how many rows there are in all, where the files say so."""
-        if self.format_name != "parquet":
-            return None
-        return int(self._dataset.count_rows())
+    @property
+    def row_count(self) -> int:
+        """How many rows there are in all files, also those that are left out."""
+        return self.rows_before[-1]
+
+    def told(self, batch: HistoryBatch) -> str:
+        """Return where people find the rows of a batch."""
+        place = batch.number % FILE_STEP + 1
+        name = self.files[batch.file].name
+        return f"{name}, rows {batch.first_row} to {batch.last_row} (its batch {place})"
 
     def batches(self, after: int = -1) -> Iterator[HistoryBatch]:
         """Yield the batches behind a number; -1: all."""
         file, place = (after // FILE_STEP, after % FILE_STEP + 1) if after >= 0 else (0, 0)
-        fragments = list(self._dataset.get_fragments())
-        for index in range(file, len(fragments)):
-            skip_rows = place * self._batch_rows
-            number = index * FILE_STEP + place
-            try:
-                for rows in self._cut(fragments[index], skip_rows):
-                    yield HistoryBatch(number, index, rows)
-                    number += 1
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-                raise HistoryError(f"{self.files[index].name} cannot be read: {error}") from None
+        for index in range(file, len(self.files)):
+            yield from self._cut(index, place)
             place = 0
 
-    def _cut(self, fragment: Any, skip_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield as many rows at a time as a batch has."""
+    def _cut(self, index: int, place: int) -> Iterator[HistoryBatch]:
+        """Yield the batches of a file from a place on."""
         size = self._batch_rows
-        waiting: list[pa.RecordBatch] = []
-        count = 0
-        for read in fragment.to_batches(
-            schema=self.schema, batch_size=min(size, _SCAN_ROWS), batch_readahead=4
-        ):
-            rows = read if self._filter is None else self._filter(read)
-            if skip_rows >= rows.num_rows:
-                skip_rows -= rows.num_rows
-                continue
-            rows, skip_rows = rows.slice(skip_rows), 0
-            while count + rows.num_rows >= size:
-                waiting.append(rows.slice(0, size - count))
-                rows = rows.slice(size - count)
-                yield _together(waiting)
-                waiting, count = [], 0
-            if rows.num_rows:
-                waiting.append(rows)
-                count += rows.num_rows
+        skip_rows, waiting, count = place * size, list[pa.RecordBatch](), 0
+        before = first = 0
+        for read in self._read(index):
+            after = before + read.num_rows
+            rows = self._before_the_end(index, read, before)
+            skipped = min(skip_rows, rows.num_rows)
+            rows, skip_rows = rows.slice(skipped), skip_rows - skipped
+            while rows.num_rows:
+                first = first if count else before
+                some = rows.slice(0, size - count)
+                rows, count = rows.slice(some.num_rows), count + some.num_rows
+                waiting.append(some)
+                if count == size:
+                    yield self._batch(index, place, waiting, first, after)
+                    place, waiting, count = place + 1, [], 0
+            before = after
         if waiting:
-            yield _together(waiting)
+            yield self._batch(index, place, waiting, first, before)
+
+    def _batch(
+        self, index: int, place: int, parts: list[pa.RecordBatch], first: int, last: int
+    ) -> HistoryBatch:
+        rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        if self._end is None:
+            first = place * self._batch_rows
+            last = first + rows.num_rows
+        return HistoryBatch(index * FILE_STEP + place, index, rows, first + 1, last)
+
+    def _read(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file, with all columns."""
+        count = 0
+        try:
+            for rows in self._format.read(self.files[index], self._own):
+                yield self._with_all_columns(rows, self._folders[index])
+                count += rows.num_rows
+        except UNREADABLE as error:
+            text = self._unreadable(index, error)
+            raise HistoryError(f"{text} (behind row {count})") from None
+
+    def _with_all_columns(
+        self, rows: pa.RecordBatch, folders: dict[str, str | None]
+    ) -> pa.RecordBatch:
+        count = rows.num_rows
+        columns: list[pa.Array] = []
+        for name, kind in zip(self.schema.names, self.schema.types, strict=True):
+            if (value := folders.get(name)) is not None:
+                columns.append(pa.repeat(pa.scalar(value).cast(kind), count))
+            elif name in rows.schema.names and name not in folders:
+                column = rows.column(name)
+                columns.append(column if column.type == kind else column.cast(kind))
+            else:
+                columns.append(pa.nulls(count, kind))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _before_the_end(self, index: int, rows: pa.RecordBatch, before: int) -> pa.RecordBatch:
+        """Leave out rows that come too late; `before` is how many rows the file has before."""
+        if self._end is None:
+            return rows
+        where = f"{self.files[index].name}, rows {before + 1} to {before + rows.num_rows}"
+        times = rows.column(self._time)
+        if times.null_count:
+            raise HistoryError(
+                f"{where}: column {self._time!r} is null in {times.null_count} rows, and nobody "
+                "can tell whether they come before the end (--until); fill or remove them"
+            )
+        try:
+            return rows.filter(pc.less(times.cast(self._end.type), self._end))
+        except pa.ArrowException as error:
+            raise HistoryError(f"{where}: column {self._time!r}: {error}") from None
 
 
-def _together(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(parts) == 1:
-        return parts[0]
-    return pa.concat_batches(parts)
+def _format_of(files: Sequence[HistoryFile]) -> str:
+    kind = FORMATS[_suffix(files[0].name)]
+    for each in files:
+        if FORMATS[_suffix(each.name)] != kind:
+            raise HistoryError(
+                f"{files[0].name} and {each.name} are not of one format; bring them under two names"
+            )
+    return kind
 
 
-def _scalar(text: str, kind: pa.DataType) -> pa.Scalar:
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.scalar(text).cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
-    return pa.scalar(text).cast(kind)
+def time_scalar(text: str, kind: pa.DataType) -> pa.Scalar:
+    """Return a time that people have said, to compare it with values of a type.
+
+    Without a zone it is UTC, where values have one. `ValueError` if it is no time.
+    """
+    if arrow.is_null(kind):
+        # There is no value to compare it with.
+        return pa.scalar(None)
+    if not arrow.is_timestamp(kind):
+        return pa.scalar(text).cast(kind)
+    time = datetime.fromisoformat(text)
+    if kind.tz is None and time.tzinfo is not None:
+        raise ValueError("the column has no zone; leave it out here, too")
+    if kind.tz is not None and time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return pa.scalar(time, pa.timestamp("us", kind.tz)).cast(kind)

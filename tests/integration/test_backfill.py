@@ -19,8 +19,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sublet import Client
+from sublet.functions.errors import RejectedError
 from sublet.runtime.cli import cli
+from sublet.runtime.cli_backfill import ProgressLines, progress_text
 from sublet.runtime.client_pipeline import Pipeline
+from sublet.spark_bridge.backfill import BackfillProgress
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.test_pipeline import COUNT, totals
 
@@ -114,6 +117,7 @@ async def test_history_is_fed_once_and_marked_as_complete(tmp_path: Path) -> Non
         planned = await backfill(cluster, *named, "--dry-run")
         assert (planned["files"], planned["rows"], planned["complete"]) == (3, 5_103, False)
         assert planned["begins_with"] == "day=0/part.parquet"
+        assert planned["columns"] == {"user": "string", "amount": "int64", "day": "int64"}
         pipeline = client.pipeline(COUNT, "h1")
         assert (await pipeline.describe()).text == b""
 
@@ -123,7 +127,8 @@ async def test_history_is_fed_once_and_marked_as_complete(tmp_path: Path) -> Non
         assert (await pipeline.describe()).completed_ms is not None
 
         assert (await backfill(cluster, *named))["rows"] == 0
-        assert (await backfill(cluster, *named, "--dry-run"))["complete"]
+        planned = await backfill(cluster, *named, "--dry-run")
+        assert (planned["rows"], planned["complete"]) == (0, True)
         assert await totals(client, KEYS) == summed(*files)
 
 
@@ -176,7 +181,11 @@ async def test_a_history_ends_where_live_rows_begin(tmp_path: Path) -> None:
         assert "no column 'then'" in await refusal(
             cluster, path, "--name", "h", "--time", "then", "--until", "2026-01-01"
         )
+        assert "allowed as --time: timestamps" in await refusal(
+            cluster, path, "--name", "h", "--time", "user", "--until", "2026-01-01"
+        )
         until = "2026-01-01T10:00:00"
+        assert (await backfill(cluster, *named, "--until", until, "--dry-run"))["rows"] == 10
         told = await backfill(cluster, *named, "--until", until)
         assert (told["rows"], told["mark"]) == (10, until)
         found = await totals(client, ["k0", "k1", "k2"])
@@ -199,7 +208,8 @@ async def test_rows_that_fail_for_good_are_told(tmp_path: Path) -> None:
     async with counting(tmp_path) as (cluster, _):
         named = (path, "--target", "count/forward", "--key", "user", "--payload", "text")
         assert "the handler takes object" in await refusal(cluster, *named, "--name", "h")
-        path.write_text('{"user": "a", "amounts": {"x": "no"}}\n')
+        # It fits, and the handler cannot send it on: no key is so long.
+        path.write_text(json.dumps({"user": "a", "amounts": {"x" * 2_000: 1}}) + "\n")
         named = (path, "--target", "count/forward", "--key", "user", "--payload", "amounts")
         told = await backfill(cluster, *named, "--name", "h")
         assert (told["rows"], told["dead"]) == (1, 1)
@@ -225,6 +235,9 @@ async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) ->
         assert "cannot be read as parquet" in await refusal(
             cluster, other, "--name", "h", "--format", "parquet"
         )
+        assert "allowed: csv, json, parquet" in await refusal(
+            cluster, other, "--name", "h", "--format", "xml"
+        )
         assert await totals(client, KEYS) == summed()
 
         assert (await backfill(cluster, history, "--name", "h"))["ok"]
@@ -238,7 +251,9 @@ async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) ->
         write_parquet(history / "2.parquet", rows_of(9, 300))
         assert "file 2, 2.parquet" in await refusal(cluster, *same)
         (history / "2.parquet").unlink()
-        assert "begun with 2 files, and there are 1" in await refusal(cluster, *same)
+        assert "2 files of h are in, as a whole or in part, and there are 1" in await refusal(
+            cluster, *same
+        )
         foreign = client.pipeline(COUNT, "live")
         attempt = foreign.attempt(0)
         await attempt.add(0, ["k11"], b"\x91\x00")
@@ -256,3 +271,146 @@ async def test_people_are_told_what_they_want_to_know(tmp_path: Path) -> None:
             assert wanted in output
         code, output = await printed(cluster, *named, "--dry-run")
         assert "nothing was changed" in output
+
+
+def write_csv(path: Path, rows: Rows, *more: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["user,amount", *(f"{key},{amount}" for key, amount in rows), *more]
+    path.write_text("\n".join(lines) + "\n")
+
+
+async def test_a_key_keeps_all_of_its_digits(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    write_csv(path, [("007", 1), ("7", 10), ("2026-01-01", 100)])
+    async with counting(tmp_path) as (cluster, client):
+        assert (await backfill(cluster, path, "--name", "h"))["rows"] == 3
+        found = await totals(client, ["007", "7", "2026-01-01"])
+        assert found == {"007": 1, "7": 10, "2026-01-01": 100}
+
+
+async def test_what_cannot_be_read_is_told_before_the_first_row(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    files = [rows_of(number, 300) for number in range(3)]
+    for number, rows in enumerate(files):
+        write_csv(history / f"{number}.csv", rows)
+    write_csv(history / "2.csv", files[2], "k1,many")
+    (history / "3.csv").touch()
+    named = (history, "--name", "h", "--batch-rows", 100)
+    async with counting(tmp_path) as (cluster, client):
+        for more in ([], ["--dry-run"]):
+            told = await refusal(cluster, *named, *more)
+            assert "2.csv cannot be read as csv" in told
+            assert "Row #302" in told
+        assert await totals(client, KEYS) == summed()
+        write_csv(history / "2.csv", files[2])
+        assert (await backfill(cluster, *named))["rows"] == 900
+        assert await totals(client, KEYS) == summed(*files)
+
+
+async def test_after_a_bad_row_it_goes_on_with_mended_files(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    files = [rows_of(number, 300) for number in range(4)]
+    for number, rows in enumerate(files):
+        write_parquet(history / f"{number}.parquet", rows)
+    bad = pa.table({"user": pa.array([None], pa.string()), "amount": [1]})
+    pq.write_table(bad, history / "2.parquet")
+    named = (history, "--name", "h", "--batch-rows", 200)
+    async with counting(tmp_path) as (cluster, client):
+        pipeline = client.pipeline(COUNT, "h")
+        for more in (["--dry-run"], []):
+            told = await refusal(cluster, *named, *more)
+            assert "2.parquet, rows 1 to 1 (its batch 1): column 'user'" in told
+        assert (await pipeline.progress()).sealed == (1 << 32) + 1
+        await pipeline.wait_taken()
+        assert await totals(client, KEYS) == summed(*files[:2])
+
+        write_parquet(history / "1.parquet", rows_of(7, 300))
+        assert "file 2, 1.parquet, is not the one" in await refusal(cluster, *named)
+        write_parquet(history / "1.parquet", files[1])
+        # Mended, and then killed: what it went on with counts from then on.
+        write_parquet(history / "2.parquet", files[2])
+        (history / "3.parquet").unlink()
+        more_rows = rows_of(9, 300)
+        write_parquet(history / "4.parquet", more_rows)
+        process = await begin(cluster, *named, "--rate", 200)
+        await until_sealed_behind(pipeline, (1 << 32) + 1, 1)
+        process.kill()
+        await process.wait()
+        pq.write_table(bad, history / "2.parquet")
+        told = await refusal(cluster, *named)
+        assert "file 3, 2.parquet" in told
+        assert "bring its other rows and the files behind it under another name" in told
+        write_parquet(history / "2.parquet", files[2])
+        planned = await backfill(cluster, *named, "--dry-run")
+        assert planned["begins_with"] == "2.parquet"
+        assert 300 <= planned["rows"] <= 400
+        assert (await backfill(cluster, *named))["ok"]
+        assert await totals(client, KEYS) == summed(*files[:3], more_rows)
+
+
+async def test_who_was_superseded_completes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = tmp_path / "history"
+    files = [rows_of(number, 300) for number in range(2)]
+    write_parquet(history / "0.parquet", files[0])
+    async with counting(tmp_path) as (cluster, client):
+        complete = Pipeline.complete
+
+        async def complete_too_late(self: Pipeline, *said: Any, **more: Any) -> Any:
+            # Another run, with a file more, begins between the last batch and this.
+            await Pipeline(self._asker, "h", 0, "10s").begin()
+            write_parquet(history / "1.parquet", files[1])
+            return await complete(self, *said, **more)
+
+        named = (history, "--name", "h", "--batch-rows", 100)
+        with monkeypatch.context() as patch:
+            patch.setattr(Pipeline, "complete", complete_too_late)
+            assert "another driver of pipeline h has begun" in await refusal(cluster, *named)
+        assert (await client.pipeline(COUNT, "h").describe()).completed_ms is None
+        assert (await backfill(cluster, *named))["rows"] == 300
+        assert await totals(client, KEYS) == summed(*files)
+
+
+async def test_a_batch_that_was_decided_counts_as_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = tmp_path / "history"
+    files = [rows_of(number, 300) for number in range(2)]
+    for number, rows in enumerate(files):
+        write_parquet(history / f"{number}.parquet", rows)
+    named = (history, "--name", "h", "--batch-rows", 300)
+    async with counting(tmp_path) as (cluster, client):
+        seal = Pipeline._seal
+
+        async def die_at_the_second(self: Pipeline, batch: int, plan: Any) -> None:
+            if batch:
+                raise RejectedError("killed between its decision and its seal")
+            await seal(self, batch, plan)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Pipeline, "_seal", die_at_the_second)
+            assert "killed between" in await refusal(cluster, *named)
+        assert (await client.pipeline(COUNT, "h").progress()).sealed == 0
+        write_parquet(history / "1.parquet", rows_of(5, 300))
+        # Nobody can know that before the batch is finished.
+        assert (await backfill(cluster, *named, "--dry-run"))["ok"]
+        assert "file 2, 1.parquet, is not the one" in await refusal(cluster, *named)
+        write_parquet(history / "1.parquet", files[1])
+        assert (await backfill(cluster, *named))["rows"] == 0
+        assert await totals(client, KEYS) == summed(*files)
+
+
+def test_lines_come_now_and_then_where_there_is_no_terminal() -> None:
+    now_s, said = 100.0, list[str]()
+    lines = ProgressLines(lambda: now_s, said.append)
+    for _ in range(45):
+        now_s += 1.0
+        lines.tell(f"at {now_s:g}")
+    assert said == ["at 110", "at 120", "at 130", "at 140"]
+
+
+def test_people_are_told_how_fast_it_is() -> None:
+    told = BackfillProgress(file=0, rows_read=9_000, rows=6_000, rows_waiting=50, rows_dead=0)
+    assert progress_text(told, 2.0) == "6,000 rows, 3,000 rows/s, 50 wait"
+    assert progress_text(told._replace(rows_dead=1), 0.0).endswith(", 1 dead letters")

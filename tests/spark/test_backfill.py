@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from sublet import BlockingClient, RejectedError
 from sublet.spark_bridge import complete_backfill
+from sublet.spark_bridge.history import History, files_in
 from sublet.spark_bridge.options import OptionsError
 from sublet.spark_bridge.sink import writer
 from tests.integration.cluster import Cluster
@@ -137,6 +138,29 @@ def test_a_history_of_which_nothing_has_come_is_not_complete(bridge: Bridge) -> 
     assert pipeline.describe().completed_ms is None
     complete_backfill(TIMELINE, name, query=nobody, allow_empty=True, address=bridge.address)
     assert pipeline.describe().completed_ms is not None
+
+
+def test_times_that_spark_has_written_are_utc(bridge: Bridge) -> None:
+    folder = bridge.folder / "events"
+    zone = "+05:00"
+    rows = "SELECT id, timestamp_seconds(3600 * id) AS at, {ntz} AS local FROM range(24)"
+    local = "make_timestamp_ntz(1970, 1, 1, cast(id AS int), 0, 0)"
+    before = bridge.spark.conf.get("spark.sql.session.timeZone")
+    bridge.spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        for kind in ("INT96", "TIMESTAMP_MICROS"):
+            bridge.spark.conf.set("spark.sql.parquet.outputTimestampType", kind)
+            table = bridge.spark.sql(rows.format(ntz=local)).coalesce(1)
+            table.write.parquet(str(folder / kind.lower()))
+    finally:
+        bridge.spark.conf.set("spark.sql.session.timeZone", before or "UTC")
+        bridge.spark.conf.unset("spark.sql.parquet.outputTimestampType")
+    for kind in ("int96", "timestamp_micros"):
+        files = files_in([str(folder / kind)])
+        for column in ("at", "local"):
+            until = "1970-01-01T10:00:00"
+            history = History(files, batch_rows=100, time=column, until=until)
+            assert sum(each.rows.num_rows for each in history.batches()) == 10
 
 
 @pytest.mark.parametrize(
