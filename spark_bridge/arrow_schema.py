@@ -7,7 +7,7 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from sublet.spark_bridge.rows import RowsError
+from sublet.spark_bridge.fitting import RowsError
 
 _ONLY_OF_SPARK = ("variant", "geometry", "geography")
 """Arrow would carry these as structs of numbers and binaries that only Spark can read."""

@@ -17,7 +17,7 @@ from pyarrow import types as arrow
 
 from sublet.functions.columns import is_text
 from sublet.functions.errors import RejectedError
-from sublet.spark_bridge.rows import Schema
+from sublet.spark_bridge.fitting import Schema
 
 Declared = Callable[[str], pa.DataType | None]
 """The type of a column that is known before its texts are looked at, by its name; None: none."""

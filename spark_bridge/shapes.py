@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from sublet.spark_bridge.rows import RowsError
+from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.values import (
     ArraysOf,
     binary_column,

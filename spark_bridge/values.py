@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types as arrow
 
-from sublet.spark_bridge.rows import RowsError
+from sublet.spark_bridge.fitting import RowsError
 
 _PATH = re.compile(r" - at `\$\[(\d+)\]\.?([^`]*)`$")
 _NOT_JSON = (msgspec.MsgspecError, RecursionError, TypeError, ValueError)

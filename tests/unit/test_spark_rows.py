@@ -12,12 +12,8 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="the extra 'spark' is not installed")
 
 from sublet.functions.address import partition_index_of  # noqa: E402
-from sublet.spark_bridge.rows import (  # noqa: E402
-    RowsError,
-    RowSplitter,
-    layout_of,
-    partition_expression,
-)
+from sublet.spark_bridge.fitting import RowsError  # noqa: E402
+from sublet.spark_bridge.rows import RowSplitter, layout_of, partition_expression  # noqa: E402
 
 
 class Item(msgspec.Struct):

@@ -15,6 +15,7 @@ from sublet.functions.errors import EgressLostError, PayloadError, RejectedError
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.unary import EgressValues
 from sublet.spark_bridge.emitted import SHAPE, EmittedRows
+from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.offsets import (
     ROWS_PER_TASK,
     Span,
@@ -29,7 +30,6 @@ from sublet.spark_bridge.offsets import (
     span_of,
 )
 from sublet.spark_bridge.options import OptionsError, source_options
-from sublet.spark_bridge.rows import RowsError
 
 
 def span(**bounds: tuple[int, int]) -> Span:

@@ -11,8 +11,8 @@ import pytest
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.client_snapshot import SnapshotStates
 from sublet.runtime.unary import SNAPSHOT_KEYS_MAX
+from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.options import OptionsError, state_options
-from sublet.spark_bridge.rows import RowsError
 from sublet.spark_bridge.shapes import Form
 from sublet.spark_bridge.state_rows import (
     KEPT_MAX,
