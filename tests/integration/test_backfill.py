@@ -332,7 +332,7 @@ async def test_after_a_bad_row_it_goes_on_with_mended_files(tmp_path: Path) -> N
         (history / "3.parquet").unlink()
         more_rows = rows_of(9, 300)
         write_parquet(history / "4.parquet", more_rows)
-        process = await begin(cluster, *named, "--rate", 200)
+        process = await begin(cluster, *named, "--rate", 1)
         await until_sealed_behind(pipeline, (1 << 32) + 1, 1)
         process.kill()
         await process.wait()
@@ -343,7 +343,7 @@ async def test_after_a_bad_row_it_goes_on_with_mended_files(tmp_path: Path) -> N
         write_parquet(history / "2.parquet", files[2])
         planned = await backfill(cluster, *named, "--dry-run")
         assert planned["begins_with"] == "2.parquet"
-        assert 300 <= planned["rows"] <= 400
+        assert planned["rows"] == 400
         assert (await backfill(cluster, *named))["ok"]
         assert await totals(client, KEYS) == summed(*files[:3], more_rows)
 
