@@ -132,6 +132,8 @@ class Endings:
                 self.pending.records.append(self._progress.closed(message))
         waiting.parked = True
         self.parked[message.id] = waiting
+        if is_pipeline(message.source):
+            self._staging.parked(message.source, message.id, ran=message.attempt > 1)
         self.pending.record(Record(PARKED, message.id, _encode(message)))
 
     # Messages that ran
@@ -242,6 +244,8 @@ class Endings:
         if waiting.parked:
             pending.records.append(Record(PARKED, message.id, None))
             self.parked.pop(message.id, None)
+            if is_pipeline(message.source):
+                self._staging.unparked(message.source, message.id)
         elif message.kind is Kind.MARKER:
             pending.records.append(self._progress.closed(message))
         if self._progress.is_used:

@@ -186,7 +186,7 @@ class Progress(msgspec.Struct, array_like=True):
     sealed: int
     """The last batch that is sealed here; -1: none."""
     rows_waiting: int = 0
-    """Sealed, and in parts of which not all is taken."""
+    """Sealed, and in parts of which not all is taken; or taken, and never run since."""
     rows_staged: int = 0
     """Not sealed."""
     rows_dead: int = 0

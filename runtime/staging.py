@@ -163,6 +163,7 @@ class _Flow:
         "fed_bytes",
         "fed_count",
         "generation",
+        "parked",
         "rows_sealed",
         "rows_staged",
         "sealed",
@@ -183,6 +184,8 @@ class _Flow:
         self.fed_count = 0
         self.fed_bytes = 0
         self.rows_sealed = self.rows_staged = self.staged_bytes = 0
+        self.parked: set[str] = set()
+        """Ids of rows that are on record and have never run: they wait for their keys."""
         self.generation = 0
         """The latest that has staged something that is still here, or was since the last owner."""
 
@@ -197,7 +200,7 @@ class _Flow:
     def progress(self) -> Progress:
         return Progress(
             -1 if self.stored is None else self.stored.sealed,
-            self.rows_sealed,
+            self.rows_sealed + len(self.parked),
             self.rows_staged,
             0 if self.stored is None else self.stored.dead,
         )
@@ -615,8 +618,7 @@ class Staging:
     def _forget(self, asked: Forget) -> Handled:
         source = PIPELINE_MARK + asked.pipeline
         flow = self._flow(asked.pipeline)
-        if flow.sealed:
-            rows = flow.progress().rows_waiting
+        if rows := flow.progress().rows_waiting:
             text = f"{rows} rows of {asked.pipeline} wait in {self._partition}: forget it later"
             return _refused("overloaded", text, RETRY_AFTER_MS)
         records: list[Record] = []
@@ -678,6 +680,18 @@ class Staging:
         if flow is not None and flow.stored is not None:
             flow.stored.dead += 1
             self._with_dead.add(source)
+
+    def parked(self, source: str, id_: str, *, ran: bool) -> None:
+        """A row of a pipeline is on record, to wait for its key; or, if it `ran`, for a retry."""
+        flow = self._flows.get(source)
+        if flow is not None:
+            (flow.parked.discard if ran else flow.parked.add)(id_)
+
+    def unparked(self, source: str, id_: str) -> None:
+        """A row that was on record has ended."""
+        flow = self._flows.get(source)
+        if flow is not None:
+            flow.parked.discard(id_)
 
     def committed(self) -> None:
         """What that commit holds can be read from the store."""

@@ -34,7 +34,7 @@ from sublet.runtime.pipeline_messages import (
 from sublet.runtime.staging import ORPHAN_MS, ORPHAN_SPARED_MS, RUNS_KNOWN_MAX
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import STAGED, STAGING, Outcome
+from sublet.statestore.contract import PARKED, STAGED, STAGING, Outcome
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, batch, make_function
 
 Q = "query"
@@ -862,3 +862,26 @@ def test_descriptions_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused == "rejected"
     driver.ask(Forget("p1"))
     assert driver.ask(Describe("p2", b"123"))[1] == b"123"
+
+
+def test_rows_that_wait_for_their_keys_have_not_been_taken() -> None:
+    owner = Owner()
+    owner.pace.aside = True  # Several run at once, each alone with its keys.
+    owner.pace.size = 2
+    driver = Driver(owner)
+    driver.ask(stage(["a", "a", "a", "a", "b"]))
+
+    def waiting() -> Any:
+        """Return how many rows wait, as is said while they run."""
+        driver.say(Ask(Q))
+        while driver.owner.commits:
+            driver.owner.commit()
+        return dict(driver.owner.replies())[driver.number][1]
+
+    driver.say(seal(("a", 1, 5)))
+    assert waiting() > 0
+    assert owner.records(PARKED)
+    driver.owner = heir = owner.take_over()
+    assert waiting() > 0
+    assert sorted(done_keys(heir)) == ["a", "a", "a", "a", "b"]
+    assert waiting() == 0
