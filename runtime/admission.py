@@ -104,6 +104,7 @@ class Admission:
     def __init__(  # noqa: PLR0913  # All that may be full, each by its name.
         self,
         name: str,
+        epoch: int,
         inbox: Inbox,
         outbox: Outbox,
         backlog: Backlog,
@@ -119,6 +120,7 @@ class Admission:
         self.told: set[str] = set()
         """Sources that know from which message on they have to send again."""
         self._name = name
+        self._epoch = epoch
         self._inbox = inbox
         self._outbox = outbox
         self._backlog = backlog
@@ -158,7 +160,7 @@ class Admission:
 
     def _tell(self, batch: Batch, first: int, error: ErrorInfo) -> Refused:
         self.told.add(batch.source)
-        return Refused(batch.target, batch.source, first, error)
+        return Refused(batch.target, batch.source, first, error, self._epoch)
 
     def refusal(self, batch: Batch, now_ms: float) -> tuple[str, ErrorInfo] | None:
         """Return why there is no room now for a batch of a client, if there is none."""

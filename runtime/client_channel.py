@@ -379,6 +379,7 @@ class Channel:
         "awaiting",
         "awaiting_firsts",
         "endpoint",
+        "epoch",
         "filling",
         "gap_told",
         "held",
@@ -410,6 +411,8 @@ class Channel:
         """Since when somebody waits here and the owner cannot be reached."""
         self.refusals = 0
         """In a row, without anything taken in between."""
+        self.epoch = 0
+        """The latest of the partition's owners that has acknowledged something."""
         self.next_number = 1
         self.unsent: deque[Segment] = deque()
         self.filling: Segment | None = None

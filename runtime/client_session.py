@@ -480,6 +480,7 @@ class Session:
         for ack in data.acks:
             channel = channels.get(ack.target)
             if channel is not None and ack.source == self.endpoint:
+                channel.epoch = max(channel.epoch, ack.epoch)
                 landed, settled = channel.acknowledged(ack.upto)
                 stats.in_flight -= settled
                 if channel.peer is not None:
@@ -502,7 +503,11 @@ class Session:
         stats.refusals += 1
         error, first = refused.error, refused.first
         oldest = channel.sent[0].first + channel.sent[0].acked if channel.sent else None
-        if error.code == "session_expired" or (error.code == "gap" and _is_lost(channel, first)):
+        if error.code == "session_expired" or (
+            error.code == "gap"
+            and _is_lost(channel, first)
+            and not self._is_former(channel, refused, now_ms)
+        ):
             # What was sent before may run, although it was not acknowledged and never will be.
             channel.taint_before(first)
             self.expired = channel
@@ -531,6 +536,16 @@ class Session:
         channel.refusals += 1
         if channel.has_work and not channel.queued:
             self._ready(channel)
+
+    def _is_former(self, channel: Channel, refused: Refused, now_ms: float) -> bool:
+        """Tell whether a former owner says so, which cannot know what the later ones have taken.
+
+        If it is said for as long as there is patience, the store has lost the later ones.
+        """
+        if not 0 < refused.epoch < channel.epoch:
+            return False
+        since_ms = channel.stranded_ms if channel.refusals else None
+        return since_ms is None or now_ms - since_ms < self.patience.unreachable_ms
 
     def _retry_overloaded(self, channel: Channel, error: ErrorInfo, now_ms: float) -> None:
         too_often: list[Segment] = []

@@ -185,7 +185,7 @@ class Exchange:
         for source in (partition, partition + REPLY_MARK):
             self._forget_source(source)
 
-    def partition_added(self, partition: str, taken: Mapping[str, int]) -> None:
+    def partition_added(self, partition: str, epoch: int, taken: Mapping[str, int]) -> None:
         """A partition is now here: local senders need not wait for anything.
 
         If it was here before (another owner was too slow to be missed, or a commit was fenced),
@@ -198,8 +198,8 @@ class Exchange:
                 error = ErrorInfo("gap", f"expected message {last + 1}")
                 if last:
                     # Nobody else may say so: it was taken by who is not the owner any more.
-                    port.acknowledge(Ack(target, source, last))
-                port.link.send(Refused(target, source, last + 1, error))
+                    port.acknowledge(Ack(target, source, last, None, epoch))
+                port.link.send(Refused(target, source, last + 1, error, epoch))
         # What it had taken from clients before is open here from now on: count anew.
         self._open_at_most = self._limits.in_flight_max
         self.host.deliver_again(partition.__eq__)

@@ -89,6 +89,8 @@ class Ack(msgspec.Struct, array_like=True):
     context: list[tuple[str, float]] | None = None
     """What the target and the longest way behind it cost: functions with milliseconds for one
     message. Only now and then, and only to partitions."""
+    epoch: int = 0
+    """That of the partition's owner; 0: of a client, or of nobody who owns it."""
 
 
 class Data(msgspec.Struct, array_like=True):
@@ -149,13 +151,16 @@ class Refused(msgspec.Struct, frozen=True):
 
     The sender numbers anew from `first`, whatever it sends next. With code `not_owner` it asks
     the partition's new owner; with `session_expired` the target has dropped what it kept for this
-    client.
+    client. A word may be older than one of a later owner, which has a higher `epoch`: links are
+    slow, and a former owner may be the last to know.
     """
 
     target: str
     source: str
     first: int
     error: ErrorInfo
+    epoch: int = 0
+    """That of the partition's owner; 0: whoever says so does not own it."""
 
 
 class Goodbye(msgspec.Struct, frozen=True):

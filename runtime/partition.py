@@ -250,6 +250,7 @@ class Partition:
         """For telemetry, which takes them away."""
         self._admission = Admission(
             name,
+            recovered.epoch,
             self._inbox,
             self._outbox,
             self._backlog,
@@ -311,7 +312,8 @@ class Partition:
             return
         if self.leaving:
             error = ErrorInfo("not_owner", f"{self.name} goes to another worker")
-            self.effects.append(Refuse(Refused(batch.target, batch.source, batch.first, error)))
+            refused = Refused(batch.target, batch.source, batch.first, error, self.epoch)
+            self.effects.append(Refuse(refused))
             return
         source = batch.source
         from_client = is_client(source)
@@ -420,7 +422,8 @@ class Partition:
     def _acknowledge_again(self, batch: Batch) -> None:
         taken = self._inbox.taken.get(batch.source, 0)
         if taken:
-            self.effects.append(Acknowledge(Ack(batch.target, batch.source, taken)))
+            ack = Ack(batch.target, batch.source, taken, None, self.epoch)
+            self.effects.append(Acknowledge(ack))
 
     def acknowledged(self, destination: str, upto: int) -> None:
         """A receiver has durably taken our messages: they need not be kept."""
@@ -1448,9 +1451,8 @@ class Partition:
             if is_pipeline(source):
                 continue  # Nobody waits for it but the store.
             target = self.name + (REPLY_MARK if source.endswith(REPLY_MARK) else "")
-            effects.append(
-                Acknowledge(Ack(target, source, upto, self._context_for(source, now_ms)))
-            )
+            context = self._context_for(source, now_ms)
+            effects.append(Acknowledge(Ack(target, source, upto, context, self.epoch)))
         if self._cells.over_bound():
             self._cells.shrink(self._keys_in_use())
         self._load_timers(now_ms)

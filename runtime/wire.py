@@ -313,6 +313,7 @@ def _control_to_protobuf(frame: Control) -> pb.Frame:
                         message=frame.error.message,
                         retry_after_ms=frame.error.retry_after_ms,
                     ),
+                    epoch=frame.epoch,
                 )
             )
         case Goodbye():
@@ -383,6 +384,7 @@ def _refused(message: pb.Refused) -> Refused:
             message=message.error.message,
             retry_after_ms=_number("refused.error.retry_after_ms", message.error.retry_after_ms),
         ),
+        epoch=_number("refused.epoch", message.epoch),
     )
 
 

@@ -285,7 +285,7 @@ class Worker:
             self._tell_placed("took a partition", partition, recovered.epoch)
             self.exchange.partition_comes(partition)
             self.host.add(partition, recovered, warm)
-            self.exchange.partition_added(partition, recovered.inbox)
+            self.exchange.partition_added(partition, recovered.epoch, recovered.inbox)
 
         def removed(partition: str) -> None:
             self._tell_placed("dropped a partition", partition, None)

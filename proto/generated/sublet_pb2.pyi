@@ -654,16 +654,18 @@ class Function(_message.Message):
     def __init__(self, name: _Optional[str] = ..., partition_count: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("target", "source", "first", "error")
+    __slots__ = ("target", "source", "first", "error", "epoch")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     target: str
     source: str
     first: int
     error: Error
-    def __init__(self, target: _Optional[str] = ..., source: _Optional[str] = ..., first: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, target: _Optional[str] = ..., source: _Optional[str] = ..., first: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "retry_after_ms")

@@ -243,7 +243,7 @@ def test_a_partition_that_comes_back_says_what_it_has_taken() -> None:
         receiver = exchange.accepted(link, Hello("w2"))
         batch = Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
         receiver.frame_received(link, Data([batch], []))
-        exchange.partition_added("app/g/0", {"app/f/0": 1})
+        exchange.partition_added("app/g/0", 1, {"app/f/0": 1})
         await asyncio.sleep(0)
         return link.acknowledged
 

@@ -38,6 +38,7 @@ FINDINGS = [
     Finding("cluster", 100459, "a worker that ended began to connect to a neighbour"),
     Finding("cluster", 20244, "what was refused here was taken elsewhere before it was sent again"),
     Finding("cluster", 202370, "who took a partition over early was not answered by its victim"),
+    Finding("cluster", 1302, "a former owner's late word was taken for a loss of data"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 

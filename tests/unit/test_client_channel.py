@@ -120,12 +120,14 @@ class Stage:
         frame = self.frame(now_ms, peer)
         return [] if frame is None else frame.batches
 
-    def ack(self, upto: int, partition: str = P0) -> None:
-        self.session.data_received(self.peer, Data([], [Ack(partition, ME, upto)]))
+    def ack(self, upto: int, partition: str = P0, epoch: int = 0) -> None:
+        self.session.data_received(self.peer, Data([], [Ack(partition, ME, upto, None, epoch)]))
 
-    def refuse(self, first: int, code: str, *, now_ms: float = 0.0, after_ms: int = 50) -> None:
+    def refuse(
+        self, first: int, code: str, *, now_ms: float = 0.0, after_ms: int = 50, epoch: int = 0
+    ) -> None:
         error = ErrorInfo(code, "no", after_ms)
-        self.session.refused(self.peer, Refused(P0, ME, first, error), now_ms)
+        self.session.refused(self.peer, Refused(P0, ME, first, error, epoch), now_ms)
 
     def reply(self, first: int, refs: Sequence[int], values: Sequence[object], **more: Any) -> None:
         payloads = msgspec.Raw(msgspec.msgpack.encode(list(values)))
@@ -667,6 +669,36 @@ def test_a_partition_that_lost_acknowledged_messages_has_forgotten_us(stage: Sta
     stage.ask(2)
     stage.frame()
     stage.refuse(1, "gap")
+
+    assert stage.session.expired is stage.session.channel_of(P0)
+
+
+def test_the_late_word_of_a_former_owner_is_no_loss(stage: Stage) -> None:
+    stage.ask(1, kind=Kind.SEND)
+    stage.frame()
+    stage.ack(1, epoch=6)
+    stage.ask(2)
+    stage.frame()
+    stage.refuse(1, "gap", epoch=5)  # Said before, and long on its way.
+
+    assert stage.session.expired is None
+    assert [(each.first, each.count) for each in stage.batches()] == [(2, 1)]
+
+
+def test_a_former_owner_that_stays_the_owner_says_that_later_ones_are_lost() -> None:
+    stage = Stage(unreachable_ms=1_000.0)
+    stage.ask(1, kind=Kind.SEND)
+    stage.frame()
+    stage.ack(1, epoch=6)
+    stage.ask(2)
+    for now_ms in (0.0, 400.0, 800.0):
+        stage.session.tick(now_ms)
+        stage.frame(now_ms)
+        stage.refuse(1, "gap", epoch=5, now_ms=now_ms)
+        assert stage.session.expired is None
+    stage.session.tick(1_200.0)
+    stage.frame(1_200.0)
+    stage.refuse(1, "gap", epoch=5, now_ms=1_200.0)
 
     assert stage.session.expired is stage.session.channel_of(P0)
 
