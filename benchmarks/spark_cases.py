@@ -17,6 +17,7 @@ APPLY_IN_PANDAS = "applyInPandasWithState"
 NOOP_ARROW = "no-op Arrow sink"
 NOOP_ROWS = "no-op row sink"
 SPARK_ALONE = "Spark alone"
+IN_EACH_BATCH = ", in foreachBatch"
 AS_MAPS = ", as maps"
 """Ends the names of cases whose handler takes rows one by one."""
 
@@ -148,19 +149,21 @@ def latency_cases(quick: bool) -> Iterator[Case]:
                 rate_per_s=rate,
                 rounds_max=1 if work in slow else rounds_max,
             )
-        for store, work in (
+        for store, work, is_each_batch in (
             # An egress in the memory of two workers is two, and a reader sees one of them.
-            ("sqlite", "each_told"),
-            ("sqlite", "columns_told"),
-            *([("redis-full", "columns_told")] if not quick else []),
+            ("sqlite", "each_told", False),
+            ("sqlite", "each_told", True),
+            ("sqlite", "columns_told", False),
+            *([("redis-full", "columns_told", False)] if not quick else []),
         ):
-            name = f"L rate={rate} {store} {work}"
+            place = IN_EACH_BATCH if is_each_batch else ""
             yield Case(
                 part="latency",
-                name=name,
+                name=f"L rate={rate} {store} {work}{place}",
                 work=work,
                 store=store,
                 rate_per_s=rate,
+                is_each_batch=is_each_batch,
                 rounds_max=rounds_max,
             )
 
@@ -227,7 +230,7 @@ def clustering_cases(sizes: Sequence[int]) -> Iterator[Case]:
             (True, True),
         ):
             word = "by partition" if clustered else "as they come"
-            place = ", in foreachBatch" if is_each_batch else ""
+            place = IN_EACH_BATCH if is_each_batch else ""
             yield Case(
                 **common,
                 name=f"C rows={rows} {word}{place}",
