@@ -133,7 +133,8 @@ class Endings:
         waiting.parked = True
         self.parked[message.id] = waiting
         if is_pipeline(message.source):
-            self._staging.parked(message.source, message.id, ran=message.attempt > 1)
+            note = self._staging.parked if message.attempt == 1 else self._staging.unparked
+            note(message.source, message.number)
         self.pending.record(Record(PARKED, message.id, _encode(message)))
 
     # Messages that ran
@@ -245,7 +246,7 @@ class Endings:
             pending.records.append(Record(PARKED, message.id, None))
             self.parked.pop(message.id, None)
             if is_pipeline(message.source):
-                self._staging.unparked(message.source, message.id)
+                self._staging.unparked(message.source, message.number)
         elif message.kind is Kind.MARKER:
             pending.records.append(self._progress.closed(message))
         if self._progress.is_used:

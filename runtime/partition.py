@@ -278,8 +278,8 @@ class Partition:
                 self.progress.opened(message)
             if is_client(message.source):
                 self._endings.open_from_clients += 1
-            elif is_pipeline(message.source):
-                self.staging.parked(message.source, message.id, ran=message.attempt > 1)
+            elif is_pipeline(message.source) and message.attempt == 1:
+                self.staging.parked(message.source, message.number)
             self._lines.make_ready_or_wait(waiting)
         self._calls.recover(self.name, journal, self._endings.parked, self._endings.pending)
 

@@ -164,6 +164,7 @@ class _Flow:
         "fed_count",
         "generation",
         "parked",
+        "rows_parked",
         "rows_sealed",
         "rows_staged",
         "sealed",
@@ -184,8 +185,10 @@ class _Flow:
         self.fed_count = 0
         self.fed_bytes = 0
         self.rows_sealed = self.rows_staged = self.staged_bytes = 0
-        self.parked: set[str] = set()
-        """Ids of rows that are on record and have never run: they wait for their keys."""
+        self.parked: set[int] = set()
+        """Numbers of rows that are on record and have never run: they wait for their keys."""
+        self.rows_parked = 0
+        """Of these, those that are in no part any more."""
         self.generation = 0
         """The latest that has staged something that is still here, or was since the last owner."""
 
@@ -200,7 +203,7 @@ class _Flow:
     def progress(self) -> Progress:
         return Progress(
             -1 if self.stored is None else self.stored.sealed,
-            self.rows_sealed + len(self.parked),
+            self.rows_sealed + self.rows_parked,
             self.rows_staged,
             0 if self.stored is None else self.stored.dead,
         )
@@ -218,6 +221,29 @@ class _Flow:
     def seal(self, part: Part) -> None:
         self.sealed.append(part)
         self.rows_sealed += part.count
+
+    def unseal(self) -> Part:
+        """Let go of the first part: of its rows, all are done or on record."""
+        part = self.sealed.popleft()
+        self.rows_sealed -= part.count
+        self.fed_count -= 1
+        self.fed_bytes -= part.size_bytes
+        if self.parked:
+            self.rows_parked += sum(part.first <= each <= part.last for each in self.parked)
+        return part
+
+    def park(self, number: int) -> None:
+        if number not in self.parked:
+            self.parked.add(number)
+            self.rows_parked += self._is_in_no_part(number)
+
+    def unpark(self, number: int) -> None:
+        if number in self.parked:
+            self.parked.remove(number)
+            self.rows_parked -= self._is_in_no_part(number)
+
+    def _is_in_no_part(self, number: int) -> bool:
+        return not self.sealed or number < self.sealed[0].first
 
 
 class Staging:
@@ -681,17 +707,17 @@ class Staging:
             flow.stored.dead += 1
             self._with_dead.add(source)
 
-    def parked(self, source: str, id_: str, *, ran: bool) -> None:
-        """A row of a pipeline is on record, to wait for its key; or, if it `ran`, for a retry."""
+    def parked(self, source: str, number: int) -> None:
+        """A row of a pipeline is on record, and has not run yet."""
         flow = self._flows.get(source)
         if flow is not None:
-            (flow.parked.discard if ran else flow.parked.add)(id_)
+            flow.park(number)
 
-    def unparked(self, source: str, id_: str) -> None:
-        """A row that was on record has ended."""
+    def unparked(self, source: str, number: int) -> None:
+        """A row that was on record has ended, or waits for a retry."""
         flow = self._flows.get(source)
         if flow is not None:
-            flow.parked.discard(id_)
+            flow.unpark(number)
 
     def committed(self) -> None:
         """What that commit holds can be read from the store."""
@@ -788,10 +814,7 @@ class Staging:
         records: list[Record] = []
         sealed = flow.sealed
         while sealed and sealed[0].last <= upto:
-            part = sealed.popleft()
-            flow.rows_sealed -= part.count
-            flow.fed_count -= 1
-            flow.fed_bytes -= part.size_bytes
+            part = flow.unseal()
             self.sealed_rows -= part.count
             self.fed_rows -= part.count
             records += self._deleted(part)
