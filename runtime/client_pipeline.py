@@ -210,10 +210,10 @@ class Pipeline:
         """
         left_ms = _time_left_ms(deadline, urgency)
         wanted = _Plan([each for each in staged if each.parts], left_ms)
-        self._check_size(batch, wanted)
+        encoded = self._encoded(batch, wanted)
         self._completed = max(self._completed, completed)
         while True:
-            decision = await self._decide(batch, wanted)
+            decision = await self._decide(batch, encoded)
             if decision.batch > batch:
                 await self._drop(batch, wanted, ())
                 return Committed(None, is_ours=False)
@@ -227,9 +227,11 @@ class Pipeline:
             await self._drop(batch, wanted, {index for each in plan.staged for index in each.parts})
         return Committed(sum(each.row_count for each in plan.staged), is_ours)
 
-    def _check_size(self, batch: int, plan: _Plan) -> None:
-        """Refuse what could not be decided, or be told to whoever finishes it."""
-        size_bytes = len(_encode(plan))
+    def _encoded(self, batch: int, plan: _Plan) -> msgspec.Raw:
+        """Return a plan as it is decided; refuse one that could not be, or not be told to whoever
+        finishes it."""
+        encoded = _encode(plan)
+        size_bytes = len(encoded)
         limit = self._asker.message_bytes_max - _PLAN_BYTES_OVERHEAD
         if size_bytes > limit:
             pairs = sum(len(each.parts) for each in plan.staged)
@@ -238,11 +240,11 @@ class Pipeline:
                 f"{pairs} places, {size_bytes} bytes to decide about; allowed: {limit} (have fewer "
                 "tasks, or cluster the rows by partition)"
             )
+        return msgspec.Raw(encoded)
 
-    async def _decide(self, batch: int, plan: _Plan) -> Decision:
+    async def _decide(self, batch: int, plan: msgspec.Raw) -> Decision:
         """Say what a batch consists of; return what was said first, perhaps of an earlier one."""
-        encoded = msgspec.Raw(_encode(plan))
-        request = Decide(self.name, batch, encoded, self._completed, self.generation)
+        request = Decide(self.name, batch, plan, self._completed, self.generation)
         decision: Decision = await self._ask(0, request, _decision)
         return decision
 
