@@ -281,6 +281,14 @@ def test_writers_only_add_to_what_was_written(address: str) -> None:
         stream_writer(schema, {**options, "query": "mine"}, False)
 
 
+def test_a_write_without_a_name_ends_when_it_can_be_forgotten(address: str) -> None:
+    schema = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+    options = {"address": address, "target": TALLY, "key": "key", "wait": "sealed"}
+    with pytest.raises(RejectedError, match="give the write a name"):
+        writer(schema, options, False)
+    writer(schema, {**options, "query": "named"}, False)
+
+
 def test_spark_tells_why_a_query_cannot_work(sink: Sink) -> None:
     sink.put([Event("k1", 1, 1)], "0")
     with pytest.raises(StreamingQueryException, match="no column for number"):
