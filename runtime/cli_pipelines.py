@@ -18,7 +18,8 @@ from sublet.functions.errors import OverloadedError, RejectedError, SubletError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import ExitCode, UsageError, confirm, exit_with
 from sublet.runtime.cli_table import one_line, print_table, time_text
-from sublet.runtime.client_pipeline import Pipeline, PipelineProgress
+from sublet.runtime.client_pipeline import Pipeline
+from sublet.runtime.pipeline_driver import PipelineProgress
 from sublet.runtime.pipeline_messages import MARK_MAX, KnownPipeline
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -25,30 +25,29 @@ from sublet.functions.duration import Duration, milliseconds
 from sublet.functions.errors import (
     RejectedError,
     RetryLaterError,
-    SubletError,
     TooLargeError,
     UnknownOutcomeError,
 )
 from sublet.functions.key_column import KeyColumn
+from sublet.runtime.pipeline_driver import (
+    Committed,
+    PipelineDriver,
+    PipelineProgress,
+    Plan,
+    Round,
+    Staged,
+    Story,
+    answer_codec,
+)
 from sublet.runtime.pipeline_messages import (
     IF_EXISTS,
     LOWEST_LEFT_MS,
-    Ask,
-    Begin,
-    Chosen,
-    Complete,
-    Decide,
-    Decision,
-    Describe,
     Description,
-    Drop,
-    Forget,
     IfExists,
     KnownPipeline,
     Name,
     Progress,
     Request,
-    Seal,
     Stage,
     Survey,
     Surveyed,
@@ -65,62 +64,15 @@ PARTS_AT_ONCE = 8
 """Parts of one attempt that may be under way; then whoever adds more waits."""
 REQUESTS_AT_ONCE = 64
 _REQUEST_BYTES_OVERHEAD = 1_024
-_PLAN_BYTES_OVERHEAD = 16 * 1_024
-"""What an answer has beside a plan: the names of runs."""
 _BACKOFF_MS_MIN = 50.0
 _BACKOFF_MS_MAX = 2_000.0
 
+T = TypeVar("T")
 Keys = list[str] | KeyColumn
 
 _progress: Codec[Progress] = codec_for(Progress)
-_decision: Codec[Decision] = codec_for(Decision)
-_description: Codec[Description] = codec_for(Description)
 _surveyed: Codec[Surveyed] = codec_for(Surveyed)
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class Staged(msgspec.Struct, array_like=True, frozen=True):
-    """What an attempt has staged: handed to whoever commits the batch."""
-
-    attempt: Name
-    parts: Mapping[int, tuple[int, int]]
-    """Partition (by its index) to how many parts and rows it was given."""
-
-    @property
-    def row_count(self) -> int:
-        return sum(rows for _, rows in self.parts.values())
-
-
-class _Plan(msgspec.Struct, array_like=True, frozen=True):
-    """What a batch consists of, as it is decided."""
-
-    staged: list[Staged]
-    time_left_ms: int | None = None
-
-
-_decode_plan = msgspec.msgpack.Decoder(_Plan).decode
-
-
-class Committed(NamedTuple):
-    """What came of a commit."""
-
-    row_count: int | None
-    """Rows that became messages; None: the batch was committed long ago, nobody knows by whom."""
-    is_ours: bool
-    """False: another process had decided before which attempts count, and those were sealed."""
-
-
-class PipelineProgress(NamedTuple):
-    """How far a pipeline is, over all partitions."""
-
-    sealed: int
-    """The last batch that is sealed in some partition; -1: none."""
-    rows_waiting: int
-    """Committed and not taken yet, about: taken are those that were run, or wait for a retry."""
-    rows_staged: int
-    """Of batches that are not committed."""
-    rows_dead: int = 0
-    """Taken, and failed for good: they are dead letters."""
 
 
 class Asker(Protocol):
@@ -140,12 +92,20 @@ class Pipeline:
     """Brings batches of rows to one function, each once. Made by `Client.pipeline`."""
 
     def __init__(self, asker: Asker, name: str, generation: int, patience: Duration) -> None:
-        self.name = _checked_name(name, "pipeline")
-        self.generation = generation
-        """Of its driver; see `begin`."""
+        name = _checked_name(name, "pipeline")
+        count, bytes_max = asker.partition_count, asker.message_bytes_max
+        self._driver = PipelineDriver(name, generation, count, bytes_max)
         self._asker = asker
         self._patience_s = milliseconds(patience) / 1000.0
-        self._completed = -1
+
+    @property
+    def name(self) -> str:
+        return self._driver.name
+
+    @property
+    def generation(self) -> int:
+        """Of its driver; see `begin`."""
+        return self._driver.generation
 
     @property
     def partition_count(self) -> int:
@@ -155,7 +115,7 @@ class Pipeline:
     @property
     def completed(self) -> int:
         """The last batch of which it is known here that it is sealed everywhere; -1: none."""
-        return self._completed
+        return self._driver.completed
 
     # In tasks
 
@@ -180,13 +140,7 @@ class Pipeline:
         - `run`: the name of this driver's run, where it and its tasks cannot talk: whoever begins
           the run that was begun last is of the same generation; an earlier run is refused.
         """
-        request = Begin(self.name, _checked_name(run, "run") if run else None)
-        decision: Decision = await self._ask(0, request, _decision)
-        if decision.batch >= 0:
-            await self._seal(decision.batch, _decode_plan(decision.plan))
-        self._completed = decision.batch
-        self.generation = decision.generation
-        return self.generation
+        return await self._tell(self._driver.begin(_checked_name(run, "run") if run else None))
 
     async def commit(
         self,
@@ -209,89 +163,22 @@ class Pipeline:
           Who does not know finishes the one before once more, which only takes time.
         """
         left_ms = _time_left_ms(deadline, urgency)
-        wanted = _Plan([each for each in staged if each.parts], left_ms)
-        encoded = self._encoded(batch, wanted)
-        self._completed = max(self._completed, completed)
-        while True:
-            decision = await self._decide(batch, encoded)
-            if decision.batch > batch:
-                await self._drop(batch, wanted, ())
-                return Committed(None, is_ours=False)
-            plan = _decode_plan(decision.plan)
-            await self._seal(decision.batch, plan)
-            self._completed = max(self._completed, decision.batch)
-            if decision.batch == batch:
-                break
-        is_ours = [each.attempt for each in plan.staged] == [each.attempt for each in wanted.staged]
-        if not is_ours:
-            await self._drop(batch, wanted, {index for each in plan.staged for index in each.parts})
-        return Committed(sum(each.row_count for each in plan.staged), is_ours)
-
-    def _encoded(self, batch: int, plan: _Plan) -> msgspec.Raw:
-        """Return a plan as it is decided; refuse one that could not be, or not be told to whoever
-        finishes it."""
-        encoded = _encode(plan)
-        size_bytes = len(encoded)
-        limit = self._asker.message_bytes_max - _PLAN_BYTES_OVERHEAD
-        if size_bytes > limit:
-            pairs = sum(len(each.parts) for each in plan.staged)
-            raise TooLargeError(
-                f"batch {batch} of {self.name} has {len(plan.staged)} attempts that staged rows in "
-                f"{pairs} places, {size_bytes} bytes to decide about; allowed: {limit} (have fewer "
-                "tasks, or cluster the rows by partition)"
-            )
-        return msgspec.Raw(encoded)
-
-    async def _decide(self, batch: int, plan: msgspec.Raw) -> Decision:
-        """Say what a batch consists of; return what was said first, perhaps of an earlier one."""
-        request = Decide(self.name, batch, plan, self._completed, self.generation)
-        decision: Decision = await self._ask(0, request, _decision)
-        return decision
-
-    async def _seal(self, batch: int, plan: _Plan) -> None:
-        chosen: dict[int, list[Chosen]] = {}
-        for each in plan.staged:
-            for index, (part_count, row_count) in each.parts.items():
-                chosen.setdefault(index, []).append(Chosen(each.attempt, part_count, row_count))
-        await self._ask_each(
-            {
-                index: Seal(self.name, batch, some, plan.time_left_ms)
-                for index, some in chosen.items()
-            }
-        )
-
-    async def _drop(self, batch: int, plan: _Plan, sealed: Collection[int]) -> None:
-        """Drop what was staged in vain where no seal has done so."""
-        attempts = [each.attempt for each in plan.staged]
-        indexes = {index for each in plan.staged for index in each.parts if index not in sealed}
-        await self._ask_each({index: Drop(self.name, batch, attempts) for index in indexes})
+        wanted = Plan([each for each in staged if each.parts], left_ms)
+        return await self._tell(self._driver.commit(batch, wanted, completed))
 
     async def drop(self, batch: int, staged: Sequence[Staged]) -> None:
         """Forget what these attempts have staged, if they were not committed."""
-        await self._drop(batch, _Plan(list(staged)), ())
+        await self._tell(self._driver.drop(batch, Plan(list(staged))))
 
     async def progress(self) -> PipelineProgress:
         """Tell how far it is."""
-        found = await self._ask_each(
-            {index: Ask(self.name) for index in range(self.partition_count)}
-        )
-        return PipelineProgress(
-            max(each.sealed for each in found),
-            sum(each.rows_waiting for each in found),
-            sum(each.rows_staged for each in found),
-            sum(each.rows_dead for each in found),
-        )
+        return await self._tell(self._driver.progress())
 
     async def wait_taken(self) -> None:
         """Return when all that was committed so far is taken: it was run, or waits for a retry."""
         wait_s = 0.02
-        left: Sequence[int] = range(self.partition_count)
-        while True:
-            # Each answer is a commit of its partition: who is done is not asked again.
-            found = await self._ask_each({index: Ask(self.name) for index in left})
-            left = [index for index, each in zip(left, found, strict=True) if each.rows_waiting]
-            if not left:
-                return
+        left: Sequence[int] | None = None
+        while left := await self._tell(self._driver.untaken(left)):
             await asyncio.sleep(wait_s)
             wait_s = min(1.0, 1.5 * wait_s)
 
@@ -302,9 +189,7 @@ class Pipeline:
         - `anew`: replace what is kept. For a driver that has begun (see `begin`): it is refused
           if another one has begun since.
         """
-        request = Describe(self.name, text, self.generation if anew else 0)
-        found: Description = await self._ask(0, request, _description)
-        return found
+        return await self._tell(self._driver.describe(text, anew=anew))
 
     async def complete(self, mark: str = "", *, as_driver: bool = False) -> Description:
         """Say for good that nothing more is to come; return when all that was committed is taken.
@@ -314,9 +199,7 @@ class Pipeline:
           since, which may have more to bring.
         """
         await self.wait_taken()
-        request = Complete(self.name, mark, self.generation if as_driver else 0)
-        found: Description = await self._ask(0, request, _description)
-        return found
+        return await self._tell(self._driver.complete(mark, as_driver=as_driver))
 
     async def wait_complete(self, patience: Duration | None = None) -> Description:
         """Return when somebody has said that the pipeline is complete, or patience has ended."""
@@ -330,40 +213,44 @@ class Pipeline:
 
     async def forget(self) -> None:
         """Let nothing be known of it any longer. Its name must not be used again."""
-        await self._ask_each({index: Forget(self.name) for index in range(1, self.partition_count)})
-        # Where it is decided, it is known until all others have forgotten it: who fails in between
-        # finds it again.
-        await self._ask(0, Forget(self.name))
-        self._completed = -1
+        await self._tell(self._driver.forget())
 
     # Requests
 
-    async def _ask(self, index: int, request: Request, codec: Codec[Any] = _progress) -> Any:
-        """Ask one partition, again and again as long as there is patience."""
-        return await self._ask_encoded(index, _encode(request), codec)
+    async def _tell(self, story: Story[T]) -> T:
+        """Ask what a story asks for, until its end."""
+        try:
+            wanted = next(story)
+            while True:
+                wanted = story.send(await self._ask_each(wanted))
+        except StopIteration as ended:
+            told: T = ended.value
+            return told
 
-    async def _ask_encoded(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
-        return await _ask_patiently(self._asker, index, request, codec, self._patience_s)
-
-    async def _ask_each(self, requests: Mapping[int, Request]) -> list[Any]:
+    async def _ask_each(self, wanted: Round) -> Mapping[int, Any]:
         """Ask partitions at once; the first error is raised when all have answered."""
         answers: dict[int, Any] = {}
-        errors: list[SubletError] = []
+        errors: list[Exception] = []
         room = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
         async def ask(index: int, request: Request) -> None:
             async with room:
                 try:
-                    answers[index] = await self._ask(index, request)
-                except SubletError as error:
+                    codec = answer_codec(request)
+                    answers[index] = await self._ask(index, _encode(request), codec)
+                except Exception as error:  # The others are answered first.
                     errors.append(error)
 
         async with asyncio.TaskGroup() as tasks:
-            for index, request in requests.items():
+            for index, request in wanted.items():
                 tasks.create_task(ask(index, request))
         if errors:
             raise errors[0]
-        return [answers[index] for index in requests]
+        return {index: answers[index] for index in wanted}
+
+    async def _ask(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
+        """Ask one partition, again and again as long as there is patience."""
+        return await _ask_patiently(self._asker, index, request, codec, self._patience_s)
 
 
 async def known_pipelines(asker: Asker, patience: Duration) -> list[KnownPipeline]:
@@ -504,7 +391,7 @@ class Attempt:
     async def _stage(self, index: int, request: bytes) -> None:
         try:
             if self._error is None:
-                await self._pipeline._ask_encoded(index, request, _progress)
+                await self._pipeline._ask(index, request, _progress)
         except Exception as error:
             # Whatever it is, it belongs to whoever adds the next rows, or ends the attempt.
             self._error = self._error or error

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from sublet.functions.errors import RejectedError
 from sublet.runtime.client import Client
-from sublet.runtime.client_pipeline import Pipeline, PipelineProgress
+from sublet.runtime.client_pipeline import Pipeline
+from sublet.runtime.pipeline_driver import PipelineProgress
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.history import (
     History,

@@ -20,7 +20,8 @@ import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.blocking_client import BlockingClient
-from sublet.runtime.client_pipeline import BlockingPipeline, Staged
+from sublet.runtime.client_pipeline import BlockingPipeline
+from sublet.runtime.pipeline_driver import Staged
 from sublet.runtime.pipeline_messages import IfExists
 from sublet.spark_bridge.connections import asked, client_of
 from sublet.spark_bridge.options import SinkOptions

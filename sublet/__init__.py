@@ -58,10 +58,7 @@ if TYPE_CHECKING:
         Attempt,
         BlockingAttempt,
         BlockingPipeline,
-        Committed,
         Pipeline,
-        PipelineProgress,
-        Staged,
     )
     from sublet.runtime.client_snapshot import (
         BlockingStateSnapshot,
@@ -73,6 +70,7 @@ if TYPE_CHECKING:
     from sublet.runtime.egress_cursor import EgressCursor
     from sublet.runtime.egress_range import BlockingEgressRange, EgressRange
     from sublet.runtime.egress_reader import EgressReader, EgressRecord
+    from sublet.runtime.pipeline_driver import Committed, PipelineProgress, Staged
     from sublet.runtime.unary import CallInfo, EgressGap, EgressValues
 
 __version__ = "0.1.0"
@@ -92,10 +90,10 @@ _LATER = {
     "Attempt": "sublet.runtime.client_pipeline",
     "BlockingAttempt": "sublet.runtime.client_pipeline",
     "BlockingPipeline": "sublet.runtime.client_pipeline",
-    "Committed": "sublet.runtime.client_pipeline",
+    "Committed": "sublet.runtime.pipeline_driver",
     "Pipeline": "sublet.runtime.client_pipeline",
-    "PipelineProgress": "sublet.runtime.client_pipeline",
-    "Staged": "sublet.runtime.client_pipeline",
+    "PipelineProgress": "sublet.runtime.pipeline_driver",
+    "Staged": "sublet.runtime.pipeline_driver",
     "StateSnapshot": "sublet.runtime.client_snapshot",
     "SnapshotStates": "sublet.runtime.client_snapshot",
     "SnapshotPin": "sublet.runtime.client_snapshot",

@@ -23,6 +23,7 @@ from sublet.functions.errors import RejectedError
 from sublet.runtime.cli import cli
 from sublet.runtime.cli_backfill import ProgressLines, progress_text
 from sublet.runtime.client_pipeline import Pipeline
+from sublet.runtime.pipeline_driver import PipelineDriver, Plan, Story
 from sublet.spark_bridge.backfill import BackfillProgress
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.test_pipeline import COUNT, totals
@@ -381,15 +382,15 @@ async def test_a_batch_that_was_decided_counts_as_committed(
         write_parquet(history / f"{number}.parquet", rows)
     named = (history, "--name", "h", "--batch-rows", 300)
     async with counting(tmp_path) as (cluster, client):
-        seal = Pipeline._seal
+        seal = PipelineDriver._seal
 
-        async def die_at_the_second(self: Pipeline, batch: int, plan: Any) -> None:
+        def die_at_the_second(self: PipelineDriver, batch: int, plan: Plan) -> Story[None]:
             if batch:
                 raise RejectedError("killed between its decision and its seal")
-            await seal(self, batch, plan)
+            return seal(self, batch, plan)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Pipeline, "_seal", die_at_the_second)
+            patch.setattr(PipelineDriver, "_seal", die_at_the_second)
             assert "killed between" in await refusal(cluster, *named)
         assert (await client.pipeline(COUNT, "h").progress()).sealed == 0
         write_parquet(history / "1.parquet", rows_of(5, 300))

@@ -12,7 +12,8 @@ import pytest
 
 from sublet import BlockingClient, Client, RejectedError, TooLargeError, UnavailableError
 from sublet.functions.address import partition_index_of
-from sublet.runtime.client_pipeline import Attempt, Pipeline, Staged
+from sublet.runtime.client_pipeline import Attempt, Pipeline
+from sublet.runtime.pipeline_driver import Plan, Staged
 from sublet.spark_bridge import commit
 from sublet.spark_bridge.connections import close_clients
 from sublet.spark_bridge.options import sink_options
@@ -151,17 +152,8 @@ async def test_processes_of_one_run_share_a_generation_and_those_of_an_earlier_r
 
 async def decide_alone(pipeline: Pipeline, batch: int, staged: Sequence[Staged]) -> None:
     """Do of a commit what a driver does that dies before its first seal."""
-    sealing = asyncio.Event()
-
-    async def never(*_: object) -> None:
-        sealing.set()
-        await asyncio.Event().wait()
-
-    pipeline._seal = never  # type: ignore[assignment,method-assign]
-    async with asyncio.TaskGroup() as tasks:
-        committing = tasks.create_task(pipeline.commit(batch, staged))
-        await sealing.wait()
-        committing.cancel()
+    story = pipeline._driver.commit(batch, Plan(list(staged)))
+    await pipeline._ask_each(next(story))
 
 
 async def test_a_blocking_client_brings_batches_too(tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ class Said:
         self,
         kind: Kind,
         key: str,
-        payload: list[Any],
+        payload: Any,
         idempotency_key: str,
         deadline_ms: float | None = None,
     ) -> None:
         self.kind = kind
         self.key = key
         self.payload = payload
+        """Of messages a list, with its name in the second place."""
         self.idempotency_key = idempotency_key
         self.deadline_ms = deadline_ms
         self.withdrawn = False

@@ -1,4 +1,4 @@
-"""Deliberate defects of staging, one for each promise."""
+"""Deliberate defects of staging and of what drives it, one for each promise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import msgspec
 
 from sublet.runtime.frames import Kind
 from sublet.runtime.partition import Partition
-from sublet.runtime.pipeline_messages import Decide, Seal
+from sublet.runtime.pipeline_driver import Committed, PipelineDriver, Plan, Story
+from sublet.runtime.pipeline_messages import Complete, Decide, Forget, Seal
 from sublet.runtime.staging import Handled, Part, Staging, _Flow
 from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import STAGED, STAGING, Commit, Record, Recovered
@@ -164,6 +165,57 @@ class ForgetsStagedRows(Mutant):
         ]
 
 
+class _DoesNotPark(Staging):
+    def parked(self, source: str, number: int) -> None:
+        return
+
+
+class TellsRowsThatWaitAsTaken(Mutant):
+    """Takes rows for run that are on record because others hold their keys."""
+
+    partition = _replaced(_DoesNotPark)
+
+
+class _CompletesAgain(Staging):
+    def _complete(self, asked: Complete, clock_ms: int) -> Handled:
+        self._describe_as(asked.pipeline, None)
+        return super()._complete(asked, clock_ms)
+
+
+class TakesTheLastWordForTheEnd(Mutant):
+    """Lets a pipeline's end be said again, at another place."""
+
+    partition = _replaced(_CompletesAgain)
+
+
+class SealsWhatItWanted(Mutant):
+    """A driver seals its own attempts, whatever was decided."""
+
+    class driver(PipelineDriver):  # noqa: N801
+        def commit(self, batch: int, wanted: Plan, completed: int = -1) -> Story[Committed]:
+            request = Decide(self.name, batch, self._encoded(batch, wanted), self.completed)
+            yield {0: msgspec.structs.replace(request, generation=self.generation)}
+            yield from self._seal(batch, wanted)
+            self.completed = batch
+            return Committed(None, is_ours=True)
+
+
+class LeavesWhatWasDecided(Mutant):
+    """A driver does not finish what its predecessors have decided."""
+
+    class driver(PipelineDriver):  # noqa: N801
+        def _seal(self, batch: int, plan: Plan) -> Story[None]:
+            return super()._seal(batch, Plan([]) if not self.generation else plan)
+
+
+class ForgetsOnlyWhereItIsDecided(Mutant):
+    """A driver that forgets a pipeline tells one partition alone."""
+
+    class driver(PipelineDriver):  # noqa: N801
+        def forget(self) -> Story[None]:
+            yield {0: Forget(self.name)}
+
+
 MUTANTS: dict[str, type[Any]] = {
     each.__name__: each
     for each in (
@@ -178,5 +230,10 @@ MUTANTS: dict[str, type[Any]] = {
         DeletesRowsBeforeTheLastIsTaken,
         LosesMessagesAmongStates,
         ForgetsStagedRows,
+        TellsRowsThatWaitAsTaken,
+        TakesTheLastWordForTheEnd,
+        SealsWhatItWanted,
+        LeavesWhatWasDecided,
+        ForgetsOnlyWhereItIsDecided,
     )
 }

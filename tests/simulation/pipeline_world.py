@@ -1,30 +1,47 @@
 """The same unreliable world, with pipelines that bring rows in batches beside all other messages.
 
-A driver lets attempts stage rows, decides which of them count, and seals them. It may die at any
-moment; the next one begins the batch again, with other rows, and the dead one may turn out to be
-alive. In the end every row of the attempts that were decided has its effect once, those of a key in
-order, and no other row has any.
+A driver lets attempts stage rows, decides which of them count, and seals them, by the stories that
+the client tells. It may die at any moment; the next one begins the batch again, with other rows,
+and the dead one may turn out to be alive. In the end every row of the attempts that were decided
+has its effect once, those of a key in order, and no other row has any.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from sublet.functions.address import partition_index_of, partition_name
+from sublet.functions.address import PIPELINE_MARK, partition_index_of, partition_name
 from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.key_column import column_of
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.pipeline_messages import LOWEST_LEFT_MS
+from sublet.runtime.pipeline_driver import (
+    PipelineDriver,
+    PipelineProgress,
+    Plan,
+    Staged,
+    Story,
+    answer_codec,
+    decode_plan,
+)
+from sublet.runtime.pipeline_messages import (
+    LOWEST_LEFT_MS,
+    Decision,
+    Description,
+    Drop,
+    Request,
+    Stage,
+)
 from sublet.runtime.staging import Part
-from sublet.statestore.contract import STAGED, STAGING
+from sublet.runtime.work import Message
+from sublet.statestore.contract import PARKED, STAGED, STAGING
 from tests.simulation.client import Client, ClientChannel, Said
 from tests.simulation.handlers import ATTEMPTS, PARTITIONS_PER_FUNCTION
 from tests.simulation.lease_world import LeaseWorld
@@ -44,7 +61,12 @@ Row = tuple[str, list[Any]]
 Parts = dict[int, list[list[Row]]]
 """The parts of an attempt, by the partition's index."""
 
+T = TypeVar("T")
+Steps: TypeAlias = Generator[Sequence[Said], None, T]
+"""What a driver does, step by step: each is what it waits for."""
+
 _decode = msgspec.msgpack.decode
+_encode = msgspec.msgpack.encode
 
 
 class Pipeline:
@@ -63,11 +85,21 @@ class Pipeline:
         """Its rows come as columns of Arrow, some of them."""
         self.has_runs = random.Random(f"runs {name} {world.seed}").random() < 0.5
         """Its tasks begin the run of their driver by themselves."""
+        end_chance = random.Random(f"end {name} {world.seed}")
+        self.ends_complete = end_chance.random() < 0.7
+        self.ends_forgotten = end_chance.random() < 0.4
         self.logged = -1
         self.attempts: dict[str, Parts] = {}
         self.decided: dict[int, list[str]] = {}
         """Batch to the attempts that count."""
+        self.mark = ""
+        """What was said of its end."""
+        self.said: list[Said] = []
         self.driver_count = 0
+        self.zombie_count = 0
+        """Drivers that go on although others have taken their place."""
+        self.is_forgotten = False
+        """Or about to be."""
         self.finished = False
 
     def begin(self) -> None:
@@ -101,14 +133,40 @@ class Pipeline:
             payload = ["fail", uid, amount, self.chance.randint(1, ATTEMPTS - 1)]
         return self.chance.choice(self.world.keys), payload
 
-    def was_decided(self, batch: int, attempts: list[str]) -> None:
-        known = self.decided.setdefault(batch, attempts)
-        check(known == attempts, "a decision was changed", self.name, batch, known, attempts)
+    def staged(self, attempt: str) -> Staged:
+        parts = self.attempts[attempt].items()
+        counts = {index: (len(some), sum(len(each) for each in some)) for index, some in parts}
+        return Staged(attempt, counts)
 
-    def rows(self) -> Iterator[Row]:
+    def was_decided(self, decision: Decision) -> None:
+        if decision.batch >= 0:
+            attempts = decode_plan(decision.plan).attempts
+            known = self.decided.setdefault(decision.batch, attempts)
+            check(known == attempts, "a decision was changed", self.name, decision, known)
+
+    def were_taken(self, upto: int) -> None:
+        """All rows up to a batch have run, or failed and wait for a retry, says somebody."""
+        tried = self.world.pipeline_oracle.tried_by(self.function)
+        waiting = [payload[1] for _, payload in self.rows(upto) if payload[1] not in tried]
+        check(not waiting, "rows were told as taken that wait", self.name, waiting)
+
+    def is_at(self, progress: PipelineProgress) -> None:
+        with_rows = [
+            batch for batch, some in self.decided.items() if any(self.attempts[e] for e in some)
+        ]
+        sealed = max(with_rows, default=-1)
+        check(progress.sealed == sealed, "how far it is", self.name, progress, sealed)
+        check(not progress.rows_dead, "rows are dead", self.name, progress)
+
+    def ended(self, description: Description) -> None:
+        check(description.completed_ms is not None, "it has not ended", self.name)
+        self.mark = self.mark or description.mark
+        check(description.mark == self.mark, "its end was changed", description, self.mark)
+
+    def rows(self, upto: float = inf) -> Iterator[Row]:
         """All rows that have to have their effect, in the order of their partitions' channels."""
         for index in range(PARTITIONS_PER_FUNCTION):
-            for batch in sorted(self.decided):
+            for batch in sorted(each for each in self.decided if each <= upto):
                 for attempt in self.decided[batch]:
                     for part in self.attempts[attempt].get(index, ()):
                         yield from part
@@ -130,10 +188,14 @@ class Driver:
         self.run_chance = random.Random(f"runs {pipeline.name} {number} {self.world.seed}")
         self.client = self._some_client()
         self.is_dead = self.is_lost = False
-        self._completed = -1
-        self._generation = 0
+        self._driver = self._new_driver()
         self._story = self._drive()
         self._waits: Sequence[Said] = ()
+        self._rests_until_ms = 0.0
+
+    def _new_driver(self) -> PipelineDriver:
+        mutant = self.world.mutant or Mutant()
+        return mutant.driver(self.pipeline.name, 0, PARTITIONS_PER_FUNCTION, 2**20)
 
     def _some_client(self) -> Client:
         return self.chance.choice(
@@ -143,13 +205,16 @@ class Driver:
     def go_on(self) -> None:
         if self.is_dead:
             return
-        if not all(said.replies for said in self._waits):
+        rests = self.world.now_ms < self._rests_until_ms
+        if rests or not all(said.replies for said in self._waits):
             self.world.after(LOOK_EVERY_MS, self.go_on)
             return
         if self._dies():
             self.world.fault("dead driver")
             self.is_lost = True
-            self.is_dead = self.chance.random() < 0.6
+            # Who forgets a pipeline is the last one that drives it.
+            self.is_dead = self.pipeline.is_forgotten or self.chance.random() < 0.6
+            self.pipeline.zombie_count += not self.is_dead
             self.world.after(self.chance.random() * 60, self.pipeline.begin)
         self._waits = self._step()
         if self._story.gi_frame is not None:  # type: ignore[attr-defined]
@@ -170,123 +235,143 @@ class Driver:
         may = self.world.faulty and not self.is_lost and self.number < DRIVERS_MAX
         return may and self.chance.random() < self.world.deaths
 
-    def _drive(self) -> Iterator[Sequence[Said]]:
+    # What it does
+
+    def _drive(self) -> Steps[None]:
+        pipeline = self.pipeline
+        if not pipeline.is_forgotten:
+            yield from self._bring_all()
+            yield from self._complete()
+            if self.is_lost or pipeline.zombie_count or not pipeline.ends_forgotten:
+                pipeline.finished |= not self.is_lost
+                return
+            # What comes later would make it known again.
+            yield pipeline.said
+            if self.is_lost or pipeline.zombie_count:
+                pipeline.finished |= not self.is_lost
+                return
+            pipeline.is_forgotten = True
+        yield from self._tell(self._driver.forget(), self.client)
+        pipeline.finished = True
+
+    def _bring_all(self) -> Steps[None]:
         pipeline, chance = self.pipeline, self.chance
-        yield from self._begin(self.client)
+        yield from self._begin(self._driver, self.client)
         for batch in range(pipeline.logged + 1, pipeline.batch_count):
-            chosen: list[str] = []
+            chosen: list[Staged] = []
             for number in range(chance.randint(0, 3)):
-                attempt = f"{self.number}-{number}"
+                attempt = f"{batch}-{self.number}-{number}"
                 fails = chance.random() < 0.3
-                yield from self._stage(batch, f"{batch}-{attempt}", fails=fails)
+                yield from self._stage(batch, attempt, fails=fails)
                 if not fails:
-                    chosen.append(f"{batch}-{attempt}")
-            yield from self._commit(batch, chosen)
+                    chosen.append(pipeline.staged(attempt))
+            left_ms = chance.choice([None, 50, 5_000, LOWEST_LEFT_MS])
+            plan = Plan([each for each in chosen if each.parts], left_ms)
+            yield from self._tell(self._driver.commit(batch, plan), self.client)
             yield ()
             if not self.is_lost:
                 pipeline.logged = batch
-        if not self.is_lost:
-            pipeline.finished = True
 
-    def _begin(self, client: Client) -> Iterator[Sequence[Said]]:
+    def _begin(self, driver: PipelineDriver, client: Client) -> Steps[int]:
         """Take over from earlier drivers; or join the run of this one, from another process."""
-        run = [f"run-{self.number}"] if self.pipeline.has_runs else []
-        said = self._say(0, ["begin", self.pipeline.name, *run], client)
-        yield (said,)
-        answer, error = said.replies[0]
-        if error is not None:
-            raise SupersededError
-        batch, attempts, generation = answer[1:4]
-        if attempts is not None:
-            self.pipeline.was_decided(batch, attempts)
-            yield from self._seal(batch, attempts)
-        self._completed, self._generation = max(self._completed, batch), generation
+        run = f"run-{self.number}" if self.pipeline.has_runs else None
+        return (yield from self._tell(driver.begin(run), client))
 
-    def _stage(self, batch: int, attempt: str, *, fails: bool) -> Iterator[Sequence[Said]]:
+    def _stage(self, batch: int, attempt: str, *, fails: bool) -> Steps[None]:
         parts = self.pipeline.stage(batch, attempt)
         executor = self._some_client()
+        generation = self._driver.generation
         if self.pipeline.has_runs and self.run_chance.random() < 0.5:
-            yield from self._begin(executor)
-        requests = []
+            generation = yield from self._begin(self._new_driver(), executor)
+        requests: list[tuple[int, Request]] = []
         for index, some in parts.items():
             for number, rows in enumerate(some):
                 keys, payloads = [key for key, _ in rows], [payload for _, payload in rows]
-                name, generation = self.pipeline.name, self._generation
-                places, column = b"", payloads
+                places, column = b"", msgspec.Raw(_encode(payloads))
                 if self.pipeline.columns and self.column_chance.random() < 0.7:
                     keys, places, column = as_columns(keys, payloads)
-                request = ["stage", name, batch, attempt, number, keys, column, generation]
-                request += [self.pipeline.assigns, places]
+                name, assigns = self.pipeline.name, self.pipeline.assigns
+                request = Stage(
+                    name, batch, attempt, number, keys, column, generation, assigns, places
+                )
                 requests.append((index, request))
         self.chance.shuffle(requests)
         if fails:
-            for index, request in requests[: self.chance.randint(0, len(requests))]:
-                self._say(index, request, executor)
+            for index, stage in requests[: self.chance.randint(0, len(requests))]:
+                self._say(index, stage, executor)
             if self.chance.random() < 0.5:
                 for index in parts:
-                    self._say(index, ["drop", self.pipeline.name, batch, [attempt]], executor)
+                    self._say(index, Drop(self.pipeline.name, batch, [attempt]), executor)
             return
         yield from self._ask(requests, executor)
 
-    def _commit(self, batch: int, chosen: list[str]) -> Iterator[Sequence[Said]]:
-        name = self.pipeline.name
-        while True:
-            decide = ["decide", name, batch, chosen, self._completed, self._generation]
-            said = self._say(0, decide, self.client)
-            yield (said,)
-            answer, error = said.replies[0]
-            if error is not None:
-                raise SupersededError
-            decided_batch, attempts = answer[1:3]
-            self.pipeline.was_decided(decided_batch, attempts)
-            if decided_batch > batch:
-                return
-            yield from self._seal(decided_batch, attempts)
-            self._completed = max(self._completed, decided_batch)
-            if decided_batch == batch:
-                return
+    def _complete(self) -> Steps[None]:
+        """Wait until all rows are taken, and say that nothing more is to come."""
+        if not self.pipeline.ends_complete:
+            return
+        upto = self._driver.completed
+        left: Sequence[int] | None = None
+        while left := (yield from self._tell(self._driver.untaken(left), self.client)):
+            self._rests_until_ms = self.world.now_ms + self.chance.choice([1, 20, 500])
+            yield ()
+        self.pipeline.were_taken(upto)
+        progress = yield from self._tell(self._driver.progress(), self.client)
+        self.pipeline.is_at(progress)
+        for mark in (f"by {self.number}", "once more"):
+            story = self._driver.complete(mark, as_driver=True)
+            self.pipeline.ended((yield from self._tell(story, self.client)))
 
-    def _seal(self, batch: int, attempts: list[str]) -> Iterator[Sequence[Said]]:
-        left_ms = self.chance.choice([None, 50, 5_000, LOWEST_LEFT_MS])
-        wanted: dict[int, list[list[Any]]] = {}
-        for attempt in attempts:
-            for index, parts in self.pipeline.attempts[attempt].items():
-                rows = sum(len(part) for part in parts)
-                wanted.setdefault(index, []).append([attempt, len(parts), rows])
-        requests = [
-            (index, ["seal", self.pipeline.name, batch, some, left_ms])
-            for index, some in wanted.items()
-        ]
-        if self.chance.random() < 0.3:
-            requests = [each for each in requests for _ in range(2)]
-        yield from self._ask(requests, self.client)
+    # How it does it
+
+    def _tell(self, story: Story[T], client: Client) -> Steps[T]:
+        """Ask what a story asks for, until its end."""
+        try:
+            wanted = next(story)
+            while True:
+                requests = list(wanted.items())
+                if requests and self.chance.random() < 0.3:
+                    requests += requests
+                answers = yield from self._ask(requests, client)
+                wanted = story.send(answers)
+        except StopIteration as ended:
+            told: T = ended.value
+            return told
 
     def _ask(
-        self, requests: Sequence[tuple[int, list[Any]]], client: Client
-    ) -> Iterator[Sequence[Said]]:
-        """Ask until there is room for everything."""
+        self, requests: Sequence[tuple[int, Request]], client: Client
+    ) -> Steps[Mapping[int, Any]]:
+        """Ask until there is room for everything; return the answers by partition."""
+        answers: dict[int, Any] = {}
         left = list(requests)
         for _ in range(RETRIES_MAX):
             asked = [(each, self._say(*each, client)) for each in left]
             yield [said for _, said in asked]
-            errors = [(each, said.replies[0][1]) for each, said in asked]
-            if any("has begun since" in error.message for _, error in errors if error is not None):
-                raise SupersededError
-            for each, error in errors:
-                is_full = error is not None and error.code == "overloaded"
-                check(error is None or is_full, "a request of a pipeline failed", each[1], error)
-            left = [each for each, error in errors if error is not None]
+            left = []
+            for (index, request), said in asked:
+                answer, error = said.replies[0]
+                if error is None:
+                    answers[index] = answer_codec(request).decode(_encode(answer))
+                    if isinstance(answers[index], Decision):
+                        self.pipeline.was_decided(answers[index])
+                    continue
+                if "has begun since" in error.message:
+                    raise SupersededError
+                is_full = error.code == "overloaded"
+                check(is_full, "a request of a pipeline failed", request, error)
+                left.append((index, request))
             if not left:
-                return
+                return answers
             self.world.fault("no room for rows")
         check(False, "there is never room for rows", left)
+        return {}
 
-    def _say(self, index: int, request: list[Any], client: Client) -> Said:
+    def _say(self, index: int, request: Request, client: Client) -> Said:
         partition = partition_name(self.pipeline.function, index)
         channel = client.channels.get(partition)
         if channel is None:
             channel = client.channels[partition] = ClientChannel(client, partition)
         said = Said(Kind.STAGE, "", request, "")
+        self.pipeline.said.append(said)
         channel.say(said)
         return said
 
@@ -318,6 +403,29 @@ class PipelineOracle(Oracle):
             self._check_rows_in_order(pipeline)
         for name, tables in self._pipelines.backend.partitions.items():
             self._check_staging(name, tables.records)
+            for pipeline in self._pipelines.pipelines:
+                if pipeline.is_forgotten:
+                    self._check_forgotten(pipeline.name, name)
+
+    def tried_by(self, function: str) -> set[str]:
+        """Return what a function has done until now, or tried."""
+        histories = self._histories().items()
+        tried = {uid for (where, _), uids in histories if where == function for uid in uids}
+        for name, tables in self._pipelines.backend.partitions.items():
+            for record in tables.records.get(PARKED, {}).values():
+                message = _decode(record.value or b"", type=Message)
+                if name.startswith(f"{function}/") and message.attempt > 1:
+                    told = _decode(bytes(message.payload))
+                    tried.add(told["uid"] if isinstance(told, dict) else told[1])
+        return tried
+
+    def _check_forgotten(self, pipeline: str, partition: str) -> None:
+        tables = self._pipelines.backend.partitions[partition]
+        ids = tables.records.get(STAGING, {})
+        known = [each for each in ids if each.lstrip("=#").partition("/")[0] == pipeline]
+        check(not known, "a pipeline is not forgotten", partition, known)
+        source = PIPELINE_MARK + pipeline
+        check(source not in tables.inbox, "its numbers are not forgotten", partition, source)
 
     def _check_rows_in_order(self, pipeline: Pipeline) -> None:
         function = self._pipelines.functions[pipeline.function]
@@ -363,7 +471,7 @@ class PipelineWorld(World):
             self.functions["sim/tally"].batch = "columns"
             bytes_max *= COLUMNS_FACTOR
         self.limits = Limits(**{**known, "staged_bytes_max": bytes_max})
-        self.oracle = PipelineOracle(self)
+        self.oracle = self.pipeline_oracle = PipelineOracle(self)
         self.pipelines: list[Pipeline] = []
 
     def new_node(self, name: str) -> Node:

@@ -21,6 +21,7 @@ from sublet.functions.address import is_client, partition_index_of, partition_na
 from sublet.runtime.frames import Ack, Batch, Kind, Refused
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
+from sublet.runtime.pipeline_driver import PipelineDriver
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
@@ -48,6 +49,8 @@ class Mutant:
     """A deliberate defect. The oracle has to notice it."""
 
     partition: type[Partition] = Partition
+    driver: type[PipelineDriver] = PipelineDriver
+    """Of pipelines, where there are any."""
 
     def recovered(self, recovered: Recovered) -> None:
         """Change what a new owner is told."""

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sublet.runtime import client_pipeline
-from sublet.runtime.client_pipeline import Committed
-from sublet.runtime.pipeline_messages import Request, Seal
+from sublet.runtime.pipeline_driver import Committed, Round
+from sublet.runtime.pipeline_messages import Decide, Seal
 from tests.spark.cluster import kill, wait_for
 
 BEGUN = "begun"
@@ -156,8 +156,8 @@ def install(gates: Gates) -> None:
         pipeline.gates = gates
         return
     pipeline.gates = gates  # type: ignore[attr-defined]
-    begin, commit, decide = pipeline.begin, pipeline.commit, pipeline._decide
-    ask_each, add, end = pipeline._ask_each, attempt.add, attempt.end
+    begin, commit, ask_each = pipeline.begin, pipeline.commit, pipeline._ask_each
+    add, end = attempt.add, attempt.end
 
     def reach(step: str) -> Any:
         return pipeline.gates.reach(step)  # type: ignore[attr-defined]
@@ -176,24 +176,19 @@ def install(gates: Gates) -> None:
         await reach(SEALED)
         return committed
 
-    @functools.wraps(decide)
-    async def gated_decide(self: client_pipeline.Pipeline, *words: Any) -> Any:
-        decision = await decide(self, *words)
-        await reach(DECIDED)
-        return decision
-
     @functools.wraps(ask_each)
-    async def gated_ask_each(
-        self: client_pipeline.Pipeline, requests: Mapping[int, Request]
-    ) -> list[Any]:
+    async def gated_ask_each(self: client_pipeline.Pipeline, wanted: Round) -> Mapping[int, Any]:
         """The first of several seals is alone, so that there is a moment between them."""
-        if len(requests) < 2 or not all(isinstance(each, Seal) for each in requests.values()):
-            return await ask_each(self, requests)
-        first = next(iter(requests))
-        answers = await ask_each(self, {first: requests[first]})
-        await reach(SEALING)
-        rest = {index: each for index, each in requests.items() if index != first}
-        return [*answers, *await ask_each(self, rest)]
+        if len(wanted) > 1 and all(isinstance(each, Seal) for each in wanted.values()):
+            first = next(iter(wanted))
+            answers = await ask_each(self, {first: wanted[first]})
+            await reach(SEALING)
+            rest = {index: each for index, each in wanted.items() if index != first}
+            return {**answers, **await ask_each(self, rest)}
+        answers = await ask_each(self, wanted)
+        if any(isinstance(each, Decide) for each in wanted.values()):
+            await reach(DECIDED)
+        return answers
 
     @functools.wraps(add)
     async def gated_add(
@@ -211,7 +206,6 @@ def install(gates: Gates) -> None:
     for owner, name, method in (
         (pipeline, "begin", gated_begin),
         (pipeline, "commit", gated_commit),
-        (pipeline, "_decide", gated_decide),
         (pipeline, "_ask_each", gated_ask_each),
         (attempt, "add", gated_add),
         (attempt, "end", gated_end),

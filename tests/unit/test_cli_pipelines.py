@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.runtime.cli_pipelines import Found, question_of, unknown
-from sublet.runtime.client_pipeline import PipelineProgress
+from sublet.runtime.pipeline_driver import PipelineProgress
 from sublet.runtime.pipeline_messages import KnownPipeline
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline asks of partitions, and in which order."""
+"""How a pipeline asks what its driver wants to know."""
 
 from __future__ import annotations
 
@@ -20,32 +20,35 @@ class FakeAsker:
     partition_count = 4
     message_bytes_max = 1_000_000
 
-    def __init__(self, refusing: int | None = None) -> None:
+    def __init__(self, refusing: int, error: Exception) -> None:
         self.asked: list[int] = []
         self._refusing = refusing
+        self._error = error
 
     async def ask(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
         self.asked.append(index)
         if index == self._refusing:
-            raise RejectedError("not now")
+            raise self._error
+        await asyncio.sleep(0)
         return Progress(-1)
 
     def begin(self, task: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         raise AssertionError("nothing is staged here")
 
 
-async def test_a_pipeline_is_forgotten_last_where_it_is_decided() -> None:
-    asker = FakeAsker()
-
-    await Pipeline(asker, "history", 0, "1s").forget()
-
-    assert (sorted(asker.asked), asker.asked[-1]) == ([0, 1, 2, 3], 0)
-
-
 async def test_a_pipeline_that_is_not_forgotten_everywhere_is_still_known() -> None:
-    asker = FakeAsker(refusing=2)
+    asker = FakeAsker(refusing=2, error=RejectedError("not now"))
 
     with pytest.raises(RejectedError, match="not now"):
         await Pipeline(asker, "history", 0, "1s").forget()
 
     assert sorted(asker.asked) == [1, 2, 3]
+
+
+async def test_an_error_of_one_partition_is_raised_as_it_is_when_all_have_answered() -> None:
+    asker = FakeAsker(refusing=0, error=RuntimeError("the client is closed"))
+
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        await Pipeline(asker, "history", 0, "1s").progress()
+
+    assert sorted(asker.asked) == [0, 1, 2, 3]
