@@ -98,6 +98,10 @@ class Inbox:
         self.ahead.setdefault(source, set()).add(number)
         return True
 
+    def begin(self, source: str, first: int) -> None:
+        """The first message of a new source has this number, and not 1."""
+        self.received[source] = self.reached[source] = first - 1
+
     def forget(self, source: str) -> None:
         self.received.pop(source, None)
         self.taken.pop(source, None)

@@ -212,7 +212,8 @@ class Pipeline:
         return found
 
     async def forget(self) -> None:
-        """Let nothing be known of it any longer. Its name must not be used again."""
+        """Let nothing be known of it any longer. Who uses its name again is a new pipeline: nothing
+        of the former one may still be under way."""
         await self._tell(self._driver.forget())
 
     # Requests

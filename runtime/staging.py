@@ -85,6 +85,8 @@ RUNS_KNOWN_MAX = 16
 DECISION_MARK = "="
 """Begins the ids of decisions, to keep them apart from those of pipelines."""
 DESCRIPTION_MARK = "#"
+FLOOR = "^"
+"""The id of the record that says from where on the rows of new pipelines are numbered."""
 DESCRIPTIONS_BYTES_MAX = 16 * 1024 * 1024
 """What pipelines have said of themselves in one partition, which every owner has in memory."""
 
@@ -106,6 +108,8 @@ class Part(msgspec.Struct, array_like=True, tag="part"):
     """When its rows should be done, on the partition's clock."""
     generation: int = 0
     assigns: bool = False
+    is_spared: bool = False
+    """A new owner has let it live for longer; the next one does not."""
 
     @property
     def id(self) -> str:
@@ -128,7 +132,15 @@ class Pipeline(msgspec.Struct, array_like=True, tag="pipeline"):
     assigns: bool = False
 
 
-Stored = Part | Pipeline | Decision | Description
+class Floor(msgspec.Struct, array_like=True, tag="floor"):
+    """What is stored of all pipelines that were forgotten. Their rows that wait for a retry and
+    their dead letters go by their numbers, so nobody who has their name may use those again."""
+
+    next: int = 1
+    """No row was ever numbered like this, or higher."""
+
+
+Stored = Part | Pipeline | Decision | Description | Floor
 
 _decode_request = msgspec.msgpack.Decoder(Request | Survey).decode
 _decode_stage = msgspec.msgpack.Decoder(Stage).decode
@@ -139,7 +151,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class Handled:
     """The answer to a request, and what has to be in the commit with it."""
 
-    __slots__ = ("answer", "error", "forgotten", "records")
+    __slots__ = ("answer", "begins", "error", "forgotten", "records")
 
     def __init__(
         self,
@@ -147,12 +159,15 @@ class Handled:
         records: Sequence[Record] = (),
         error: ErrorInfo | None = None,
         forgotten: str = "",
+        begins: tuple[str, int] | None = None,
     ) -> None:
         self.answer = answer
         self.records = records
         self.error = error
         self.forgotten = forgotten
         """The source of a pipeline whose numbers need not be known any longer."""
+        self.begins = begins
+        """The source of a pipeline whose first row has this number, and not 1."""
 
 
 class _Flow:
@@ -279,6 +294,7 @@ class Staging:
         self._partition_count = partition_count
         self._flows: dict[str, _Flow] = {}
         """By source."""
+        self._floor = Floor()
         self._decisions: dict[str, Decision] = {}
         self._descriptions: dict[str, Description] = {}
         self._descriptions_bytes = 0
@@ -286,6 +302,8 @@ class Staging:
         self._check_columns = check_columns
         self._with_dead: set[str] = set()
         """Pipelines of which more rows are dead letters than is stored."""
+        self._spared: dict[str, Part] = {}
+        """Parts of which it is not stored that they were."""
         self._part_count = 0
         self._staging: dict[str, None] = {}
         """Sources that have rows here which are not sealed, those first that have them longest."""
@@ -311,6 +329,8 @@ class Staging:
                 self._decisions[record.id.removeprefix(DECISION_MARK)] = stored
             elif isinstance(stored, Description):
                 self._describe_as(record.id.removeprefix(DESCRIPTION_MARK), stored)
+            elif isinstance(stored, Floor):
+                self._floor = stored
             else:
                 flow = self._flow(record.id)
                 flow.stored, flow.assigns = stored, stored.assigns
@@ -324,7 +344,10 @@ class Staging:
                 self.sealed_rows += part.count
                 self.hungry[PIPELINE_MARK + part.pipeline] = flow
             else:
-                part.orphan_ms = max(part.orphan_ms, clock_ms + ORPHAN_SPARED_MS)
+                spared_ms = clock_ms + ORPHAN_SPARED_MS
+                if part.orphan_ms < spared_ms and not part.is_spared:
+                    part.orphan_ms, part.is_spared = spared_ms, True
+                    self._spared[part.id] = part
                 self._staged(flow, part)
                 flow.generation = max(flow.generation, part.generation)
 
@@ -525,7 +548,7 @@ class Staging:
 
     def _seal(self, asked: Seal, clock_ms: int) -> Handled:
         flow = self._flow(asked.pipeline)
-        stored = flow.stored or Pipeline()
+        stored = flow.stored or Pipeline(next=self._floor.next)
         if asked.batch <= stored.sealed:
             return Handled(flow.progress())
         chosen, refusal = self._chosen(asked, flow)
@@ -542,11 +565,13 @@ class Staging:
             records.append(_stored_part(part))
         for part in [each for each in flow.staged.values() if each.batch <= asked.batch]:
             records += self._dropped(flow, part)
+        source = PIPELINE_MARK + asked.pipeline
+        begins = (source, stored.next) if flow.stored is None and stored.next > 1 else None
         flow.stored = Pipeline(asked.batch, following, stored.dead, bool(flow.assigns))
         records.append(Record(STAGING, asked.pipeline, _encode(flow.stored)))
         if flow.hungry:
-            self.hungry[PIPELINE_MARK + asked.pipeline] = flow
-        return Handled(flow.progress(), records)
+            self.hungry[source] = flow
+        return Handled(flow.progress(), records, begins=begins)
 
     def _chosen(self, asked: Seal, flow: _Flow) -> tuple[list[Part], str | None]:
         """Return the parts that count, in order; or what is wrong about them."""
@@ -655,6 +680,9 @@ class Staging:
         self._describe_as(asked.pipeline, None)
         for mark in ("", DECISION_MARK, DESCRIPTION_MARK):
             records.append(Record(STAGING, mark + asked.pipeline, None))
+        if flow.stored is not None and flow.stored.next > self._floor.next:
+            self._floor = Floor(flow.stored.next)
+            records.append(Record(STAGING, FLOOR, _encode(self._floor)))
         return Handled(Progress(-1), records, forgotten=source)
 
     def _dropped(self, flow: _Flow, part: Part) -> list[Record]:
@@ -698,13 +726,28 @@ class Staging:
                 name = source.removeprefix(PIPELINE_MARK)
                 records.append(Record(STAGING, name, _encode(flow.stored)))
         self._with_dead.clear()
+        for id_, part in self._spared.items():
+            if not part.first and self._is_staged(id_, part):
+                records.append(_stored_part(part))
+        self._spared.clear()
         return records
+
+    def _is_staged(self, id_: str, part: Part) -> bool:
+        flow = self._flows.get(PIPELINE_MARK + part.pipeline)
+        return flow is not None and id_ in flow.staged
 
     def died(self, source: str) -> None:
         """A row of a pipeline has become a dead letter, in the commit that comes next."""
         flow = self._flows.get(source)
         if flow is not None and flow.stored is not None:
             flow.stored.dead += 1
+            self._with_dead.add(source)
+
+    def revived(self, source: str) -> None:
+        """A row of a pipeline is no dead letter any more, after the commit that comes next."""
+        flow = self._flows.get(source)
+        if flow is not None and flow.stored is not None and flow.stored.dead:
+            flow.stored.dead -= 1
             self._with_dead.add(source)
 
     def parked(self, source: str, number: int) -> None:

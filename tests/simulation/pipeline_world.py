@@ -52,6 +52,7 @@ from tests.simulation.world import Mutant, World
 
 LOOK_EVERY_MS = 3.0
 DRIVERS_MAX = 4
+LIVES_MAX = 3
 RETRIES_MAX = 2_000
 COLUMNS_FACTOR = 10
 """What a few rows weigh as columns of Arrow, times what they weigh as rows."""
@@ -72,11 +73,13 @@ _encode = msgspec.msgpack.encode
 class Pipeline:
     """What outlives its drivers: the log of batches that are done, and what is true of them."""
 
-    def __init__(self, world: PipelineWorld, name: str, function: str) -> None:
+    def __init__(self, world: PipelineWorld, name: str, function: str, life: int = 1) -> None:
         self.world = world
         self.name = name
         self.function = function
-        self.chance = random.Random(f"{name} {world.seed}")
+        self.life = life
+        """A name that was forgotten may be used again."""
+        self.chance = random.Random(f"{name} {life} {world.seed}")
         self.batch_count = self.chance.randint(1, 4)
         keyed = world.functions[function].kind == "keyed"
         self.assigns = keyed and random.Random(f"states {name} {world.seed}").random() < 0.3
@@ -85,7 +88,7 @@ class Pipeline:
         """Its rows come as columns of Arrow, some of them."""
         self.has_runs = random.Random(f"runs {name} {world.seed}").random() < 0.5
         """Its tasks begin the run of their driver by themselves."""
-        end_chance = random.Random(f"end {name} {world.seed}")
+        end_chance = random.Random(f"end {life} {name} {world.seed}")
         self.ends_complete = end_chance.random() < 0.7
         self.ends_forgotten = end_chance.random() < 0.4
         self.logged = -1
@@ -101,6 +104,16 @@ class Pipeline:
         self.is_forgotten = False
         """Or about to be."""
         self.finished = False
+        self.is_followed = False
+
+    def ended_forgotten(self) -> None:
+        """Nothing is known of it any more, so somebody may use its name."""
+        if not self.finished and self.life < LIVES_MAX and self.chance.random() < 0.6:
+            self.is_followed = True
+            following = Pipeline(self.world, self.name, self.function, self.life + 1)
+            self.world.pipelines.append(following)
+            self.world.after(self.chance.random() * 20, following.begin)
+        self.finished = True
 
     def begin(self) -> None:
         """Let a driver go on behind what is logged."""
@@ -127,7 +140,8 @@ class Pipeline:
         return parts
 
     def _row(self, batch: int, name: str) -> Row:
-        uid, amount = f"{self.name}.{batch}.{name}", self.chance.randint(1, 9)
+        life = "'" * (self.life - 1)
+        uid, amount = f"{self.name}{life}.{batch}.{name}", self.chance.randint(1, 9)
         payload: list[Any] = ["add", uid, amount]
         if self.chance.random() < 0.15 and not self.assigns:
             payload = ["fail", uid, amount, self.chance.randint(1, ATTEMPTS - 1)]
@@ -252,7 +266,9 @@ class Driver:
                 return
             pipeline.is_forgotten = True
         yield from self._tell(self._driver.forget(), self.client)
-        pipeline.finished = True
+        # One that died while it forgot may still be heard.
+        yield pipeline.said
+        pipeline.ended_forgotten()
 
     def _bring_all(self) -> Steps[None]:
         pipeline, chance = self.pipeline, self.chance
@@ -404,7 +420,7 @@ class PipelineOracle(Oracle):
         for name, tables in self._pipelines.backend.partitions.items():
             self._check_staging(name, tables.records)
             for pipeline in self._pipelines.pipelines:
-                if pipeline.is_forgotten:
+                if pipeline.is_forgotten and not pipeline.is_followed:
                     self._check_forgotten(pipeline.name, name)
 
     def tried_by(self, function: str) -> set[str]:

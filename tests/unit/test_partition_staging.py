@@ -31,11 +31,19 @@ from sublet.runtime.pipeline_messages import (
     Survey,
     assignments,
 )
-from sublet.runtime.staging import ORPHAN_MS, ORPHAN_SPARED_MS, RUNS_KNOWN_MAX
+from sublet.runtime.staging import FLOOR, ORPHAN_MS, ORPHAN_SPARED_MS, RUNS_KNOWN_MAX
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import PARKED, STAGED, STAGING, Outcome
-from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, batch, make_function
+from sublet.statestore.contract import DEAD, PARKED, STAGED, STAGING, Outcome
+from tests.unit.partition_harness import (
+    BROKEN,
+    CLIENT,
+    NAME,
+    REJECTED,
+    Owner,
+    batch,
+    make_function,
+)
 
 Q = "query"
 SOURCE = "|query"
@@ -717,7 +725,7 @@ def test_a_pipeline_is_forgotten_when_its_rows_are_done() -> None:
     done_keys(owner)
     assert driver.ask(Forget(Q)) == [-1, 0, 0, 0]
     assert nothing_is_left(owner)
-    assert not owner.records(STAGING)
+    assert list(owner.records(STAGING)) == [FLOOR]
     assert SOURCE not in owner.backend.partitions[NAME].inbox
     assert driver.ask(Forget(Q)) == [-1, 0, 0, 0]
 
@@ -885,3 +893,92 @@ def test_rows_that_wait_for_their_keys_have_not_been_taken() -> None:
     assert waiting() == 5
     assert sorted(done_keys(heir)) == ["a", "a", "a", "a", "b"]
     assert waiting() == 0
+
+
+# A name that is used again
+
+
+def sealed_row(driver: Driver, key: str, **told: Any) -> None:
+    """Bring one row, and let its run end as it is told."""
+    driver.ask(stage([key]))
+    driver.say(seal(("a", 1, 1)))
+    while not driver.owner.runs:
+        driver.owner.commit()
+    assert driver.owner.keys_running() == [[key]]
+    driver.owner.finish(**told)
+    driver.owner.settle()
+
+
+def test_rows_of_a_forgotten_pipeline_that_wait_for_a_retry_outlive_who_uses_its_name_again() -> (
+    None
+):
+    owner = Owner()
+    driver = Driver(owner)
+    sealed_row(driver, "a", failed={0: BROKEN})
+    assert driver.ask(Forget(Q)) == [-1, 0, 0, 0]
+    sealed_row(driver, "b", failed={0: BROKEN})
+    assert list(owner.records(PARKED)) == ["|query:1", "|query:2"]
+    heir = owner.take_over()
+    ran: list[str] = []
+    for _ in range(10):
+        heir.pass_time(10_000)
+        while heir.runs:
+            ran += heir.finish().keys
+        heir.settle()
+    assert sorted(ran) == ["a", "b"]
+    assert Driver(heir, "~d").ask(Ask(Q)) == [0, 0, 0, 0]
+
+
+def test_dead_letters_of_a_forgotten_pipeline_outlive_who_uses_its_name_again() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    for key in ("a", "b"):
+        sealed_row(driver, key, failed={0: REJECTED})
+        driver.ask(Forget(Q))
+    assert list(owner.records(DEAD)) == ["|query:1", "|query:2"]
+
+
+def test_where_a_name_is_used_again_its_rows_run_once_with_the_next_owner_too() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    sealed_row(driver, "a")
+    driver.ask(Forget(Q))
+    driver.ask(stage(["b", "c"]))
+    driver.say(seal(("a", 1, 2)))
+    while owner.commits:
+        owner.commit()
+    heir = owner.take_over()
+    while not heir.runs:
+        heir.load_staged()
+    assert heir.keys_running() == [["b", "c"]]
+    heir.finish()
+    heir.settle()
+    assert owner.backend.partitions[NAME].inbox[SOURCE] == 3
+    assert not heir.records(STAGED)
+
+
+def test_rows_that_nobody_seals_go_however_often_their_partition_has_a_new_owner() -> None:
+    owner = Owner()
+    Driver(owner).ask(stage(["a"]))
+    days = 0.0
+    while owner.records(STAGED):
+        days += 0.9
+        assert days < 10
+        owner.pass_time(ORPHAN_SPARED_MS * 0.9)
+        # Any commit says that it was spared.
+        owner.arrive(1, ["x"], source=f"~c{days}")
+        owner.settle()
+        owner = owner.take_over()
+    assert days > ORPHAN_MS / ORPHAN_SPARED_MS
+
+
+def test_a_row_that_is_no_dead_letter_any_more_is_not_counted() -> None:
+    owner = Owner()
+    driver = Driver(owner)
+    sealed_row(driver, "a", failed={0: REJECTED})
+    assert driver.ask(Ask(Q)) == [0, 0, 0, 1]
+    owner.partition.dead_letter_taken("|query:1", None, object(), owner.now_ms)
+    owner.collect()
+    owner.settle()
+    assert driver.ask(Ask(Q)) == [0, 0, 0, 0]
+    assert Driver(owner.take_over(), "~d").ask(Ask(Q)) == [0, 0, 0, 0]
