@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import timedelta
 
@@ -16,6 +15,9 @@ _UNITS_MS = {
 }
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)\s*", re.ASCII)
 
+LENGTH_MS_MAX = 10_000 * 366 * _UNITS_MS["d"]
+"""Ten thousand years. A time that lies so far ahead is still a number that every store can hold."""
+
 Duration = str | timedelta | int | float
 """`"50ms"`, `"1.5s"`, `timedelta(seconds=2)`, or a number of milliseconds."""
 
@@ -24,7 +26,7 @@ def milliseconds(duration: Duration | object) -> float:
     """Return a length of time in milliseconds; `ValueError` or `TypeError` for anything else.
 
     A text is a number and one unit: us, ms, s, m (minutes), h or d. A bare number is already
-    milliseconds. Negative and infinite lengths are refused.
+    milliseconds. Negative lengths are refused, and those above ten thousand years.
     """
     if isinstance(duration, str):
         match = _FORM.fullmatch(duration)
@@ -40,7 +42,7 @@ def milliseconds(duration: Duration | object) -> float:
             raise ValueError(_refusal(duration)) from None
     else:
         raise TypeError(_refusal(duration))
-    if not 0 <= length_ms < math.inf:
+    if not 0 <= length_ms <= LENGTH_MS_MAX:
         raise ValueError(_refusal(duration))
     return length_ms
 
@@ -48,5 +50,5 @@ def milliseconds(duration: Duration | object) -> float:
 def _refusal(duration: object) -> str:
     return (
         f"{duration!r:.80} is not a duration; allowed: a text such as '50ms', '1.5s', '2m', '1h' "
-        "or '7d', a timedelta, or a number of milliseconds, not negative"
+        "or '7d', a timedelta, or a number of milliseconds, not negative, below 10,000 years"
     )

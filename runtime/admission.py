@@ -29,11 +29,14 @@ from sublet.runtime.staging import Staging
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress
 from sublet.runtime.work import Chunk
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import EXPIRED, Record
+from sublet.statestore.contract import EXPIRED, SILENT, Record
 
 CLIENT_TTL_MS = 24 * 3_600_000
 CLIENT_SILENT_MS = 60_000
 """A client that says nothing for so long loses its replies where there is no room for more."""
+SILENCE_NOTED_MS = 120_000
+"""After so long it is on record since when a client is silent: however often a partition has a new
+owner, nobody is known for ever."""
 OWED_BYTES_MAX = 128 * 1024 * 1024
 """Replies of a partition that clients have not taken."""
 GONE_CLIENTS_MAX = 10_000
@@ -47,16 +50,52 @@ DONE_AT_ONCE = (Kind.WITHDRAW, Kind.STAGE)
 class Clients:
     """When each client was heard of, and which have left while messages of theirs are open."""
 
-    __slots__ = ("expired", "gone", "seen_ms")
+    __slots__ = ("_noted", "expired", "gone", "seen_ms")
 
     def __init__(
-        self, sources: Iterable[str], now_ms: float, expired: Sequence[Record] = ()
+        self,
+        sources: Iterable[str],
+        now_ms: float,
+        clock_ms: int,
+        expired: Sequence[Record] = (),
+        silent: Sequence[Record] = (),
     ) -> None:
         self.seen_ms: dict[str, float] = {source: now_ms for source in sources if is_client(source)}
+        self._noted = {each.id for each in silent}
+        """Those of whom it is on record since when they are silent."""
+        for each in silent:
+            left_ms = (each.due_ms or 0) - clock_ms
+            self.seen_ms[each.id] = now_ms + min(left_ms, CLIENT_TTL_MS) - CLIENT_TTL_MS
         self.gone: dict[str, None] = {}
         """What they have sent still runs; of their replies and numbers nothing is kept."""
         self.expired: dict[str, int] = {each.id: each.due_ms or 0 for each in expired}
         """Who has lost replies, and until when that is remembered, on the partition's clock."""
+
+    def heard(self, client: str, now_ms: float) -> Record | None:
+        """A client says something; return what has to be in the next commit, if anything has."""
+        self.seen_ms[client] = now_ms
+        return self._unnoted(client)
+
+    def forget(self, client: str) -> Record | None:
+        """Forget when a client was heard of; return what has to be in the next commit."""
+        self.seen_ms.pop(client, None)
+        return self._unnoted(client)
+
+    def _unnoted(self, client: str) -> Record | None:
+        if client not in self._noted:
+            return None
+        self._noted.remove(client)
+        return Record(SILENT, client, None)
+
+    def note_silent(self, now_ms: float, clock_ms: int) -> list[Record]:
+        """Return the records that say who is silent, and when it is to be forgotten."""
+        records: list[Record] = []
+        for client, seen_ms in self.seen_ms.items():
+            if now_ms - seen_ms > SILENCE_NOTED_MS and client not in self._noted:
+                self._noted.add(client)
+                due_ms = clock_ms - int(now_ms - seen_ms) + CLIENT_TTL_MS
+                records.append(Record(SILENT, client, b"\xc0", due_ms))
+        return records
 
     def expire(self, client: str, clock_ms: int) -> Record:
         """Remember that a client has lost its replies; return the record of it."""

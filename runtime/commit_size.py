@@ -22,7 +22,7 @@ class CommitSize:
 
     def __init__(self, messages_max: int, *, is_heavy: bool = False) -> None:
         """No commit has more messages than `messages_max`. If commits are known to be heavy, they
-        begin with one message or two, and grow with what they hold."""
+        begin with one message, and grow with what they hold."""
         self._message_bytes = float(COMMIT_BYTES_MAX) if is_heavy else 0.0
         """What one message adds to a commit, about: its replies, messages and state."""
         self._free_bytes = COMMIT_BYTES_MAX / messages_max
@@ -45,9 +45,9 @@ class CommitSize:
         self._message_bytes = each if each > known else 0.8 * known + 0.2 * each
         self.is_heavy = self._message_bytes > self._free_bytes
 
-    def has_room_for(self, message_count: int) -> bool:
-        """Tell whether a commit of so many messages is not too large."""
-        return message_count * self._message_bytes <= COMMIT_BYTES_MAX
+    def has_room_behind(self, message_count: int) -> bool:
+        """Tell whether a commit that holds so many messages has room for one more."""
+        return message_count * self._message_bytes < COMMIT_BYTES_MAX
 
     def batch_size(self, limit: int) -> int:
         """Return how many messages may run together, at most `limit` and at least one."""

@@ -208,7 +208,10 @@ class Exchange:
 
     def lost(self, partition: str, outcome: Outcome) -> None:
         _log.warning("lost a partition", partition=partition, outcome=outcome.value)
-        self.on_lost()
+        # What the store refuses would be brought again at once, and again: it waits for the next
+        # heartbeat instead.
+        if outcome is not Outcome.REFUSED:
+            self.on_lost()
 
     # From partitions to others
 

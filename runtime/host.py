@@ -260,9 +260,10 @@ class Host:
         self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
         """Partition and message to the timeouts of the calls that its handler awaits."""
         self._left_lately: set[str] = set()
-        self._heavy: set[str] = set()
-        """Partitions whose last commit was too large for the store."""
         """Partitions that are not here since this turn of the loop."""
+        self._heavy: dict[str, frozenset[str]] = {}
+        """Partitions whose last commit was too large for the store, with the ids of the messages
+        that were alone in one."""
         self._pump_planned = False
         self._turns = FrameTurns()
         self.lending: Lending | None = None
@@ -350,9 +351,10 @@ class Host:
             expected=expected_sources(function, self._partition_counts),
             downstream=downstream_partitions(function.name, self._functions.values()),
             is_heavy=name in self._heavy,
+            unstorable=self._heavy.get(name, ()),
             snapshot_room=self.snapshot_room,
         )
-        self._heavy.discard(name)
+        self._heavy.pop(name, None)
         place = Place(
             name,
             function,
@@ -392,7 +394,7 @@ class Host:
             self._left(hosted, end)
         else:
             if end.outcome is Outcome.REFUSED:
-                self._heavy.add(hosted.partition.name)
+                self._heavy[hosted.partition.name] = end.unstorable
             self.remove(hosted.partition.name)
             self._outside.lost(hosted.partition.name, end.outcome)
 

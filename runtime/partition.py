@@ -102,6 +102,17 @@ def _check_columns(function: Function) -> Callable[[msgspec.Raw], None]:
     return check
 
 
+UNSTORABLE = Failure(
+    ErrorInfo(
+        "too_large",
+        "what it changes, sends and answers is more than the store takes in one commit: change "
+        "fewer keys or rows at a time",
+    ),
+    retryable=False,
+)
+UNSTORABLE_AWAITED_MAX = 1_000
+"""So many messages run one by one until those that cannot be stored have come; they may have been
+taken back."""
 BACKGROUND_MESSAGES_MAX = 200
 """Messages of the lowest urgency in one commit of a partition, while others are expected: these
 would have to wait for it."""
@@ -128,6 +139,7 @@ class Partition:
         timers_loaded_max: int = LOADED_MAX,
         merger: Merger | None = None,
         is_heavy: bool = False,
+        unstorable: Collection[str] = (),
         snapshot_room: SnapshotRoom | None = None,
     ) -> None:
         """Without urgency, what came first is the most urgent; without a curve of costs,
@@ -136,8 +148,9 @@ class Partition:
 
         `expected` are the sources whose watermarks are waited for, `downstream` the partitions
         that wait for those of this one. With a `merger`, messages may run in parts. If a commit
-        was too large for the store, it `is_heavy`: commits are small at first. All partitions of a
-        worker share the room for snapshots.
+        was too large for the store, it `is_heavy`: commits are small at first; messages that were
+        alone in such a commit are `unstorable`, and fail. All partitions of a worker share the
+        room for snapshots.
         """
         self.name = name
         self.function = function
@@ -169,7 +182,9 @@ class Partition:
         self._egress = EgressRetention(
             recovered.egress, recovered.egress_marks, limits, partition=name
         )
-        self._sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max)
+        self._sealer = Sealer(
+            name, self._outbox, self._egress, limits.message_bytes_max, recovered.token
+        )
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
         self._queue = WorkQueue(name, function, self._inbox, self._urgency, curve, limits, now_ms)
@@ -197,6 +212,9 @@ class Partition:
         self._sealed_ms = now_ms
         self._unrecorded: Work | None = None
         self._commit_size = CommitSize(limits.commit_messages_max, is_heavy=is_heavy)
+        self._unstorable = set(unstorable)
+        """Until they have failed, messages run one by one."""
+        self._unstorable_awaited = 0
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
             function,
@@ -220,7 +238,13 @@ class Partition:
         self.snapshots = Snapshots(name, snapshot_room or SnapshotRoom(limits.snapshot_bytes_max))
         self._loading_old: Sequence[str] = ()
         """Keys whose old states the commit under way waits for."""
-        self._clients = Clients((*recovered.inbox, *ahead), now_ms, recovered.expired)
+        self._clients = Clients(
+            (*recovered.inbox, *ahead),
+            now_ms,
+            self.clock_ms(now_ms),
+            recovered.expired,
+            recovered.silent,
+        )
         self._gone = self._clients.gone
         self._endings = Endings(
             name,
@@ -322,7 +346,8 @@ class Partition:
                 self.counters.refused += batch.count
                 self.effects.append(Refuse(self._admission.expired(batch)))
                 return
-            self._clients.seen_ms[source] = now_ms
+            if (heard := self._clients.heard(source, now_ms)) is not None:
+                self._endings.pending.record(heard)
             self._gone.pop(source, None)
             if batch.kind is Kind.REPLY:
                 return  # Nobody has called a client, so there is nothing that it could answer.
@@ -460,10 +485,12 @@ class Partition:
         self._forget_client(client, now_ms)
 
     def _forget_client(self, client: str, now_ms: float) -> None:
-        self._clients.seen_ms.pop(client, None)
+        forgotten = self._clients.forget(client)
         self._admission.told.discard(client)
         if self.stopped:
             return
+        if forgotten is not None:
+            self._endings.pending.record(forgotten)
         self.progress.source_gone(client)
         if self._inbox.knows(client) or client in self._outbox.sent:
             if client in self._inbox.ahead:
@@ -576,6 +603,8 @@ class Partition:
             self._pace.learn(self.function, result.cut_at or work.count, result.elapsed_ms)
         if self._queue.batching is not None:
             self._queue.batching.ended(work.count, self._backlog.count, now_ms)
+        if self._commit_size.is_heavy or self._unstorable:
+            result = self._told_apart(work, result)
         self._gather(work, result)
         if work.spans and result.is_plain:
             self._endings.consume_spans(work.spans, result.values, now_ms)
@@ -584,6 +613,27 @@ class Partition:
         if self._lent.parts:
             self._merge_all(now_ms)
         self._advance(now_ms)
+
+    def _told_apart(self, work: Work, result: RunResult) -> RunResult:
+        """Note whose commit the next one is, in case that the store refuses it; return what
+        becomes of the run, if that has happened before."""
+        ids = work.message_ids()
+        self._endings.pending.ran += ids
+        if len(ids) > 1 or ids[0] not in self._unstorable or not result.is_plain:
+            self._unstorable_awaited += bool(self._unstorable)
+            if self._unstorable_awaited > UNSTORABLE_AWAITED_MAX:
+                self._unstorable.clear()
+            return result
+        self._let_fail(ids[0], result.rows)
+        failed = RunResult()
+        failed.values, failed.elapsed_ms = [None], result.elapsed_ms
+        failed.failed[0] = UNSTORABLE
+        return failed
+
+    def _let_fail(self, message_id: str, rows: Sequence[StateRow]) -> None:
+        """Forget what a message has changed in memory: it cannot be stored."""
+        self._unstorable.remove(message_id)
+        self.cells_suspect({row.key for row in rows})
 
     def _gather(self, work: Work, result: RunResult) -> None:
         """Put what a run has changed and sent into the next commit."""
@@ -645,6 +695,11 @@ class Partition:
         self._pace.learn(self.function, 1, step_ms)
         pending = self._endings.pending
         pending.must_flush = True
+        if self._commit_size.is_heavy or self._unstorable:
+            pending.ran.append(message_id)
+            if failure is None and message_id in self._unstorable:
+                self._let_fail(message_id, rows)
+                failure = UNSTORABLE
         if failure is not None:
             holds = self._endings.fail(waiting, failure, now_ms)
         else:
@@ -746,7 +801,9 @@ class Partition:
             return False
         if self.staging.fed_rows and self._background_room(now_ms) <= 0:
             return False
-        if (self._commit_size.is_heavy or self._suspect) and not self._may_start():
+        if (
+            self._commit_size.is_heavy or self._suspect or self._unstorable
+        ) and not self._may_start():
             return False
         if self._ready or len(self._awaiting) < self._limits.open_calls_max:
             return True
@@ -800,10 +857,10 @@ class Partition:
         return self.function.takes_columns and not self._running
 
     def _may_start(self) -> bool:
-        if self._commit_size.is_heavy:
+        if self._commit_size.is_heavy or self._unstorable:
             ahead = self._endings.pending.message_count
             ahead += sum([work.count for work in self._running.values()])
-            if not self._commit_size.has_room_for(ahead):
+            if (ahead and self._unstorable) or not self._commit_size.has_room_behind(ahead):
                 return False
         return not self._suspect or self._drop_suspect()
 
@@ -816,6 +873,8 @@ class Partition:
         return True
 
     def _batch_size(self) -> int:
+        if self._unstorable:
+            return 1
         function = self.function
         limit = function.batch_size_max or self._limits.batch_size_max
         if function.batch_size is not None:
@@ -963,7 +1022,9 @@ class Partition:
 
     def lends(self, *, in_parts: bool) -> bool:
         """Tell whether somebody else may run messages now."""
-        if self.stopped or self.leaving or self._runs_alone() or self._suspect:
+        if self.stopped or self.leaving or self._runs_alone():
+            return False
+        if self._suspect or self._unstorable:
             return False
         if self._is_next_commit_full():
             return False
@@ -1159,6 +1220,9 @@ class Partition:
         """Forget a dead letter; its message, if given, runs again as if it had just come."""
         self._endings.pending.record(Record(DEAD, letter, None))
         self._endings.dead_count -= 1
+        source = letter.rpartition(":")[0]
+        if is_pipeline(source):
+            self.staging.revived(source)
         if replayed is not None:
             # Without its idempotency key, under which its failure is on record as the answer.
             extra = msgspec.structs.replace(replayed.extra, idempotency_key="")
@@ -1234,6 +1298,10 @@ class Partition:
                 self._inbox.forget(handled.forgotten)
                 pending.inbox.pop(handled.forgotten, None)
                 pending.forgotten.append(handled.forgotten)
+            if handled.begins is not None:
+                pipeline, first = handled.begins
+                self._inbox.begin(pipeline, first)
+                pending.inbox[pipeline] = first - 1
             endings.took_ahead(source, batch.first + index)
         pending.must_flush = True
 
@@ -1352,6 +1420,9 @@ class Partition:
             self.client_gone(client, now_ms)
         # Another one by now, if somebody was forgotten.
         pending = self._endings.pending
+        for record in self._clients.note_silent(now_ms, self.clock_ms(now_ms)):
+            pending.record(record)
+            pending.must_flush = True
         for record in self._clients.forget_expired(self.clock_ms(now_ms)):
             pending.record(record)
         self.snapshots.expire(now_ms)
@@ -1431,6 +1502,8 @@ class Partition:
         if outcome is Outcome.UNKNOWN:
             self.effects.append(Store(commit))
             return
+        if outcome is Outcome.REFUSED and self._sealed is not None and len(self._sealed.ran) == 1:
+            self._unstorable.update(self._sealed.ran)
         if outcome in (Outcome.FENCED, Outcome.GAP, Outcome.REFUSED):
             self.stop(outcome)
             return
@@ -1534,7 +1607,7 @@ class Partition:
                 self._queue.unweigh_waiting(waiting)
         self._lent.clear()
         self.snapshots.clear()
-        self.effects.append(Stop(outcome))
+        self.effects.append(Stop(outcome, frozenset(self._unstorable)))
 
     @property
     def idle(self) -> bool:

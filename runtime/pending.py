@@ -79,6 +79,8 @@ class Pending:
         self.rows: list[StateRow] = []
         self.runs = 0
         """Whose rows these are: one run has at most one row for each place."""
+        self.ran: list[str] = []
+        """Ids of the messages that ran, while they have to be told apart."""
         self.inbox: dict[str, int] = {}
         self.ahead: set[str] = set()
         """Sources of which other messages than before are done ahead of their position."""
@@ -123,8 +125,12 @@ class Sealer:
         outbox: Outbox,
         egress: EgressRetention,
         reply_bytes_max: int,
+        token: str = "",
     ) -> None:
+        """`token` is that of the owner's acquisition."""
         self._partition = partition
+        self._token = token
+        self._mark = token.encode()
         self._outbox = outbox
         self._egress = egress
         self._reply_bytes_max = reply_bytes_max
@@ -151,7 +157,7 @@ class Sealer:
             partition=self._partition,
             epoch=epoch,
             index=index,
-            id=b"%d.%d" % (epoch, index),
+            id=b"%d.%d%b" % (epoch, index, self._mark),
             clock_ms=clock_ms,
             state=pending.rows if pending.runs < 2 else _latest(pending.rows),
             inbox=pending.inbox,
@@ -162,6 +168,7 @@ class Sealer:
             egress=egress,
             egress_trimmed=egress_trimmed,
             records=pending.records,
+            token=self._token,
         )
 
     def _pack_effects(

@@ -136,6 +136,8 @@ class Stop(NamedTuple):
     """The partition is not ours any more; forget it."""
 
     outcome: Outcome
+    unstorable: frozenset[str] = frozenset()
+    """Ids of messages of which it is known that no commit can hold what they bring."""
 
 
 class Left(NamedTuple):

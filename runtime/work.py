@@ -394,6 +394,16 @@ class Work:
         part.loading_ms, part.gathering_ms = self.loading_ms, self.gathering_ms
         return part, rest
 
+    def message_ids(self) -> list[str]:
+        """Return the ids of its messages, in order."""
+        if self.waiting:
+            return [each.message.id for each in self.waiting]
+        return [
+            f"{chunk.batch.source}:{chunk.batch.first + place}"
+            for chunk, start, stop in self.spans
+            for place in range(start, stop)
+        ]
+
     def locate(self, index: int) -> tuple[Chunk, int]:
         """Return the chunk of a message and its place in it (only for work made of spans)."""
         for chunk, start, stop in self.spans:

@@ -115,6 +115,8 @@ EGRESS = "egress"
 """How large and how old what is kept of an egress is; the id is its name."""
 EXPIRED = "expired"
 """Clients whose replies were dropped: what they send under this name is refused."""
+SILENT = "silent"
+"""Clients that have said nothing for long; `due_ms` is when they are forgotten."""
 STAGED = "staged"
 """Rows that a pipeline has brought; large, and read by id when their turn comes."""
 STAGING = "staging"
@@ -148,6 +150,8 @@ class Commit(msgspec.Struct, array_like=True, kw_only=True):
     egress_trimmed: dict[str, int] = {}
     """Egress to the first position that is still kept."""
     records: list[Record] = []
+    token: str = ""
+    """That of the acquisition whose owner this is of; see `Recovered`."""
 
 
 class Recovered(msgspec.Struct, kw_only=True):
@@ -169,12 +173,16 @@ class Recovered(msgspec.Struct, kw_only=True):
     watermarks: list[Record] = []
     egress_marks: list[Record] = []
     expired: list[Record] = []
+    silent: list[Record] = []
     staging: list[Record] = []
     dead_count: int
     empty: bool
     """True if the partition has no state at all: a key that is not in memory has none."""
     lost: bool = False
     """True if this is older than what the store has returned or committed here before."""
+    token: str = ""
+    """Of this acquisition alone, where the store may go back to older data: then an epoch is given
+    twice. An owner's commits have it."""
 
 
 class Store(Protocol):

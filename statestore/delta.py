@@ -40,6 +40,7 @@ class PackedCommit(msgspec.Struct, array_like=True, kw_only=True):
     egress: list[EgressEntry] = []
     egress_trimmed: dict[str, int] = {}
     records: list[RecordTuple] = []
+    token: str = ""
 
 
 _decoder = msgspec.msgpack.Decoder(PackedCommit)

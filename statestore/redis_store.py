@@ -39,6 +39,7 @@ from sublet.statestore.contract import (
     EXPIRED,
     JOURNAL,
     PARKED,
+    SILENT,
     STAGING,
     WATERMARK,
     Commit,
@@ -73,7 +74,7 @@ ARGUMENTS_MAX = 1_000_000
 _OUTCOMES = {each.value: each for each in Outcome}
 _COMMIT = function_name("commit")
 _ACQUIRE = function_name("acquire")
-_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED, STAGING)
+_RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED, SILENT, STAGING)
 
 
 class _Call:
@@ -124,8 +125,7 @@ class RedisStore:
             look_every_s=look_every_s,
         )
         self._registry = f"{prefix}:partitions"
-        # Of each partition what its last acquisition here has written: if that was lost, an owner
-        # must be fenced, even if others have counted the epochs up to its own again.
+        # Of each partition what its last acquisition here has written.
         self._tokens: dict[str, str] = {}
         # Partition to the epoch and index that were there for certain: none older may come after.
         self._known: dict[str, tuple[int, int]] = {}
@@ -172,7 +172,7 @@ class RedisStore:
         lost = known is not None and (int(epoch) <= known[0] or int(index) < known[1])
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
-        parked, journal, ahead, watermarks, egress_marks, expired, staging = [
+        parked, journal, ahead, watermarks, egress_marks, expired, silent, staging = [
             await self._all_records(key, kind, page)
             for kind, page in zip(_RECOVERED, pages, strict=True)
         ]
@@ -195,10 +195,12 @@ class RedisStore:
             watermarks=watermarks,
             egress_marks=egress_marks,
             expired=expired,
+            silent=silent,
             staging=staging,
             dead_count=dead_count,
             empty=key_count == 0,
             lost=lost,
+            token=token,
         )
 
     async def _check_unchanged(self, partition: str, token: str, epoch: int) -> None:
@@ -268,9 +270,7 @@ class RedisStore:
             if call is None or not call.has_room(len(packed[position])):
                 call = open_calls[slot] = _Call()
                 calls.append(call)
-            # Who was not acquired here is known by its epoch alone.
-            token = self._tokens.get(commit.partition, "")
-            call.add(position, key, token, packed[position])
+            call.add(position, key, commit.token, packed[position])
         return calls
 
     def _emitters_key(self, egress: str) -> str:

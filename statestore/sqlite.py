@@ -38,7 +38,14 @@ from sublet.statestore.sqlite_file import (
     transaction,
 )
 from sublet.statestore.sqlite_fold import DEFAULT_FOLD_POLICY, FoldPolicy, Owned
-from sublet.statestore.sqlite_writer import AcquireJob, CommitJob, FoldJob, Reply, Writer
+from sublet.statestore.sqlite_writer import (
+    AcquireJob,
+    CommitJob,
+    FoldJob,
+    Reply,
+    Writer,
+    tell_refused,
+)
 
 T = TypeVar("T")
 
@@ -84,9 +91,16 @@ class SqliteStore:
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         encode = self._encoder.encode
         parameters: list[Any] = []
-        for each in commits:
-            packed = encode(each)
-            parameters += (each.partition, each.epoch, each.index, each.id, each.clock_ms, packed)
+        try:
+            for each in commits:
+                head = (each.partition, each.epoch, each.index, each.id, each.clock_ms)
+                parameters += (*head, encode(each))
+        except OverflowError as error:
+            # Sending it again cannot help, so its owner must hear of it; the others go on.
+            if len(commits) == 1:
+                tell_refused(commits[0], error)
+                return [Outcome.REFUSED]
+            return [outcome for each in commits for outcome in await self.commit([each])]
         if not parameters:
             return []
         reply = Reply()

@@ -100,7 +100,7 @@ class FoldJob:
     last: bool = False
 
 
-def _tell_refused(commit: Commit, error: Exception) -> None:
+def tell_refused(commit: Commit, error: Exception) -> None:
     log.error("commit_refused", partition=commit.partition, error=str(error))
 
 
@@ -234,7 +234,7 @@ class Writer:
                 group[0].reply.send(self._commit_singly(group[0]))
             else:
                 (commit,) = group[0].commits
-                _tell_refused(commit, error)
+                tell_refused(commit, error)
                 group[0].reply.send([Outcome.REFUSED])
         except sqlite3.Error as error:
             self._note_failure(error)
@@ -249,7 +249,7 @@ class Writer:
             try:
                 outcomes += self._apply([commit], job.parameters[start : start + STEP_WIDTH])
             except IMPOSSIBLE_VALUE as error:
-                _tell_refused(commit, error)
+                tell_refused(commit, error)
                 outcomes.append(Outcome.REFUSED)
             except sqlite3.Error as error:
                 self._note_failure(error)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from sublet.functions.errors import UnavailableError
@@ -70,8 +71,13 @@ def emitted(egress: str, first: int, length: int = 1) -> EgressEntry:
     return EgressEntry(egress, first, length, f"{egress} {first}".encode())
 
 
+async def acquired(store: Store, worker: str) -> Recovered:
+    """Return what a new owner finds, without what is of its acquisition alone."""
+    return msgspec.structs.replace(await store.acquire(P, worker), token="")
+
+
 async def test_a_new_partition_is_empty_and_its_epoch_is_one(store: Store) -> None:
-    assert await store.acquire(P, "worker") == Recovered(
+    assert await acquired(store, "worker") == Recovered(
         epoch=1,
         index=0,
         clock_ms=0,
@@ -290,7 +296,7 @@ async def test_a_new_owner_finds_every_table(make_store: MakeStore) -> None:
     await store.close()
 
     other = make_store()
-    assert await other.acquire(P, "other") == Recovered(
+    assert await acquired(other, "other") == Recovered(
         epoch=2,
         index=2,
         clock_ms=80,

@@ -21,6 +21,7 @@ from sublet.statestore.contract import (
     IDEMPOTENCY,
     JOURNAL,
     PARKED,
+    SILENT,
     STAGED,
     STAGING,
     TIMER,
@@ -52,6 +53,7 @@ KINDS = (
     DEAD,
     EGRESS,
     EXPIRED,
+    SILENT,
     STAGED,
     STAGING,
 )
@@ -192,6 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert recovered.watermarks == model.of_kind(WATERMARK)
         assert recovered.egress_marks == model.of_kind(EGRESS)
         assert recovered.expired == model.of_kind(EXPIRED)
+        assert recovered.silent == model.of_kind(SILENT)
         assert recovered.staging == model.of_kind(STAGING)
         assert recovered.journal == model.of_kind(JOURNAL)
         assert recovered.dead_count == len(model.of_kind(DEAD))

@@ -35,7 +35,7 @@ PATIENCE_S = 20.0
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
 
 
-def numbered(epoch: int, index: int, size: int = 1, partition: str = P) -> Commit:
+def numbered(epoch: int, index: int, size: int = 1, partition: str = P, token: str = "") -> Commit:
     return Commit(
         partition=partition,
         epoch=epoch,
@@ -44,6 +44,7 @@ def numbered(epoch: int, index: int, size: int = 1, partition: str = P) -> Commi
         clock_ms=index,
         state=[StateRow("count", b"", b"%d" % index), StateRow(f"k{index}", b"", b"x" * size)],
         records=[Record(TIMER, f"t{index}", b"", index)],
+        token=token,
     )
 
 
@@ -264,8 +265,9 @@ async def test_owners_of_data_that_was_lost_are_stopped_even_under_their_own_epo
 ) -> None:
     server = start_redis()
     former, other = opened(server), opened(server)
-    epoch = (await former.acquire(P, "former")).epoch
-    assert await former.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    first = await former.acquire(P, "former")
+    epoch = first.epoch
+    assert await former.commit([numbered(epoch, 1, token=first.token)]) == [Outcome.DONE]
     if by == "FLUSHALL":
         server.ask("FLUSHALL")
     else:
@@ -276,9 +278,9 @@ async def test_owners_of_data_that_was_lost_are_stopped_even_under_their_own_epo
     # Others begin again, and come to the same epoch and index.
     recovered = await other.acquire(P, "other")
     assert (recovered.epoch, recovered.index) == (epoch, 0)
-    assert await other.commit([numbered(epoch, 1)]) == [Outcome.DONE]
+    assert await other.commit([numbered(epoch, 1, token=recovered.token)]) == [Outcome.DONE]
     with structlog.testing.capture_logs() as logged:
-        assert await settled(former, numbered(epoch, 2)) is Outcome.GAP
+        assert await settled(former, numbered(epoch, 2, token=first.token)) is Outcome.GAP
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
@@ -288,8 +290,25 @@ async def test_owners_of_data_that_was_lost_are_stopped_even_under_their_own_epo
                     continue
     assert again.epoch > epoch
     assert again.index == 1
-    assert await former.commit([numbered(again.epoch, 2)]) == [Outcome.DONE]
+    assert await former.commit([numbered(again.epoch, 2, token=again.token)]) == [Outcome.DONE]
     assert "redis_lost_its_data" in [each["event"] for each in logged]
+
+
+async def test_a_late_commit_of_an_acquisition_that_was_lost_is_not_taken_for_one_of_the_next(
+    start_redis: StartRedis, opened: Callable[..., RedisStore]
+) -> None:
+    server = start_redis()
+    store = opened(server)
+    lost = await store.acquire(P, "worker")
+    server.ask("FLUSHALL")
+    again = await store.acquire(P, "worker")
+    assert (again.epoch, again.index) == (lost.epoch, lost.index)
+
+    late = await store.commit([numbered(lost.epoch, 1, token=lost.token)])
+    done = await store.commit([numbered(again.epoch, 1, size=2, token=again.token)])
+    assert (late, done) == ([Outcome.GAP], [Outcome.DONE])
+    (stored,) = await store.load(P, ["k1"])
+    assert stored.value == b"xx"
 
 
 async def test_an_egress_is_found_again_after_the_data_was_lost(

@@ -51,7 +51,7 @@ async def opened() -> AsyncIterator[OpenStore]:
         await store.close()
 
 
-def numbered(epoch: int, index: int, partition: str = P, rows: int = 1) -> Commit:
+def numbered(epoch: int, index: int, partition: str = P, rows: int = 1, token: str = "") -> Commit:
     return Commit(
         partition=partition,
         epoch=epoch,
@@ -59,6 +59,7 @@ def numbered(epoch: int, index: int, partition: str = P, rows: int = 1) -> Commi
         id=b"commit %d" % index,
         clock_ms=index,
         state=[StateRow(f"k{number}", b"", b"%d" % index) for number in range(rows)],
+        token=token,
     )
 
 
@@ -124,13 +125,15 @@ async def test_older_data_is_noticed_by_every_owner_and_none_goes_on_as_if_nothi
 ) -> None:
     server = start_redis()
     former, later = opened(server), opened(server)
-    epoch, _ = await index_of(former)
+    first = await acquired(former)
+    epoch = first.epoch
     for index in (1, 2, 3):
-        assert await former.commit([numbered(epoch, index)]) == [Outcome.DONE]
+        assert await former.commit([numbered(epoch, index, token=first.token)]) == [Outcome.DONE]
     shutil.copytree(server.folder / "appendonlydir", tmp_path / "backup")
-    assert await former.commit([numbered(epoch, 4)]) == [Outcome.DONE]
-    assert await index_of(later) == (epoch + 1, 4)
-    assert await later.commit([numbered(epoch + 1, 5)]) == [Outcome.DONE]
+    assert await former.commit([numbered(epoch, 4, token=first.token)]) == [Outcome.DONE]
+    second = await acquired(later)
+    assert (second.epoch, second.index) == (epoch + 1, 4)
+    assert await later.commit([numbered(epoch + 1, 5, token=second.token)]) == [Outcome.DONE]
 
     server.kill()
     server.lose_data()
@@ -139,15 +142,18 @@ async def test_older_data_is_noticed_by_every_owner_and_none_goes_on_as_if_nothi
 
     with structlog.testing.capture_logs() as logged:
         # Whose taking over was lost, and who has never heard of it.
-        assert await settled(later, numbered(epoch + 1, 6)) is Outcome.GAP
-        assert await settled(former, numbered(epoch, 5)) is Outcome.GAP
+        assert await settled(later, numbered(epoch + 1, 6, token=second.token)) is Outcome.GAP
+        assert await settled(former, numbered(epoch, 5, token=first.token)) is Outcome.GAP
     assert events(logged).count("redis_lost_its_data") == 2
-    assert await index_of(former) == (epoch + 1, 3)
+    again = await acquired(former)
+    assert (again.epoch, again.index) == (epoch + 1, 3)
     for index in (4, 5):
-        assert await former.commit([numbered(epoch + 1, index)]) == [Outcome.DONE]
+        commit = numbered(epoch + 1, index, token=again.token)
+        assert await former.commit([commit]) == [Outcome.DONE]
     # The same epoch and the next index: what was given twice is told apart.
     with structlog.testing.capture_logs() as logged:
-        assert await later.commit([numbered(epoch + 1, 6)]) == [Outcome.GAP]
+        late = numbered(epoch + 1, 6, token=second.token)
+        assert await later.commit([late]) == [Outcome.GAP]
     assert events(logged) == ["redis_lost_its_data"]
 
 
@@ -190,12 +196,14 @@ async def test_a_loss_that_a_commit_has_told_is_not_told_again_nor_is_a_partitio
         assert await index_of(other) == (epoch + 1, 1)
         assert await other.commit([numbered(epoch + 1, 2)]) == [Outcome.DONE]
         assert await store.commit([numbered(epoch, 2)]) == [Outcome.FENCED]
-        assert not (await acquired(store)).lost
+        third = await acquired(store)
+        assert not third.lost
     assert told_losses(logged) == []
 
     server.ask("FLUSHALL")
     with structlog.testing.capture_logs() as logged:
-        assert await settled(store, numbered(epoch + 2, 3)) is Outcome.GAP
+        late = numbered(epoch + 2, 3, token=third.token)
+        assert await settled(store, late) is Outcome.GAP
         assert not (await acquired(store)).lost
     assert len(told_losses(logged)) == 1
 

@@ -367,6 +367,19 @@ async def test_a_commit_that_no_table_can_hold_is_refused_alone_in_its_group(
     await store.close()
 
 
+async def test_a_commit_with_a_number_that_cannot_be_written_is_refused_alone_in_its_group(
+    tmp_path: Path,
+) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    names = [P, "app/f/1", "app/f/2"]
+    epochs = [(await store.acquire(each, "worker")).epoch for each in names]
+    group = [numbered(name, epoch, 1) for name, epoch in zip(names, epochs, strict=True)]
+    group[1].records = [Record(TIMER, "t", b"", 2**70)]
+    assert await store.commit(group) == [Outcome.DONE, Outcome.REFUSED, Outcome.DONE]
+    assert await store.commit([numbered("app/f/1", epochs[1], 1)]) == [Outcome.DONE]
+    await store.close()
+
+
 async def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     await store.close()

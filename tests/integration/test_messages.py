@@ -91,11 +91,11 @@ async def test_timers_of_no_delay_ring_once_each_under_load(client: Client) -> N
 
 
 async def test_a_cancelled_message_never_comes(client: Client) -> None:
-    await client.call(apps.alarm, "own", ("set", 300))
+    await client.call(apps.alarm, "own", ("set", 1_500))
     await client.call(apps.alarm, "own", ("cancel", 0))
-    token = await client.call(apps.alarm, "others", ("set", 300))
+    token = await client.call(apps.alarm, "others", ("set", 1_500))
     await client.call(apps.alarm_cancel, "somebody", token)
-    await client.call(apps.alarm, "witness", ("set", 500))
+    await client.call(apps.alarm, "witness", ("set", 1_700))
 
     async def witnessed() -> bool:
         return bool(await client.call(apps.bell, "witness", 0))

@@ -7,13 +7,13 @@ import random
 import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from sublet import Client, Function, UnavailableError
+from sublet import Client, Function, TooLargeError, UnavailableError
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import Commit, Outcome, Record, Recovered, StateRow
@@ -179,6 +179,41 @@ async def test_a_commit_that_is_too_large_for_the_store_costs_its_partition_only
         assert await client.call(apps.count, keys[0], 0) == 1
         assert [await client.call(apps.count, key, 0) for key in keys[::20]] == [1] * 20
     assert store.refused > 0
+
+
+class PickyStore(SqliteStore):
+    """Can hold no state of one key."""
+
+    refused = 0
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        held = [each for each in commits if all(row.key != "never" for row in each.state)]
+        self.refused += len(commits) - len(held)
+        outcomes = iter(await super().commit(held))
+        return [next(outcomes) if each in held else Outcome.REFUSED for each in commits]
+
+
+async def test_a_message_that_the_store_can_never_hold_fails_and_its_partition_goes_on(
+    tmp_path: Path,
+) -> None:
+    store = PickyStore(tmp_path / "sublet.db")
+    async with worker_here(tmp_path, functions=(apps.count,), store=store) as client:
+        keys = [f"k{number}" for number in range(100)]
+        async with asyncio.TaskGroup() as tasks:
+            never = tasks.create_task(refusal_of(client.call(apps.count, "never", 1)))
+            calls = [tasks.create_task(client.call(apps.count, key, 1)) for key in keys]
+        assert "more than the store takes in one commit" in never.result()
+        assert [each.result() for each in calls] == [1] * 100
+        # In memory, too, nothing of it is left.
+        store.refused = 0
+        assert "more than the store" in await refusal_of(client.call(apps.count, "never", 1))
+        assert store.refused <= 3
+
+
+async def refusal_of(call: Awaitable[object]) -> str:
+    with pytest.raises(TooLargeError) as refused:
+        await call
+    return str(refused.value)
 
 
 class JumpingClock:

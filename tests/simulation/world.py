@@ -25,7 +25,7 @@ from sublet.runtime.pipeline_driver import PipelineDriver
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import AHEAD, Commit, Outcome, Recovered
+from sublet.statestore.contract import AHEAD, SILENT, Commit, Outcome, Recovered
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 from tests.simulation.client import Client, Said
 from tests.simulation.handlers import (
@@ -441,7 +441,9 @@ class World:
             self._run_until(self.now_ms + 1_000)
             tables = self.backend.partitions[name]
             ahead = tables.records.get(AHEAD, {})
-            kept = {each for each in (*tables.inbox, *tables.sent, *ahead) if is_client(each)}
+            silent = tables.records.get(SILENT, {})
+            sources = (*tables.inbox, *tables.sent, *ahead, *silent)
+            kept = {each for each in sources if is_client(each)}
             if self.told.get(name) is not node:
                 kept.discard("~gone")  # Who came later knows of it only by its silence.
             check(not kept, "a client that left is remembered", name, kept)

@@ -198,7 +198,9 @@ class Owner:
         curve: Curve | None = None,
         prefetch_keys_max: int = 0,
         merger: Merger | None = None,
+        refused: Stop | None = None,
     ) -> None:
+        """`refused`: why the owner before it has stopped, if it knows."""
         self.urgency = urgency
         self.now_ms = now_ms
         self.function = function or make_function()
@@ -221,6 +223,7 @@ class Owner:
         self.old_loads: list[Sequence[str]] = []
         self.settled: list[object] = []
         self.stops: list[Outcome] = []
+        self.stopped: Stop | None = None
         self.left: list[Left] = []
         self.interrupted: list[str] = []
         self.lent: list[Work] = []
@@ -244,6 +247,8 @@ class Owner:
             prefetch_keys_max=prefetch_keys_max,
             timers_loaded_max=timers_loaded_max,
             merger=merger,
+            is_heavy=refused is not None,
+            unstorable=refused.unstorable if refused else (),
         )
         self.partition.start(now_ms)
         self.collect()
@@ -251,6 +256,7 @@ class Owner:
 
     def take_over(self) -> Owner:
         """Return the next owner. This one goes on, if a test lets it."""
+        was_refused = self.stopped is not None and self.stopped.outcome is Outcome.REFUSED
         return Owner(
             self.function,
             limits=self.limits,
@@ -258,6 +264,7 @@ class Owner:
             now_ms=self.now_ms,
             timers_loaded_max=self.timers_loaded_max,
             urgency=self.urgency,
+            refused=self.stopped if was_refused else None,
         )
 
     def collect(self) -> None:
@@ -313,6 +320,7 @@ class Owner:
                 self.wake_ms = effect.at_ms
             case Stop():
                 self.stops.append(effect.outcome)
+                self.stopped = effect
             case Left():
                 self.left.append(effect)
 

@@ -78,7 +78,7 @@ def test_who_was_refused_for_a_large_commit_begins_with_small_ones_and_grows() -
     size = CommitSize(5_000, is_heavy=True)
     assert size.is_heavy
     assert size.batch_size(1_000) == 1
-    assert not size.has_room_for(2)
+    assert not size.has_room_behind(1)
     small = Commit(partition=NAME, epoch=1, index=1, id=b"", clock_ms=0)
     for _ in range(60):
         size.learn(small, 1)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from sublet.runtime import admission
-from sublet.runtime.admission import CLIENT_SILENT_MS, CLIENT_TTL_MS, GONE_CLIENTS_MAX
+from sublet.runtime.admission import (
+    CLIENT_SILENT_MS,
+    CLIENT_TTL_MS,
+    GONE_CLIENTS_MAX,
+    SILENCE_NOTED_MS,
+)
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
-from sublet.statestore.contract import EXPIRED
+from sublet.runtime.timers import HORIZON_MS
+from sublet.statestore.contract import EXPIRED, SILENT
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, make_function
 
 
@@ -252,3 +258,50 @@ def test_no_more_clients_expire_than_are_remembered(monkeypatch: pytest.MonkeyPa
 
     assert [(each.source, each.error.code) for each in owner.refusals] == [("~third", "overloaded")]
     assert kept(owner) == {"~other"}
+
+
+def test_a_silent_client_is_forgotten_however_often_its_partition_has_a_new_owner() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.settle()
+    spans = 0
+    while kept(owner):
+        spans += 1
+        assert spans < 4
+        owner.pass_time(CLIENT_TTL_MS * 0.45)
+        owner.settle()
+        owner = owner.take_over()
+        owner.pass_time(HORIZON_MS)
+        owner.settle()
+    assert spans == 3
+    assert not owner.records(SILENT)
+
+
+def test_a_client_that_speaks_again_is_as_known_as_before() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.settle()
+    owner.pass_time(CLIENT_TTL_MS * 0.9)
+    owner.settle()
+    assert list(owner.records(SILENT)) == [CLIENT]
+    owner.arrive(2, ["a"])
+    owner.settle()
+    assert not owner.records(SILENT)
+    heir = owner.take_over()
+    heir.pass_time(CLIENT_TTL_MS * 0.9)
+    heir.settle()
+    assert kept(heir) == {CLIENT}
+
+
+def test_who_says_goodbye_after_a_long_silence_leaves_no_record() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.settle()
+    owner.pass_time(SILENCE_NOTED_MS + HORIZON_MS)
+    owner.settle()
+    heir = owner.take_over()
+    assert list(heir.records(SILENT)) == [CLIENT]
+    heir.partition.client_gone(CLIENT, heir.now_ms)
+    heir.collect()
+    heir.settle()
+    assert (kept(heir), heir.records(SILENT)) == (set(), {})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from sublet.functions.effects import Emitted, Outgoing
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
-from sublet.statestore.contract import PARKED, Outcome, StateRow
+from sublet.runtime.partition import UNSTORABLE_AWAITED_MAX
+from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow
 from tests.unit.partition_harness import (
     BROKEN,
     CLIENT,
@@ -395,3 +398,73 @@ def test_everything_for_one_destination_leaves_in_the_order_of_its_numbers() -> 
     (sent,) = owner.delivered
     assert (sent.first, sent.count, sent.keys) == (1, 2, ["x", "y"])
     assert sent.time_left_ms == [50, -1]
+
+
+def until_refused_alone(owner: Owner, **told: Any) -> Owner:
+    """Let the store refuse the first message's commit, until its owner knows whose it is."""
+    owner.finish(**told)
+    owner.commit(Outcome.REFUSED)
+    return owner.take_over()
+
+
+def test_a_message_that_the_store_can_never_hold_fails_and_the_others_go_on() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a", "b", "c"])
+    heir = until_refused_alone(owner)
+    heir.arrive(1, ["a", "b", "c"])
+    assert heir.keys_running() == [["a"]]
+    heir = until_refused_alone(heir)
+    heir.arrive(1, ["a", "b", "c"])
+    assert heir.keys_running() == [["a"]]
+    heir.finish(rows=[StateRow("a", b"", NIL)], effects=[Emitted("out", "a", NIL)])
+    heir.settle()
+
+    assert heir.replies() == [(1, "too_large"), (2, "done b"), (3, "done c")]
+    assert not heir.backend.partitions[NAME].state
+    assert "out" not in heir.backend.partitions[NAME].egress_bounds
+
+
+def test_a_sent_message_that_the_store_can_never_hold_is_a_dead_letter() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    heir = until_refused_alone(owner)
+    heir.arrive(1, ["a"], kind=Kind.SEND)
+    heir = until_refused_alone(heir)
+    heir.arrive(1, ["a"], kind=Kind.SEND)
+    heir.finish(rows=[StateRow("a", b"", NIL)])
+    heir.settle()
+
+    assert list(heir.records(DEAD)) == [f"{CLIENT}:1"]
+
+
+def test_a_handler_that_awaits_and_then_brings_too_much_fails_too() -> None:
+    owner = Owner(make_function(is_async=True))
+    for _ in range(2):
+        owner.arrive(1, ["a"])
+        owner.finish(suspended={0})
+        owner.commit()
+        owner.end(f"{CLIENT}:1")
+        owner.commit(Outcome.REFUSED)
+        owner = owner.take_over()
+    owner.finish(suspended={0})
+    owner.settle()
+    owner.end(f"{CLIENT}:1")
+    owner.settle()
+
+    assert owner.replies() == [(1, "too_large")]
+
+
+def test_messages_do_not_run_one_by_one_for_ever_if_the_one_that_failed_never_comes() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    heir = until_refused_alone(owner)
+    heir.arrive(1, ["a"])
+    heir = until_refused_alone(heir)
+    sizes: list[int] = []
+    for number in range(UNSTORABLE_AWAITED_MAX + 60):
+        heir.arrive(1 + 2 * number, ["x", "y"], source="~d")
+        while heir.runs:
+            sizes.append(heir.finish().count)
+            while heir.commits:
+                heir.commit()
+    assert (sizes[0], sizes[-1]) == (1, 2)
