@@ -156,8 +156,9 @@ class Admission:
         """`expire` ends what is kept for a client that has been silent for long."""
         self.refusals: dict[str, int] = {}
         """Messages refused, by reason."""
-        self.told: set[str] = set()
-        """Sources that know from which message on they have to send again."""
+        self.told: dict[str, int] = {}
+        """Sources that know from which message on they have to send again, to the first of those
+        that were refused."""
         self._name = name
         self._epoch = epoch
         self._inbox = inbox
@@ -184,8 +185,10 @@ class Admission:
     def gap(self, batch: Batch) -> Refused | None:
         """Messages before this batch are missing, or were refused: return what its sender is
         told, if it does not know."""
-        if batch.source in self.told:
+        if batch.first > self.told.get(batch.source, batch.first):
             return None  # Those behind a refused batch were on their way already: say it once.
+        if batch.source in self.told and not is_client(batch.source):
+            return None  # It has nothing earlier, and would send the same again at once.
         # A client that nobody knows here may be one that was forgotten, or one whose first messages
         # were refused while the partition was on its way: only the client itself can tell.
         expected = self._inbox.expected(batch.source)
@@ -198,7 +201,7 @@ class Admission:
         return self._tell(batch, batch.first, ErrorInfo("session_expired", text))
 
     def _tell(self, batch: Batch, first: int, error: ErrorInfo) -> Refused:
-        self.told.add(batch.source)
+        self.told[batch.source] = batch.first
         return Refused(batch.target, batch.source, first, error, self._epoch)
 
     def refusal(self, batch: Batch, now_ms: float) -> tuple[str, ErrorInfo] | None:

@@ -374,6 +374,8 @@ class Membership:
         ]
 
     async def _place(self, view: View, dead: list[str]) -> View:
+        if self.view is not None and view.version < self.view.version:
+            view = await self._as_new(view, self.view.version)
         alive = [worker for worker in view.members if worker not in dead]
         if self._member.id != min(alive, default=None):
             return view
@@ -409,6 +411,17 @@ class Membership:
                 if worker != self._member.id:
                     self._ownership.tell(worker, look)
         return placed
+
+    async def _as_new(self, view: View, known: int) -> View:
+        """The directory went back to older data: let what it has be newer than what is known, or
+        nobody who knows that would believe it."""
+        try:
+            while view.version <= known:
+                placed = await self._directory.place(view.version, view.placement)
+                view = placed or await self._directory.view()
+        except RetryLaterError:
+            pass
+        return view
 
     def _topology(self, view: View) -> Topology:
         functions = [

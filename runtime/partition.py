@@ -364,7 +364,7 @@ class Partition:
             self._acknowledge_again(batch)
             return
         if self._admission.told:
-            self._admission.told.discard(source)
+            self._admission.told.pop(source, None)
         self._take_in(batch, skip, now_ms)
         self._advance(now_ms)
 
@@ -486,7 +486,7 @@ class Partition:
 
     def _forget_client(self, client: str, now_ms: float) -> None:
         forgotten = self._clients.forget(client)
-        self._admission.told.discard(client)
+        self._admission.told.pop(client, None)
         if self.stopped:
             return
         if forgotten is not None:

@@ -307,14 +307,17 @@ local function view(keys, args)
     return found
 end
 
--- Versions begin at the time, so that they go on growing even if the data was lost. If Redis has
--- gone back to older data, a version comes twice, and a stamp does not.
+-- A version is no less than the time in milliseconds, so that versions go on growing even if the
+-- data was lost, or went back: who knows a later one believes no earlier one. If the clock has gone
+-- back as well, a version comes twice, and a stamp does not.
 local function changed(d)
     local time = redis.call('TIME')
-    if redis.call('EXISTS', d .. ':version') == 0 then
-        redis.call('SET', d .. ':version', time[1] .. '000')
-    end
+    local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
     local version = redis.call('INCR', d .. ':version')
+    if version < tonumber(now) then
+        version = now
+        redis.call('SET', d .. ':version', now)
+    end
     redis.call('SET', d .. ':stamp', version .. ' ' .. time[1] .. ' ' .. time[2])
     redis.call('PUBLISH', d .. ':changed', version)
 end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,36 @@ async def test_who_watches_notices_that_nothing_is_heard_any_more(
     assert server.subscriptions == 2
     await watcher.close()
     await other.close()
+
+
+async def test_versions_go_on_growing_after_redis_went_back_to_older_data(
+    start_redis: StartRedis, tmp_path: Path
+) -> None:
+    server = start_redis()
+    directory = RedisDirectory(server.url)
+    known = await directory.join(Member(id="a", address="127.0.0.1:1"), {"f/g": 1})
+    shutil.copytree(server.folder / "appendonlydir", tmp_path / "backup")
+    for _ in range(20):
+        placed = await directory.place(known.version, {"f/g/0": "a"})
+        assert placed is not None
+        assert placed.version > known.version
+        known = placed
+    server.kill()
+    server.lose_data()
+    shutil.copytree(tmp_path / "backup", server.folder / "appendonlydir")
+    server.start()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                older = await directory.view()
+                break
+            except UnavailableError:
+                continue
+    assert older.version < known.version
+    again = await directory.place(older.version, {"f/g/0": "a"})
+    assert again is not None
+    assert again.version > known.version
+    await directory.close()
 
 
 async def test_who_watches_hears_again_after_redis_was_restarted(start_redis: StartRedis) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +12,14 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
+from sublet import UnknownOutcomeError
 from tests.integration.cluster import Cluster, running_cluster, until
 from tests.integration.worker_load import Load, rounds_more, under_load
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 APP = "tests.integration.count_app:app"
+COUNT = "count/count"
+PATIENCE_S = 45.0
 
 
 @pytest.fixture
@@ -111,6 +115,35 @@ async def test_a_redis_that_was_emptied_while_nothing_was_written_is_told_and_co
 
         await until(lambda: "redis_lost_its_data" in cluster.log)
         await until(counted)
+
+
+@pytest.mark.parametrize("back_to", ["nothing", "older data"])
+async def test_a_client_that_knew_later_owners_is_told_of_lost_data_and_goes_on(
+    tmp_path: Path, redis: RedisProcess, back_to: str
+) -> None:
+    keys = [f"k{number}" for number in range(40)]
+    async with running(tmp_path, redis, 2) as cluster, cluster.client() as client:
+        await client.call_many(COUNT, keys, [1] * len(keys))
+        backup = tmp_path / "backup"
+        shutil.copytree(redis.folder / "appendonlydir", backup)
+        for _ in range(2):
+            cluster.living[0].terminate()
+            cluster.add_worker()
+            await cluster.ready()
+            await client.call_many(COUNT, keys, [1] * len(keys))
+        if back_to == "nothing":
+            redis.ask("FLUSHALL")
+        else:
+            redis.kill()
+            redis.lose_data()
+            shutil.copytree(backup, redis.folder / "appendonlydir")
+            await asyncio.to_thread(redis.start)
+        asked = [asyncio.create_task(client.call(COUNT, key, 1)) for key in keys]
+        async with asyncio.timeout(PATIENCE_S):
+            told = await asyncio.gather(*asked, return_exceptions=True)
+        assert not [each for each in told if not isinstance(each, int | UnknownOutcomeError)]
+        async with asyncio.timeout(PATIENCE_S):
+            assert len(await client.call_many(COUNT, keys, [0] * len(keys))) == len(keys)
 
 
 async def test_a_redis_cluster_whose_slots_move_and_whose_nodes_die_loses_nothing(

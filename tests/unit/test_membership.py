@@ -251,6 +251,18 @@ async def test_the_first_worker_is_ready_when_it_has_everything() -> None:
         assert len(cluster.owned) == 3
 
 
+async def test_a_directory_that_went_back_to_older_data_is_newer_than_what_was_known() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        assert membership.view is not None
+        known = membership.view.version
+        cluster.backend.version = known - 3
+        await until(lambda: cluster.backend.version > known)
+        await until(lambda: membership.view is not None and membership.view.version > known)
+
+
 async def test_a_restarted_worker_takes_over_at_once_from_a_predecessor_that_is_gone() -> None:
     cluster = Cluster()
     await cluster.owner_before("predecessor")

@@ -104,6 +104,24 @@ def test_a_gap_is_told_once_with_what_is_expected() -> None:
     assert told(owner) == [(2, "gap"), (4, "gap")]
 
 
+def test_a_client_that_sends_the_same_again_is_told_again() -> None:
+    owner = Owner()
+    owner.arrive(7, ["a"])
+    owner.arrive(8, ["b"])
+    owner.arrive(7, ["a"])
+    owner.arrive(8, ["b"])
+
+    assert told(owner) == [(1, "gap"), (1, "gap")]
+
+
+def test_a_partition_that_has_nothing_earlier_is_told_once() -> None:
+    owner = Owner()
+    owner.arrive(7, ["a"], source=PEER)
+    owner.arrive(7, ["a"], source=PEER)
+
+    assert told(owner) == [(1, "gap")]
+
+
 def test_a_duplicate_does_not_hide_that_later_ones_were_refused() -> None:
     owner = Owner()
     owner.arrive(1, ["a"])
