@@ -116,7 +116,9 @@ class Pipeline:
         self.finished = True
 
     def begin(self) -> None:
-        """Let a driver go on behind what is logged."""
+        """Let a driver go on behind what is logged; not if somebody else has the name by now."""
+        if self.is_followed:
+            return
         self.driver_count += 1
         Driver(self, self.driver_count).go_on()
 
