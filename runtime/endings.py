@@ -28,7 +28,7 @@ from sublet.runtime.pending import Pending
 from sublet.runtime.staging import Staging
 from sublet.runtime.steps import Counters
 from sublet.runtime.windows import StreamProgress
-from sublet.runtime.work import Chunk, Failure, Message, RunResult, Span, Waiting
+from sublet.runtime.work import Failure, Message, RunResult, Span, Waiting
 from sublet.runtime.work_queue import WorkQueue
 from sublet.statestore.contract import DEAD, PARKED, Record
 
@@ -114,8 +114,8 @@ class Endings:
         batch, taken, pending = span.chunk.batch, span.stop - span.start, self.pending
         self.took(batch.source, batch.first + span.stop - 1)
         pending.message_count += taken
+        pending.ended += taken
         pending.must_flush = True
-        self._counters.consumed += taken
         if is_client(batch.source):
             self.open_from_clients -= taken
 
@@ -139,7 +139,7 @@ class Endings:
 
     # Messages that ran
 
-    def consume_spans(self, spans: Sequence[Span], values: list[Any], now_ms: float) -> None:
+    def consume_spans(self, spans: Sequence[Span], values: list[Any]) -> None:
         """The fast way: every message of whole columns was handled."""
         pending, place = self.pending, 0
         for chunk, start, stop in spans:
@@ -153,19 +153,22 @@ class Endings:
             place += count
             self.took(batch.source, batch.first + stop - 1)
             if chunk.deadlines_ms is not None:
-                self._count_late(chunk, start, stop, now_ms)
+                pending.due.append((chunk.deadlines_ms, start, stop))
             if chunk.from_client:
                 self.open_from_clients -= count
         pending.message_count += place
-        self._counters.consumed += place
+        pending.ended += place
 
-    def _count_late(self, chunk: Chunk, start: int, stop: int, now_ms: float) -> None:
-        deadlines = chunk.deadlines_ms
-        if isinstance(deadlines, list):
-            due = deadlines[start:stop]
-            self._counters.late += sum(1 for each in due if each is not None and each < now_ms)
-        elif deadlines is not None and deadlines < now_ms:
-            self._counters.late += stop - start
+    def committed(self, sealed: Pending, now_ms: float) -> None:
+        """Count what has ended: nobody hears of it before, so that is when it is late or not."""
+        counters = self._counters
+        counters.consumed += sealed.ended
+        for deadlines, start, stop in sealed.due:
+            if isinstance(deadlines, list):
+                due = deadlines[start:stop]
+                counters.late += sum(1 for each in due if each is not None and each < now_ms)
+            elif deadlines < now_ms:
+                counters.late += stop - start
 
     def settle(
         self,
@@ -237,9 +240,9 @@ class Endings:
         message, pending = waiting.message, self.pending
         pending.must_flush = True
         pending.message_count += 1
-        self._counters.consumed += 1
-        if waiting.deadline_ms is not None and waiting.deadline_ms < now_ms:
-            self._counters.late += 1
+        pending.ended += 1
+        if waiting.deadline_ms is not None:
+            pending.due.append((waiting.deadline_ms, 0, 1))
         if is_client(message.source):
             self.open_from_clients -= 1
         if waiting.parked:

@@ -32,8 +32,15 @@ class Described(NamedTuple):
 
 
 METRICS = (
-    Described("sublet_messages", "counter", ("function",), "Messages handled to their end."),
-    Described("sublet_late", "counter", ("function",), "Messages that ended after their deadline."),
+    Described(
+        "sublet_messages", "counter", ("function",), "Messages handled to their end, and committed."
+    ),
+    Described(
+        "sublet_late",
+        "counter",
+        ("function",),
+        "Messages that were committed, and so answered, after their deadline.",
+    ),
     Described(
         "sublet_expired",
         "counter",

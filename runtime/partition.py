@@ -607,7 +607,7 @@ class Partition:
             result = self._told_apart(work, result)
         self._gather(work, result)
         if work.spans and result.is_plain:
-            self._endings.consume_spans(work.spans, result.values, now_ms)
+            self._endings.consume_spans(work.spans, result.values)
         else:
             self._settle_each(work, result, now_ms)
         if self._lent.parts:
@@ -1510,7 +1510,7 @@ class Partition:
         self._committing = None
         if self._sealed is not None and self._sealed.has_background:
             self._urgency.background_stored(now_ms - self._sealed_ms, now_ms)
-        self._committed_whole()
+        self._committed_whole(now_ms)
         effects, gone = self.effects, self._gone
         for entry in commit.outbox:
             if entry.destination in gone:
@@ -1541,10 +1541,11 @@ class Partition:
         self._contexts_told[source] = version
         return self._urgency.context(self.function)
 
-    def _committed_whole(self) -> None:
+    def _committed_whole(self, now_ms: float) -> None:
         """What the store knows now need not be remembered for it."""
         sealed, self._sealed = self._sealed, None
         if sealed is not None:
+            self._endings.committed(sealed, now_ms)
             if sealed.answers:
                 self._endings.answers.committed(sealed.answers)
             if sealed.tickets:

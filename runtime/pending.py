@@ -76,6 +76,11 @@ class Pending:
 
     def __init__(self) -> None:
         self.message_count = 0
+        self.ended = 0
+        """Messages that have come to their end in it."""
+        self.due: list[tuple[float | list[float | None], int, int]] = []
+        """Deadlines of those that have one: of spans, with the rows that are meant. Whether they
+        were kept is seen when it is committed."""
         self.rows: list[StateRow] = []
         self.runs = 0
         """Whose rows these are: one run has at most one row for each place."""

@@ -255,7 +255,10 @@ class NoCells:
 
 
 class Counters:
-    """What a partition counts; read by metrics, never by decisions."""
+    """What a partition counts, for metrics and for what `auto` is told.
+
+    `consumed` and `late` count what is committed: before, nobody has heard of it.
+    """
 
     __slots__ = (
         "consumed",

@@ -317,10 +317,35 @@ def test_late_messages_are_counted_by_their_deadlines() -> None:
     owner.arrive(3, ["c", "d", "e"], time_left_ms=[100, -1, 5], kind=Kind.SEND)
     owner.now_ms = 20.0
     owner.finish()
+    owner.commit()
 
     assert owner.partition.counters.late == 2
     owner.finish()
+    owner.commit()
     assert owner.partition.counters.late == 3
+
+
+def test_whether_a_message_is_late_is_decided_by_when_it_is_committed() -> None:
+    owner = Owner(make_function(slo="10ms"))
+    owner.arrive(1, ["a", "b"])
+    owner.finish()
+    assert owner.partition.counters.consumed == owner.partition.counters.late == 0
+
+    owner.now_ms += 6_000  # The store was away for so long.
+    owner.commit()
+
+    assert owner.partition.counters.consumed == owner.partition.counters.late == 2
+
+
+def test_what_another_owner_does_again_is_not_counted_here() -> None:
+    owner = Owner(make_function(slo="10ms"))
+    owner.arrive(1, ["a", "b"])
+    owner.finish()
+    owner.now_ms += 6_000
+
+    owner.commit(Outcome.FENCED)
+
+    assert owner.partition.counters.consumed == owner.partition.counters.late == 0
 
 
 def test_a_single_message_is_late_too() -> None:
@@ -329,6 +354,7 @@ def test_a_single_message_is_late_too() -> None:
     owner.finish(failed={0: BROKEN})
     owner.pass_time(20)
     owner.finish()
+    owner.settle()
 
     assert owner.partition.counters.late == 1
     assert owner.partition.counters.consumed == 1
