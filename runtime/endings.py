@@ -118,6 +118,7 @@ class Endings:
         pending.must_flush = True
         if is_client(batch.source):
             self.open_from_clients -= taken
+            pending.ended_of_clients += taken
 
     def park(self, waiting: Waiting, *, anew: bool = False) -> None:
         """Put the message itself into the commit, since its channel goes on without it."""
@@ -156,6 +157,7 @@ class Endings:
                 pending.due.append((chunk.deadlines_ms, start, stop))
             if chunk.from_client:
                 self.open_from_clients -= count
+                pending.ended_of_clients += count
         pending.message_count += place
         pending.ended += place
 
@@ -245,6 +247,7 @@ class Endings:
             pending.due.append((waiting.deadline_ms, 0, 1))
         if is_client(message.source):
             self.open_from_clients -= 1
+            pending.ended_of_clients += 1
         if waiting.parked:
             pending.records.append(Record(PARKED, message.id, None))
             self.parked.pop(message.id, None)

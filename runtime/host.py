@@ -453,6 +453,10 @@ class Host:
     def open_from_clients(self) -> int:
         return sum(hosted.partition.open_from_clients for hosted in self.partitions.values())
 
+    def unanswered_of_clients(self) -> int:
+        """Return what clients have sent and not been answered: also what waits for its commit."""
+        return sum(hosted.partition.unanswered_of_clients for hosted in self.partitions.values())
+
     def open_by_function(self) -> dict[str, int]:
         """Return what clients have under way, of functions for which there is something."""
         found: dict[str, int] = {}

@@ -121,7 +121,12 @@ METRICS = (
         "Old states that are kept for readers of snapshots.",
     ),
     Described("sublet_partitions", "gauge", ("function",), "Partitions that this worker owns."),
-    Described("sublet_in_flight", "gauge", (), "Messages of clients taken and not finished."),
+    Described(
+        "sublet_in_flight",
+        "gauge",
+        (),
+        "Messages of clients taken and not answered: they wait, run, or wait for their commit.",
+    ),
     Described("sublet_cache_bytes", "gauge", ("function",), "State in memory."),
     Described("sublet_cache_evicted", "counter", ("function",), "States dropped from memory."),
     Described("sublet_cache_loads", "counter", ("function",), "Keys read from the store."),
@@ -383,7 +388,7 @@ class WorkerCollector(Collector):
     def _of_worker(self) -> Iterator[Metric]:
         host, exchange = self._worker.host, self._worker.exchange
         values = {
-            "sublet_in_flight": host.open_from_clients(),
+            "sublet_in_flight": host.unanswered_of_clients(),
             "sublet_commits": host.committer.commits,
             "sublet_commit_groups": host.committer.groups,
             "sublet_commits_unknown": host.committer.unknown,

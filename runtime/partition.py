@@ -322,6 +322,15 @@ class Partition:
         return self._endings.open_from_clients
 
     @property
+    def unanswered_of_clients(self) -> int:
+        """Those, and what is finished and waits for its commit."""
+        if self.stopped:
+            return 0
+        endings, sealed = self._endings, self._sealed
+        waiting = 0 if sealed is None else sealed.ended_of_clients
+        return endings.open_from_clients + endings.pending.ended_of_clients + waiting
+
+    @property
     def queued(self) -> int:
         """How many messages wait for a run."""
         return self._backlog.count + len(self._ready)

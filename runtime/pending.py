@@ -78,6 +78,8 @@ class Pending:
         self.message_count = 0
         self.ended = 0
         """Messages that have come to their end in it."""
+        self.ended_of_clients = 0
+        """Those of them that clients wait for, who hear of nothing before the commit."""
         self.due: list[tuple[float | list[float | None], int, int]] = []
         """Deadlines of those that have one: of spans, with the rows that are meant. Whether they
         were kept is seen when it is committed."""

@@ -357,7 +357,7 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
     committer = host.committer
     return {
         **totals,
-        "in_flight": host.open_from_clients(),
+        "in_flight": host.unanswered_of_clients(),
         "commit_groups": committer.groups,
         "commits": committer.commits,
         "commit_gaps": committer.gaps,

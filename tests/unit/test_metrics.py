@@ -44,7 +44,7 @@ def worker() -> tuple[ServedWorker, Any]:
         },
         telemetry=Telemetry(),
         committer=SimpleNamespace(commits=6, groups=2, unknown=0, fenced=0, gaps=0, busy_s=0.5),
-        open_from_clients=lambda: 9,
+        unanswered_of_clients=lambda: 9,
         threads_abandoned=0,
         lending=None,
         urgency=SimpleNamespace(learned=lambda function: Learned(1.0, 0.5, [("shop/stock", 2.0)])),

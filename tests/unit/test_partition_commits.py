@@ -337,6 +337,23 @@ def test_whether_a_message_is_late_is_decided_by_when_it_is_committed() -> None:
     assert owner.partition.counters.consumed == owner.partition.counters.late == 2
 
 
+def test_what_waits_for_its_commit_is_not_answered() -> None:
+    owner = Owner(make_function())
+    owner.arrive(1, ["a", "b"])
+    owner.finish()
+    owner.arrive(3, ["c"])
+    owner.finish()
+    assert owner.partition.open_from_clients == 0
+    assert owner.partition.unanswered_of_clients == 3
+
+    owner.commit(Outcome.UNKNOWN)
+    assert owner.partition.unanswered_of_clients == 3
+    owner.commit()
+    assert owner.partition.unanswered_of_clients == 1
+    owner.commit()
+    assert owner.partition.unanswered_of_clients == 0
+
+
 def test_what_another_owner_does_again_is_not_counted_here() -> None:
     owner = Owner(make_function(slo="10ms"))
     owner.arrive(1, ["a", "b"])
