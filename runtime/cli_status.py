@@ -147,6 +147,7 @@ def describe(
             "rates": _rates(told, before.get(worker), elapsed_s),
             "counters": dict(sorted(told.counters.items())) if told else {},
             "order": told.order if told else "",
+            "store": _store(told),
         }
         for worker, told in workers.items()
     ]
@@ -176,6 +177,13 @@ def describe(
             for partition, reason in sorted(each.set_aside.items() if each is not None else ())
         },
     }
+
+
+def _store(told: StatusReport | None) -> dict[str, Any] | None:
+    """Return what is wrong with a worker's store; None if nothing is known to be."""
+    if told is None or not told.store_problem:
+        return None
+    return {"failing_s": round(told.store_failing_s, 3), "problem": told.store_problem}
 
 
 def _leases(workers: Reports) -> list[dict[str, Any]]:
@@ -240,7 +248,20 @@ def _in_order(partition: str) -> tuple[str, int]:
     return function, int(index)
 
 
+def _store_line(workers: list[dict[str, Any]]) -> str:
+    """Return what is wrong with the store, as the worker says that has waited longest for it."""
+    failing = [each for each in workers if each["store"] is not None]
+    if not failing:
+        return ""
+    worst = max(failing, key=lambda each: float(each["store"]["failing_s"]))["store"]
+    reachable = sum(each["reachable"] for each in workers)
+    at = "" if len(failing) == reachable else f" at {', '.join(each['id'] for each in failing)}"
+    return f"store: failing for {worst['failing_s']:.0f} s{at} ({worst['problem']})\n"
+
+
 def _show(described: dict[str, Any]) -> None:
+    if line := _store_line(described["workers"]):
+        typer.echo(line)
     typer.echo("workers")
     print_table(
         ("  worker", "address", "partitions", "queued", "in flight", "messages/s", "missed/s"),

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from sublet.statestore.contract import Commit, Outcome, Store
+from sublet.statestore.contract import Commit, Outcome, Store, TellsTrouble, Trouble
 
 _log = structlog.get_logger(__name__)
 
 UNKNOWN_WAIT_S = 0.1
 UNKNOWN_WAIT_S_MAX = 2.0
+SILENT_S = 1.0
+"""A store that has not answered a commit for longer is in trouble, as far as anybody can tell."""
 
 
 class GroupCommitter:
@@ -39,6 +41,10 @@ class GroupCommitter:
         """Partition to when its commit may be sent again."""
         self._waits_s: dict[str, float] = {}
         """Of partitions whose last outcome was unknown, how long they wait the next time."""
+        self._began_s: float | None = None
+        """When the group that is under way was sent."""
+        self._failing_since_s: float | None = None
+        """When the first group was sent of which some outcome is unknown."""
         self.groups = 0
         self.commits = 0
         self.unknown = 0
@@ -55,15 +61,16 @@ class GroupCommitter:
         loop = asyncio.get_running_loop()
         while True:
             group = await self._gathered(loop)
-            started = loop.time()
+            started = self._began_s = loop.time()
             outcomes = await self._store.commit(group)
+            self._began_s = None
             elapsed_s = loop.time() - started
             self.busy_s += elapsed_s
             self.groups += 1
             self.commits += len(group)
             if self._on_group is not None:
                 self._on_group(elapsed_s * 1000, len(group))
-            self._note(group, outcomes, loop.time())
+            self._note(group, outcomes, started, loop.time())
             for commit, outcome in zip(group, outcomes, strict=True):
                 if outcome is not Outcome.UNKNOWN:
                     self._on_outcome(commit, outcome)
@@ -93,8 +100,31 @@ class GroupCommitter:
         for name in ended:
             _, commit = self._unknown.pop(name)
             self._on_outcome(commit, Outcome.UNKNOWN)
+            if all(each.partition != name for each in self._waiting):
+                self._forget(name)
 
-    def _note(self, group: Sequence[Commit], outcomes: Sequence[Outcome], now_s: float) -> None:
+    def _forget(self, name: str) -> None:
+        """Nothing of a partition waits for the store any more."""
+        self._waits_s.pop(name, None)
+        if not self._waits_s:
+            self._failing_since_s = None
+
+    def trouble(self) -> Trouble | None:
+        """Return for how long the store has been failing, and why; None while it works."""
+        now_s = asyncio.get_running_loop().time()
+        store = self._store
+        told = store.trouble() if isinstance(store, TellsTrouble) else None
+        since_s, began_s = self._failing_since_s, self._began_s
+        if since_s is not None:
+            reason = told.reason if told is not None else "it could not commit; the log says why"
+            return Trouble(max(now_s - since_s, told.for_s if told is not None else 0.0), reason)
+        if told is None and began_s is not None and now_s - began_s > SILENT_S:
+            return Trouble(now_s - began_s, "it has not answered a commit")
+        return told
+
+    def _note(
+        self, group: Sequence[Commit], outcomes: Sequence[Outcome], began_s: float, now_s: float
+    ) -> None:
         """Count; let each partition whose outcome is unknown wait, longer from time to time."""
         waits_s = self._waits_s
         was_known = not waits_s
@@ -108,12 +138,14 @@ class GroupCommitter:
                 self._unknown[name] = (now_s + wait_s, commit)
                 continue
             if waits_s:
-                waits_s.pop(name, None)
+                self._forget(name)
             if outcome is Outcome.FENCED:
                 self.fenced += 1
             elif outcome is Outcome.GAP:
                 self.gaps += 1
         if unknown:
             self.unknown += unknown
+            if self._failing_since_s is None:
+                self._failing_since_s = began_s
             if was_known:
                 _log.warning("the store could not commit; trying again", commits=unknown)

@@ -185,6 +185,12 @@ METRICS = (
     Described("sublet_guest_cache_bytes", "gauge", (), "States of neighbours' keys in memory."),
     Described("sublet_commits", "counter", (), "Commits of partitions."),
     Described("sublet_commit_groups", "counter", (), "Transactions of the store."),
+    Described(
+        "sublet_store_failing_seconds",
+        "gauge",
+        (),
+        "For how long the store has been away, full or silent; 0 while it works.",
+    ),
     Described("sublet_commits_unknown", "counter", (), "Commits that the store could not do."),
     Described(
         "sublet_commits_fenced", "counter", (), "Commits whose partition another worker has taken."
@@ -387,10 +393,12 @@ class WorkerCollector(Collector):
 
     def _of_worker(self) -> Iterator[Metric]:
         host, exchange = self._worker.host, self._worker.exchange
+        trouble = host.committer.trouble()
         values = {
             "sublet_in_flight": host.unanswered_of_clients(),
             "sublet_commits": host.committer.commits,
             "sublet_commit_groups": host.committer.groups,
+            "sublet_store_failing_seconds": 0.0 if trouble is None else trouble.for_s,
             "sublet_commits_unknown": host.committer.unknown,
             "sublet_commits_fenced": host.committer.fenced,
             "sublet_commit_gaps": host.committer.gaps,

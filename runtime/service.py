@@ -83,6 +83,10 @@ class ServedWorker(Protocol):
         """Partitions that could not be recovered, with the reason."""
         ...
 
+    def not_ready(self) -> str:
+        """Return why it cannot serve its callers now; nothing if it can."""
+        ...
+
     def recover(self, partition: str) -> None:
         """Try again to recover a partition that was set aside."""
         ...
@@ -159,6 +163,7 @@ class WorkerService:
 
     async def status(self) -> StatusReport:
         worker = self._worker
+        trouble = worker.host.committer.trouble()
         return StatusReport(
             worker=worker.id,
             topology=worker.exchange.topology,
@@ -174,6 +179,9 @@ class WorkerService:
             leases=leases_of(worker),
             draining=worker.is_draining,
             set_aside=dict(worker.set_aside),
+            store_failing_s=0.0 if trouble is None else trouble.for_s,
+            store_problem="" if trouble is None else trouble.reason,
+            not_ready=worker.not_ready(),
         )
 
     def leases(self) -> LeasesReport:

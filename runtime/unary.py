@@ -101,6 +101,12 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """It hands its partitions over and ends."""
     set_aside: dict[str, str] = {}
     """Partitions of the worker that could not be recovered, with the reason."""
+    store_failing_s: float = 0.0
+    """For how long the worker's store has been away, full or silent; 0 while it works."""
+    store_problem: str = ""
+    """Why, then."""
+    not_ready: str = ""
+    """Why the worker cannot serve its callers now; empty if it can."""
 
 
 class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -463,6 +463,9 @@ def encode_status(report: StatusReport) -> bytes:
         },
         draining=report.draining,
         set_aside=report.set_aside,
+        store_failing_s=report.store_failing_s,
+        store_problem=report.store_problem,
+        not_ready=report.not_ready,
     ).SerializeToString()
 
 
@@ -796,6 +799,9 @@ def decode_status(encoded: bytes) -> StatusReport:
         },
         draining=message.draining,
         set_aside=dict(message.set_aside),
+        store_failing_s=message.store_failing_s,
+        store_problem=message.store_problem,
+        not_ready=message.not_ready,
     )
 
 

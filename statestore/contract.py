@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -183,6 +183,22 @@ class Recovered(msgspec.Struct, kw_only=True):
     token: str = ""
     """Of this acquisition alone, where the store may go back to older data: then an epoch is given
     twice. An owner's commits have it."""
+
+
+class Trouble(NamedTuple):
+    """A store fails: for how long, and why it did the last time."""
+
+    for_s: float
+    reason: str
+
+
+@runtime_checkable
+class TellsTrouble(Protocol):
+    """A store that knows why it fails; not every one does."""
+
+    def trouble(self) -> Trouble | None:
+        """Return what was wrong the last time it was used; None if it worked."""
+        ...
 
 
 class Store(Protocol):

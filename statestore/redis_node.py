@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.statestore.contract import StoreServerError
+from sublet.statestore.contract import StoreServerError, Trouble
 from sublet.statestore.redis_functions import LIBRARY, LIBRARY_NAME
 
 log = structlog.get_logger(__name__)
@@ -51,11 +51,17 @@ class Outages:
     def of(self, name: str) -> _Outage:
         return self._by_name.setdefault(name, _Outage(name))
 
+    def trouble(self) -> Trouble | None:
+        """Return for how long a Redis has been failing, and why; None if all work."""
+        found = [each for each in map(_Outage.trouble, self._by_name.values()) if each is not None]
+        return max(found, default=None)
+
 
 class _Outage:
     def __init__(self, name: str) -> None:
         self._name = name
         self._since_s: float | None = None
+        self._reason = ""
         self._worked_s = 0.0
         # Who gets answers, but not those that it needs: a full Redis can be read, and may still
         # take what is small.
@@ -68,9 +74,10 @@ class _Outage:
         elif began_s < self._worked_s:
             # The end of an outage that is over; if it is not, the next call tells.
             return
+        self._reason = str(error) or type(error).__name__
         if self._since_s is None:
             self._since_s = began_s
-            log.error("store_failing", redis=self._name, error=str(error) or type(error).__name__)
+            log.error("store_failing", redis=self._name, error=self._reason)
 
     def worked(self, node: RedisNode) -> None:
         """It has taken what this one wrote."""
@@ -80,6 +87,12 @@ class _Outage:
             away_s = round(self._worked_s - self._since_s, 3)
             log.warning("store_works_again", redis=self._name, away_s=away_s)
             self._since_s = None
+
+    def trouble(self) -> Trouble | None:
+        if self._since_s is None:
+            return None
+        reason = f"the Redis at {self._name}: {self._reason}"
+        return Trouble(time.monotonic() - self._since_s, reason)
 
 
 class RedisNode:

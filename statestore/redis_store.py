@@ -50,6 +50,7 @@ from sublet.statestore.contract import (
     Recovered,
     StateRow,
     StatesPage,
+    Trouble,
 )
 from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
 from sublet.statestore.redis_node import Outages
@@ -138,6 +139,9 @@ class RedisStore:
     def outages(self) -> Outages:
         """What a directory on the same Redis needs, so that only one of the two tells."""
         return self._server.outages
+
+    def trouble(self) -> Trouble | None:
+        return self._server.outages.trouble()
 
     def _key(self, partition: str) -> str:
         return f"{self._server.prefix}:{{{partition}}}"

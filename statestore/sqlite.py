@@ -29,6 +29,7 @@ from sublet.statestore.contract import (
     Recovered,
     StateRow,
     StatesPage,
+    Trouble,
 )
 from sublet.statestore.delta import Delta, RecordTuple
 from sublet.statestore.sqlite_file import (
@@ -213,6 +214,9 @@ class SqliteStore:
         return await self._read(
             lambda connection: tables.read_egress_partitions(connection, egress)
         )
+
+    def trouble(self) -> Trouble | None:
+        return self._writer.trouble()
 
     async def close(self) -> None:
         """Fold what is left, if the disk allows, and close the file."""

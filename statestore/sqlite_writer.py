@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import structlog
 from sublet.functions.address import split_partition_name
 from sublet.functions.errors import SubletError
 from sublet.statestore import sqlite_tables as tables
-from sublet.statestore.contract import Commit, Outcome
+from sublet.statestore.contract import Commit, Outcome, Trouble
 from sublet.statestore.sqlite_file import StoreFileError, WriteLock, store_error, transaction
 from sublet.statestore.sqlite_fold import Checkpointer, Folder, FoldPolicy, Owned
 
@@ -125,6 +126,8 @@ class Writer:
         self._checkpointer = Checkpointer(path, policy.wal_bytes_max)
         self._folder = Folder(connection, owned, policy, self._checkpointer.add)
         self._failing = False
+        self._commits_fail: tuple[float, str] | None = None
+        """Since when, and why; the loop reads it, too."""
         self._ended = False
         connection.executescript(COMMIT_TRIGGER)
         # A daemon, because a lock held by a stopped process must not keep this one from exiting.
@@ -237,7 +240,7 @@ class Writer:
                 tell_refused(commit, error)
                 group[0].reply.send([Outcome.REFUSED])
         except sqlite3.Error as error:
-            self._note_failure(error)
+            self._note_failed_commit(error)
             for job in group:
                 job.reply.send([Outcome.UNKNOWN] * len(job.commits))
 
@@ -252,7 +255,7 @@ class Writer:
                 tell_refused(commit, error)
                 outcomes.append(Outcome.REFUSED)
             except sqlite3.Error as error:
-                self._note_failure(error)
+                self._note_failed_commit(error)
                 outcomes.append(Outcome.UNKNOWN)
         return outcomes
 
@@ -275,6 +278,7 @@ class Writer:
                 # Still under the lock: the newest rows of the changelog are those just applied.
                 outcomes = self._classify(commits, applied)
         self._failing = False
+        self._commits_fail = None
         blobs = parameters[STEP_WIDTH - 1 :: STEP_WIDTH]
         self._checkpointer.add(applied, sum(map(len, blobs)))
         self._remember(commits, outcomes, blobs)
@@ -408,6 +412,15 @@ class Writer:
             log.error("store_failing", path=str(self._path), error=str(failure))
         self._failing = True
         return failure
+
+    def _note_failed_commit(self, error: sqlite3.Error) -> None:
+        since_s = time.monotonic() if self._commits_fail is None else self._commits_fail[0]
+        self._commits_fail = (since_s, str(self._note_failure(error)))
+
+    def trouble(self) -> Trouble | None:
+        """Return for how long commits have been failing, and why; None if the last was done."""
+        failing = self._commits_fail
+        return None if failing is None else Trouble(time.monotonic() - failing[0], failing[1])
 
     def _close(self) -> None:
         self._checkpointer.close()

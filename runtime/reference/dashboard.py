@@ -69,7 +69,7 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Missed deadlines",
         "percentunit",
-        "Share of messages that ended after their deadline.",
+        "Share of messages that were committed after their deadline.",
         ((f"{_rate('sublet_late')} / {_rate('sublet_messages')}", of_function),),
     )
     yield Panel(
@@ -149,6 +149,12 @@ def panels() -> Iterator[Panel]:
             (_rate(f"sublet_{name}", "instance"), f"{of_worker} {name}")
             for name in ("commits", "commit_groups", "commits_unknown")
         ),
+    )
+    yield Panel(
+        "The store fails",
+        "s",
+        "For how long it has been away, full or silent; 0 while it works.",
+        ((_gauge("sublet_store_failing_seconds", "instance"), of_worker),),
     )
     yield Panel(
         "Commits refused",

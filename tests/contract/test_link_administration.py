@@ -78,7 +78,14 @@ FUNCTIONS = [
     ),
 ]
 STATUS = StatusReport(
-    worker="w1", topology=TOPOLOGY, partitions=[], counters={}, queued={"shop/cart/0": 3}
+    worker="w1",
+    topology=TOPOLOGY,
+    partitions=[],
+    counters={},
+    queued={"shop/cart/0": 3},
+    store_failing_s=8.5,
+    store_problem="the disk is full",
+    not_ready="the worker is cut off from its directory",
 )
 
 

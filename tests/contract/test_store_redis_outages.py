@@ -85,8 +85,13 @@ async def test_every_outage_is_told_once_at_its_beginning_and_once_at_its_end(
                 with pytest.raises(UnavailableError):
                     await setting.directory.beat("a")
             assert told(logged) == [FAILING]
+            trouble = setting.store.trouble()
+            assert trouble is not None
+            assert trouble.reason.startswith("the Redis at 127.0.0.1:")
+            assert 0.0 < trouble.for_s <= time.monotonic() - killed_s
             await asyncio.to_thread(setting.server.start)
             await setting.all_work()
+            assert setting.store.trouble() is None
             works_s = time.monotonic()
             await setting.all_work()
         assert told(logged) == [FAILING, WORKS]

@@ -332,10 +332,14 @@ async def test_a_commit_whose_outcome_was_unknown_is_done_when_sent_again(tmp_pa
     with closing(sqlite3.connect(path, isolation_level=None)) as intruder:
         intruder.execute("BEGIN IMMEDIATE")
         assert await store.commit([commit]) == [Outcome.UNKNOWN]
+        trouble = store.trouble()
+        assert trouble is not None
+        assert "locked" in trouble.reason
         with pytest.raises(UnavailableError, match="locked"):
             await store.acquire(P, "worker")
         intruder.execute("ROLLBACK")
     assert await store.commit([commit]) == [Outcome.DONE]
+    assert store.trouble() is None
     assert await store.commit([commit]) == [Outcome.DUPLICATE]
     await store.close()
 

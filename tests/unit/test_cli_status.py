@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from sublet.runtime.cli_status import _show, describe
@@ -84,3 +85,25 @@ def test_where_nothing_may_be_lent_there_is_no_table_of_leases(
     _show(described(None, None))
 
     assert "leases" not in capsys.readouterr().out
+
+
+def test_a_store_that_fails_stands_at_the_top(capsys: pytest.CaptureFixture[str]) -> None:
+    failing = msgspec.structs.replace(
+        report("w1", None), store_failing_s=8.7, store_problem="the Redis at r:1: OOM"
+    )
+    well = report("w2", None)
+
+    _show(describe(failing, {"w1": failing, "w2": None}, {}, 0))
+    everywhere = capsys.readouterr().out
+    some = describe(failing, {"w1": failing, "w2": well}, {}, 0)
+    _show(some)
+    here = capsys.readouterr().out
+    _show(describe(well, {"w2": well}, {}, 0))
+
+    assert everywhere.startswith("store: failing for 9 s (the Redis at r:1: OOM)\n")
+    assert here.startswith("store: failing for 9 s at w1 (the Redis at r:1: OOM)\n")
+    assert [each["store"] for each in some["workers"]] == [
+        {"failing_s": 8.7, "problem": "the Redis at r:1: OOM"},
+        None,
+    ]
+    assert capsys.readouterr().out.startswith("workers\n")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from sublet.runtime.group_commit import GroupCommitter
-from sublet.statestore.contract import Commit, Outcome
+from sublet.statestore.contract import Commit, Outcome, Trouble
 from sublet.statestore.memory import MemoryStore
 
 PATIENCE_S = 10.0
@@ -118,3 +118,38 @@ async def test_refusals_are_counted_by_their_reason() -> None:
             await ended.wait()
         running.cancel()
     assert (committer.fenced, committer.gaps, committer.unknown) == (1, 1, 0)
+
+
+class Full(HalfAway):
+    """Says why it fails."""
+
+    def trouble(self) -> Trouble | None:
+        return Trouble(0.0, "the disk is full") if self.away else None
+
+
+async def test_a_store_that_fails_is_told_with_its_reason_until_it_works() -> None:
+    store = Full({"f/a"})
+    owners = Owners(store)
+    assert GroupCommitter(HalfAway(set()), owners.ended).trouble() is None
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(owners.committer.run())
+        owners.committer.add(commit("f/a"))
+        await owners.until("f/a", Outcome.UNKNOWN)
+        told = owners.committer.trouble()
+        assert told is not None
+        assert (told.reason, told.for_s > 0) == ("the disk is full", True)
+        store.away = set()
+        await owners.until("f/a", Outcome.DONE)
+        assert owners.committer.trouble() is None
+        running.cancel()
+
+
+async def test_a_store_is_in_no_trouble_when_what_it_could_not_do_has_moved() -> None:
+    told = asyncio.Event()
+    committer = GroupCommitter(HalfAway({"f/a"}), lambda commit, outcome: told.set())
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
+        running = tasks.create_task(committer.run())
+        committer.add(commit("f/a"))
+        await told.wait()
+        assert committer.trouble() is None
+        running.cancel()

@@ -15,6 +15,7 @@ from sublet.runtime.steps import Counters
 from sublet.runtime.telemetry import SpanTimes, Telemetry
 from sublet.scheduler.auto_binding import AutoBinding
 from sublet.scheduler.urgency import Learned
+from sublet.statestore.contract import Trouble
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -43,7 +44,15 @@ def worker() -> tuple[ServedWorker, Any]:
             "shop/cart/1": partition(4, {"in_flight": 1}),
         },
         telemetry=Telemetry(),
-        committer=SimpleNamespace(commits=6, groups=2, unknown=0, fenced=0, gaps=0, busy_s=0.5),
+        committer=SimpleNamespace(
+            commits=6,
+            groups=2,
+            unknown=0,
+            fenced=0,
+            gaps=0,
+            busy_s=0.5,
+            trouble=lambda: Trouble(9.0, "the disk is full"),
+        ),
         unanswered_of_clients=lambda: 9,
         threads_abandoned=0,
         lending=None,
