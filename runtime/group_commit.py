@@ -12,7 +12,8 @@ from sublet.statestore.contract import Commit, Outcome, Store, TellsTrouble, Tro
 _log = structlog.get_logger(__name__)
 
 UNKNOWN_WAIT_S = 0.1
-UNKNOWN_WAIT_S_MAX = 2.0
+UNKNOWN_WAIT_S_MAX = 1.0
+"""So long after the store works again the first commit is sent at the latest; others follow it."""
 SILENT_S = 1.0
 """A store that has not answered a commit for longer is in trouble, as far as anybody can tell."""
 
@@ -22,7 +23,8 @@ class GroupCommitter:
 
     A commit whose outcome is unknown is sent again, the same bytes, after a wait: the disk may be
     full, the store may be away. Nothing that depends on it leaves meanwhile. Other partitions go
-    on: of a store of several nodes, one may be away alone.
+    on: of a store of several nodes, one may be away alone. Once one is done that had to be sent
+    again, all that wait are sent at once.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class GroupCommitter:
         """Count; let each partition whose outcome is unknown wait, longer from time to time."""
         waits_s = self._waits_s
         was_known = not waits_s
+        works_again = False
         unknown = 0
         for commit, outcome in zip(group, outcomes, strict=True):
             name = commit.partition
@@ -138,11 +141,14 @@ class GroupCommitter:
                 self._unknown[name] = (now_s + wait_s, commit)
                 continue
             if waits_s:
+                works_again = works_again or name in waits_s
                 self._forget(name)
             if outcome is Outcome.FENCED:
                 self.fenced += 1
             elif outcome is Outcome.GAP:
                 self.gaps += 1
+        if works_again and not unknown:
+            self._unknown = {each: (now_s, commit) for each, (_, commit) in self._unknown.items()}
         if unknown:
             self.unknown += unknown
             if self._failing_since_s is None:

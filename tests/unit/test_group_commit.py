@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from sublet.runtime.group_commit import GroupCommitter
+from sublet.runtime.group_commit import UNKNOWN_WAIT_S, GroupCommitter
 from sublet.statestore.contract import Commit, Outcome, Trouble
 from sublet.statestore.memory import MemoryStore
 
@@ -152,4 +152,31 @@ async def test_a_store_is_in_no_trouble_when_what_it_could_not_do_has_moved() ->
         committer.add(commit("f/a"))
         await told.wait()
         assert committer.trouble() is None
+        running.cancel()
+
+
+class BackSoon(HalfAway):
+    """Works again once it was asked for what is early."""
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        outcomes = await super().commit(commits)
+        if "f/early" in self.groups[-1]:
+            self.away = set()
+        return outcomes
+
+
+async def test_all_that_wait_are_sent_when_one_is_done_again() -> None:
+    store = BackSoon({"f/early", "f/late"})
+    owners = Owners(store)
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(owners.committer.run())
+        owners.committer.add(commit("f/late"))
+        await owners.until("f/late", Outcome.UNKNOWN, 3)
+        # It waits eight times longer now than one that fails for the first time.
+        owners.committer.add(commit("f/early"))
+        await owners.until("f/early", Outcome.DONE)
+        works_s = loop.time()
+        await owners.until("f/late", Outcome.DONE)
+        assert loop.time() - works_s < 4 * UNKNOWN_WAIT_S
         running.cancel()
