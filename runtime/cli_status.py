@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from sublet.functions.duration import milliseconds
-from sublet.functions.errors import SubletError
+from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.cli_table import print_table
@@ -28,6 +28,7 @@ from sublet.runtime.unary import (
 INTERVAL_S_MAX = 60
 RATES = ("consumed", "late", "failures", "retries", "refused")
 """Counters whose growth is shown; `late` are the missed deadlines."""
+NOT_JOINED_RETRY_MS = 1_000
 LEASE_COUNTS = ("lent", "returned", "declined", "expired", "states_sent")
 """What the table of leases shows of all that is counted."""
 _ANSWER_TIMEOUT_S = 5.0
@@ -44,6 +45,10 @@ def status(where: Where, interval: str, as_json: bool) -> None:
         exit_with(UsageError(f"--interval: {error}"), as_json=as_json)
 
     async def question(reached: Reached) -> dict[str, Any]:
+        if not reached.report.topology.workers:
+            # Asked by its address, before it is a member: it knows of nothing but itself.
+            reason = reached.report.not_ready or "the worker has not joined its cluster yet"
+            raise UnavailableError(reason, NOT_JOINED_RETRY_MS)
         first = await cluster_reports(reached)
         started_s = time.perf_counter()
         if not interval_s:

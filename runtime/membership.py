@@ -186,6 +186,8 @@ class Membership:
         self.ready = asyncio.Event()
         """Set once every partition has a living owner, and all of our own are here."""
         self.view: View | None = None
+        self.problem = ""
+        """Why the directory could not be asked the last time; empty if it could."""
         self._member = member
         self._functions = functions
         self._directory = directory
@@ -269,11 +271,13 @@ class Membership:
                 else:
                     view = await self._directory.beat(self._member.id)
                     self._beaten_s = now_s
-            except RetryLaterError:
+            except RetryLaterError as error:
                 # The store is full, busy or away: we may be taken for dead, which is safe.
+                self.problem = error.message
                 await self._ask_neighbours()
                 await asyncio.sleep(self._pause_s)
                 continue
+            self.problem = ""
             if self._is_replaced:
                 self._is_replaced = False
                 self._ownership.cut_off(False)
@@ -319,7 +323,9 @@ class Membership:
                 view = await self._directory.join(self._member, counts)
                 break
             except RetryLaterError as error:
+                self.problem = error.message
                 await asyncio.sleep(error.retry_after_ms / 1000)
+        self.problem = ""
         self._joined_s = self._beaten_s = self._loop.time()
         # Who proposes the next placement itself has to know from whom its partitions come.
         self._handover.placed(

@@ -262,14 +262,19 @@ class Worker:
         if self.stopping.is_set():
             return "the worker stops"
         if not self.ready.is_set() or self.id not in topology.workers:
-            return "the worker has not joined its cluster yet"
+            return f"the worker has not joined its cluster yet{self._directory_problem()}"
         if self.membership.is_cut_off:
-            return "the worker is cut off from its directory"
+            return f"the worker is cut off from its directory{self._directory_problem()}"
         mine = [each for each, worker in topology.placement.items() if worker == self.id]
         missing = sum(1 for each in mine if each not in served)
         if missing:
             return f"{missing} of the worker's {len(mine)} partitions are not served yet"
         return ""
+
+    def _directory_problem(self) -> str:
+        # It is made when the doors are open, and may be asked for before.
+        membership: Membership | None = getattr(self, "membership", None)
+        return f": {membership.problem}" if membership is not None and membership.problem else ""
 
     async def _take_part(
         self, tasks: asyncio.TaskGroup, store: Store, directory: Directory

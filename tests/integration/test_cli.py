@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import httpx
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -34,9 +35,11 @@ from sublet.runtime.cli import cli
 from sublet.runtime.cli_exit import ExitCode, NoClusterError, UsageError, code_of
 from sublet.runtime.config import WorkerConfig, settings
 from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
+from sublet.runtime.worker import Worker
 from sublet.statestore.contract import StoreServerError
 from sublet.statestore.sqlite_directory import SqliteDirectory
 from tests.integration.cli_app import app
+from tests.integration.cluster import until
 from tests.redis_process import RedisProcess
 
 APP = str(Path(__file__).with_name("cli_app.py"))
@@ -975,6 +978,29 @@ def test_workers_on_a_redis_that_is_set_up_wrongly_are_not_tried_again(tmp_path:
     assert told in both.stderr
     assert "cannot start; its own message is above" in both.stderr
     assert "starts again" not in both.stderr
+
+
+async def test_a_worker_that_cannot_reach_its_store_says_why_it_has_not_joined(
+    tmp_path: Path,
+) -> None:
+    nobody = "redis://127.0.0.1:1"
+    config = WorkerConfig(data_dir=tmp_path, store="redis", redis_url=nobody, port=0, http_port=0)
+    worker = Worker(app.functions, config)
+    reason = "the worker has not joined its cluster yet: the Redis at 127.0.0.1:1 cannot be used"
+    running = asyncio.create_task(worker.run())
+    try:
+        await until(lambda: worker.http_address != "" and "127.0.0.1:1 " in worker.not_ready())
+        status = await asyncio.to_thread(sublet, "status", "--connect", worker.address)
+        async with httpx.AsyncClient() as http:
+            ready = await http.get(f"http://{worker.http_address}/ready")
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+    assert (status.returncode, status.stdout) == (ExitCode.RETRY_LATER, "")
+    assert status.stderr.startswith(f"error: {reason}")
+    assert ready.status_code == 503
+    assert reason in ready.text
 
 
 async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:

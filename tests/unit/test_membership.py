@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -142,6 +142,11 @@ class AwayDirectory(CountedDirectory):
     """Does not answer while it is away."""
 
     is_away = False
+
+    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+        if self.is_away:
+            raise UnavailableError("away", 1)
+        return await super().join(member, functions)
 
     async def beat(self, worker: str) -> View | None:
         if self.is_away:
@@ -467,3 +472,18 @@ async def test_a_directory_that_is_away_keeps_nobody_from_leaving() -> None:
         await membership.ready.wait()
         with pytest.raises(UnavailableError):
             await membership.drain()
+
+
+async def test_why_the_directory_cannot_be_asked_is_known_until_it_can() -> None:
+    cluster = Cluster()
+    cluster.directory.is_away = True
+
+    async with cluster.worker() as membership:
+        await until(lambda: membership.problem == "away")
+        cluster.directory.is_away = False
+        await membership.ready.wait()
+        assert membership.problem == ""
+        cluster.directory.is_away = True
+        await until(lambda: membership.problem == "away")
+        cluster.directory.is_away = False
+        await until(lambda: membership.problem == "")
