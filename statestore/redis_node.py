@@ -259,7 +259,13 @@ class RedisNode:
         except ResponseError:
             # An administrator may deny CONFIG, and then has to know what it says.
             if not self._was_sound:
-                log.warning("redis_sync_unknown", redis=self.name)
+                log.warning(
+                    "redis_sync_unknown",
+                    redis=self.name,
+                    problem="appendfsync cannot be read, so nobody has checked "
+                    + ("that it is always, as full_sync needs" if self._full_sync else "it"),
+                    remedy="allow CONFIG GET (ACL: +config|get)",
+                )
             return []
         sync = str(answer["appendfsync"])
         if sync == "always":

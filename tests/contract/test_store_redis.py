@@ -101,6 +101,28 @@ async def test_what_may_lose_a_second_is_allowed_without_full_sync_and_told(
     await store.close()
 
 
+@pytest.mark.parametrize(
+    ("full_sync", "problem"),
+    [
+        (False, "so nobody has checked it"),
+        (True, "so nobody has checked that it is always, as full_sync needs"),
+    ],
+)
+async def test_a_redis_that_does_not_tell_its_settings_is_used_with_a_warning(
+    start_redis: StartRedis, full_sync: bool, problem: str
+) -> None:
+    server = start_redis()
+    server.ask("ACL", "SETUSER", "default", "-config")
+    store = RedisStore(server.url, full_sync=full_sync)
+    with structlog.testing.capture_logs() as logged:
+        assert (await store.acquire(P, "worker")).epoch == 1
+    await store.close()
+
+    (line,) = [each for each in logged if each["event"] == "redis_sync_unknown"]
+    assert line["problem"] == f"appendfsync cannot be read, {problem}"
+    assert line["remedy"] == "allow CONFIG GET (ACL: +config|get)"
+
+
 async def test_a_wrong_password_is_told_and_the_right_one_is_never_shown(
     start_redis: StartRedis,
 ) -> None:
