@@ -334,6 +334,8 @@ class RedisStore:
             partition=partition,
             committed=f"epoch {epoch} index {index}",
             found=found,
+            problem="what was replied to since is lost; the partition goes on with what is there",
+            remedy="docs/operating.md, Redis has lost data",
         )
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:

@@ -155,6 +155,7 @@ async def test_older_data_is_noticed_by_every_owner_and_none_goes_on_as_if_nothi
         late = numbered(epoch + 1, 6, token=second.token)
         assert await later.commit([late]) == [Outcome.GAP]
     assert events(logged) == ["redis_lost_its_data"]
+    assert logged[0]["problem"].startswith("what was replied to since is lost")
 
 
 async def test_lost_data_is_told_by_who_takes_a_partition_again_before_any_commit(
