@@ -63,6 +63,13 @@ class ConfigError(ValueError):
     """A setting cannot be used; the text names it and says what is allowed."""
 
 
+class PortTakenError(ConfigError):
+    """Somebody else listens there."""
+
+    def __init__(self, port: int, flag: str) -> None:
+        super().__init__(f"port {port} is taken; choose another {flag}, or 0 for any free one")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """All that a worker can be told. Checked when it is made."""

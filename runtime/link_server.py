@@ -6,8 +6,10 @@ Opens the door and checks who comes in. What the frames mean is their receiver's
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -20,6 +22,7 @@ from grpc import aio
 
 from sublet.functions.errors import OverloadedError, SubletError
 from sublet.runtime import wire
+from sublet.runtime.config import PortTakenError
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.frames import Frame, Goodbye, Hello
 from sublet.runtime.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
@@ -107,6 +110,9 @@ class LinkServer:
             prepare_lane_path(self._lane_path)
         self._grpc_server = aio.server(options=server_options(self._limits))
         self._grpc_server.add_generic_rpc_handlers((self._handlers(),))
+        if self._port and _is_taken(self._host, self._port):
+            # gRPC would write a line of its own, and raise one that says less.
+            raise PortTakenError(self._port, "--port")
         try:
             self._port = self._grpc_server.add_insecure_port(self.address)
         except RuntimeError as error:
@@ -353,3 +359,25 @@ def _with_deadline(request: CallRequest, context: Context) -> CallRequest:
     if request.time_left_ms is not None:
         left_ms = min(left_ms, request.time_left_ms)
     return msgspec.structs.replace(request, time_left_ms=left_ms)
+
+
+def _is_taken(host: str, port: int) -> bool:
+    """Tell whether somebody listens there already; False if nobody can say."""
+    try:
+        found = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as tried:
+            # As the server does it: what ended a moment ago is nobody's.
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                tried.bind(address)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from sublet.runtime.config import PortTakenError
 from sublet.runtime.http.errors import PROBLEM_TYPE, Problem, problem
 from sublet.runtime.http.leaving import CONNECTION
 from sublet.runtime.limits import Limits
@@ -108,6 +110,8 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(port, "--http-port") from None
         raise OSError(f"cannot listen for HTTP on {host}:{port}: {error.strerror}") from None
     listener.setblocking(False)
     return listener

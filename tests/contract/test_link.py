@@ -17,6 +17,7 @@ import uvloop
 
 from sublet.functions.errors import OverloadedError, TooLargeError, UnavailableError
 from sublet.runtime import wire
+from sublet.runtime.config import PortTakenError
 from sublet.runtime.frame_link import LOOKS_IN_SILENCE
 from sublet.runtime.frames import (
     Ack,
@@ -710,10 +711,20 @@ async def test_a_lane_wants_a_folder_that_others_cannot_enter(folder: Path) -> N
         assert (folder / "new").stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_port_that_is_taken_is_an_error() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_port_that_is_taken_is_an_error(host: str) -> None:
+    async with LinkServer(welcoming, NoService(), host=host) as first:
+        with pytest.raises(PortTakenError, match=f"^port {first.port} is taken; choose another"):
+            await LinkServer(welcoming, NoService(), host=host, port=first.port).__aenter__()
+
+
+async def test_a_port_can_be_used_again_at_once() -> None:
     async with LinkServer(welcoming, NoService()) as first:
-        with pytest.raises(OSError, match=f"cannot listen on {first.address}"):
-            await LinkServer(welcoming, NoService(), port=first.port).__aenter__()
+        _, writer = await asyncio.open_connection("127.0.0.1", first.port)
+    # The server has closed first, so its end of the connection is kept for a while.
+    writer.close()
+    async with LinkServer(welcoming, NoService(), port=first.port) as second:
+        assert second.port == first.port
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pty
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -1001,6 +1002,21 @@ async def test_a_worker_that_cannot_reach_its_store_says_why_it_has_not_joined(
     assert status.stderr.startswith(f"error: {reason}")
     assert ready.status_code == 503
     assert reason in ready.text
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        ended = sublet(
+            *("worker", f"{APP}:app", "--data-dir", str(tmp_path), flag, str(port)),
+            *("--log-level", "error"),
+        )
+
+    assert ended.returncode == ExitCode.USAGE
+    assert ended.stderr == (
+        f"error: port {port} is taken; choose another {flag}, or 0 for any free one\n"
+    )
 
 
 async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
