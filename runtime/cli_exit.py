@@ -10,6 +10,7 @@ from typing import NoReturn
 import typer
 
 from sublet.functions.errors import (
+    DeadlineExceededError,
     EncodeError,
     IdempotencyConflictError,
     KeyRejectedError,
@@ -108,7 +109,7 @@ def _hint(error: Exception) -> str:
     match error:
         case RetryLaterError():
             return "nothing has happened; run the same command again"
-        case UnknownOutcomeError():
+        case UnknownOutcomeError() | DeadlineExceededError():
             return "it may have happened; with --idempotency-key the same command is safe to repeat"
         case _:
             return ""

@@ -20,10 +20,12 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from sublet.functions.errors import (
+    DeadlineExceededError,
     HandlerError,
     OverloadedError,
     PayloadError,
@@ -33,7 +35,7 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.cli import cli
-from sublet.runtime.cli_exit import ExitCode, NoClusterError, UsageError, code_of
+from sublet.runtime.cli_exit import ExitCode, NoClusterError, UsageError, code_of, exit_with
 from sublet.runtime.config import WorkerConfig, settings
 from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 from sublet.runtime.worker import Worker
@@ -315,6 +317,18 @@ def test_an_address_where_nobody_answers_is_no_cluster() -> None:
 )
 def test_every_error_has_its_exit_code(error: Exception, code: ExitCode) -> None:
     assert code_of(error) == code
+
+
+@pytest.mark.parametrize("error", [DeadlineExceededError("late"), UnknownOutcomeError("gone")])
+def test_what_may_have_happened_is_told_with_how_to_repeat_it(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        exit_with(error)
+
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"error: {error}"
+    assert told[1].startswith("hint: it may have happened; with --idempotency-key")
 
 
 def test_an_app_that_cannot_be_loaded_ends_the_run_at_once(tmp_path: Path) -> None:
