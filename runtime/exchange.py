@@ -92,7 +92,7 @@ class Exchange:
         """A partition was taken away by somebody else."""
         self.frames_in = 0
         self.links_lost = 0
-        """Ended without a goodbye."""
+        """Ended without a goodbye, before we said ours."""
         self.refused = 0
         self.refusals: dict[tuple[str, str], int] = {}
         """Function and reason to messages that no partition here has seen."""
@@ -103,6 +103,16 @@ class Exchange:
     def stop(self) -> None:
         """From now on links end because of us: that is no goodbye of a client."""
         self._stopping = True
+
+    def say_goodbye(self) -> None:
+        """End the links that this worker has opened; those that others have, the server ends."""
+        for port in tuple(self._peers.values()):
+            port.link.close("the worker stops")
+
+    @property
+    def has_said_goodbye(self) -> bool:
+        """Whether none of them is left, nor on its way."""
+        return not self._peers and not self._connecting
 
     def close_intake(self) -> None:
         """Take nothing new from clients: the last worker ends."""
@@ -325,6 +335,8 @@ class Exchange:
                     link = await self._connect(address, Hello(self._worker), receiver)
                 except UnavailableError:
                     await asyncio.sleep(self._about(wait_s))
+                    if self._stopping:
+                        return
                     wait_s = min(wait_s * 2, CONNECT_WAIT_S_MAX)
                     continue
                 if worker not in self._topology.workers:
@@ -338,6 +350,8 @@ class Exchange:
                 receiver.port = port
                 port.credit = receiver.credit
                 self._peers[worker] = port
+                if self._stopping:
+                    link.close("the worker stops")
                 break
         finally:
             self._connecting.discard(worker)
@@ -352,7 +366,8 @@ class Exchange:
             self.host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
 
     def link_ended(self, port: Port, reason: str, clean: bool) -> None:
-        if not clean:
+        # Clients that hear that we leave go without a goodbye, which would tell us to forget them.
+        if not clean and not self._stopping:
             self.links_lost += 1
             # Clients come and go as they like.
             level = "info" if is_client(port.name) else "warning"

@@ -211,7 +211,7 @@ METRICS = (
         "sublet_links_lost",
         "counter",
         (),
-        "Links with clients and neighbours that ended without a goodbye.",
+        "Links with clients and neighbours that ended without a goodbye; not while it leaves.",
     ),
     Described("sublet_threads_abandoned", "gauge", (), "Handlers that never ended."),
     Described(

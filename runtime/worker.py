@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
@@ -332,6 +332,14 @@ class Worker:
         # Otherwise its next heartbeat would find that it is no member, and join again.
         await _cancelled(taking_part)
         await membership.leave()
+        await self._say_goodbye()
+
+    async def _say_goodbye(self) -> None:
+        """Let no neighbour take our end for a loss: it would warn of it, and count it."""
+        self.exchange.say_goodbye()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(link_limits_of(self._config).close_timeout_s):
+                await _until(lambda: self.exchange.has_said_goodbye)
 
     async def _drain(self, membership: Membership) -> None:
         """Let others take over, and answer what was begun, for a bounded time."""

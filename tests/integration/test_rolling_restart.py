@@ -162,3 +162,28 @@ async def replace_all(tmp_path: Path, settings: dict[str, object], leave: Leave)
         assert callers.told_to_go > 0
         assert "taken for dead" not in cluster.log
         assert "lost a partition" not in cluster.log
+        assert "lost a link" not in cluster.log
+
+
+@pytest.mark.parametrize("lane", [True, False])
+@pytest.mark.parametrize("leave", [by_command, by_signal])
+async def test_a_worker_that_leaves_says_goodbye_on_all_its_links(
+    tmp_path: Path, leave: Leave, lane: bool
+) -> None:
+    async with (
+        running_cluster(tmp_path, 3, app=APP, lane=lane) as cluster,
+        cluster.client() as client,
+    ):
+        # All workers send to all others.
+        for number in range(40):
+            await client.send(count_app.forward, f"from{number}", dict.fromkeys(KEYS, 1))
+
+        async def all_have_come() -> bool:
+            return await client.call(count_app.count, "key0", 0) == 40
+
+        await until(all_have_come)
+        for worker in cluster.workers[:2]:
+            await leave(cluster, worker)
+            assert await worker.ended() == 0
+        assert (await cluster.counters())["links_lost"] == 0
+        assert "lost a link" not in cluster.log

@@ -83,6 +83,37 @@ async def test_a_link_that_is_made_after_its_worker_has_left_is_closed() -> None
     assert link.closed == ["the worker has left"]
 
 
+async def test_a_worker_that_stops_ends_the_links_that_it_has_opened() -> None:
+    made: list[tuple[QuietLink, LinkReceiver]] = []
+    begun, late = asyncio.Event(), asyncio.Event()
+
+    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+        made.append((QuietLink(), receiver))
+        if address == "a:3":
+            begun.set()
+            await late.wait()
+        return made[-1][0]
+
+    exchange = exchange_with(connect, lambda: 0.5)
+    both = Topology(2, [], {}, {"w1": "a:1", "w2": "a:2", "w3": "a:3"})
+    exchange.topology_changed(both)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        exchange.start(tasks)
+        exchange.meet_neighbour("w2")
+        exchange.meet_neighbour("w3")
+        await begun.wait()
+        exchange.stop()
+        exchange.say_goodbye()
+        assert not exchange.has_said_goodbye
+        late.set()
+
+    assert [link.closed for link, _ in made] == [["the worker stops"]] * 2
+    for link, receiver in made:
+        receiver.link_ended(link, "the worker stops", True)
+    assert exchange.has_said_goodbye
+    assert exchange.links_lost == 0
+
+
 async def test_links_that_end_without_a_goodbye_are_counted() -> None:
     async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
         raise UnavailableError("nobody is there")
@@ -94,6 +125,12 @@ async def test_links_that_end_without_a_goodbye_are_counted() -> None:
             link = QuietLink()
             receiver = exchange.accepted(link, Hello(endpoint))
             receiver.link_ended(link, "the end", clean)
+
+        assert exchange.links_lost == 2
+        client = QuietLink()
+        receiver = exchange.accepted(client, Hello("~a"))
+        exchange.stop()
+        receiver.link_ended(client, "it goes elsewhere, as we leave", False)
 
     assert exchange.links_lost == 2
 
