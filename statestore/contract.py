@@ -295,6 +295,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Grows with every heartbeat; observers time its standstill on their own clocks."""
     draining: bool = False
     """It is about to leave: nothing is placed on it any more."""
+    functions: frozenset[str] | None = None
+    """Those that it has declared; None: it does not say, as older workers do, and may have all."""
+
+    def has(self, function: str) -> bool:
+        """Tell whether the worker can serve a function."""
+        return self.functions is None or function in self.functions
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,7 +322,7 @@ class Directory(Protocol):
     """True if `wait_changed` hears of changes that others make."""
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
-        """Enter the member and register its functions.
+        """Enter the member, with the functions that it declares, and register these.
 
         A function that is already known with another number of partitions is an error
         (`ValueError` that says what to do): the number is fixed when a function is first seen.
@@ -366,6 +372,11 @@ def check_functions(known: Mapping[str, int], functions: Mapping[str, int]) -> N
                 f"which is fixed when a function is first seen: declare {former}, "
                 "or give the function another name, or start with an empty store"
             )
+
+
+def with_functions(member: Member, functions: Mapping[str, int]) -> Member:
+    """Return the member as it is entered by `Directory.join`."""
+    return msgspec.structs.replace(member, functions=frozenset(functions))
 
 
 def check_placement(placement: Mapping[str, str], members: Container[str]) -> None:

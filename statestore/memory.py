@@ -40,6 +40,7 @@ from sublet.statestore.contract import (
     View,
     check_functions,
     check_placement,
+    with_functions,
 )
 
 # Expired rows are deleted a few at a time, so that no commit pays for all of them; and twice as
@@ -338,7 +339,8 @@ class MemoryDirectory:
         check_functions(backend.functions, functions)
         former = backend.members.get(member.id)
         beat = member.beat if former is None else former.beat + 1
-        backend.members[member.id] = msgspec.structs.replace(member, beat=beat)
+        entered = with_functions(member, functions)
+        backend.members[member.id] = msgspec.structs.replace(entered, beat=beat)
         backend.functions.update(functions)
         backend.version += 1
         return self._view()

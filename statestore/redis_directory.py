@@ -14,7 +14,13 @@ from typing import Any
 import msgspec
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.statestore.contract import Member, View, check_functions, check_placement
+from sublet.statestore.contract import (
+    Member,
+    View,
+    check_functions,
+    check_placement,
+    with_functions,
+)
 from sublet.statestore.redis_node import FAILURES, Outages
 from sublet.statestore.redis_server import (
     DEFAULT_PREFIX,
@@ -61,7 +67,7 @@ class RedisDirectory:
         self._watching: asyncio.Task[None] | None = None
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
-        packed = msgspec.msgpack.encode(member)
+        packed = msgspec.msgpack.encode(with_functions(member, functions))
         counts = [each for pair in functions.items() for each in pair]
         for _ in range(JOIN_TRIES_MAX):
             before = await self.view()

@@ -40,6 +40,7 @@ class SqliteDirectory:
         self._cached_version = -1
         self._functions: Mapping[str, int] = {}
         self._placement: Mapping[str, str] = {}
+        self._declared: Mapping[str, frozenset[str] | None] = {}
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
         def work(connection: sqlite3.Connection) -> View:
@@ -49,9 +50,11 @@ class SqliteDirectory:
                     "INSERT OR IGNORE INTO function VALUES (?, ?)", functions.items()
                 )
                 connection.execute(
-                    "INSERT INTO member VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                    "INSERT INTO member (id, address, lane, pid, beat, draining, functions)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
                     " address = excluded.address, lane = excluded.lane, pid = excluded.pid,"
-                    " beat = beat + 1, draining = excluded.draining",
+                    " beat = beat + 1, draining = excluded.draining,"
+                    " functions = excluded.functions",
                     (
                         member.id,
                         member.address,
@@ -59,6 +62,7 @@ class SqliteDirectory:
                         member.pid,
                         member.beat,
                         member.draining,
+                        json.dumps(sorted(functions)),
                     ),
                 )
                 return self._changed(connection)
@@ -140,12 +144,17 @@ class SqliteDirectory:
         (version,) = connection.execute("SELECT version FROM meta").fetchone()
         if version != self._cached_version:
             # One row each: a thread that fetches row by row crawls beside a busy event loop.
-            functions, placement = connection.execute(
+            functions, placement, declared = connection.execute(
                 "SELECT (SELECT json_group_object(name, partition_count) FROM function),"
-                " (SELECT json_group_object(partition, worker) FROM placement)"
+                " (SELECT json_group_object(partition, worker) FROM placement),"
+                " (SELECT json_group_object(id, json(functions)) FROM member)"
             ).fetchone()
             self._functions = json.loads(functions)
             self._placement = json.loads(placement)
+            self._declared = {
+                id_: None if names is None else frozenset(names)
+                for id_, names in json.loads(declared).items()
+            }
             self._cached_version = version
         members = connection.execute(
             "SELECT id, address, lane, pid, beat, draining FROM member ORDER BY id"
@@ -154,7 +163,13 @@ class SqliteDirectory:
             version=version,
             members={
                 id_: Member(
-                    id=id_, address=address, lane=lane, pid=pid, beat=beat, draining=bool(draining)
+                    id=id_,
+                    address=address,
+                    lane=lane,
+                    pid=pid,
+                    beat=beat,
+                    draining=bool(draining),
+                    functions=self._declared[id_],
                 )
                 for id_, address, lane, pid, beat, draining in members
             },

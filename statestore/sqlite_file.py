@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 # Marks a database file as ours, for `file` and for the check below ("Subl" in ASCII).
 APPLICATION_ID = 0x5375626C
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 STATEMENT_CACHE = 512
 BUSY_TIMEOUT_MS = 5_000
 RETRY_AFTER_MS = 1_000
@@ -62,13 +62,17 @@ CREATE TABLE record (
 CREATE INDEX record_due ON record (partition, kind, due_ms, id) WHERE due_ms IS NOT NULL;
 CREATE TABLE member (
     id TEXT PRIMARY KEY, address TEXT NOT NULL, lane TEXT NOT NULL, pid INTEGER NOT NULL,
-    beat INTEGER NOT NULL, draining INTEGER NOT NULL) WITHOUT ROWID;
+    beat INTEGER NOT NULL, draining INTEGER NOT NULL, functions TEXT) WITHOUT ROWID;
 CREATE TABLE function (name TEXT PRIMARY KEY, partition_count INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE placement (partition TEXT PRIMARY KEY, worker TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE meta (version INTEGER NOT NULL);
 INSERT INTO meta VALUES (0);
 """
-UPGRADE_TO_2 = "ALTER TABLE member ADD COLUMN draining INTEGER NOT NULL DEFAULT 0;"
+# What brings a file of the version before to each version.
+UPGRADES = {
+    2: "ALTER TABLE member ADD COLUMN draining INTEGER NOT NULL DEFAULT 0;",
+    3: "ALTER TABLE member ADD COLUMN functions TEXT;",
+}
 
 
 class StoreFileError(SubletError):
@@ -158,9 +162,9 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
                 f"the store {path} was written by a newer Sublet (schema {version}, this one "
                 f"knows {SCHEMA_VERSION}); upgrade Sublet or give another path"
             )
-        if version == 1:
+        for newer in range(max(version, 1) + 1, SCHEMA_VERSION + 1):
             connection.executescript(
-                f"BEGIN IMMEDIATE; {UPGRADE_TO_2} PRAGMA user_version = 2; COMMIT;"
+                f"BEGIN IMMEDIATE; {UPGRADES[newer]} PRAGMA user_version = {newer}; COMMIT;"
             )
         return
     if objects or version:

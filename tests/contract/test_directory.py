@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import pytest
@@ -13,8 +13,14 @@ from sublet.statestore.contract import Directory, Member
 MakeDirectory = Callable[[], Directory]
 
 
-def member(name: str, port: int = 1) -> Member:
-    return Member(id=name, address=f"127.0.0.1:{port}", lane=f"/tmp/{name}.sock", pid=7)
+def member(name: str, port: int = 1, functions: Collection[str] | None = None) -> Member:
+    return Member(
+        id=name,
+        address=f"127.0.0.1:{port}",
+        lane=f"/tmp/{name}.sock",
+        pid=7,
+        functions=None if functions is None else frozenset(functions),
+    )
 
 
 async def test_who_joins_is_seen_by_the_others(make_directory: MakeDirectory) -> None:
@@ -23,9 +29,10 @@ async def test_who_joins_is_seen_by_the_others(make_directory: MakeDirectory) ->
     first = await one.join(member("a"), {"shop/cart": 16})
     second = await two.join(member("b", 2), {"shop/cart": 16, "shop/stock": 4})
 
-    assert first.members == {"a": member("a")}
+    one_has, two_has = ["shop/cart"], ["shop/cart", "shop/stock"]
+    assert first.members == {"a": member("a", 1, one_has)}
     assert second.version > first.version
-    assert second.members == {"a": member("a"), "b": member("b", 2)}
+    assert second.members == {"a": member("a", 1, one_has), "b": member("b", 2, two_has)}
     assert second.functions == {"shop/cart": 16, "shop/stock": 4}
     assert second.placement == {}
     assert await one.view() == second
@@ -39,6 +46,48 @@ async def test_the_number_of_partitions_is_fixed_when_a_function_is_first_seen(
     with pytest.raises(ValueError, match="declare 16, or give the function another name"):
         await directory.join(member("b"), {"shop/new": 1, "shop/cart": 8})
     assert await directory.view() == before
+
+
+async def test_everybody_sees_which_functions_a_member_has(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {"shop/cart": 16, "shop/stock": 4})
+    joined = await two.join(member("b"), {"visits/visit": 2})
+    await one.beat("a")
+    await two.drain("a")
+    await two.place(joined.version + 1, {"shop/cart/0": "a"})
+
+    for directory in (one, two, make_directory()):
+        members = (await directory.view()).members
+        assert members["a"].functions == {"shop/cart", "shop/stock"}
+        assert members["a"].has("shop/stock")
+        assert not members["a"].has("visits/visit")
+        assert members["b"].functions == {"visits/visit"}
+
+
+async def test_a_member_without_functions_has_none(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    joined = await directory.join(member("a"), {})
+
+    assert joined.members["a"].functions == frozenset()
+    assert not joined.members["a"].has("shop/cart")
+
+
+async def test_who_joins_again_has_what_it_says_then(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {"shop/cart": 1, "shop/stock": 1})
+    await two.view()
+    await one.join(member("a"), {"shop/cart": 1, "shop/new": 1})
+
+    view = await two.view()
+    assert view.members["a"].functions == {"shop/cart", "shop/new"}
+    assert set(view.functions) == {"shop/cart", "shop/stock", "shop/new"}
+
+
+def test_a_member_that_does_not_say_what_it_has_may_have_everything() -> None:
+    """Workers of older versions do not."""
+    assert member("a").has("shop/cart")
+    packed = msgspec.msgpack.encode({"id": "a", "address": "127.0.0.1:1"})
+    assert msgspec.msgpack.decode(packed, type=Member).has("shop/cart")
 
 
 @pytest.mark.parametrize("count", [0, 1025])

@@ -430,6 +430,28 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         SqliteStore(path)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
+    tmp_path: Path, version: int
+) -> None:
+    path = tmp_path / "store.db"
+    open_database(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE member DROP COLUMN functions")
+        if version == 1:
+            connection.execute("ALTER TABLE member DROP COLUMN draining")
+        values = "'old', '127.0.0.1:1', '', 7, 3" + (", 0" if version == 2 else "")
+        connection.execute(f"INSERT INTO member VALUES ({values})")
+        connection.execute(f"PRAGMA user_version = {version}")
+
+    directory = SqliteDirectory(path)
+    view = await directory.join(Member(id="new", address="127.0.0.1:2"), {"shop/cart": 1})
+    await directory.close()
+
+    assert view.members["old"].functions is None
+    assert view.members["new"].functions == {"shop/cart"}
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreFileError, match="folder that exists"):
         SqliteStore(tmp_path / "missing" / "store.db")
