@@ -1,8 +1,8 @@
 """Which worker owns which partition.
 
 Partitions are placed one after another, each on the worker with the fewest partitions of the same
-function, then the fewest in all. What is placed stays where it is, unless its worker is gone or
-another has at least two less: of the function, or in all.
+function, then the fewest in all, of those workers that have the function. What is placed stays
+where it is, unless its worker is gone or another has at least two less: of the function, or in all.
 """
 
 from __future__ import annotations
@@ -18,34 +18,40 @@ def place(
     current: Mapping[str, str],
     *,
     rebalance: bool,
+    able: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, str]:
     """Return the placement of all partitions of all functions on the given workers.
 
-    With `rebalance`, partitions move until no worker has two more than another: of any function,
-    and in all. For each function these are the fewest moves that even it out, and what is even
-    stays as it is, whoever asks.
+    `able` says which workers have a function; one that it does not name can be on all of them.
+    Partitions of a function that no given worker has are not placed.
+
+    With `rebalance`, partitions move until no worker has two more than another: of any function
+    that both have, and in all, as far as functions that both have can even that out. For each
+    function these are the fewest moves that even it out, and what is even stays as it is, whoever
+    asks.
     """
-    if not workers:
-        return {}
     alive = sorted(workers)
     placed: dict[str, str] = {}
     total = dict.fromkeys(alive, 0)
     of_function: dict[str, dict[str, int]] = {}
     for function, count in functions.items():
-        of_function[function] = dict.fromkeys(alive, 0)
+        hosts = able.get(function, alive) if able is not None else alive
+        same = of_function[function] = {worker: 0 for worker in alive if worker in hosts}
         for index in range(count):
             name = partition_name(function, index)
             owner = current.get(name)
-            if owner in total:
+            if owner in same:
                 placed[name] = owner
                 total[owner] += 1
-                of_function[function][owner] += 1
+                same[owner] += 1
     for function, count in functions.items():
         same = of_function[function]
+        if not same:
+            continue
         for index in range(count):
             name = partition_name(function, index)
             if name not in placed:
-                owner = min(alive, key=lambda worker: (same[worker], total[worker], worker))
+                owner = min(same, key=lambda worker: (same[worker], total[worker], worker))
                 placed[name] = owner
                 total[owner] += 1
                 same[owner] += 1
@@ -80,19 +86,30 @@ def _even_out_totals(
     of_function: Mapping[str, dict[str, int]],
     total: dict[str, int],
 ) -> None:
-    """Move partitions of functions of which the fullest worker has one more than the emptiest."""
+    """Move partitions of functions of which a fuller worker has one more than an emptier one."""
     for _ in range(len(placed)):
-        fullest = max(total, key=lambda worker: (total[worker], worker))
-        emptiest = min(total, key=lambda worker: (total[worker], worker))
-        if total[fullest] - total[emptiest] < 2:
-            return
-        function = next(
-            name for name, same in of_function.items() if same[fullest] > same[emptiest]
+        uneven, fullest, emptiest, function = max(
+            (_most_uneven(name, same, total) for name, same in of_function.items() if same),
+            default=(0, "", "", ""),
         )
+        if uneven < 2:
+            return
         _move(function, functions[function], fullest, emptiest, placed)
         for worker, change in ((fullest, -1), (emptiest, 1)):
             of_function[function][worker] += change
             total[worker] += change
+
+
+def _most_uneven(
+    function: str, same: Mapping[str, int], total: Mapping[str, int]
+) -> tuple[int, str, str, str]:
+    """Return the fullest worker of those with the most partitions of a function and the emptiest of
+    those with the fewest, behind their difference in all, which is 0 if nothing can move."""
+    most, fewest = max(same.values()), min(same.values())
+    fullest = max((total[worker], worker) for worker in same if same[worker] == most)
+    emptiest = min((total[worker], worker) for worker in same if same[worker] == fewest)
+    uneven = fullest[0] - emptiest[0] if most > fewest else 0
+    return uneven, fullest[1], emptiest[1], function
 
 
 def _move(function: str, count: int, origin: str, goal: str, placed: dict[str, str]) -> None:

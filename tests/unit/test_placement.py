@@ -207,3 +207,116 @@ def test_what_has_no_living_owner_does_not_wait_for_its_turn() -> None:
 
     placed = a_few_moves(current, wanted, {"a", "b"}, 0)
     assert placed == {**wanted, "f/g/10": "a"}
+
+
+# Workers that do not have the same functions
+
+
+def test_a_partition_is_placed_only_on_workers_that_have_its_function() -> None:
+    placement = place(
+        {"visits/visit": 4, "orders/order": 4},
+        WORKERS,
+        {},
+        rebalance=True,
+        able={"visits/visit": ["w1", "w2"], "orders/order": ["w3"]},
+    )
+
+    assert counts(placement, "visits/visit") == {"w1": 2, "w2": 2}
+    assert counts(placement, "orders/order") == {"w3": 4}
+
+
+def test_a_function_that_no_worker_has_is_not_placed() -> None:
+    functions = {"app/f": 2, "app/gone": 3}
+    able = {"app/f": WORKERS, "app/gone": []}
+    before = {"app/gone/0": "w1", "app/gone/1": "w2"}
+
+    placement = place(functions, WORKERS, before, rebalance=True, able=able)
+    assert set(placement) == {"app/f/0", "app/f/1"}
+
+
+def test_a_partition_does_not_stay_on_a_worker_that_lacks_its_function() -> None:
+    before = {"app/new/0": "w1", "app/new/1": "w2"}
+
+    for rebalance in (False, True):
+        placement = place(
+            {"app/new": 2}, WORKERS, before, rebalance=rebalance, able={"app/new": ["w2"]}
+        )
+        assert placement == {"app/new/0": "w2", "app/new/1": "w2"}
+
+
+def test_workers_that_have_the_function_get_their_share_when_they_come() -> None:
+    functions = {"app/f": 6, "app/new": 6}
+    old = {"app/f": ["w1", "w2"], "app/new": []}
+    before = place(functions, ["w1", "w2"], {}, rebalance=True, able=old)
+    assert counts(before, "app/new") == {}
+
+    one_new = {"app/f": WORKERS, "app/new": ["w3"]}
+    mixed = place(functions, WORKERS, before, rebalance=True, able=one_new)
+    assert counts(mixed, "app/new") == {"w3": 6}
+    assert counts(mixed, "app/f") == dict.fromkeys(WORKERS, 2)
+    assert sum(before[each] != mixed[each] for each in before) == 2
+
+    two_new = {"app/f": ["w2", "w3", "w4"], "app/new": ["w3", "w4"]}
+    after = place(functions, ["w2", "w3", "w4"], mixed, rebalance=True, able=two_new)
+    assert counts(after, "app/new") == {"w3": 3, "w4": 3}
+    stayed = [each for each, owner in mixed.items() if owner != "w1" and after[each] == owner]
+    assert len(stayed) == 2 + 2 + 3
+
+
+def test_the_load_of_another_app_is_no_reason_to_move() -> None:
+    functions = {"big/f": 20, "small/g": 2}
+    able = {"big/f": ["w1", "w2"], "small/g": ["w3"]}
+    before = place(functions, WORKERS, {}, rebalance=True, able=able)
+
+    assert place(functions, WORKERS, before, rebalance=True, able=able) == before
+    assert Counter(before.values()) == {"w1": 10, "w2": 10, "w3": 2}
+
+
+def test_small_functions_are_spread_over_the_workers_that_have_them() -> None:
+    functions = {f"app/f{number}": 1 for number in range(6)} | {"other/g": 9}
+    able = {**dict.fromkeys(functions, WORKERS[:2]), "other/g": WORKERS[2:]}
+    before = dict.fromkeys((f"app/f{number}/0" for number in range(6)), "w1")
+
+    placement = place(functions, WORKERS, before, rebalance=True, able=able)
+    assert Counter(placement.values()) == {"w1": 3, "w2": 3, "w3": 9}
+    assert sum(before[each] != placement[each] for each in before) == 3
+
+
+@st.composite
+def mixed_lives(draw: st.DrawFn) -> tuple[dict[str, int], list[dict[str, list[str]]]]:
+    """Functions, and step by step which workers have which of them."""
+    functions = draw(SEVERAL)
+    step = st.fixed_dictionaries(dict.fromkeys(functions, st.one_of(st.just([]), FEW_WORKERS)))
+    return functions, draw(st.lists(step, min_size=1, max_size=4))
+
+
+@given(life=mixed_lives(), reverse=st.booleans())
+def test_whoever_has_which_functions_all_that_can_be_is_placed_evenly_and_stays(
+    life: tuple[dict[str, int], list[dict[str, list[str]]]], reverse: bool
+) -> None:
+    functions, steps = life
+    placed: dict[str, str] = {}
+    for able in steps:
+        workers = sorted({each for hosts in able.values() for each in hosts})
+        placed = place(functions, workers, placed, rebalance=True, able=able)
+
+        for function, count in functions.items():
+            shares = counts(placed, function)
+            assert set(shares) <= set(able[function])
+            assert shares.total() == (count if able[function] else 0)
+            each = [shares[worker] for worker in able[function]]
+            assert max(each, default=0) - min(each, default=0) <= 1
+        again = dict(reversed(functions.items())) if reverse else functions
+        assert place(again, workers[::-1], placed, rebalance=True, able=able) == placed
+
+
+@given(count=st.integers(1, 30), before=st.one_of(st.just([]), FEW_WORKERS), after=FEW_WORKERS)
+def test_the_moves_of_a_function_are_the_fewest_among_those_who_have_it(
+    count: int, before: list[str], after: list[str]
+) -> None:
+    workers = [f"w{number}" for number in range(5)]
+    start = place({"a/f": count}, workers, {}, rebalance=True, able={"a/f": before})
+    placed = place({"a/f": count}, workers, start, rebalance=True, able={"a/f": after})
+
+    moved = [each for each, owner in start.items() if owner in after and placed[each] != owner]
+    assert len(moved) == fewest_moves({"a/f": count}, after, start)
