@@ -115,7 +115,7 @@ class Exchange:
         return not self._peers and not self._connecting
 
     def close_intake(self) -> None:
-        """Take nothing new from clients: the last worker ends."""
+        """Take nothing new from clients: the last worker that has our functions ends."""
         self._intake_closed = True
 
     async def is_replaced(self) -> bool:
@@ -530,7 +530,7 @@ class Exchange:
     def _bad_batch(self, batch: Batch) -> ErrorInfo | None:
         """Our own clients never send one; others may. And who is about to end takes none."""
         if self._intake_closed and batch.kind is not Kind.WITHDRAW:
-            return ErrorInfo("unavailable", "the last worker stops", STOPPED_RETRY_MS)
+            return ErrorInfo("unavailable", "the last worker that has it stops", STOPPED_RETRY_MS)
         if batch.kind is Kind.MARKER:
             refusal = refusal_of_markers(batch)
             if refusal is not None:

@@ -110,6 +110,8 @@ class FunctionInfo(msgspec.Struct, frozen=True):
     partition_count: int
     kind: str
     """keyed, stateful or stateless."""
+    absent: bool = False
+    """No worker has it: its partitions are not placed, and nobody can call it."""
 
 
 class Topology(msgspec.Struct, frozen=True):

@@ -209,6 +209,8 @@ class Membership:
         self._quarantine = Quarantine()
         self._told_unfit = ""
         """What the log says of the store's server, so that it is told once."""
+        self._told_absent: set[str] = set()
+        """Functions of which the log says that no worker has them."""
         self._proposer = ""
         self._alive: Collection[str] = ()
         self._looking = asyncio.Event()
@@ -360,7 +362,8 @@ class Membership:
         ]
 
     def _is_served(self, view: View) -> bool:
-        if len(view.placement) < sum(view.functions.values()):
+        able = self._able(view, self._alive)
+        if len(view.placement) < sum(view.functions[each] for each in able if able[each]):
             return False
         owners = set(view.placement.values()) - {self._member.id}
         if not all(self._deaths.is_beating(owner) for owner in owners):
@@ -368,9 +371,15 @@ class Membership:
         owned = self._ownership.owned()
         return all(partition in owned for partition in self._mine(view))
 
+    @property
+    def mine(self) -> list[str]:
+        """What this worker has to serve, by the newest view: all that is placed here, but for what
+        is set aside."""
+        return [] if self.view is None else self._mine(self.view)
+
     def _mine(self, view: View) -> list[str]:
-        """Return what is placed here and can be: not of a function that only others (or earlier
-        versions) have, nor what is set aside."""
+        """Return what is placed here and can be: not of a function that only others have (older
+        workers place without asking), nor what is set aside."""
         return [
             partition
             for partition, worker in view.placement.items()
@@ -390,15 +399,15 @@ class Membership:
         if not view.placement and awaits_others:
             return view
         now_ms = self._loop.time() * 1000
-        staying = [worker for worker in alive if not view.members[worker].draining]
-        wanted = place(
-            view.functions,
-            staying or alive,
-            view.placement,
-            # When all are about to leave, nothing is gained by moving.
-            rebalance=self._store.shared and bool(staying),
-        )
-        wanted = a_few_moves(view.placement, wanted, alive, self._moves.room(now_ms))
+        able = self._able(view, alive)
+        self._tell_absent(view, able)
+        served = {
+            partition: worker
+            for partition, worker in view.placement.items()
+            if worker in able.get(partition.rpartition("/")[0], ())
+        }
+        wanted = self._wanted(view, alive, able)
+        wanted = a_few_moves(served, wanted, alive, self._moves.room(now_ms))
         if not dead and wanted == dict(view.placement):
             return view
         if dead:
@@ -409,8 +418,7 @@ class Membership:
                 return await self._directory.view()
         except RetryLaterError:
             return view
-        living = {part: worker for part, worker in view.placement.items() if worker in alive}
-        self._moves.begun(living, placed.placement, now_ms)
+        self._moves.begun(served, placed.placement, now_ms)
         if not self._directory.watched:
             look = _encode(Look(placed.version))
             for worker in alive:
@@ -429,11 +437,46 @@ class Membership:
             pass
         return view
 
+    def _able(self, view: View, alive: Collection[str]) -> dict[str, list[str]]:
+        """Return for each function which of the living workers have it."""
+        members = [view.members[worker] for worker in alive if worker in view.members]
+        return {
+            function: [each.id for each in members if each.has(function)]
+            for function in view.functions
+        }
+
+    def _wanted(
+        self, view: View, alive: Collection[str], able: Mapping[str, Collection[str]]
+    ) -> dict[str, str]:
+        """Return the placement that should come about."""
+        staying = {worker for worker in alive if not view.members[worker].draining}
+        lasting, ending = dict[str, int](), dict[str, int]()
+        for function, count in view.functions.items():
+            some_stay = not staying.isdisjoint(able[function])
+            (lasting if some_stay else ending)[function] = count
+        placement, shared = view.placement, self._store.shared
+        return {
+            **place(lasting, sorted(staying), placement, rebalance=shared, able=able),
+            # When all who have it are about to leave, nothing is gained by moving.
+            **place(ending, sorted(alive), placement, rebalance=False, able=able),
+        }
+
+    def _tell_absent(self, view: View, able: Mapping[str, Collection[str]]) -> None:
+        absent = {function for function, workers in able.items() if not workers}
+        for function in sorted(absent - self._told_absent):
+            _log.warning(
+                "no worker has a function; its partitions are not placed",
+                function=function,
+                partitions=view.functions[function],
+            )
+        self._told_absent = absent
+
     def _topology(self, view: View) -> Topology:
-        functions = [
-            self._functions.get(name) or FunctionInfo(name, count, "keyed")
-            for name, count in view.functions.items()
-        ]
+        functions = []
+        for name, count in view.functions.items():
+            info = self._functions.get(name) or FunctionInfo(name, count, "keyed")
+            absent = not any(member.has(name) for member in view.members.values())
+            functions.append(msgspec.structs.replace(info, absent=absent))
         workers = {id_: member.address for id_, member in view.members.items()}
         return Topology(view.version, functions, dict(view.placement), workers)
 
@@ -549,10 +592,10 @@ class Membership:
         if member is None:
             known = ", ".join(sorted(view.members)) or "none"
             raise RejectedError(f"there is no worker {worker!r}; known: {known}")
-        if not any(id_ != worker and not each.draining for id_, each in view.members.items()):
+        if not _can_take_some(view, member):
             raise RejectedError(
-                f"{worker} is the last worker: nobody could take its partitions; start another "
-                "one first, or end it with SIGTERM"
+                f"{worker} is the last worker that has its functions: nobody could take its "
+                "partitions; start another one first, or end it with SIGTERM"
             )
         if not member.draining:
             drained = await self._directory.drain(worker)
@@ -561,7 +604,8 @@ class Membership:
         self.look()
 
     async def drain(self) -> bool:
-        """Give everything away. Return whether others have all of it; False if there are none.
+        """Give everything away. Return whether others have all of it; False if what is left here
+        is of functions that no other worker has.
 
         Raises `UnavailableError` if the directory does not answer: then nobody would know.
         """
@@ -579,20 +623,22 @@ class Membership:
             is_seen = marked is None or (
                 self.view is not None and self.view.version >= marked.version
             )
-            if is_seen and not self._heirs():
+            if is_seen and not self._has_heirs():
                 return False
             self._changed.clear()
             await self._changed.wait()
         return True
 
-    def _heirs(self) -> list[str]:
-        """Return who could take what is here."""
+    def _has_heirs(self) -> bool:
+        """Tell whether somebody could take something of what is here."""
+        functions = {partition.rpartition("/")[0] for partition in self._ownership.owned()}
         members = self.view.members if self.view is not None else {}
-        return [
-            id_
+        return any(
+            member.has(function)
             for id_, member in members.items()
             if id_ != self._member.id and id_ in self._alive and not member.draining
-        ]
+            for function in functions
+        )
 
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for our heartbeat to stop."""
@@ -600,3 +646,14 @@ class Membership:
             await self._directory.leave(self._member.id)
         except RetryLaterError:
             return
+
+
+def _can_take_some(view: View, leaving: Member) -> bool:
+    """Tell whether a worker that stays has some of the functions of one that is to leave."""
+    return any(
+        other.has(function)
+        for other in view.members.values()
+        if other.id != leaving.id and not other.draining
+        for function in view.functions
+        if leaving.has(function)
+    )

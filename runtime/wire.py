@@ -328,7 +328,12 @@ def _topology_to_protobuf(topology: Topology) -> pb.Topology:
     return pb.Topology(
         version=topology.version,
         functions=[
-            pb.Function(name=each.name, partition_count=each.partition_count, kind=each.kind)
+            pb.Function(
+                name=each.name,
+                partition_count=each.partition_count,
+                kind=each.kind,
+                absent=each.absent,
+            )
             for each in topology.functions
         ],
         placement=topology.placement,
@@ -362,7 +367,7 @@ def _topology(message: pb.Topology) -> Topology:
         if each.partition_count < 1:
             raise WireError(f"function {each.name!r} has no partitions")
         name = _name("function.name", each.name)
-        functions.append(FunctionInfo(name, each.partition_count, each.kind))
+        functions.append(FunctionInfo(name, each.partition_count, each.kind, each.absent))
     return Topology(
         version=_number("topology.version", message.version),
         functions=functions,

@@ -258,15 +258,14 @@ class Worker:
 
     def not_ready(self) -> str:
         """Return why this worker cannot serve its callers now; nothing if it can."""
-        topology, served = self.exchange.topology, self.host.partitions
         if self.stopping.is_set():
             return "the worker stops"
-        if not self.ready.is_set() or self.id not in topology.workers:
+        if not self.ready.is_set() or self.id not in self.exchange.topology.workers:
             return f"the worker has not joined its cluster yet{self._directory_problem()}"
         if self.membership.is_cut_off:
             return f"the worker is cut off from its directory{self._directory_problem()}"
-        mine = [each for each, worker in topology.placement.items() if worker == self.id]
-        missing = sum(1 for each in mine if each not in served)
+        mine = self.membership.mine
+        missing = sum(1 for each in mine if each not in self.host.partitions)
         if missing:
             return f"{missing} of the worker's {len(mine)} partitions are not served yet"
         return ""

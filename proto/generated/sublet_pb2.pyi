@@ -650,14 +650,16 @@ class Topology(_message.Message):
     def __init__(self, version: _Optional[int] = ..., functions: _Optional[_Iterable[_Union[Function, _Mapping]]] = ..., placement: _Optional[_Mapping[str, str]] = ..., workers: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Function(_message.Message):
-    __slots__ = ("name", "partition_count", "kind")
+    __slots__ = ("name", "partition_count", "kind", "absent")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     partition_count: int
     kind: str
-    def __init__(self, name: _Optional[str] = ..., partition_count: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+    absent: bool
+    def __init__(self, name: _Optional[str] = ..., partition_count: _Optional[int] = ..., kind: _Optional[str] = ..., absent: _Optional[bool] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("target", "source", "first", "error", "epoch")

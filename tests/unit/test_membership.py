@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from sublet.functions.errors import RejectedError, UnavailableError
-from sublet.runtime.frames import FunctionInfo
+from sublet.runtime.exchange import NOWHERE
+from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.lease_messages import Claim, Released
 from sublet.runtime.membership import (
     DeathWatch,
@@ -188,12 +189,19 @@ class Cluster:
         self.owned: set[str] = set()
         self.told: list[tuple[str, bytes]] = []
         self.cut_offs: list[bool] = []
+        self.topology = NOWHERE
         self.replaced = False
         self.asked = 0
 
     async def is_replaced(self) -> bool:
         self.asked += 1
         return self.replaced
+
+    def topology_changed(self, topology: Topology) -> None:
+        self.topology = topology
+
+    async def placement(self) -> dict[str, str]:
+        return dict((await self.others.view()).placement)
 
     async def owner_before(self, id_: str) -> None:
         """Let another member own everything."""
@@ -229,7 +237,7 @@ class Cluster:
                 added=added,
                 removed=self.owned.discard,
                 owned=lambda: set(self.owned),
-                topology_changed=lambda topology: None,
+                topology_changed=self.topology_changed,
                 leave=leave,
                 tell=tell,
                 drain=lambda: self.told.append(("w", b"drain")),
@@ -487,3 +495,94 @@ async def test_why_the_directory_cannot_be_asked_is_known_until_it_can() -> None
         await until(lambda: membership.problem == "away")
         cluster.directory.is_away = False
         await until(lambda: membership.problem == "")
+
+
+# Workers of other apps, and of other versions of the same one
+
+DESK = {f"desk/add/{index}" for index in range(3)}
+
+
+async def test_nothing_is_placed_on_a_worker_of_another_app() -> None:
+    cluster = Cluster()
+    await cluster.others.join(member("x"), {"orders/order": 4})
+
+    async with cluster.worker():
+        await until(lambda: cluster.owned == DESK)
+        placement = await cluster.placement()
+        assert {each for each, owner in placement.items() if owner == "w"} == DESK
+        assert {each for each, owner in placement.items() if owner == "x"} == {
+            f"orders/order/{index}" for index in range(4)
+        }
+        assert not any(each.absent for each in cluster.topology.functions)
+
+
+async def test_what_was_placed_where_its_function_is_not_moves_at_once() -> None:
+    """More of it than may move between workers that serve it meanwhile."""
+    cluster = Cluster()
+    functions = {"orders/order": 12}
+    await cluster.others.join(member("x"), functions)
+    view = await cluster.others.join(member("w"), {})
+    await cluster.others.place(view.version, {f"orders/order/{n}": "w" for n in range(12)})
+
+    async with cluster.worker():
+        await until(lambda: cluster.owned == DESK)
+        placement = await cluster.placement()
+        assert sum(owner == "x" for owner in placement.values()) == 12
+
+
+async def test_a_function_that_nobody_has_is_not_placed_and_that_is_told_once() -> None:
+    cluster = Cluster()
+    view = await cluster.others.join(member("x"), {"desk/removed": 2})
+    await cluster.others.place(view.version, {"desk/removed/0": "x", "desk/removed/1": "x"})
+    await cluster.others.leave("x")
+
+    with structlog.testing.capture_logs() as logged:
+        async with cluster.worker() as membership:
+            await membership.ready.wait()
+            await cluster.directory.beaten(5)
+            assert set(await cluster.placement()) == DESK
+            assert sorted(membership.mine) == sorted(DESK)
+            absent = {each.name: each.absent for each in cluster.topology.functions}
+            assert absent == {"desk/add": False, "desk/removed": True}
+
+            await cluster.others.join(member("x"), {"desk/removed": 2})
+            await until(lambda: not any(each.absent for each in cluster.topology.functions))
+            placement = await cluster.placement()
+            assert placement["desk/removed/0"] == placement["desk/removed/1"] == "x"
+    told = [each for each in logged if each["log_level"] == "warning"]
+    assert [(each["function"], each["partitions"]) for each in told] == [("desk/removed", 2)]
+
+
+async def test_a_worker_that_drains_keeps_what_only_it_has_until_it_ends() -> None:
+    cluster = Cluster()
+    await cluster.others.join(member("x"), FUNCTIONS)
+
+    async with cluster.worker(functions={**FUNCTIONS, "desk/old": 2}) as membership:
+        await until(lambda: {"desk/old/0", "desk/old/1"} < cluster.owned)
+
+        assert not await membership.drain()
+        assert cluster.owned == {"desk/old/0", "desk/old/1"}
+        placement = await cluster.placement()
+        assert {each for each, owner in placement.items() if owner == "x"} == DESK
+
+
+async def test_a_worker_of_another_app_cannot_take_over() -> None:
+    cluster = Cluster()
+    await cluster.others.join(member("x"), {"orders/order": 1})
+
+    async with cluster.worker() as membership:
+        await until(lambda: cluster.owned == DESK)
+        with pytest.raises(RejectedError, match="w is the last worker that has its functions"):
+            await membership.drain_worker("w")
+        assert not await membership.drain()
+        assert cluster.owned == DESK
+
+
+async def test_a_partition_that_is_set_aside_is_not_to_be_served() -> None:
+    cluster = Cluster()
+    cluster.store.broken = "desk/add/1"
+
+    async with cluster.worker() as membership:
+        assert membership.mine == []
+        await membership.ready.wait()
+        assert sorted(membership.mine) == ["desk/add/0", "desk/add/2"]

@@ -49,7 +49,10 @@ from sublet.runtime.wire import (
 
 TOPOLOGY = Topology(
     version=3,
-    functions=[FunctionInfo("shop/cart", 4, "keyed"), FunctionInfo("shop/stock", 1, "stateful")],
+    functions=[
+        FunctionInfo("shop/cart", 4, "keyed"),
+        FunctionInfo("shop/stock", 1, "stateful", absent=True),
+    ],
     placement={"shop/cart/0": "w1", "shop/cart/1": "w2"},
     workers={"w1": "127.0.0.1:1", "w2": "127.0.0.1:2"},
 )
