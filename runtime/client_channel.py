@@ -585,14 +585,19 @@ class Channel:
                 self.resend.append(segment)
         return settled
 
+    def fail_unsent(self, make_error: MakeError) -> int:
+        """Tell everybody whose message has never left, and drop it; return how many."""
+        settled = sum(segment.fail(make_error) for segment in self.unsent)
+        self.unsent = deque(each for each in self.unsent if each.withdrawn)
+        self.filling = None
+        return settled
+
     def fail_all(self, make_error: MakeError, make_unknown: MakeError) -> int:
         """Tell everybody who waits; return how many.
 
         What was never sent is dropped. What was sent stays, to be sent again under its number.
         """
-        settled = sum(segment.fail(make_error) for segment in self.unsent)
-        self.unsent = deque(each for each in self.unsent if each.withdrawn)
-        self.filling = None
+        settled = self.fail_unsent(make_error)
         for queue in (self.sent, self.resend, self.awaiting):
             settled += sum(segment.fail(make_unknown) for segment in queue)
         return settled

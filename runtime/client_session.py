@@ -28,6 +28,7 @@ FRAME_BYTES = 2**20
 REPLIES_UNACKNOWLEDGED_MAX = 256
 """More replies than this are acknowledged at once, fewer by the way."""
 GAP_DOUBLINGS_MAX = 7
+ABSENT_RETRY_MS = 1_000
 _OVERLOADED = frozenset({"overloaded", "retry_later"})
 _ELSEWHERE = frozenset({"unavailable", "not_owner", "gap"})
 _DEADLINES_KEPT_MIN = 1_024
@@ -39,6 +40,9 @@ class Patience:
 
     unreachable_ms: float = 10_000.0
     """A partition whose owner cannot be reached for so long fails its callers."""
+    absent_ms: float = 2_000.0
+    """Who waits for a function that no worker has fails when that is so for this long: the only
+    worker that has it may just be started anew."""
     overload_retries: int = 10
     """A message refused more often fails with `OverloadedError`."""
     backoff_ms_min: float = 10.0
@@ -51,6 +55,8 @@ class Patience:
     def __post_init__(self) -> None:
         if self.unreachable_ms <= 0:
             raise ValueError(f"unreachable_ms is {self.unreachable_ms}; allowed: more than 0")
+        if self.absent_ms < 0:
+            raise ValueError(f"absent_ms is {self.absent_ms}; allowed: 0 or more")
         if self.overload_retries < 0:
             raise ValueError(f"overload_retries is {self.overload_retries}; allowed: 0 or more")
         if not 0 < self.backoff_ms_min <= self.backoff_ms_max:
@@ -149,6 +155,8 @@ class Session:
         self.wake_ms = inf
         self._chance = chance
         self._stranded: dict[Channel, None] = {}
+        self._absent: dict[str, float | None] = {}
+        """Functions that no worker has, with since when; None: noted at the next tick."""
         self._deadlines: list[tuple[int, int, Segment, Channel]] = []
         self._deadlines_max = _DEADLINES_KEPT_MIN
         self._holds: list[tuple[float, int, Channel]] = []
@@ -279,6 +287,11 @@ class Session:
             # A refusal may have set it long ago, while the channel still had a link.
             channel.stranded_ms = None
             self.wake_ms = 0.0
+        elif self._is_absent(channel):
+            self.wake_ms = 0.0
+
+    def _is_absent(self, channel: Channel) -> bool:
+        return channel.worker is None and _function_of(channel) in self._absent
 
     # Links and placement
 
@@ -336,6 +349,10 @@ class Session:
         if known is not None and topology.version <= known.version and not trusted:
             return False
         self.topology = topology
+        absent = [each.name for each in topology.functions if each.absent]
+        self._absent = {name: self._absent.get(name) for name in absent}
+        if absent:
+            self.wake_ms = 0.0
         for channel in self.channels.values():
             worker = topology.placement.get(channel.partition)
             if worker != channel.worker:
@@ -609,7 +626,11 @@ class Session:
             if segment.first and segment.kind is Kind.CALL:
                 # The partition knows the deadline, but an heir of it does not.
                 self._take_back(segment, segment.unanswered_places(), late=True)
-            missed = segment.fail(lambda: _too_late(channel))
+            if not segment.first and self._is_absent(channel):
+                # It has never left: nothing can have happened, and the reason is known.
+                missed = segment.fail(lambda: _absent(channel))
+            else:
+                missed = segment.fail(lambda: _too_late(channel))
             self.stats.in_flight -= missed
             self.stats.deadlines_missed += missed
             if channel.filling is segment:
@@ -619,6 +640,9 @@ class Session:
     def _fail_stranded(self, now_ms: float) -> float:
         """Fail who has waited too long for a link; return when to look again."""
         wake_ms = inf
+        for name, since_ms in self._absent.items():
+            if since_ms is None:
+                self._absent[name] = now_ms
         for channel in tuple(self._stranded):
             if channel.is_idle() or channel.peer is not None:
                 del self._stranded[channel]
@@ -626,6 +650,11 @@ class Session:
                 continue
             if channel.stranded_ms is None:
                 channel.stranded_ms = now_ms
+            if self._is_absent(channel):
+                wake_ms = min(wake_ms, self._fail_absent(channel, now_ms))
+                if channel.is_idle():
+                    del self._stranded[channel]
+                    continue
             due_ms = channel.stranded_ms + self.patience.unreachable_ms
             if due_ms <= now_ms:
                 self.fail_channel(channel, self._why_stranded(channel))
@@ -637,7 +666,19 @@ class Session:
             wake_ms = min(wake_ms, due_ms)
         return wake_ms
 
+    def _fail_absent(self, channel: Channel, now_ms: float) -> float:
+        """Fail who asks for a function that no worker has had for a while; return when to look
+        again. What was sent to a worker that had it waits as long as for any other."""
+        since_ms = self._absent[_function_of(channel)]
+        due_ms = (now_ms if since_ms is None else since_ms) + self.patience.absent_ms
+        if due_ms > now_ms:
+            return due_ms
+        self.stats.in_flight -= channel.fail_unsent(lambda: _absent(channel))
+        return inf
+
     def _why_stranded(self, channel: Channel) -> str:
+        if self._is_absent(channel):
+            return _absent(channel).message
         if channel.worker is None:
             return f"no worker owns {channel.partition}"
         workers = self.topology.workers if self.topology else {}
@@ -708,6 +749,17 @@ def _is_lost(channel: Channel, first: int) -> bool:
 
 def _cancelled() -> SubletError:
     return UnknownOutcomeError("its caller was cancelled")
+
+
+def _function_of(channel: Channel) -> str:
+    return channel.partition.rpartition("/")[0]
+
+
+def _absent(channel: Channel) -> UnavailableError:
+    return UnavailableError(
+        f"no worker has the function {_function_of(channel)}: start one that declares it",
+        ABSENT_RETRY_MS,
+    )
 
 
 def _too_late(channel: Channel) -> SubletError:

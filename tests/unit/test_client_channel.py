@@ -66,11 +66,11 @@ class Waiter:
         self.error = exception
 
 
-def topology(version: int, **placement: str) -> Topology:
+def topology(version: int, *, absent: bool = False, **placement: str) -> Topology:
     owners = {P0: placement.get("p0"), P1: placement.get("p1")}
     return Topology(
         version,
-        [FunctionInfo("shop/cart", 2, "keyed")],
+        [FunctionInfo("shop/cart", 2, "keyed", absent)],
         {partition: worker for partition, worker in owners.items() if worker},
         {"w1": "one:1", "w2": "two:2"},
     )
@@ -437,6 +437,68 @@ def test_a_refusal_of_long_ago_does_not_make_a_new_owner_unreachable() -> None:
     assert not waiter.done()
     stage.session.tick(61_001.0)
     assert isinstance(waiter.error, UnavailableError)
+
+
+def test_a_function_that_no_worker_has_fails_its_callers_soon_and_says_so() -> None:
+    stage = Stage(unreachable_ms=10_000, absent_ms=500)
+    waiter = stage.ask("a")
+    stage.session.topology_changed(topology(2, absent=True))
+    stage.session.tick(1_000.0)
+    assert stage.session.wake_ms == 1_500.0
+    assert not waiter.done()
+
+    stage.session.tick(1_500.0)
+    assert isinstance(waiter.error, UnavailableError)
+    assert "no worker has the function shop/cart" in str(waiter.error)
+    # That is known by now: who asks next need not wait.
+    later = stage.ask("b")
+    assert stage.session.wake_ms == 0.0
+    stage.session.tick(1_501.0)
+    assert isinstance(later.error, UnavailableError)
+    assert stage.session.stats.in_flight == 0
+
+
+def test_what_was_sent_before_a_function_was_absent_waits_for_it_to_come_back() -> None:
+    stage = Stage(unreachable_ms=10_000, absent_ms=500)
+    sent = stage.ask("a")
+    stage.frame()
+    stage.session.topology_changed(topology(2, absent=True))
+    unsent = stage.ask("b")
+    stage.session.tick(1_000.0)
+    stage.session.tick(1_500.0)
+    assert isinstance(unsent.error, UnavailableError)
+    assert not sent.done()
+    later = stage.ask("c")
+    stage.session.tick(1_600.0)
+    assert isinstance(later.error, UnavailableError)
+
+    stage.session.topology_changed(topology(3, p0="w1", p1="w1"))
+    assert [payloads_of(each) for each in stage.batches()] == [["a"]]
+    stage.reply(1, [1], ["done"])
+    assert sent.result == "done"
+
+
+def test_a_worker_that_is_soon_back_with_its_functions_fails_nobody() -> None:
+    stage = Stage(absent_ms=500)
+    waiter = stage.ask("a")
+    stage.session.topology_changed(topology(2, absent=True))
+    stage.session.tick(1_000.0)
+    stage.session.topology_changed(topology(3, p0="w1", p1="w1"))
+    stage.session.tick(1_600.0)
+
+    assert [payloads_of(each) for each in stage.batches()] == [["a"]]
+    assert not waiter.done()
+
+
+def test_a_deadline_before_a_function_comes_is_no_unknown_outcome(stage: Stage) -> None:
+    stage.session.topology_changed(topology(2, absent=True))
+    waiter = stage.ask("a", deadline_ms=300)
+    stage.session.tick(0.0)
+    assert stage.session.wake_ms == 300.0
+    stage.session.tick(300.0)
+
+    assert isinstance(waiter.error, UnavailableError)
+    assert "no worker has the function shop/cart" in str(waiter.error)
 
 
 def test_an_unreachable_owner_fails_its_callers_in_time() -> None:
@@ -936,6 +998,8 @@ def test_patience_refuses_what_cannot_work() -> None:
         Patience(overload_retries=-1)
     with pytest.raises(ValueError, match="unreachable_ms is 0"):
         Patience(unreachable_ms=0)
+    with pytest.raises(ValueError, match="absent_ms is -1"):
+        Patience(absent_ms=-1)
     with pytest.raises(ValueError, match="backoff_ms_min is 5"):
         Patience(backoff_ms_min=5, backoff_ms_max=1)
     with pytest.raises(ValueError, match="standstill_ms is 0; allowed: more than 0"):
