@@ -165,6 +165,7 @@ def describe(
                 "kind": each.kind,
                 "partition_count": each.partition_count,
                 "partitions_placed": placed[each.name],
+                "absent": each.absent,
                 "queued": queued[each.name],
                 "cost": _cost(costs.get(each.name)),
             }
@@ -280,7 +281,7 @@ def _show(described: dict[str, Any]) -> None:
                 f"  {each['name']}",
                 each["kind"],
                 str(each["partition_count"]),
-                str(each["partitions_placed"]),
+                str(each["partitions_placed"]) + (" (no worker has it)" if each["absent"] else ""),
                 str(each["queued"]),
                 *_cost_cells(each["cost"]),
             )

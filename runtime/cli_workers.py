@@ -99,6 +99,9 @@ def recover(partition: str, where: Where, as_json: bool) -> None:
 
 
 def _check_partition(name: str, topology: Topology) -> None:
+    function = name.rpartition("/")[0]
+    if any(each.absent and each.name == function for each in topology.functions):
+        raise UsageError(f"no worker has the function {function}: start one that declares it")
     if name not in topology.placement:
         known = ", ".join(
             f"{each.name}/0..{each.partition_count - 1}"

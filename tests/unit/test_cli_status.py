@@ -107,3 +107,18 @@ def test_a_store_that_fails_stands_at_the_top(capsys: pytest.CaptureFixture[str]
         None,
     ]
     assert capsys.readouterr().out.startswith("workers\n")
+
+
+def test_a_function_that_no_worker_has_is_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    gone = FunctionInfo("shop/gone", 16, "keyed", absent=True)
+    topology = msgspec.structs.replace(TOPOLOGY, functions=[*TOPOLOGY.functions, gone])
+    told = msgspec.structs.replace(report("w1", None), topology=topology)
+    shown = describe(told, {"w1": told}, {}, 0)
+
+    assert [(each["name"], each["absent"]) for each in shown["functions"]] == [
+        ("shop/cart", False),
+        ("shop/gone", True),
+    ]
+    _show(shown)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "shop/gone" in line]
+    assert re.split(r"  +", row.strip())[:4] == ["shop/gone", "keyed", "16", "0 (no worker has it)"]
