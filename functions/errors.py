@@ -119,7 +119,8 @@ class InfeasibleError(RetryLaterError):
 
 
 class UnavailableError(RetryLaterError):
-    """No worker owns the partition just now (starting, failing over) or none is reachable."""
+    """No worker owns the partition just now (starting, failing over), none has the function, or
+    none is reachable."""
 
     code = "unavailable"
 
