@@ -83,6 +83,10 @@ class ServedWorker(Protocol):
         """Partitions that could not be recovered, with the reason."""
         ...
 
+    def not_joined(self) -> str:
+        """Return why it does not know its cluster now; nothing if it does."""
+        ...
+
     def not_ready(self) -> str:
         """Return why it cannot serve its callers now; nothing if it can."""
         ...
@@ -160,6 +164,14 @@ class WorkerService:
                 info=answering.get(),
                 trace=trace,
             )
+
+    def not_joined(self) -> str:
+        """Return why the worker does not know its cluster now; nothing if it does."""
+        return self._worker.not_joined()
+
+    def not_ready(self) -> str:
+        """Return why the worker cannot serve its callers now; nothing if it can."""
+        return self._worker.not_ready()
 
     async def status(self) -> StatusReport:
         worker = self._worker

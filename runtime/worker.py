@@ -238,7 +238,6 @@ class Worker:
             store,
             feeds,
             limits=config.limits,
-            not_ready=self.not_ready,
             is_local=is_loopback_host(config.host),
         )
         async with HttpServer(
@@ -256,14 +255,20 @@ class Worker:
                 stopping.cancel()
                 feeds.stop()
 
-    def not_ready(self) -> str:
-        """Return why this worker cannot serve its callers now; nothing if it can."""
+    def not_joined(self) -> str:
+        """Return why this worker does not know its cluster now; nothing if it does."""
         if self.stopping.is_set():
             return "the worker stops"
         if not self.ready.is_set() or self.id not in self.exchange.topology.workers:
             return f"the worker has not joined its cluster yet{self._directory_problem()}"
         if self.membership.is_cut_off:
             return f"the worker is cut off from its directory{self._directory_problem()}"
+        return ""
+
+    def not_ready(self) -> str:
+        """Return why this worker cannot serve its callers now; nothing if it can."""
+        if reason := self.not_joined():
+            return reason
         mine = self.membership.mine
         missing = sum(1 for each in mine if each not in self.host.partitions)
         if missing:

@@ -7,7 +7,7 @@ this worker need not own what is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -95,6 +95,10 @@ class IngressService(Protocol):
 
     def leases(self) -> LeasesReport: ...
 
+    def not_joined(self) -> str: ...
+
+    def not_ready(self) -> str: ...
+
 
 class HttpApp:
     """An ASGI application in front of one worker."""
@@ -107,17 +111,14 @@ class HttpApp:
         feeds: EgressFeeds,
         *,
         limits: Limits,
-        not_ready: Callable[[], str],
         is_local: bool,
     ) -> None:
-        """`not_ready` returns why the worker cannot serve, or nothing. `is_local`: only this
-        machine reaches the server."""
+        """`is_local`: only this machine reaches the server."""
         self._functions = functions
         self._service = service
         self._store = store
         self._feeds = feeds
         self._limits = limits
-        self._not_ready = not_ready
         self._is_local = is_local
         self._client: Client | None = None
         self._openapi: bytes = b""
@@ -234,15 +235,11 @@ class HttpApp:
         return key
 
     async def _open_client(self) -> Client:
-        # Before it has joined, the worker's client knows of no functions.
-        self._check_ready()
+        # Before it has joined, the worker's client knows of no functions. Then it waits itself for
+        # partitions that are on their way.
+        _check(self._service.not_joined())
         self._client = await self._service.client()
         return self._client
-
-    def _check_ready(self) -> None:
-        reason = self._not_ready()
-        if reason:
-            raise UnavailableError(reason, NOT_READY_RETRY_MS)
 
     # State
 
@@ -332,7 +329,7 @@ class HttpApp:
         return _json({"status": "alive"})
 
     async def _ready(self, request: Request) -> Response:
-        self._check_ready()
+        _check(self._service.not_ready())
         return _json({"status": "ready"})
 
     async def _metrics(self, request: Request) -> Response:
@@ -352,6 +349,12 @@ class HttpApp:
         if not self._page:
             self._page = docs_page(describe(self._functions, self._limits))
         return HTMLResponse(self._page, headers=_PAGE_HEADERS)
+
+
+def _check(reason: str) -> None:
+    """Refuse what cannot be done now, if there is a reason."""
+    if reason:
+        raise UnavailableError(reason, NOT_READY_RETRY_MS)
 
 
 def _answer(found: Problem, headers: Mapping[str, str]) -> Response:
