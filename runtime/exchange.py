@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -222,6 +222,14 @@ class Exchange:
         # heartbeat instead.
         if outcome is not Outcome.REFUSED:
             self.on_lost()
+
+    def left(self, partitions: Collection[str]) -> None:
+        """Partitions are not here any more: of what they have sent nobody owes us a word, and it
+        must not take the room of others."""
+        for port in (*self._clients.values(), *self._peers.values()):
+            for partition in partitions:
+                port.forget_sender(partition)
+            port.look_for_room()
 
     # From partitions to others
 

@@ -129,6 +129,11 @@ class Outside(Protocol):
         """The partition has another owner now, or what it had in memory cannot be stored."""
         ...
 
+    def left(self, partitions: Collection[str]) -> None:
+        """These are not here any more: what is taken of all that they have sent is told to whoever
+        owns them now."""
+        ...
+
     def tell_neighbour(self, worker: str, message: bytes) -> bool:
         """Say something of leases to a neighbour; False if it cannot be reached now."""
         ...
@@ -444,6 +449,7 @@ class Host:
         """Offer again what partitions here have sent to some that have left: what those had not
         taken is forgotten, and when the placement was told it was still theirs."""
         left, self._left_lately = self._left_lately, set()
+        self._outside.left(left - self.partitions.keys())
         self.deliver_again(left.__contains__)
 
     def is_idle(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -125,6 +125,9 @@ class LocalExchange:
 
     def lost(self, partition: str, outcome: Outcome) -> None:
         self._loop.fail(AssertionError(f"{partition} was lost ({outcome.value})"))
+
+    def left(self, partitions: Collection[str]) -> None:
+        return  # None ever leaves.
 
     def tell_neighbour(self, worker: str, message: bytes) -> bool:
         return False  # It has none.

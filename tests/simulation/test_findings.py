@@ -39,6 +39,7 @@ FINDINGS = [
     Finding("cluster", 20244, "what was refused here was taken elsewhere before it was sent again"),
     Finding("cluster", 202370, "who took a partition over early was not answered by its victim"),
     Finding("cluster", 1302, "a former owner's late word was taken for a loss of data"),
+    Finding("cluster", 544, "what a partition had sent that left took the room of others for ever"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import cast
 
+import msgspec
+
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.exchange import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
-from sublet.runtime.frames import Frame, Hello, Topology
+from sublet.runtime.frames import Batch, Frame, Hello, Kind, Topology
 from sublet.runtime.host import Host
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.port import Port
+from sublet.statestore.contract import OutboxEntry
 
 PATIENCE_S = 10.0
 WITH_NEIGHBOUR = Topology(1, [], {"app/f/0": "w2"}, {"w1": "a:1", "w2": "a:2"})
@@ -159,3 +163,25 @@ async def test_attempts_to_reach_a_neighbour_grow_apart_and_differ_by_chance() -
     shortest_s = [CONNECT_WAIT_S * 0.75, CONNECT_WAIT_S * 2 * 1.25, CONNECT_WAIT_S * 4 * 0.75]
     assert all(pause >= least * 0.99 for pause, least in zip(pauses_s, shortest_s, strict=True))
     assert max(shortest_s) < CONNECT_WAIT_S_MAX
+
+
+async def test_what_a_partition_has_sent_that_has_left_takes_no_room_of_others() -> None:
+    """Whoever owns it now is told what was taken: on this link nobody will ever say so."""
+
+    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+        raise UnavailableError("nobody connects here")
+
+    exchange = exchange_with(connect, lambda: 0.5)
+    offered: list[str] = []
+    port = Port("w2", QuietLink(), lambda each: offered.append(each.name), 1_000_000)
+    exchange._peers["w2"] = port
+    port.credit = 2
+    batch = msgspec.msgpack.encode(Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], b"\x91\xc0", 1))
+    for number in (1, 2):
+        port.offer("app/f/0", OutboxEntry("app/g/0", number, 1, batch))
+    port.offer("app/h/0", OutboxEntry("app/g/0", 1, 1, batch))
+    assert port.behind
+
+    exchange.left(["app/f/0"])
+
+    assert offered == ["w2"]
