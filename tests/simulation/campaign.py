@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,8 +123,15 @@ def hunt(world: str, mutant: str, seeds_max: int = MUTANT_SEEDS_MAX) -> Noticed:
 # Many at once
 
 
-def _workers(jobs: int, *, broken: bool = False) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, initializer=_begin, initargs=(broken,))
+@contextmanager
+def _workers(jobs: int, *, broken: bool = False) -> Iterator[ProcessPoolExecutor]:
+    """Processes that play; what has not begun at the end never does."""
+    pool = ProcessPoolExecutor(jobs, initializer=_begin, initargs=(broken,))
+    try:
+        yield pool
+    finally:
+        # Said once: a second word without it, as `with pool` has, would let all be played.
+        pool.shutdown(cancel_futures=True)
 
 
 def _begin(broken: bool) -> None:
@@ -146,14 +154,13 @@ def _progress() -> Progress:
     )
 
 
-def _as_they_end(pool: ProcessPoolExecutor, futures: list[Future[Any]]) -> Iterator[Any]:
-    """Yield results; after Ctrl-C no more, and what has not begun never does."""
+def _as_they_end(futures: list[Future[Any]]) -> Iterator[Any]:
+    """Yield results; after Ctrl-C no more."""
     try:
         for future in as_completed(futures):
             yield future.result()
     except KeyboardInterrupt:
         console.print("stopped; this is what was done until now")
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def campaign(worlds: list[str], seeds: range, jobs: int) -> dict[str, Tally]:
@@ -168,7 +175,7 @@ def campaign(worlds: list[str], seeds: range, jobs: int) -> dict[str, Tally]:
             for at in range(0, len(seeds), SEEDS_PER_TASK)
             for world in worlds
         ]
-        for world, tally in _as_they_end(pool, futures):
+        for world, tally in _as_they_end(futures):
             tallies[world].add(tally)
             done = sum(each.seeds for each in tallies.values())
             rate = f"{done / (time.monotonic() - started_s):.1f}/s"
@@ -203,7 +210,7 @@ def hunt_all(worlds: list[str], jobs: int) -> list[Noticed]:
     with _workers(jobs, broken=True) as pool, _progress() as progress:
         bar = progress.add_task("mutants", total=len(wanted), rate="", failed="")
         futures: list[Future[Any]] = [pool.submit(hunt, *each) for each in wanted]
-        for noticed in _as_they_end(pool, futures):
+        for noticed in _as_they_end(futures):
             found[noticed.world, noticed.mutant] = noticed
             missed = sum(each.seeds is None for each in found.values())
             told = f"{missed} not noticed" if missed else ""
