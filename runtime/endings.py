@@ -120,6 +120,13 @@ class Endings:
             self.open_from_clients -= taken
             pending.ended_of_clients += taken
 
+    def began(self, waiting: Waiting) -> None:
+        """A message is about to run whose position counts already. It may be put back: until it has
+        come to an end, a row of a pipeline is not told as taken."""
+        message = waiting.message
+        if is_pipeline(message.source) and message.attempt == 1:
+            self._staging.parked(message.source, message.number)
+
     def park(self, waiting: Waiting, *, anew: bool = False) -> None:
         """Put the message itself into the commit, since its channel goes on without it."""
         if waiting.parked and not anew:
@@ -251,10 +258,10 @@ class Endings:
         if waiting.parked:
             pending.records.append(Record(PARKED, message.id, None))
             self.parked.pop(message.id, None)
-            if is_pipeline(message.source):
-                self._staging.unparked(message.source, message.number)
         elif message.kind is Kind.MARKER:
             pending.records.append(self._progress.closed(message))
+        if is_pipeline(message.source):
+            self._staging.unparked(message.source, message.number)
         if self._progress.is_used:
             self._progress.ended(message)
             self._counters.windows_ended += message.kind is Kind.MARKER

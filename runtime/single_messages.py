@@ -152,6 +152,8 @@ class SingleMessages:
                 mine.add(lock)
                 self._lines.hold(waiting)
                 self._endings.park(waiting)
+            else:
+                self._endings.began(waiting)
             runnable.append(waiting)
         first, last = places[0][0], places[-1][0]
         for chunk, _, stop in spans:

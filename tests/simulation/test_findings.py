@@ -40,6 +40,7 @@ FINDINGS = [
     Finding("cluster", 202370, "who took a partition over early was not answered by its victim"),
     Finding("cluster", 1302, "a former owner's late word was taken for a loss of data"),
     Finding("cluster", 544, "what a partition had sent that left took the room of others for ever"),
+    Finding("lease-pipelines", 1793, "rows that ran and were put back were told as taken"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 

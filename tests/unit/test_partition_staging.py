@@ -982,3 +982,23 @@ def test_a_row_that_is_no_dead_letter_any_more_is_not_counted() -> None:
     owner.settle()
     assert driver.ask(Ask(Q)) == [0, 0, 0, 0]
     assert Driver(owner.take_over(), "~d").ask(Ask(Q)) == [0, 0, 0, 0]
+
+
+def test_rows_that_run_are_not_told_as_taken_since_they_may_be_put_back() -> None:
+    """One key is busy, so that the rows are taken one by one: their positions count at once."""
+    owner = Owner()
+    owner.arrive(1, ["busy"], source="~d")
+    owner.finish(failed={0: BROKEN})
+    owner.settle()
+    driver = Driver(owner)
+    driver.ask(stage(["b", "b", "busy"]))
+    driver.say(seal(("a", 1, 3)))
+    while not owner.runs:
+        owner.commit()
+    assert owner.keys_running() == [["b", "b"]]
+    driver.say(Ask(Q))
+    owner.finish(failed={0: BROKEN}, unfinished={1})
+    while owner.commits:
+        owner.commit()
+    assert owner.replies()[-1][1] == [0, 3, 0, 0]
+    assert driver.ask(Ask(Q)) == [0, 2, 0, 0]
