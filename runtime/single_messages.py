@@ -147,13 +147,12 @@ class SingleMessages:
                 if self._in_parts:
                     self._queue.crowded(lock)
                 continue
+            self._endings.began(waiting)
             if many_runs:
                 # Others may commit before this run does, so its messages have to be on record.
                 mine.add(lock)
                 self._lines.hold(waiting)
                 self._endings.park(waiting)
-            else:
-                self._endings.began(waiting)
             runnable.append(waiting)
         first, last = places[0][0], places[-1][0]
         for chunk, _, stop in spans:
