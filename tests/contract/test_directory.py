@@ -146,7 +146,7 @@ async def test_only_the_first_of_two_placements_of_one_version_counts(
     )
 
     (view,) = [each for each in results if each is not None]
-    assert view.version == version + 1
+    assert view.version > version
     assert await one.view() == view
     assert await two.view() == view
 
@@ -181,7 +181,7 @@ async def test_who_leaves_owns_nothing(make_directory: MakeDirectory) -> None:
     await directory.leave("a")
 
     view = await directory.view()
-    assert view.version == placed.version + 1
+    assert view.version > placed.version
     assert set(view.members) == {"b"}
     assert view.placement == {"f/g/1": "b"}
     assert view.functions == {"f/g": 2}
