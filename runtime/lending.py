@@ -176,6 +176,9 @@ class Lending:
 
     def offer(self, lease: Lease) -> None:
         now_ms = self._monotonic_ms()
+        if not lease.partial and not self._has_states(lease):
+            self.lessor.failed(lease, now_ms)
+            return
         try:
             encoded = _encode(self._offer_of(lease, now_ms))
         except StateTypeError:
@@ -207,6 +210,12 @@ class Lending:
             watermark_ms=partition.progress.watermark_ms,
             states=[] if lease.partial else self._states_for(lease),
         )
+
+    def _has_states(self, lease: Lease) -> bool:
+        """Tell whether the states are here that a lease needs: since it was asked for, a handler
+        may have been given up that had used them, and they are to be read again."""
+        cache = self._host.cache_of(lease.partition)
+        return cache is None or not cache.missing(tuple(lease.partition.state_keys(lease.work)))
 
     def _states_for(self, lease: Lease) -> list[StoredState]:
         partition, lessee = lease.partition, lease.lessee

@@ -39,7 +39,7 @@ from sublet.runtime.pipeline_messages import (
     Request,
     Stage,
 )
-from sublet.runtime.staging import Part
+from sublet.runtime.staging import RETRY_AFTER_MS, Part
 from sublet.runtime.work import Message
 from sublet.statestore.contract import PARKED, STAGED, STAGING
 from tests.simulation.client import Client, ClientChannel, Said
@@ -221,9 +221,9 @@ class Driver:
     def go_on(self) -> None:
         if self.is_dead:
             return
-        rests = self.world.now_ms < self._rests_until_ms
-        if rests or not all(said.replies for said in self._waits):
-            self.world.after(LOOK_EVERY_MS, self.go_on)
+        rest_ms = self._rests_until_ms - self.world.now_ms
+        if rest_ms > 0 or not all(said.replies for said in self._waits):
+            self.world.after(max(LOOK_EVERY_MS, rest_ms), self.go_on)
             return
         if self._dies():
             self.world.fault("dead driver")
@@ -329,8 +329,10 @@ class Driver:
             return
         upto = self._driver.completed
         left: Sequence[int] | None = None
+        wait_ms = 1.0
         while left := (yield from self._tell(self._driver.untaken(left), self.client)):
-            self._rests_until_ms = self.world.now_ms + self.chance.choice([1, 20, 500])
+            self._rests_until_ms = self.world.now_ms + wait_ms
+            wait_ms = min(2_000.0, 2 * wait_ms)
             yield ()
         self.pipeline.were_taken(upto)
         progress = yield from self._tell(self._driver.progress(), self.client)
@@ -380,6 +382,8 @@ class Driver:
             if not left:
                 return answers
             self.world.fault("no room for rows")
+            self._rests_until_ms = self.world.now_ms + RETRY_AFTER_MS * self.chance.random()
+            yield ()
         check(False, "there is never room for rows", left)
         return {}
 
