@@ -33,7 +33,7 @@ _decode_results = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Calls:
-    __slots__ = ("_function", "_sent", "unsent")
+    __slots__ = ("_function", "_sent", "_under_way", "unsent")
 
     def __init__(self, function: str) -> None:
         """`function` is the name under which the calls' chains know the callers."""
@@ -41,6 +41,8 @@ class Calls:
         self._sent: dict[tuple[str, int], tuple[Waiting, int]] = {}
         """Destination and number to the caller and which of its calls it is."""
         self.unsent: list[tuple[OutgoingCall, Waiting, int]] = []
+        self._under_way: set[tuple[str, int]] = set()
+        """Destination and number of those in the commit under way: they have not left yet."""
 
     def recover(
         self,
@@ -113,7 +115,12 @@ class Calls:
             recorded.number = outgoing.number
             records.append(Record(JOURNAL, f"{recorded.message_id}/{call}", _encode(recorded)))
             self._sent[recorded.destination, recorded.number] = (waiting, call)
+            self._under_way.add((recorded.destination, recorded.number))
         return records
+
+    def committed(self) -> None:
+        """What was under way is stored, and leaves."""
+        self._under_way.clear()
 
     def replies(self, batch: Batch, skip: int, pending: Pending) -> list[Resume]:
         """Note the results that a batch of replies brings; return them for the handlers."""
@@ -122,7 +129,11 @@ class Calls:
         callee = batch.source.removesuffix(REPLY_MARK)
         resumed = []
         for index in range(skip, batch.count):
-            found = self._sent.pop((callee, refs[index]), None)
+            place = (callee, refs[index])
+            if place in self._under_way:
+                # It has not left, so this is the answer to a later owner's call: we are none.
+                continue
+            found = self._sent.pop(place, None)
             if found is None:
                 continue
             waiting, call = found

@@ -1553,6 +1553,7 @@ class Partition:
     def _committed_whole(self, now_ms: float) -> None:
         """What the store knows now need not be remembered for it."""
         sealed, self._sealed = self._sealed, None
+        self._calls.committed()
         if sealed is not None:
             self._endings.committed(sealed, now_ms)
             if sealed.answers:

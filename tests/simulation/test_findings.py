@@ -41,6 +41,8 @@ FINDINGS = [
     Finding("cluster", 1302, "a former owner's late word was taken for a loss of data"),
     Finding("cluster", 544, "what a partition had sent that left took the room of others for ever"),
     Finding("lease-pipelines", 1793, "rows that ran and were put back were told as taken"),
+    Finding("partition", 4770, "a former owner took the answer to a call of the next for its own"),
+    Finding("lease-pipelines", 6556, "states were dropped after a lease was asked for"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 

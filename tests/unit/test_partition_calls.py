@@ -256,3 +256,16 @@ def test_a_failed_handler_sends_its_call_once_over_all_its_attempts() -> None:
     assert owner.sent() == [None]
     owner.receive(replies(1, [1], ["yes"]))
     assert resumed(owner) == [(FIRST, 1, "yes")]
+
+
+def test_the_answer_to_a_later_owner_is_not_taken_for_that_to_a_call_that_never_left() -> None:
+    former = Owner(make_function(is_async=True))
+    former.arrive(1, ["a"])
+    former.finish(suspended={0})
+    former.call(FIRST, key="x", payload="please")
+    while not former.commits[0].outbox:
+        former.commit()
+    # Its commit is under way. By now there is another owner, whose first call was answered.
+    former.receive(replies(1, [1], ["yes"]))
+
+    assert resumed(former) == []
