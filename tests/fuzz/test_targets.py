@@ -35,6 +35,7 @@ def test_every_seed_is_taken(name: str) -> None:
         TARGETS[name].run(seed)
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_that_is_damaged_breaks_a_target(name: str) -> None:
     target = TARGETS[name]

@@ -25,6 +25,7 @@ from sublet.runtime.config import WorkerConfig
 from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import LinkLimits
+from sublet.runtime.partial_runs import in_parts
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.worker import Worker
 from sublet.scheduler.binding import binding_names
@@ -351,6 +352,8 @@ class ClusterWorld:
         self.network.heal()
         self.store_faults.heal()
         self.loop.end(self._processes(self.workers))
+        # It knows functions whose handlers know this world, with all its tasks.
+        in_parts.cache_clear()
 
     def add_worker(self, address: str = "") -> StoryWorker:
         self._born += 1
