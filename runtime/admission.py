@@ -50,7 +50,7 @@ DONE_AT_ONCE = (Kind.WITHDRAW, Kind.STAGE)
 class Clients:
     """When each client was heard of, and which have left while messages of theirs are open."""
 
-    __slots__ = ("_noted", "expired", "gone", "seen_ms")
+    __slots__ = ("_look_ms", "_noted", "expired", "gone", "seen_ms")
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class Clients:
         self.seen_ms: dict[str, float] = {source: now_ms for source in sources if is_client(source)}
         self._noted = {each.id for each in silent}
         """Those of whom it is on record since when they are silent."""
+        self._look_ms = now_ms
+        """Nobody else has been silent for long before."""
         for each in silent:
             left_ms = (each.due_ms or 0) - clock_ms
             self.seen_ms[each.id] = now_ms + min(left_ms, CLIENT_TTL_MS) - CLIENT_TTL_MS
@@ -90,11 +92,19 @@ class Clients:
     def note_silent(self, now_ms: float, clock_ms: int) -> list[Record]:
         """Return the records that say who is silent, and when it is to be forgotten."""
         records: list[Record] = []
+        if now_ms < self._look_ms:
+            return records
+        first_ms = now_ms
         for client, seen_ms in self.seen_ms.items():
-            if now_ms - seen_ms > SILENCE_NOTED_MS and client not in self._noted:
+            if client in self._noted:
+                continue
+            if now_ms - seen_ms > SILENCE_NOTED_MS:
                 self._noted.add(client)
                 due_ms = clock_ms - int(now_ms - seen_ms) + CLIENT_TTL_MS
                 records.append(Record(SILENT, client, b"\xc0", due_ms))
+            else:
+                first_ms = min(first_ms, seen_ms)
+        self._look_ms = first_ms + SILENCE_NOTED_MS
         return records
 
     def expire(self, client: str, clock_ms: int) -> Record:
@@ -185,10 +195,11 @@ class Admission:
     def gap(self, batch: Batch) -> Refused | None:
         """Messages before this batch are missing, or were refused: return what its sender is
         told, if it does not know."""
-        if batch.first > self.told.get(batch.source, batch.first):
-            return None  # Those behind a refused batch were on their way already: say it once.
-        if batch.source in self.told and not is_client(batch.source):
-            return None  # It has nothing earlier, and would send the same again at once.
+        told = self.told.get(batch.source)
+        if told is not None and (batch.first > told or not is_client(batch.source)):
+            # Those behind a refused batch were on their way already; and a partition that has
+            # nothing earlier would send the same again at once: say it once.
+            return None
         # A client that nobody knows here may be one that was forgotten, or one whose first messages
         # were refused while the partition was on its way: only the client itself can tell.
         expected = self._inbox.expected(batch.source)

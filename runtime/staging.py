@@ -727,14 +727,12 @@ class Staging:
                 records.append(Record(STAGING, name, _encode(flow.stored)))
         self._with_dead.clear()
         for id_, part in self._spared.items():
-            if not part.first and self._is_staged(id_, part):
+            flow = self._flows.get(PIPELINE_MARK + part.pipeline)
+            # Unless it was sealed or dropped since.
+            if flow is not None and id_ in flow.staged:
                 records.append(_stored_part(part))
         self._spared.clear()
         return records
-
-    def _is_staged(self, id_: str, part: Part) -> bool:
-        flow = self._flows.get(PIPELINE_MARK + part.pipeline)
-        return flow is not None and id_ in flow.staged
 
     def died(self, source: str) -> None:
         """A row of a pipeline has become a dead letter, in the commit that comes next."""

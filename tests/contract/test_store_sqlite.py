@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -358,27 +359,19 @@ async def test_a_commit_that_no_table_can_hold_is_refused_and_hurts_no_other(
     await store.close()
 
 
-async def test_a_commit_that_no_table_can_hold_is_refused_alone_in_its_group(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "impossible",
+    [{"index": 2**63}, {"records": [Record(TIMER, "t", b"", 2**70)]}],
+    ids=["no table can hold", "cannot even be written"],
+)
+async def test_a_commit_with_a_number_that_is_too_large_is_refused_alone_in_its_group(
+    tmp_path: Path, impossible: dict[str, Any]
 ) -> None:
     store = SqliteStore(tmp_path / "store.db")
     names = [P, "app/f/1", "app/f/2"]
     epochs = [(await store.acquire(each, "worker")).epoch for each in names]
     group = [numbered(name, epoch, 1) for name, epoch in zip(names, epochs, strict=True)]
-    group[1].index = 2**63
-    assert await store.commit(group) == [Outcome.DONE, Outcome.REFUSED, Outcome.DONE]
-    assert await store.commit([numbered("app/f/1", epochs[1], 1)]) == [Outcome.DONE]
-    await store.close()
-
-
-async def test_a_commit_with_a_number_that_cannot_be_written_is_refused_alone_in_its_group(
-    tmp_path: Path,
-) -> None:
-    store = SqliteStore(tmp_path / "store.db")
-    names = [P, "app/f/1", "app/f/2"]
-    epochs = [(await store.acquire(each, "worker")).epoch for each in names]
-    group = [numbered(name, epoch, 1) for name, epoch in zip(names, epochs, strict=True)]
-    group[1].records = [Record(TIMER, "t", b"", 2**70)]
+    group[1] = msgspec.structs.replace(group[1], **impossible)
     assert await store.commit(group) == [Outcome.DONE, Outcome.REFUSED, Outcome.DONE]
     assert await store.commit([numbered("app/f/1", epochs[1], 1)]) == [Outcome.DONE]
     await store.close()

@@ -479,7 +479,7 @@ class Owner:
         return [list(work.keys) for work in self.runs]
 
     def ids_running(self) -> list[list[str]]:
-        return [_ids(work) for work in self.runs]
+        return [work.message_ids() for work in self.runs]
 
     def records(self, kind: str) -> dict[str, Record]:
         """What is stored of a kind."""
@@ -505,13 +505,3 @@ class Owner:
             if each.target == to and each.kind in (Kind.SEND, Kind.CALL)
             for raw in split_column(each.payloads)
         ]
-
-
-def _ids(work: Work) -> list[str]:
-    if work.waiting:
-        return [each.message.id for each in work.waiting]
-    return [
-        f"{chunk.batch.source}:{chunk.batch.first + place}"
-        for chunk, start, stop in work.spans
-        for place in range(start, stop)
-    ]
