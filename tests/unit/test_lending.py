@@ -307,6 +307,25 @@ async def test_a_state_that_cannot_be_read_stays_home(pair: Pair) -> None:
     assert pair.home_runs() == [["k"]]
 
 
+async def test_what_was_lent_runs_at_home_when_its_states_are_gone_before_it_is_offered(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler was given up meanwhile that had used them: they are to be read again."""
+    lending, cache = pair.home.lending, pair.home.cache
+    assert cache is not None
+    offer = lending.offer
+
+    def offer_late(lease: Lease) -> None:
+        cache.drop("k")
+        offer(lease)
+
+    monkeypatch.setattr(lending, "offer", offer_late)
+    pair.lend(["k"], [b"a"])
+    assert pair.of(Offer) == []
+    assert not lending.lessor.open
+    assert pair.tally().revoked == 1
+
+
 async def test_what_cannot_be_sent_runs_at_home(pair: Pair) -> None:
     pair.home.reachable = False
     pair.lend(["k"], [b"a"])
