@@ -294,6 +294,7 @@ class Partition:
         messages = [
             decoded(_decode_message, self.name, each) for each in parked if each.value is not None
         ]
+        self._singles.order = self.progress.last_order
         for message in sorted(messages, key=lambda each: each.order):
             waiting = Waiting(message, parked=True)
             self._endings.parked[message.id] = waiting
@@ -500,7 +501,7 @@ class Partition:
             return
         if forgotten is not None:
             self._endings.pending.record(forgotten)
-        self.progress.source_gone(client)
+        self.progress.source_gone(client, self._singles.next_order(), now_ms)
         if self._inbox.knows(client) or client in self._outbox.sent:
             if client in self._inbox.ahead:
                 self._endings.pending.record(Record(AHEAD, client, None))
@@ -1375,8 +1376,8 @@ class Partition:
             progress.opened(message)
             self._lines.make_ready_or_wait(Waiting(message, deadline_ms, arrived_ms=now_ms))
         told = progress.tell()
-        if told is not None:
-            pending.markers.update(dict.fromkeys(progress.downstream, told[0]))
+        if told:
+            pending.tell(progress.downstream, told)
             records += progress.changed_records()
         if records:
             pending.records.extend(records)

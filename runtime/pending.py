@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -99,8 +99,8 @@ class Pending:
         self.replies: dict[str, Replies] = {}
         self.records: list[Record] = []
         self.acknowledged: dict[str, int] = {}
-        self.markers: dict[str, int | None] = {}
-        """Partition to the watermark that it is told, behind everything else that is sent."""
+        self.markers: dict[str, list[int | None]] = {}
+        """Partition to the watermarks that it is told, behind everything else that is sent."""
         self.answers: list[str] = []
         """Idempotency records in it, which a load finds only when it is committed."""
         self.tickets: list[object] = []
@@ -121,6 +121,13 @@ class Pending:
     def record(self, record: Record) -> None:
         self.records.append(record)
         self.must_flush = True
+
+    def tell(self, partitions: Sequence[str], watermarks: Sequence[int | None]) -> None:
+        """Tell watermarks. The latest is enough; None is told behind the one before it."""
+        for partition in partitions:
+            told = [*self.markers.get(partition, ()), *watermarks]
+            known = [each for each in told if each is not None][-1:]
+            self.markers[partition] = [*known, None] if told[-1] is None else list(known)
 
 
 class Sealer:
@@ -151,9 +158,10 @@ class Sealer:
         if pending.effects:
             self._pack_effects(pending, outbox, egress, clock_ms, now_ms)
         outbox.extend([self._pack_call(call, now_ms) for call in pending.calls])
-        for destination, value_ms in pending.markers.items():
-            payloads = join_column([_encode(value_ms)])
-            outbox.append(self._entry(destination, Kind.MARKER, [self._partition], payloads, None))
+        for destination, told in pending.markers.items():
+            payloads = join_column([_encode(value_ms) for value_ms in told])
+            sources = [self._partition] * len(told)
+            outbox.append(self._entry(destination, Kind.MARKER, sources, payloads, None))
         for destination, numbers in pending.withdrawn.items():
             outbox.extend(self._pack_withdrawals(destination, numbers))
         for destination, replies in pending.replies.items():

@@ -9,10 +9,13 @@ closings; when those have run, the watermark may be told to functions downstream
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from math import inf
+from operator import itemgetter
 
 import msgspec
 
@@ -41,6 +44,7 @@ OWN = ""
 """The record about the partition's own watermark; sources have names."""
 CLOSING_SOURCE = "window:"
 
+_order = itemgetter(0)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_key = msgspec.msgpack.Decoder(str).decode
 decode_marker = msgspec.msgpack.Decoder(int | None).decode
@@ -65,6 +69,8 @@ class Own(msgspec.Struct, array_like=True):
     """They were told anything."""
     is_heard: bool
     """Some source has told something."""
+    reached_ms: int = BEGINNING_MS
+    """The furthest that they were told, whatever they were told since."""
 
 
 _decode_told = msgspec.msgpack.Decoder(Told).decode
@@ -102,6 +108,13 @@ class Watermarks:
         self._find_first_waiting()
         self._look_again_ms = now_ms
 
+    @property
+    def last_order(self) -> int:
+        """The place of the latest marker that waits; nothing that comes may stand before it."""
+        return max(
+            [told.waiting[-1][0] for told in self._sources.values() if told.waiting], default=0
+        )
+
     def has_room_for(self, source: str) -> bool:
         return source in self._sources or len(self._sources) < SOURCES_MAX
 
@@ -111,10 +124,15 @@ class Watermarks:
             return
         told = self._sources.get(source)
         if told is None:
+            if value_ms is None:
+                return  # Nobody has waited for it.
             told = self._sources[source] = Told(BEGINNING_MS)
-        if len(told.waiting) >= MARKERS_WAITING_MAX:
-            told.waiting.pop()
-        told.waiting.append((order, value_ms))
+        waiting = told.waiting
+        if len(waiting) >= MARKERS_WAITING_MAX:
+            # How far a source had come before it went must not be lost: an earlier one gives way.
+            goes = value_ms is None and waiting[-1][1] is not None
+            waiting.pop(-2 if goes else -1)
+        waiting.append((order, value_ms))
         if self._first_waiting is None:
             self._first_waiting = order
         self._seen_ms[source] = now_ms
@@ -124,39 +142,26 @@ class Watermarks:
         """Tell clients' sources and functions upstream from functions that once were upstream."""
         return "/" not in source or source in self._expected
 
-    def forget(self, source: str) -> None:
-        """A source is gone for good, without having said so."""
+    def gone(self, source: str, order: int, now_ms: float) -> None:
+        """A source is gone for good, without having said so; what it has told still counts."""
         if source in self._sources and source not in self._expected:
-            del self._sources[source]
-            self._seen_ms.pop(source, None)
-            self.changed[source] = None
-            self._is_settled = False
+            self.take(source, None, order, now_ms)
 
     def settle(self, open_order: int | None, now_ms: float) -> bool:
         """Count the markers before the first message that is not done; all if there is none.
 
         Returns whether the watermark has advanced.
         """
-        first = self._first_waiting
+        first, before_ms, gone_ms = self._first_waiting, self.watermark_ms, None
         if first is not None and (open_order is None or first < open_order):
-            for name, told in list(self._sources.items()):
-                if told.waiting:
-                    self._count(name, told, open_order)
+            gone_ms = self._count(open_order, now_ms)
             self._find_first_waiting()
             self._is_settled = False
         looks = self._idle_after_ms is not None and now_ms >= self._look_again_ms
         if self._is_settled and not looks:
             return False
         self._is_settled = True
-        before_ms = self.watermark_ms
-        active = [
-            told.value_ms
-            for name, told in self._sources.items()
-            if told.value_ms is not None and not self._is_silent(name, now_ms)
-        ]
-        self._is_idle = not active
-        if active:
-            self.watermark_ms = max(self.watermark_ms, min(active))
+        self._reach(gone_ms, now_ms)
         self._look_again_ms = self.next_idle_ms(now_ms) or inf
         return self.watermark_ms > before_ms
 
@@ -165,18 +170,54 @@ class Watermarks:
             [told.waiting[0][0] for told in self._sources.values() if told.waiting], default=None
         )
 
-    def _count(self, name: str, told: Told, open_order: int | None) -> None:
-        waiting = told.waiting
-        while waiting and (open_order is None or waiting[0][0] < open_order):
-            _, value_ms = waiting.pop(0)
-            if value_ms is None or told.value_ms is None:
+    def _count(self, open_order: int | None, now_ms: float) -> int | None:
+        """Count markers of all sources in the order in which they came, so that the watermark gets
+        as far as if each had counted by itself.
+
+        Returns how far the last source had come that went; None if none did.
+        """
+        markers: list[tuple[int, str, int | None]] = []
+        for name, told in self._sources.items():
+            counted = _before(told.waiting, open_order)
+            for place, (order, value_ms) in enumerate(counted, start=1):
+                # Who speaks again has not been away.
+                if value_ms is not None or place == len(counted):
+                    markers.append((order, name, value_ms))
+            del told.waiting[: len(counted)]
+        markers.sort(key=_order)
+        gone_ms = None
+        for _, name, value_ms in markers:
+            told = self._sources[name]
+            if told.value_ms is None:
+                # From here on it may be waited for; until here it was not.
+                self._reach(gone_ms, now_ms)
                 told.value_ms = value_ms
+            elif value_ms is None:
+                gone_ms, told.value_ms = told.value_ms, None
             else:
                 told.value_ms = max(told.value_ms, value_ms)
+            self._seen_ms[name] = now_ms
             self.changed[name] = None
-        if not waiting and told.value_ms is None and name not in self._expected:
-            self._sources.pop(name)
-            self._seen_ms.pop(name, None)
+        for _, name, value_ms in markers:
+            if value_ms is None and name not in self._expected and not self._sources[name].waiting:
+                self._sources.pop(name)
+                self._seen_ms.pop(name, None)
+        return gone_ms
+
+    def _reach(self, gone_ms: int | None, now_ms: float) -> None:
+        """Advance to where the last of the sources is; if all went, to where the last one was.
+
+        Others that go let the watermark get further, never less far, so they need no look.
+        """
+        active = [
+            told.value_ms
+            for name, told in self._sources.items()
+            if told.value_ms is not None and not self._is_silent(name, now_ms)
+        ]
+        self._is_idle = not active
+        reached_ms = min(active, default=gone_ms)
+        if reached_ms is not None:
+            self.watermark_ms = max(self.watermark_ms, reached_ms)
 
     @property
     def is_idle(self) -> bool:
@@ -185,7 +226,9 @@ class Watermarks:
 
     def _is_silent(self, source: str, now_ms: float) -> bool:
         idle_after_ms = self._idle_after_ms
-        return idle_after_ms is not None and now_ms - self._seen_ms[source] >= idle_after_ms
+        if idle_after_ms is None or self._sources[source].waiting:
+            return False
+        return now_ms - self._seen_ms[source] >= idle_after_ms
 
     def next_idle_ms(self, now_ms: float) -> float | None:
         """Return when the next source will have been silent for too long."""
@@ -197,6 +240,20 @@ class Watermarks:
     def stored(self, source: str) -> Told | None:
         """Return what is to be stored of a source; None if nothing."""
         return self._sources.get(source)
+
+
+def _in_order(waiting: list[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+    """Earlier versions could store markers that came after a takeover at places before others."""
+    places = accumulate([order for order, _ in waiting], max)
+    return [(order, value_ms) for order, (_, value_ms) in zip(places, waiting, strict=True)]
+
+
+def _before(
+    waiting: list[tuple[int, int | None]], open_order: int | None
+) -> list[tuple[int, int | None]]:
+    return (
+        waiting if open_order is None else waiting[: bisect_left(waiting, open_order, key=_order)]
+    )
 
 
 class OpenMessages:
@@ -254,7 +311,9 @@ class StreamProgress:
             if record.id == OWN:
                 self._own = decoded(_decode_own, partition, record)
             else:
-                sources.append((record.id, decoded(_decode_told, partition, record)))
+                told = decoded(_decode_told, partition, record)
+                told.waiting = _in_order(told.waiting)
+                sources.append((record.id, told))
         self.watermark_ms = self._own.watermark_ms
         self._watermarks = Watermarks(
             expected, function.idle_after_ms, now_ms, sources, self.watermark_ms
@@ -271,6 +330,11 @@ class StreamProgress:
         self._sender_slides_ms = function.upstream_slides_ms
 
     # Messages
+
+    @property
+    def last_order(self) -> int:
+        """The last place in the order of arrival that is known here."""
+        return self._watermarks.last_order
 
     def has_room_for(self, sources: Iterable[str]) -> bool:
         """Tell whether markers of these sources can be taken."""
@@ -307,8 +371,9 @@ class StreamProgress:
             self._own.is_heard = True
             self._watermarks.changed[OWN] = None
 
-    def source_gone(self, source: str) -> None:
-        self._watermarks.forget(source)
+    def source_gone(self, source: str, order: int, now_ms: float) -> None:
+        """A source is gone for good, at this place in the order of arrival."""
+        self._watermarks.gone(source, order, now_ms)
 
     # Time
 
@@ -409,24 +474,27 @@ class StreamProgress:
 
     # Downstream
 
-    def tell(self) -> tuple[int | None] | None:
-        """Return the watermark to be told downstream now, if there is a new one.
+    def tell(self) -> list[int | None]:
+        """Return what is to be told downstream now: a watermark, None behind the last one.
 
         It waits until the windows that it closes are closed: what those send goes before it.
         """
-        own = self._own
+        own, told = self._own, list[int | None]()
         if not self.downstream or self.by_clock:
-            return None
-        value_ms = None if self._watermarks.is_idle else self.watermark_ms
-        if value_ms == BEGINNING_MS or (own.is_told and value_ms == own.told_ms):
-            return None
-        if value_ms is None and not own.is_heard:
-            return None  # Nobody has told us anything yet; that is not the end of it.
+            return told
+        is_idle, was_idle = self._watermarks.is_idle, own.is_told and own.told_ms is None
+        if self.watermark_ms > own.reached_ms or (was_idle and not is_idle):
+            told.append(self.watermark_ms)
+        # While nobody has told us anything yet, that is not the end of it.
+        if is_idle and own.is_heard and (told or not was_idle):
+            told.append(None)
+        if not told:
+            return told
         if self._closings or (self._due is not None and not self._due.is_past(self.watermark_ms)):
-            return None
-        own.told_ms, own.is_told = value_ms, True
+            return []
+        own.told_ms, own.is_told, own.reached_ms = told[-1], True, self.watermark_ms
         self._watermarks.changed[OWN] = None
-        return (value_ms,)
+        return told
 
     # Urgency
 

@@ -326,6 +326,16 @@ class LetsMarkersPassLeases(LeaseMutant):
             super().start(now_ms)
 
 
+class NumbersFromTheParked(LeaseMutant):
+    """Gives what comes after a takeover places before the markers that wait."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            parked = self._endings.parked.values()
+            self._singles.order = max([each.message.order for each in parked], default=0)
+            super().start(now_ms)
+
+
 # Versions of states
 
 
@@ -392,8 +402,14 @@ MUTANTS: dict[str, Any] = {
     for each in list(globals().values())
     if isinstance(each, type)
     and issubclass(each, LeaseMutant)
-    and each not in (LeaseMutant, LetsMarkersPassLeases, MergesWhatIsInUse)
+    and each not in (LeaseMutant, LetsMarkersPassLeases, MergesWhatIsInUse, NumbersFromTheParked)
 }
 WINDOW_MUTANTS: dict[str, Any] = {
-    each.__name__: each for each in (LetsMarkersPassLeases, MergesTwice, MergesWhatIsInUse)
+    each.__name__: each
+    for each in (
+        LetsMarkersPassLeases,
+        MergesTwice,
+        MergesWhatIsInUse,
+        NumbersFromTheParked,
+    )
 }

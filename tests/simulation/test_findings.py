@@ -43,6 +43,7 @@ FINDINGS = [
     Finding("lease-pipelines", 1793, "rows that ran and were put back were told as taken"),
     Finding("partition", 4770, "a former owner took the answer to a call of the next for its own"),
     Finding("lease-pipelines", 6556, "states were dropped after a lease was asked for"),
+    Finding("lease-windows", 94, "markers after a takeover stood before those that waited"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 

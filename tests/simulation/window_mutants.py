@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from sublet.runtime.partition import Partition
-from sublet.runtime.windows import OpenMessages
+from sublet.runtime.pending import Pending
+from sublet.runtime.windows import OpenMessages, StreamProgress, Watermarks
 from sublet.statestore.contract import WATERMARK, WINDOW, Commit
 from tests.simulation.world import Mutant
 
@@ -58,6 +59,70 @@ class WaitsForOneSource(Mutant):
             super().__init__(*arguments, **{**options, "expected": options["expected"][:1]})
 
 
+class _OnlyTheLast(Watermarks):
+    def _count(self, open_order: int | None, now_ms: float) -> int | None:
+        for told in self._sources.values():
+            if told.waiting and (open_order is None or told.waiting[-1][0] < open_order):
+                del told.waiting[:-1]
+        super()._count(open_order, now_ms)
+        return None
+
+
+class LosesWhatWasToldBeforeTheEnd(Mutant):
+    """Takes a source that goes for one that has told nothing since it was last looked at."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self.progress._watermarks.__class__ = _OnlyTheLast
+            super().start(now_ms)
+
+
+class _TellsTheLast(StreamProgress):
+    def tell(self) -> list[int | None]:
+        return super().tell()[-1:]
+
+
+class TellsNothingBeforeTheEnd(Mutant):
+    """Tells functions downstream that there is no more, but not how far it came."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self.progress.__class__ = _TellsTheLast
+            super().start(now_ms)
+
+
+class _OneMarker(Pending):
+    def tell(self, partitions: Any, watermarks: Any) -> None:
+        self.markers.update({each: list(watermarks) for each in partitions})
+
+
+class WritesOverWhatWaits(Mutant):
+    """Replaces the watermark that waits for its commit, by the word that there is no more."""
+
+    class partition(Partition):  # noqa: N801
+        def _let_time_pass(self, now_ms: float) -> None:
+            self._endings.pending.__class__ = _OneMarker
+            super()._let_time_pass(now_ms)
+
+
+class _Forgetful(Watermarks):
+    def gone(self, source: str, order: int, now_ms: float) -> None:
+        if source in self._sources and source not in self._expected:
+            del self._sources[source]
+            self.changed[source] = None
+            self._find_first_waiting()
+            self._is_settled = False
+
+
+class ForgetsWhoLeft(Mutant):
+    """Forgets a client that leaves, with what it has told that does not count yet."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self.progress._watermarks.__class__ = _Forgetful
+            super().start(now_ms)
+
+
 MUTANTS: dict[str, Any] = {
     each.__name__: each
     for each in (
@@ -66,5 +131,9 @@ MUTANTS: dict[str, Any] = {
         KeepsEnds,
         ForgetsWatermarks,
         WaitsForOneSource,
+        LosesWhatWasToldBeforeTheEnd,
+        TellsNothingBeforeTheEnd,
+        WritesOverWhatWaits,
+        ForgetsWhoLeft,
     )
 }

@@ -1,13 +1,15 @@
 """The same unreliable world, with windowed functions whose handlers really run.
 
 Two sources tell events out of order, and watermarks that keep their promise, to a function that
-passes them on to windows. In the end every window must have been told once, with what a batch
-computation over all events gives.
+passes them on to windows. They stay, or go once they have told all; or there is one source
+without a name, which says goodbye. In the end every window must have been told once, with what a
+batch computation over all events gives.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import Any
 
 import msgspec
@@ -126,6 +128,10 @@ class WindowWorld(World):
             ]
         )
         self.failures = chance.choice([0.0, 0.1, 0.3])
+        ends = Random(f"ends of sources {seed}")
+        self.sources = ends.choice([("left", "right"), ("left", "right"), ()])
+        """Their names; without any, the one source is the client itself."""
+        self.sources_go = ends.random() < 0.6
         self.functions = self._declare()
         self.told: Any = {}
         self.events_told: list[Event] = []
@@ -134,7 +140,7 @@ class WindowWorld(World):
         app = App("sim", partitions=PARTITIONS_PER_FUNCTION)
         retry = Retry(attempts=50, backoff="5ms", backoff_max="20ms")
 
-        @app.function(kind="stateless", upstream=["left", "right"], retry=retry)
+        @app.function(kind="stateless", upstream=self.sources, retry=retry)
         def parse(ctx: Context, event: Event) -> None:
             self._fail_sometimes()
             ctx.send(TOTAL, event.key, event)
@@ -166,7 +172,7 @@ class WindowWorld(World):
         for function in self.functions:
             for index in range(PARTITIONS_PER_FUNCTION):
                 self.take_over(partition_name(function, index))
-        self.clients = [Client(self, "~left"), Client(self, "~right")]
+        self.clients = [Client(self, f"~{each}") for each in self.sources or ("alone",)]
         rounds = chance.randint(3, 12)
         for client in self.clients:
             self._plan_source(client, rounds)
@@ -183,7 +189,7 @@ class WindowWorld(World):
         self._judge()
 
     def _plan_source(self, client: Client, rounds: int) -> None:
-        chance, source = self.chance, client.name[1:]
+        chance, source = self.chance, client.name[1:] if self.sources else ""
         for number in range(rounds):
             begin_ms, at_ms = 30 * number, number * self.pause_ms
             for _ in range(chance.randint(0, 4)):
@@ -194,9 +200,21 @@ class WindowWorld(World):
                 said = Said(Kind.SEND, event.key, list(event), "", self.random_deadline_ms())
                 self.after(at_ms, client.say, PARSE, said)
             self.after(at_ms, self._tell, client, source, begin_ms + 30)
-        self.after(rounds * self.pause_ms, self._tell, client, source, LONG_AFTER_MS)
+        end_ms = rounds * self.pause_ms
+        self.after(end_ms, self._tell, client, source, LONG_AFTER_MS)
+        if self.sources_go and self.sources:
+            self.after(end_ms + chance.choice([0, 1, 20]), self._tell, client, source, None)
+        elif self.sources_go:
+            self.after(end_ms + 1, self._leave, client)
 
-    def _tell(self, client: Client, source: str, watermark_ms: int) -> None:
+    def _leave(self, client: Client) -> None:
+        """Say goodbye once all is taken, as clients do."""
+        if any(each.acked < len(each.said) for each in client.channels.values()):
+            self.after(1, self._leave, client)
+        else:
+            self.let_go(client)
+
+    def _tell(self, client: Client, source: str, watermark_ms: int | None) -> None:
         marker: Any = watermark_ms
         for index in range(PARTITIONS_PER_FUNCTION):
             partition = partition_name(PARSE, index)

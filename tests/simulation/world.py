@@ -412,12 +412,16 @@ class World:
 
     def _desert(self) -> None:
         assert self.deserter is not None
-        self.clients.remove(self.deserter)
-        self.deserter.gone = True
         self.told = dict(self.owners)
+        self.let_go(self.deserter)
+
+    def let_go(self, client: Client) -> None:
+        """Let a client say goodbye to all who are there."""
+        self.clients.remove(client)
+        client.gone = True
         for node in self.nodes:
             if node.alive:
-                node.partition.client_gone("~gone", self.now_ms)
+                node.partition.client_gone(client.name, self.now_ms)
                 node.carry_out()
 
     def _random_payload(self, uid: str, function: str, key: str) -> list[Any]:

@@ -199,6 +199,7 @@ class Owner:
         prefetch_keys_max: int = 0,
         merger: Merger | None = None,
         refused: Stop | None = None,
+        downstream: Sequence[str] = (),
     ) -> None:
         """`refused`: why the owner before it has stopped, if it knows."""
         self.urgency = urgency
@@ -247,6 +248,7 @@ class Owner:
             prefetch_keys_max=prefetch_keys_max,
             timers_loaded_max=timers_loaded_max,
             merger=merger,
+            downstream=downstream,
             is_heavy=refused is not None,
             unstorable=refused.unstorable if refused else (),
         )

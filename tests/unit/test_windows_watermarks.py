@@ -25,10 +25,11 @@ from sublet.runtime.windows import (
 )
 from sublet.scheduler.orders import EarliestDeadline
 from sublet.scheduler.urgency import Urgency
-from sublet.statestore.contract import DEAD, PARKED, WATERMARK, WINDOW
+from sublet.statestore.contract import DEAD, PARKED, WATERMARK, WINDOW, Record
 from tests.unit.partition_harness import (
     BROKEN,
     CLIENT,
+    NAME,
     PEER,
     REJECTED,
     Owner,
@@ -86,6 +87,57 @@ def test_a_source_that_is_closed_is_forgotten_unless_it_is_expected() -> None:
     assert watermarks.is_idle
 
 
+def test_what_sources_told_counts_although_they_have_gone_since() -> None:
+    watermarks = Watermarks(expected=["x", "y"])
+    for order, source in enumerate(("x", "y", "z")):
+        watermarks.take(source, 10 + order, 2 * order, 0.0)
+        watermarks.take(source, None, 2 * order + 1, 0.0)
+    # z was new and far behind when the others went: it is the last that had to be waited for.
+    assert told(watermarks) == 12
+    assert watermarks.is_idle
+
+
+def test_a_source_that_comes_back_holds_back_only_what_is_told_behind_it() -> None:
+    watermarks = Watermarks(expected=["x", "y"], stored=[("x", Told(1)), ("y", Told(None))])
+    watermarks.take("x", 10, 1, 0.0)
+    watermarks.take("y", 5, 2, 0.0)
+    watermarks.take("x", 20, 3, 0.0)
+    assert told(watermarks) == 10
+    watermarks.take("x", None, 4, 0.0)
+    watermarks.take("y", None, 5, 0.0)
+    assert told(watermarks) == 10
+
+
+def test_who_speaks_again_has_not_been_away() -> None:
+    watermarks = Watermarks(expected=["x", "y"])
+    watermarks.take("y", 50, 1, 0.0)
+    watermarks.take("x", 10, 2, 0.0)
+    watermarks.take("x", None, 3, 0.0)
+    watermarks.take("x", 20, 4, 0.0)
+    assert told(watermarks) == 20
+
+
+def test_what_a_source_told_counts_although_it_is_gone_without_a_word() -> None:
+    watermarks = Watermarks()
+    watermarks.take("x", 10, 1, 0.0)
+    watermarks.take("x", 20, 3, 0.0)
+    watermarks.gone("x", 4, 0.0)
+    assert told(watermarks, 2) == 10
+    assert told(watermarks) == 20
+    assert watermarks.stored("x") is None
+    assert watermarks.is_idle
+
+
+def test_nobody_waits_for_a_source_that_has_never_told_anything() -> None:
+    watermarks = Watermarks()
+    watermarks.take("x", 10, 1, 0.0)
+    watermarks.take("y", None, 2, 0.0)
+    watermarks.gone("z", 3, 0.0)
+    assert told(watermarks, 1) == BEGINNING_MS
+    assert told(watermarks) == 10
+    assert list(watermarks.changed) == ["x"]
+
+
 def test_functions_that_are_not_upstream_any_more_are_not_waited_for() -> None:
     stored = [("app/old/0", Told(3)), ("app/new/0", Told(8)), ("client", Told(9))]
     watermarks = Watermarks(expected=["app/new/0"], stored=stored)
@@ -108,6 +160,19 @@ def test_markers_that_wait_become_one_when_there_are_too_many() -> None:
     assert told(watermarks) == MARKERS_WAITING_MAX + 49
 
 
+def test_a_source_that_goes_does_not_replace_what_it_told_last_when_too_many_wait() -> None:
+    watermarks = Watermarks()
+    for order in range(MARKERS_WAITING_MAX):
+        watermarks.take("x", order, order, 0.0)
+    for order in range(MARKERS_WAITING_MAX, MARKERS_WAITING_MAX + 3):
+        watermarks.take("x", None, order, 0.0)
+    stored = watermarks.stored("x")
+    assert stored is not None
+    assert len(stored.waiting) == MARKERS_WAITING_MAX
+    assert told(watermarks) == MARKERS_WAITING_MAX - 1
+    assert watermarks.stored("x") is None
+
+
 def test_there_is_room_for_so_many_sources_and_no_more() -> None:
     watermarks = Watermarks()
     for each in range(SOURCES_MAX):
@@ -115,7 +180,8 @@ def test_there_is_room_for_so_many_sources_and_no_more() -> None:
         watermarks.take(f"s{each}", 1, each, 0.0)
     assert not watermarks.has_room_for("another")
     assert watermarks.has_room_for("s7")
-    watermarks.forget("s7")
+    watermarks.gone("s7", SOURCES_MAX, 0.0)
+    told(watermarks)
     assert watermarks.has_room_for("another")
 
 
@@ -130,6 +196,15 @@ def test_silent_sources_are_left_out_until_they_speak() -> None:
     watermarks.take("y", 4, 2, 110.0)
     watermarks.take("x", 20, 3, 110.0)
     watermarks.settle(None, 110.0)
+    assert watermarks.watermark_ms == 10
+
+
+def test_a_source_whose_markers_wait_is_not_silent() -> None:
+    watermarks = Watermarks(idle_after_ms=100, now_ms=0.0)
+    watermarks.take("x", 10, 2, 0.0)
+    watermarks.settle(1, 150.0)
+    assert watermarks.watermark_ms == BEGINNING_MS
+    watermarks.settle(None, 300.0)
     assert watermarks.watermark_ms == 10
 
 
@@ -241,6 +316,88 @@ def test_a_goodbye_closes_the_source_that_the_client_was() -> None:
     owner.settle()
     assert owner.partition.progress.watermark_ms == 99
     assert set(owner.records(WATERMARK)) == {"", "~other"}
+
+
+def test_what_a_client_told_before_its_goodbye_counts_when_all_before_it_is_done() -> None:
+    owner = windowed_owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(failed={0: BROKEN})
+    owner.receive(marker(2, 10, source=""))
+    owner.settle()
+    owner.client_gone()
+    owner.settle()
+    assert owner.partition.progress.watermark_ms == BEGINNING_MS
+
+    next_owner = owner.take_over()
+    next_owner.settle()
+    assert next_owner.partition.progress.watermark_ms == 10
+    assert set(next_owner.records(WATERMARK)) == {""}
+
+
+def test_what_comes_after_a_takeover_stands_behind_the_markers_that_wait() -> None:
+    owner = windowed_owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(failed={0: BROKEN})
+    owner.receive(marker(2, 10))
+    owner.settle()
+
+    next_owner = owner.take_over()
+    next_owner.receive(marker(3, 20))
+    next_owner.receive(marker(4, None))
+    next_owner.settle()
+    assert next_owner.partition.progress.watermark_ms == 20
+    assert next_owner.partition.progress._watermarks.is_idle
+
+
+def test_markers_that_were_stored_out_of_order_count_in_the_order_in_which_they_came() -> None:
+    owner = windowed_owner()
+    told = msgspec.msgpack.encode([BEGINNING_MS, [[7, 10], [3, 20], [4, None]]])
+    owner.backend.partitions[NAME].records[WATERMARK] = {"s": Record(WATERMARK, "s", told)}
+    next_owner = owner.take_over()
+    next_owner.settle()
+    assert next_owner.partition.progress.watermark_ms == 20
+    assert next_owner.partition.progress._watermarks.is_idle
+
+
+def markers_sent(owner: Owner) -> list[int | None]:
+    return [
+        value
+        for each in owner.delivered
+        if each.kind is Kind.MARKER
+        for value in msgspec.msgpack.decode(each.payloads)
+    ]
+
+
+def test_the_last_watermark_is_told_before_there_is_nothing_more_to_tell() -> None:
+    owner = Owner(make_function(), downstream=["app/down/0"])
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(failed={0: BROKEN})
+    owner.receive(marker(2, 10))
+    owner.receive(marker(3, None))
+    owner.settle()
+    assert markers_sent(owner) == []
+    owner.pass_time(10)
+    owner.settle()
+    assert markers_sent(owner) == [10, None]
+
+    owner.receive(marker(4, 20))
+    owner.receive(marker(5, None))
+    owner.settle()
+    assert markers_sent(owner) == [10, None, 20, None]
+    owner.receive(marker(6, 20))
+    owner.settle()
+    assert markers_sent(owner) == [10, None, 20, None, 20]
+
+
+def test_a_watermark_that_waits_for_its_commit_is_told_before_there_is_nothing_more() -> None:
+    owner = Owner(make_function(), downstream=["app/down/0"])
+    owner.receive(marker(1, 10))
+    # While that is being committed, the next commit gathers all of these.
+    owner.receive(marker(2, 20))
+    owner.receive(marker(3, 30))
+    owner.receive(marker(4, None))
+    owner.settle()
+    assert markers_sent(owner) == [10, 30, None]
 
 
 def test_markers_of_too_many_sources_are_refused() -> None:
