@@ -203,6 +203,8 @@ class Binding(NamedTuple):
     worker: str
     policy_of: Callable[[Function], BindingPolicy]
     term_ms: float = TERM_MS
+    has: Callable[[str, str], bool] = lambda worker, function: True
+    """Tells whether another worker has a function: only then it can be lent something of it."""
 
 
 class Host:
@@ -312,6 +314,7 @@ class Host:
             tell=self._outside.tell_neighbour,
             meet=self._outside.meet_neighbour,
             monotonic_ms=self._clock.monotonic_ms,
+            has=binding.has,
             term_ms=binding.term_ms,
         )
 

@@ -138,8 +138,10 @@ class LeaseDesk(Generic[G]):
         policy_of: Callable[[Function], BindingPolicy],
         chance: Random,
         monotonic_ms: Callable[[], float],
+        has: Callable[[str, str], bool] = lambda worker, function: True,
         term_ms: float = TERM_MS,
     ) -> None:
+        """`has` tells whether another worker has a function."""
         assert urgency.waiting is not None
         self._shell = shell
         self._host = host
@@ -151,6 +153,7 @@ class LeaseDesk(Generic[G]):
             policy_of,
             chance,
             queued=lambda: host.queued() + self.lessee.messages,
+            has=has,
             term_ms=term_ms,
         )
         self.lessee = Lessee(urgency.waiting)

@@ -80,6 +80,7 @@ class Lending:
         tell: Callable[[str, bytes], bool],
         meet: Callable[[str], None],
         monotonic_ms: Callable[[], float],
+        has: Callable[[str, str], bool] = lambda worker, function: True,
         term_ms: float = TERM_MS,
     ) -> None:
         self._functions = functions
@@ -103,6 +104,7 @@ class Lending:
             # Only to spread what is lent; the same worker chooses the same way each time.
             chance=Random(worker),
             monotonic_ms=monotonic_ms,
+            has=has,
             term_ms=term_ms,
         )
         self.lessor, self.lessee = self.desk.lessor, self.desk.lessee

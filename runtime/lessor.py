@@ -169,9 +169,11 @@ class Lessor:
         chance: Chance,
         *,
         queued: Callable[[], int],
+        has: Callable[[str, str], bool] = lambda worker, function: True,
         term_ms: float = TERM_MS,
     ) -> None:
-        """`queued` tells how many messages wait in the worker."""
+        """`queued` tells how many messages wait in the worker, `has` whether another worker has a
+        function."""
         assert urgency.waiting is not None
         self.worker = worker
         self.effects: list[LessorEffect] = []
@@ -190,6 +192,7 @@ class Lessor:
         """Functions whose policies do."""
         self._chance = chance
         self._queued = queued
+        self._has = has
         self._term_ms = term_ms
         self._ranges: dict[str, list[Neighbour]] = {}
         self._number = self._question = 0
@@ -221,7 +224,8 @@ class Lessor:
         """Return the neighbours that may work for a partition."""
         found = self._ranges.get(partition.name)
         if found is None:
-            found = list(self.neighbours.values())
+            function = partition.function.name
+            found = [each for each in self.neighbours.values() if self._has(each.name, function)]
             size = partition.function.parallelism_range
             if size is not None and len(found) >= size:
                 # The same few each time, and others for each partition.
@@ -337,7 +341,7 @@ class Lessor:
 
     def _may_lend(self, partition: Partition) -> bool:
         name = partition.function.name
-        if not self.neighbours or name in self._homebound or len(self.open) >= LEASES_MAX:
+        if name in self._homebound or len(self.open) >= LEASES_MAX or not self.range_of(partition):
             return False
         return partition.lends(in_parts=name not in self._whole)
 

@@ -215,7 +215,13 @@ class Worker:
             self.id,
             lambda function: guarded(config.binding_policy(function.binding)),
             config.lease_term_ms,
+            self._neighbour_has,
         )
+
+    def _neighbour_has(self, worker: str, function: str) -> bool:
+        view = self.membership.view
+        member = None if view is None else view.members.get(worker)
+        return member is not None and member.has(function)
 
     @asynccontextmanager
     async def _http(

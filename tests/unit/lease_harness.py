@@ -171,6 +171,7 @@ class Lender:
         policy: Any,
         *,
         workers: Sequence[str] = ("east", "west"),
+        lacking: Collection[str] = (),
         function: Function | None = None,
         merger: Adder | None = None,
         cells: TakenCells | None = None,
@@ -192,6 +193,7 @@ class Lender:
             lambda _: policy,
             First(),
             queued=lambda: self.owner.partition.queued,
+            has=lambda worker, _: worker not in lacking,
             term_ms=term_ms,
         )
         self.said: list[tuple[str, LeaseMessage]] = []

@@ -70,6 +70,25 @@ def test_a_lease_is_offered_runs_and_returns_its_replies() -> None:
     home.check()
 
 
+def test_nothing_is_lent_to_a_worker_that_lacks_the_function() -> None:
+    policy = Scripted(
+        lambda works, scene: [LendTo(each, scene.neighbours[0].name) for each in works]
+    )
+    home = Lender(policy, lacking=["east"])
+    (lease,) = home.lend(1, ["a"])
+
+    assert lease.lessee == "west"
+    assert [each.name for each in policy.scenes[0].neighbours] == ["west"]
+
+
+def test_no_policy_is_asked_when_all_others_lack_the_function() -> None:
+    policy = Scripted(lends_to("east"))
+    home = Lender(policy, lacking=["east", "west"])
+
+    assert home.lend(1, ["a"]) == []
+    assert policy.works == []
+
+
 def test_a_lease_may_come_back_before_the_answer_to_its_offer() -> None:
     home = forwarder()
     (lease,) = home.lend(1, ["a"])
