@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from sublet.functions.address import partition_index_of, partition_name
 from sublet.functions.errors import UnknownFunctionError
+from sublet.runtime.frames import FunctionInfo
 
 CACHE_MAX = 100_000
 
@@ -18,6 +19,13 @@ class PartitionRoutes:
         self._functions = dict(functions)
         self._known: dict[str, dict[str, str]] = {name: {} for name in functions}
         self._turn = 0
+
+    def learn(self, functions: Iterable[FunctionInfo]) -> None:
+        """Learn of functions that only other workers have; of our own we know more than others."""
+        for each in functions:
+            if each.name not in self._functions:
+                self._functions[each.name] = (each.partition_count, each.kind)
+                self._known[each.name] = {}
 
     def partition_of(self, function: str, key: str) -> str:
         known = self._known.get(function)

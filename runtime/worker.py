@@ -19,7 +19,7 @@ from sublet.functions.app import Function
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.frames import FunctionInfo, Hello
+from sublet.runtime.frames import FunctionInfo, Hello, Topology
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
 from sublet.runtime.lease_messages import Released
@@ -197,7 +197,7 @@ class Worker:
                 self._server = server
                 self.address = server.address
                 async with self._http(tasks, service, store):
-                    await self._take_part(tasks, store, directory)
+                    await self._take_part(tasks, store, directory, routes)
         finally:
             host.stop()
 
@@ -287,7 +287,11 @@ class Worker:
         return f": {membership.problem}" if membership is not None and membership.problem else ""
 
     async def _take_part(
-        self, tasks: asyncio.TaskGroup, store: Store, directory: Directory
+        self,
+        tasks: asyncio.TaskGroup,
+        store: Store,
+        directory: Directory,
+        routes: PartitionRoutes,
     ) -> None:
         config = self._config
         member = Member(id=self.id, address=self.address, pid=os.getpid())
@@ -310,11 +314,16 @@ class Worker:
             self._tell_placed("gives a partition away", partition, None)
             self.host.leave(partition, on_left, at_once=at_once)
 
+        def topology_changed(topology: Topology) -> None:
+            # Before anything that came by it can run: handlers send to functions of other workers.
+            routes.learn(topology.functions)
+            self.exchange.topology_changed(topology)
+
         ownership = Ownership(
             added=added,
             removed=removed,
             owned=lambda: set(self.host.partitions),
-            topology_changed=self.exchange.topology_changed,
+            topology_changed=topology_changed,
             leave=leave,
             tell=self.exchange.tell_neighbour,
             drain=self._drained,

@@ -89,6 +89,13 @@ async def test_each_partition_is_at_a_worker_that_has_its_function(
             await all_ready(cluster)
             async with cluster.client() as client:
                 await all_answer(client, "visits/visit", "orders/order")
+                before = await client.call("visits/visit", "anna", 0)
+                await client.call("orders/welcome", "anna", 5)
+
+                async def is_welcome() -> bool:
+                    return await client.call("visits/visit", "anna", 0) == before + 5
+
+                await until(is_welcome)
 
                 # A rolling upgrade: the new function is only at the new worker.
                 cluster.add_worker(f"{APPS}:visits_next")

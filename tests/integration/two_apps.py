@@ -29,3 +29,9 @@ def rate(ctx: Context, stars: int) -> int:
 def order(ctx: Context, amount: int) -> int:
     ctx.state.set(ctx.state.get() + amount)
     return int(ctx.state.get())
+
+
+@orders.function(kind="stateless")
+def welcome(ctx: Context, amount: int) -> None:
+    """Sends to a function of the other app, which this app's workers lack."""
+    ctx.send("visits/visit", ctx.key, amount)

@@ -1,0 +1,30 @@
+"""Where the keys of functions live, of this worker's and of others'."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.functions.errors import UnknownFunctionError
+from sublet.runtime.frames import FunctionInfo
+from sublet.runtime.routes import PartitionRoutes
+
+
+def test_a_function_that_only_other_workers_have_is_found_once_it_is_known() -> None:
+    """A handler that sent to a function of another app on the same store was told that there is
+    none, and its message failed for good."""
+    routes = PartitionRoutes({"visits/visit": (4, "keyed")})
+    with pytest.raises(UnknownFunctionError, match="known: visits/visit"):
+        routes.partition_of("orders/order", "anna")
+
+    routes.learn([FunctionInfo("orders/order", 1, "keyed")])
+
+    assert routes.partition_of("orders/order", "anna") == "orders/order/0"
+
+
+def test_what_others_say_of_our_own_functions_changes_nothing() -> None:
+    """A worker that lacks a function takes it for a keyed one."""
+    routes = PartitionRoutes({"visits/spread": (2, "stateless")})
+    routes.learn([FunctionInfo("visits/spread", 2, "keyed")])
+
+    found = {routes.partition_of("visits/spread", "anna") for _ in range(2)}
+    assert found == {"visits/spread/0", "visits/spread/1"}
