@@ -322,12 +322,17 @@ class Client:
             await self._wait_for_room(1, deadline_ms)
         # From here to the message's place in its channel nothing is awaited: callers keep their
         # order.
-        route = self._routes.get(name) or self._route(name)
-        channel = route.by_key.get(key) if type(key) is str else None
-        if channel is None:
-            channel = self._channel(route, key)
-        if len(payload) > self._message_bytes_max:
-            raise _too_large(payload, self._message_bytes_max)
+        try:
+            route = self._routes.get(name) or self._route(name)
+            channel = route.by_key.get(key) if type(key) is str else None
+            if channel is None:
+                channel = self._channel(route, key)
+            if len(payload) > self._message_bytes_max:
+                raise _too_large(payload, self._message_bytes_max)
+        except SubletError:
+            # It may have been given room that it does not take: others wait for it.
+            self._grant_room()
+            raise
         waiter = self._loop.create_future()
         segment = self._session.add(channel, kind, key, payload, deadline_ms, codec, waiter)
         if not segment.born_ms:
@@ -556,6 +561,7 @@ class Client:
         """Ask the partition itself, not its function."""
         if len(request) > self._message_bytes_max:
             raise _too_large(request, self._message_bytes_max)
+        self._route(name)
         if self._room_queue or self._stats.in_flight + self._room_reserved >= self._in_flight_max:
             await self._wait_for_room(1, None)
         channel = self._route(name).channels[index]
@@ -705,6 +711,8 @@ class Client:
                         segment = Segment(kind, deadline_ms, codec, asked_ms)
                         added = self._add_many(channel, segment, keys, messages, gather, chosen)
                         asked.extend((self._links, each) for each in added)
+                # What was refused takes no room.
+                self._grant_room()
                 self._links.plan_flush()
             await waiter
         except asyncio.CancelledError:

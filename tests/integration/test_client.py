@@ -289,6 +289,29 @@ async def test_callers_beyond_in_flight_max_wait_in_order(cluster: EchoCluster) 
     assert [number for _, number in cluster.taken("shop/echo")] == [*range(50), *range(30)]
 
 
+async def test_who_is_refused_after_it_waited_for_room_leaves_it_to_the_next(
+    cluster: EchoCluster,
+) -> None:
+    """All others waited for ever, if nothing else was under way."""
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        Client(cluster.addresses["w1"], in_flight_max=1) as client,
+    ):
+        first, unknown, second, bad_keys, third = await asyncio.gather(
+            client.call("shop/echo", "a", 1),
+            client.call("shop/nothing", "a", 2),
+            client.call("shop/echo", "a", 3),
+            client.call_many("shop/echo", ["k" * 99_999], [4], return_errors=True),
+            client.call("shop/echo", "a", 5),
+            return_exceptions=True,
+        )
+
+    assert (first, second, third) == (1, 3, 5)
+    assert isinstance(unknown, UnknownFunctionError)
+    assert isinstance(bad_keys, list)
+    assert isinstance(bad_keys[0], RejectedError)
+
+
 async def test_a_deadline_counts_while_waiting_for_room(cluster: EchoCluster) -> None:
     async with Client(cluster.addresses["w1"], in_flight_max=1) as client:
         for worker in cluster.workers.values():
