@@ -317,6 +317,8 @@ class Client:
         stats, asked_ms = self._stats, 0.0
         if info is not None:
             asked_ms = self._loop.time() * 1000.0
+        if name not in self._routes:
+            await self._look_for(name, deadline_ms)
         if self._room_queue or stats.in_flight + self._room_reserved >= self._in_flight_max:
             asked_ms = asked_ms or self._loop.time() * 1000.0
             await self._wait_for_room(1, deadline_ms)
@@ -429,6 +431,7 @@ class Client:
             raise RejectedError(refusal)
         check_message(source, b"", self._key_bytes_max, self._message_bytes_max)
         name, codec = _name_of(function)
+        await self._look_for(name, None)
         count = len(self._route(name).channels)
         if self._room_queue or self._stats.in_flight + count > self._in_flight_max:
             await self._wait_for_room(count, None)
@@ -690,12 +693,13 @@ class Client:
         if keys is not None and len(keys) != count:
             raise RejectedError(f"{len(keys)} keys but {count} messages")
         name, codec = _name_of(function)
+        deadline_ms = None if deadline is None else self._deadline_ms(deadline)
+        await self._look_for(name, deadline_ms)
         self._route(name)
         waiter = self._loop.create_future()
         gather = Gather(count, waiter, replies=kind is Kind.CALL)
         if not count:
             return gather
-        deadline_ms = None if deadline is None else self._deadline_ms(deadline)
         asked_ms = self._loop.time() * 1000.0
         stats, slice_max = self._stats, min(SLICE_MESSAGES_MAX, self._in_flight_max)
         asked: list[tuple[SessionLinks, Segment]] = []
@@ -785,6 +789,22 @@ class Client:
         return added
 
     # Routing
+
+    async def _look_for(self, name: str, deadline_ms: int | None) -> None:
+        """Before a function is called unknown, meet somebody: who has no link misses new ones."""
+        if not self._open or self._session.peers:
+            return
+        if any(each.name == name for each in self.topology.functions):
+            return
+        until_s = self._loop.time() + self._patience.unreachable_ms / 1000.0
+        if deadline_ms is not None:
+            until_s = min(until_s, deadline_ms / 1000.0)
+        try:
+            await self._links.meet(until_s)
+        except TimeoutError:
+            raise UnavailableError(
+                f"no worker can be reached, and the last that was knew no function {name!r:.200}"
+            ) from None
 
     def _route(self, name: str) -> _Route:
         if not self._open:

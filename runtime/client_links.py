@@ -83,6 +83,8 @@ class SessionLinks:
         self._last_errors: dict[str, str] = {}
         self._given: list[str] = []
         self._keeper: asyncio.Task[None] | None = None
+        self._awaited: dict[asyncio.Future[None], None] = {}
+        """Of those who wait for any link at all, in their order."""
         self._closing = False
 
     def now_ms(self) -> float:
@@ -215,6 +217,9 @@ class SessionLinks:
         self._leave_those_who_left()
         peer = session.link_opened(welcome.worker, welcome.credit)
         self._links[peer] = link
+        for waiter in self._awaited:
+            if not waiter.done():
+                waiter.set_result(None)
         self._events.welcomed(welcome)
         self._changed.set()
         self._after_event()
@@ -249,6 +254,24 @@ class SessionLinks:
                 f"no worker was reached within {connect_timeout_s:g} s; {self._tried()}"
             ) from None
         self.keep()
+
+    async def meet(self, until_s: float) -> None:
+        """Return when there is a link to anybody; `TimeoutError` if there is none by then."""
+        if self._links:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._awaited[waiter] = None
+        self._changed.set()
+        try:
+            async with asyncio.timeout_at(until_s):
+                await waiter
+        finally:
+            self._awaited.pop(waiter, None)
+
+    def _disappoint(self) -> None:
+        for waiter in self._awaited:
+            if not waiter.done():
+                waiter.set_exception(UnavailableError("the client is closed"))
 
     def keep(self) -> None:
         """Keep links open from now on, as they are needed."""
@@ -327,7 +350,7 @@ class SessionLinks:
             self._changed.clear()
             if self._links or self._connecting:
                 pause_s = self._open_wanted()
-            elif self.session.is_stranded:
+            elif self.session.is_stranded or self._awaited:
                 # Nobody can tell us who owns what now: ask whoever answers.
                 self._begin("", self._open_any())
                 pause_s = None
@@ -380,6 +403,7 @@ class SessionLinks:
         self._closing = True
         for channel in self.session.channels.values():
             self.session.fail_channel(channel, "the client is closed")
+        self._disappoint()
         self._events.settled()
         self._flush()
         for timer in (self._ack_timer, self._tick_timer, self._look_timer):

@@ -291,7 +291,9 @@ class Session:
             self.wake_ms = 0.0
 
     def _is_absent(self, channel: Channel) -> bool:
-        return channel.worker is None and _function_of(channel) in self._absent
+        # Without a link nobody would tell us that a worker with the function has come.
+        is_told = bool(self.peers) and channel.worker is None
+        return is_told and _function_of(channel) in self._absent
 
     # Links and placement
 

@@ -171,12 +171,13 @@ class EchoCluster:
             name: "w1" if int(name.rpartition("/")[2]) % 2 == 0 else "w2" for name in PARTITIONS
         }
         self.addresses: dict[str, str] = {}
+        self.functions = list(FUNCTIONS)
         self.version = 1
         self.workers = {name: EchoWorker(self, name) for name in ("w1", "w2")}
 
     @property
     def topology(self) -> Topology:
-        return Topology(self.version, FUNCTIONS, dict(self.placement), dict(self.addresses))
+        return Topology(self.version, self.functions, dict(self.placement), dict(self.addresses))
 
     def owned_by(self, worker: str) -> list[Partition]:
         return [self.partitions[name] for name in PARTITIONS if self.placement[name] == worker]

@@ -432,6 +432,29 @@ async def test_a_restarted_worker_is_reconnected_to_and_nothing_is_lost() -> Non
     assert client.stats.links_lost >= 1
 
 
+async def test_a_client_that_lost_all_links_finds_a_function_that_is_new_since() -> None:
+    """Nobody told it of the function, and it asked nobody: for ever there was none."""
+    cluster = EchoCluster()
+    cluster.move_all("w1", tell=False)
+    known, cluster.functions = cluster.functions, []
+    worker = cluster.workers["w1"]
+    async with asyncio.timeout(PATIENCE_S), serving(worker) as server:
+        port = server.port
+        client = await Client(server.address).__aenter__()
+        with pytest.raises(UnknownFunctionError):
+            await client.call("shop/echo", "a", 1)
+    await until(lambda: client.stats.links_lost == 1)
+    with pytest.raises(UnavailableError, match="no worker can be reached"):
+        await client.call("shop/echo", "a", 2, deadline="20ms")
+    cluster.functions, cluster.version = known, cluster.version + 1
+    async with asyncio.timeout(PATIENCE_S), serving(worker, port):
+        numbers = list(range(3, 30))
+        asking = [client.call("shop/echo", "a", number) for number in numbers]
+        assert await asyncio.gather(*asking) == numbers
+        assert [number for _, number in cluster.taken("shop/echo")] == numbers
+        await client.__aexit__(None, None, None)
+
+
 @pytest.mark.parametrize("tell", [True, False], ids=["told", "not told"])
 async def test_a_moved_partition_is_followed(
     client: Client, cluster: EchoCluster, tell: bool

@@ -478,6 +478,24 @@ def test_what_was_sent_before_a_function_was_absent_waits_for_it_to_come_back() 
     assert sent.result == "done"
 
 
+def test_who_has_no_link_does_not_go_on_to_say_that_no_worker_has_a_function() -> None:
+    """It failed its callers at once by what it knew last, so nobody was stranded, no link was
+    opened, and it never heard that a worker with the function had come."""
+    stage = Stage(unreachable_ms=10_000, absent_ms=500)
+    stage.session.topology_changed(topology(2, absent=True))
+    stage.session.tick(1_000.0)
+    stage.session.link_lost(stage.peer)
+    waiter = stage.ask("a")
+    stage.session.tick(2_000.0)
+    assert stage.session.is_stranded
+    assert not waiter.done()
+
+    stage.session.topology_changed(topology(3, absent=True), trusted=True)
+    stage.peer = stage.session.link_opened("w1", 100)
+    stage.session.tick(2_001.0)
+    assert isinstance(waiter.error, UnavailableError)
+
+
 def test_a_worker_that_is_soon_back_with_its_functions_fails_nobody() -> None:
     stage = Stage(absent_ms=500)
     waiter = stage.ask("a")
