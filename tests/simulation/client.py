@@ -38,6 +38,8 @@ class Said:
         self.idempotency_key = idempotency_key
         self.deadline_ms = deadline_ms
         self.withdrawn = False
+        self.untaken: ErrorInfo | None = None
+        """Why nobody has taken it, if its sender was told so: then nothing may happen."""
         self.said_ms = 0.0
         self.answered_ms = inf
         self.replies: list[tuple[Any, ErrorInfo | None]] = []

@@ -4,24 +4,29 @@ each. What only a partition can do wrong is in `mutants`."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, ClassVar
 
 import msgspec
 
+from sublet.functions.errors import UnavailableError
 from sublet.runtime.client_channel import Channel
 from sublet.runtime.client_session import Session
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.frames import Ack, Batch, Data, Refused
+from sublet.runtime.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.handover import Handover
-from sublet.runtime.host import Host
-from sublet.runtime.membership import DeathWatch
+from sublet.runtime.host import Binding, Host
+from sublet.runtime.lending import Lending
+from sublet.runtime.membership import DeathWatch, Membership
 from sublet.runtime.port import Port
-from sublet.statestore.contract import Commit, Outcome, Recovered
+from sublet.runtime.routes import PartitionRoutes
+from sublet.scheduler.placement import place
+from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View
 from tests.simulation import mutants
-from tests.simulation.cluster_store import SimulatedStore
+from tests.simulation.cluster_store import SimulatedDirectory, SimulatedStore
 from tests.simulation.cluster_world import ClusterMutant
 
 RUNTIME = "sublet.runtime"
@@ -267,6 +272,110 @@ class TakesBeforeItIsReleased(ClusterMutant):
 
     replaced: ClassVar = {f"{RUNTIME}.membership:Handover": handover}
     store = _UnfencedStore
+
+
+# Workers with different functions
+
+
+class PlacesWhereTheFunctionIsNot(ClusterMutant):
+    """Places partitions without asking who has their function."""
+
+    replaced: ClassVar = {
+        f"{RUNTIME}.membership:place": lambda *given, able, **options: place(*given, **options)
+    }
+
+
+class PlacesOnlyItsOwnFunctions(ClusterMutant):
+    """Whoever proposes the placement forgets functions that only others have."""
+
+    class membership(Membership):  # noqa: N801
+        def _wanted(self, view: View, *others: Any) -> dict[str, str]:
+            wanted = super()._wanted(view, *others)
+            return {
+                partition: worker
+                for partition, worker in wanted.items()
+                if partition.rpartition("/")[0] in self._functions
+            }
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Membership": membership}
+
+
+class TakesAWorkerForTheFormerOneAtItsAddress(ClusterMutant):
+    """Enters a worker that is started anew at an address with the functions that were there."""
+
+    class directory(SimulatedDirectory):  # noqa: N801
+        async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+            for each in self.backend.members.values():
+                if each.address == member.address and each.functions is not None:
+                    functions = {name: self.backend.functions[name] for name in each.functions}
+            joined: View = await self.__getattr__("join")(member, functions)
+            return joined
+
+
+class LendsToWhoLacksTheFunction(ClusterMutant):
+    """Lends work to any neighbour."""
+
+    class host(Host):  # noqa: N801
+        def _open_lending(self, binding: Binding) -> Lending:
+            return super()._open_lending(binding._replace(has=lambda worker, function: True))
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Host": host}
+
+
+class KnowsOnlyItsOwnFunctions(ClusterMutant):
+    """Tells handlers that functions which only other workers have do not exist."""
+
+    class routes(PartitionRoutes):  # noqa: N801
+        def learn(self, functions: Iterable[FunctionInfo]) -> None:
+            return
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:PartitionRoutes": routes}
+
+
+class TakesWhatItLacksForAbsent(ClusterMutant):
+    """Tells clients that no worker has what the worker itself lacks."""
+
+    class membership(Membership):  # noqa: N801
+        def _topology(self, view: View) -> Topology:
+            told = super()._topology(view)
+            functions = [
+                msgspec.structs.replace(each, absent=each.name not in self._functions)
+                for each in told.functions
+            ]
+            placement = {
+                partition: worker
+                for partition, worker in told.placement.items()
+                if partition.rpartition("/")[0] in self._functions
+            }
+            return msgspec.structs.replace(told, functions=functions, placement=placement)
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Membership": membership}
+
+
+class SaysThatNothingHappenedToWhatWasSent(ClusterMutant):
+    """A client tells all callers of a function that nobody has any more that nothing happened."""
+
+    class session(Session):  # noqa: N801
+        def _fail_absent(self, channel: Channel, now_ms: float) -> float:
+            wake_ms = super()._fail_absent(channel, now_ms)
+            if wake_ms == inf:
+                message = f"no worker has the function of {channel.partition}"
+                for segment in (*channel.sent, *channel.resend, *channel.awaiting):
+                    self.stats.in_flight -= segment.fail(lambda: UnavailableError(message))
+            return wake_ms
+
+    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+
+
+class BelievesForEverThatNobodyHasIt(ClusterMutant):
+    """A client without links goes on to say that no worker has a function."""
+
+    class session(Session):  # noqa: N801
+        def _is_absent(self, channel: Channel) -> bool:
+            function = channel.partition.rpartition("/")[0]
+            return channel.worker is None and function in self._absent
+
+    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
 
 
 # Clients

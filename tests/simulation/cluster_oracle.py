@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence, Set
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,22 @@ import msgspec
 
 from sublet.functions.codec import split_column
 from sublet.functions.state import StateClock, Sum
+from sublet.runtime.leases import Lease
+from sublet.runtime.lending import Lending
 from sublet.runtime.pending import EgressColumns
-from sublet.statestore.contract import AHEAD, JOURNAL, PARKED, TIMER, WINDOW
+from sublet.statestore.contract import AHEAD, JOURNAL, PARKED, TIMER, WINDOW, Commit
 from tests.simulation.cluster_app import POT, STORY_FUNCTIONS, SUMS, TOTAL
 from tests.simulation.oracle import Oracle
-from tests.simulation.verdict import check, now_done
+from tests.simulation.verdict import ViolationError, check, now_done
 from tests.unit.windows_model import batch_results
 
 if TYPE_CHECKING:
     from tests.simulation.cluster_world import ClusterWorld
+
+
+DID_NOT_RUN = {"infeasible", "unavailable", "unknown_function"}
+ABSENT_MS = 2_000
+"""For so long callers wait for a function that nobody has; `docs/how-to/workers.md` says so."""
 
 
 class ClusterOracle(Oracle):
@@ -37,6 +45,76 @@ class ClusterOracle(Oracle):
             owners={},
         )
         super().__init__(view)
+        self.functions_of: dict[str, Set[str]] = {}
+        """What each worker has that was ever there; whatever it tells others."""
+        self._known: dict[int, Set[str]] = {}
+        """Version of the directory to the functions that were ever declared."""
+        self._served: dict[int, Set[str]] = {}
+        """Version of the directory to the functions that members have."""
+        self._absent_ms: dict[str, int] = {}
+        """Since when there was, for the first time, nobody with a function."""
+        self.directory_changed()
+
+    # Who has what
+
+    def directory_changed(self) -> None:
+        """Whatever is placed must be where its function is, at any time."""
+        backend = self._cluster.backend
+        known = self._known[backend.version] = set(backend.functions)
+        served = self._served[backend.version] = {
+            each for member in backend.members for each in self.functions_of[member]
+        }
+        for function in known - served:
+            self._absent_ms.setdefault(function, self._cluster.loop.now_ms)
+        for partition, worker in backend.placement.items():
+            self._check_has(worker, partition, "a partition is placed where its function is not")
+
+    def acquired(self, worker: str, partition: str) -> None:
+        self._check_has(worker, partition, "a worker takes what it cannot serve")
+
+    def committed_by(self, worker: str, commit: Commit) -> None:
+        self._check_has(worker, commit.partition, "a worker commits what it cannot serve")
+
+    def lent(self, worker: str, partition: str) -> None:
+        self._check_has(worker, partition, "work is lent to a worker that lacks its function")
+
+    def _check_has(self, worker: str, partition: str, what: str) -> None:
+        is_there = partition.rpartition("/")[0] in self.functions_of[worker]
+        self._check_at_once(is_there, what, worker, partition)
+
+    def _check_at_once(self, condition: object, what: str, *details: object) -> None:
+        """As `check`, from inside of workers and clients, which might catch what it raises."""
+        try:
+            check(condition, what, *details)
+        except ViolationError as error:
+            self._cluster.loop.fail(error)
+
+    def told_unknown(self, function: str, version: int) -> None:
+        """A caller, who knows this version, was told that there is no such function."""
+        is_unknown = function not in self._known[version]
+        self._check_at_once(is_unknown, "a function is known", function, version)
+
+    def told_absent(
+        self, function: str, versions: Sequence[int], deadline_ms: float | None
+    ) -> None:
+        """A caller, who came to know these versions, was told that no worker has a function."""
+        is_absent = any(function not in self._served[each] for each in versions)
+        self._check_at_once(is_absent, "somebody has it", function, versions)
+        now_ms = self._cluster.loop.now_ms
+        waited_ms = now_ms - self._absent_ms.get(function, now_ms)
+        is_due = deadline_ms is not None and now_ms + 1 >= deadline_ms
+        self._check_at_once(is_due or waited_ms >= ABSENT_MS, "it was told too soon", function)
+
+    def observers(self) -> dict[str, object]:
+        """Return what stands in workers so that we hear of what they lend."""
+        oracle = self
+
+        class WatchedLending(Lending):
+            def offer(self, lease: Lease) -> None:
+                oracle.lent(lease.lessee, lease.partition.name)
+                super().offer(lease)
+
+        return {"sublet.runtime.host:Lending": WatchedLending}
 
     # Rest
 
@@ -54,6 +132,10 @@ class ClusterOracle(Oracle):
                 found = self._partition_unrest(f"{function.name}/{index}", placement, living)
                 if found:
                     return found
+        if cluster.releases.are_different:
+            for worker in cluster.workers:
+                if worker.stopping and worker.process.alive:
+                    return f"{worker.process.name} does not leave"
         return ""
 
     def _partition_unrest(self, name: str, placement: Any, living: dict[str, Any]) -> str:
@@ -99,7 +181,8 @@ class ClusterOracle(Oracle):
     def _check_taken(self) -> None:
         for _, _, said in self._cluster.script:
             error = getattr(said, "taken_error", None)
-            check(error is None, "a message was not taken", said.uid, error)
+            untaken = error is None or said.untaken is not None
+            check(untaken, "a message was not taken", said.uid, error)
 
     def _unrun(self) -> set[str]:
         """Who was told that its time is over does not know whether it ran: look."""
@@ -107,10 +190,11 @@ class ClusterOracle(Oracle):
         found: set[str] = set()
         for uid in super()._unrun():
             said = next(each for _, _, each in self._cluster.script if each.uid == uid)
-            errors = [each.replies[0][1] for _, _, each in self._cluster.script if each.uid == uid]
+            asked = [each for _, _, each in self._cluster.script if each.uid == uid]
+            errors = [each.untaken or each.replies[0][1] for each in asked]
             codes = {error.code for error in errors if error is not None}
             is_done = any(uid in history for history in histories.values())
-            check(not is_done or codes != {"infeasible"}, "it was refused and ran", said.uid)
+            check(not is_done or codes - DID_NOT_RUN, "it was refused and ran", said.uid)
             if not is_done:
                 found.add(uid)
         return found
@@ -149,7 +233,8 @@ class ClusterOracle(Oracle):
                     stored: Any = [(row.subkey, row.value, row.expires_ms) for row in rows.values()]
                     cell: Any = Sum().cell(stored, StateClock(0))
                     found[key] = int(cell.value)
-        check(found == cluster.pot, "the pot", found, cluster.pot)
+        wanted = {key: amount for key, amount in cluster.pot.items() if amount}
+        check(found == wanted, "the pot", found, wanted)
 
     def _check_windows(self) -> None:
         cluster = self._cluster

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.testing.virtual_loop import immediately
-from sublet.statestore.contract import Commit, Outcome
+from sublet.statestore.contract import Commit, Outcome, Recovered
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 from tests.simulation.cluster_loop import ClusterLoop, Process
 
@@ -105,11 +105,13 @@ class SimulatedStore:
         backend: MemoryBackend,
         faults: StoreFaults,
         on_commit: Callable[[Commit, Outcome], None],
+        on_acquire: Callable[[str], None],
     ) -> None:
         self.backend = backend
         self.inner = MemoryStore(backend)
         self.faults = faults
         self.on_commit = on_commit
+        self.on_acquire = on_acquire
 
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         faults = self.faults
@@ -132,6 +134,13 @@ class SimulatedStore:
         for commit, outcome in zip(commits, outcomes, strict=True):
             self.on_commit(commit, outcome)
         return outcomes
+
+    async def acquire(self, partition: str, worker: str) -> Recovered:
+        return await _answered(self.faults, lambda: self._acquired(partition, worker))
+
+    def _acquired(self, partition: str, worker: str) -> Recovered:
+        self.on_acquire(partition)
+        return immediately(self.inner.acquire(partition, worker))
 
     async def close(self) -> None:
         """Do nothing: what is in the backend stays."""
@@ -157,6 +166,7 @@ class SimulatedDirectory:
     """A `Directory` for one worker; it may be told of changes, and may miss that."""
 
     def __init__(self, backend: MemoryBackend, faults: StoreFaults, news: News) -> None:
+        self.backend = backend
         self.inner = MemoryDirectory(backend)
         self._faults = faults
         self._news = news
@@ -192,6 +202,8 @@ class News:
         self._missed = chance.choice([0.0, 0.5, 1.0])
         self.is_told = self._missed < 1.0
         """Whether somebody tells of changes at all."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Told at once of each new version."""
         self._version = backend.version
         self._waiting: dict[asyncio.Future[None], None] = {}
 
@@ -213,6 +225,7 @@ class News:
         """Somebody may have changed something."""
         if self._backend.version != self._version:
             self._version = self._backend.version
+            self.on_change()
             for told in tuple(self._waiting):
                 if not told.done() and self._chance.random() >= self._missed:
                     delay_s = self._chance.randrange(10) / 1000

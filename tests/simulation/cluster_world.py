@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, ClassVar
 
 from sublet.functions.address import partition_index_of, partition_name
-from sublet.functions.errors import SubletError, UnavailableError
+from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
 from sublet.runtime.client import Client
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.frames import ErrorInfo, Kind
@@ -44,6 +45,7 @@ from tests.simulation.cluster_app import (
 from tests.simulation.cluster_links import Network
 from tests.simulation.cluster_loop import ClusterLoop, Process
 from tests.simulation.cluster_oracle import ClusterOracle
+from tests.simulation.cluster_releases import Release, Releases
 from tests.simulation.cluster_store import News, SimulatedDirectory, SimulatedStore, StoreFaults
 from tests.simulation.cluster_surroundings import StoryClock, surrounded
 from tests.simulation.handlers import Stories
@@ -56,6 +58,7 @@ WALL_MS = 1_700_000_000_000
 REST_MS_MAX = 120_000
 LOOK_MS = 250
 LONG_AFTER_MS = 10**12
+MARKER_RETRY_S = 0.2
 
 
 class ClusterMutant:
@@ -70,8 +73,10 @@ class ClusterMutant:
 class StoryWorker:
     """One worker process."""
 
-    def __init__(self, world: ClusterWorld, name: str, address: str = "") -> None:
+    def __init__(self, world: ClusterWorld, name: str, release: Release, address: str = "") -> None:
         self.world = world
+        self.functions = release
+        world.oracle.functions_of[name] = release.keys()
         self.process = Process(world.loop, name)
         if address:
             self.process.address = address
@@ -79,9 +84,14 @@ class StoryWorker:
         self.clock = StoryClock(world.loop, WALL_MS + world.random_skew_ms(), world.random_rate())
         mutant = world.mutant
         self.worker = Worker(
-            world.functions,
+            release,
             world.config,
-            store=mutant.store(world.backend, world.store_faults, world.committed),
+            store=mutant.store(
+                world.backend,
+                world.store_faults,
+                partial(world.committed, name),
+                partial(world.oracle.acquired, name),
+            ),
             directory=mutant.directory(world.backend, world.store_faults, world.news),
             clock=self.clock,
             tracing=Tracing(),
@@ -176,6 +186,31 @@ class Caller:
         finally:
             await client.__aexit__(None, None, None)
 
+    def is_told_that_nobody_has(
+        self,
+        client: Client,
+        function: str,
+        failure: SubletError,
+        *,
+        deadline_ms: float | None = None,
+        since: int | None = None,
+    ) -> bool:
+        """Tell whether a message was not taken because nobody has its function, which is checked.
+
+        Then nothing may have happened, nor happen later. What has gone to several partitions was
+        asked when version `since` was known: it is told when all of them have said something.
+        """
+        oracle, version = self.world.oracle, client.topology.version
+        known = range(version if since is None else since, version + 1)
+        if isinstance(failure, UnknownFunctionError):
+            oracle.told_unknown(function, version)
+        elif isinstance(failure, UnavailableError) and "no worker has the function" in str(failure):
+            oracle.told_absent(function, known, deadline_ms)
+        else:
+            return False
+        self.world.fault("nobody has it", f"{self.name} is told of {function}")
+        return True
+
     def plan(self, at_ms: int, function: str, said: Said, cancel_ms: int | None) -> None:
         def say(client: Client) -> Any:
             return self._say(client, function, said)
@@ -203,6 +238,10 @@ class Caller:
             )
         except SubletError as failure:
             error = ErrorInfo(failure.code, str(failure))
+            if self.is_told_that_nobody_has(
+                client, function, failure, deadline_ms=said.deadline_ms
+            ):
+                said.untaken = error
         except asyncio.CancelledError:
             said.withdrawn = True
             error = ErrorInfo("cancelled", "")
@@ -238,6 +277,8 @@ class ClusterWorld:
         self.failures = chance.choice([0.0, 0.1, 0.3])
         self.spec = random_windows(chance)
         self.functions = functions(declare(chance, self.spec, self._fail_sometimes))
+        self.releases = Releases(seed, self.functions)
+        self.backend.functions.update(self.releases.known_before())
         self.keys = KEYS[: chance.choice([1, 2, 4])]
         self.hurry = chance.choice([0.0, 0.0, 0.3])
         self.impatience = chance.choice([0.0, 0.0, 0.2])
@@ -251,6 +292,7 @@ class ClusterWorld:
         self.pot: dict[str, int] = {}
         self.events_told: list[Event] = []
         self.oracle = ClusterOracle(self)
+        self.news.on_change = self.oracle.directory_changed
         self._born = 0
 
     def _random_config(self) -> WorkerConfig:
@@ -301,8 +343,9 @@ class ClusterWorld:
         count = self.functions[function].partition_count
         return partition_name(function, partition_index_of(key, count))
 
-    def committed(self, commit: Commit, outcome: Outcome) -> None:
+    def committed(self, worker: str, commit: Commit, outcome: Outcome) -> None:
         self.note(f"commit {commit.partition} {commit.epoch}.{commit.index}: {outcome.value}")
+        self.oracle.committed_by(worker, commit)
         if outcome is Outcome.DONE and commit.partition.rpartition("/")[0] in STORY_FUNCTIONS:
             self.oracle.committed(commit)
 
@@ -320,7 +363,8 @@ class ClusterWorld:
 
     def run(self) -> None:
         """Let everything happen, then compare."""
-        with surrounded(self.network, Random(self.chance.random()), self.mutant.replaced):
+        replaced = {**self.oracle.observers(), **self.mutant.replaced}
+        with surrounded(self.network, Random(self.chance.random()), replaced):
             try:
                 self._tell()
             finally:
@@ -328,10 +372,12 @@ class ClusterWorld:
 
     def _tell(self) -> None:
         chance, loop = self.chance, self.loop
+        if self.releases.are_different:
+            self.fault("different functions", self._told_releases())
         for _ in range(self.worker_count):
-            loop.call_later(
-                chance.choice([0, 5, 300]) / 1000, self.add_worker, context=loop.world.home
-            )
+            delay_s = chance.choice([0, 5, 300]) / 1000
+            release = self.releases.at_first()
+            loop.call_later(delay_s, self.add_worker, release, context=loop.world.home)
         story_ms = self._plan_script()
         for caller in self.callers:
             caller.start()
@@ -355,10 +401,15 @@ class ClusterWorld:
         # It knows functions whose handlers know this world, with all its tasks.
         in_parts.cache_clear()
 
-    def add_worker(self, address: str = "") -> StoryWorker:
+    def _told_releases(self) -> str:
+        former, other = self.releases.former, self.releases.next
+        return f"{', '.join(sorted(former))} | {', '.join(sorted(other))}"
+
+    def add_worker(self, release: Release, address: str = "") -> StoryWorker:
         self._born += 1
-        worker = StoryWorker(self, f"w{self._born}", address)
-        self.note(f"{worker.process.name} starts")
+        worker = StoryWorker(self, f"w{self._born}", release, address)
+        has = f" with {', '.join(sorted(release))}" if self.releases.are_different else ""
+        self.note(f"{worker.process.name} starts{has}")
         self.workers.append(worker)
         return worker
 
@@ -434,7 +485,12 @@ class ClusterWorld:
 
         async def say(client: Client) -> None:
             ask = client.call if number % 2 else client.send
-            await ask(POT, key, amount)
+            try:
+                await ask(POT, key, amount)
+            except SubletError as failure:
+                if not caller.is_told_that_nobody_has(client, POT, failure):
+                    raise
+                self.pot[key] -= amount
             self.note(f"{caller.name} pot {key} +{amount}")
 
         caller.script.append((at_ms, say, None))
@@ -450,17 +506,36 @@ class ClusterWorld:
                     chance.choice(self.keys), event_ms + chance.randrange(120), chance.randint(1, 9)
                 )
                 self.events_told.append(event)
-                caller.script.append((at_ms, self._event_sender(event), None))
-            caller.script.append((at_ms, self._marker(source, event_ms + 30), None))
+                caller.script.append((at_ms, self._event_sender(caller, event), None))
+            caller.script.append((at_ms, self._marker(caller, event_ms + 30), None))
         end_ms = begin_ms + rounds * pause_ms
-        caller.script.append((end_ms, self._marker(source, LONG_AFTER_MS), None))
+        caller.script.append((end_ms, self._marker(caller, LONG_AFTER_MS), None))
 
-    def _event_sender(self, event: Event) -> Callable[[Client], Any]:
-        return lambda client: client.send(PARSE, event.key, event)
+    def _event_sender(self, caller: Caller, event: Event) -> Callable[[Client], Any]:
+        async def say(client: Client) -> None:
+            try:
+                await client.send(PARSE, event.key, event)
+            except SubletError as failure:
+                if not caller.is_told_that_nobody_has(client, PARSE, failure):
+                    raise
+                # Sent again, it could come behind a watermark that does without it.
+                self.events_told.remove(event)
 
-    def _marker(self, source: str, watermark_ms: int) -> Callable[[Client], Any]:
-        parse = self.functions[PARSE]
-        return lambda client: client.watermark(parse, watermark_ms, source=source)
+        return say
+
+    def _marker(self, caller: Caller, watermark_ms: int) -> Callable[[Client], Any]:
+        async def say(client: Client) -> None:
+            while True:
+                since = client.topology.version
+                try:
+                    await client.watermark(self.functions[PARSE], watermark_ms, source=caller.name)
+                    return
+                except SubletError as failure:
+                    if not caller.is_told_that_nobody_has(client, PARSE, failure, since=since):
+                        raise
+                await asyncio.sleep(MARKER_RETRY_S)
+
+        return say
 
     # What goes wrong
 
@@ -513,11 +588,12 @@ class ClusterWorld:
             if chance.random() < 0.8:
                 again = chance.random() < 0.5
                 address = worker.process.address if again else ""
-                self._later(chance.choice([10, 300, 2_000]), self._restart, address)
+                release = self.releases.after(worker.functions)
+                self._later(chance.choice([10, 300, 2_000]), self._restart, release, address)
 
-    def _restart(self, address: str) -> None:
+    def _restart(self, release: Release, address: str) -> None:
         if self.faulty:
-            self.add_worker(address)
+            self.add_worker(release, address)
 
     def _freeze(self) -> None:
         worker, chance = self._some_worker(), self.fault_chance
@@ -542,7 +618,7 @@ class ClusterWorld:
     def _join(self) -> None:
         if self.faulty:
             self.fault("join")
-            self.add_worker()
+            self.add_worker(self.releases.later())
 
     def reset_link(self) -> None:
         if self.faulty:
@@ -595,8 +671,15 @@ class ClusterWorld:
         for worker in self.workers:
             if worker.process.frozen and worker.process.alive:
                 self._thaw(worker)
-        if not self.living():
-            self.add_worker()
+        if self.releases.back_after_ms and self.living():
+            self._later(self.releases.back_after_ms, self._complete)
+        else:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Let each function be somewhere from now on."""
+        while release := self.releases.missing(each.functions for each in self.living()):
+            self.add_worker(release)
 
 
 def run_seed(seed: int, mutant: ClusterMutant | None = None) -> ClusterWorld:

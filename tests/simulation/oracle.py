@@ -145,7 +145,7 @@ class Oracle:
         """What must not have had any effect: everybody who asked was told so."""
         ended: dict[str, bool] = {}
         for _, _, said in self._world.script:
-            early = said.may_end_early and said.ended_early()
+            early = said.untaken is not None or (said.may_end_early and said.ended_early())
             ended[said.uid] = ended.get(said.uid, True) and early
         return {uid for uid, early in ended.items() if early}
 
@@ -253,6 +253,8 @@ class Oracle:
             check(len(said.replies) == 1, "replies", said.uid, len(said.replies))
             value, error = said.replies[0]
             op, uid, *args = said.payload
+            if said.untaken is not None:
+                continue
             if error is not None and error.code == "cancelled":
                 check(said.withdrawn, "nobody has taken it back", said.uid)
                 continue

@@ -84,6 +84,24 @@ def test_clusters_have_all_kinds_of_bindings() -> None:
     assert len({ClusterWorld(seed).config.binding for seed in range(40)}) > 4
 
 
+def test_some_clusters_have_workers_with_different_functions() -> None:
+    releases = [ClusterWorld(seed).releases for seed in range(60)]
+    different = [each for each in releases if each.are_different]
+
+    assert 10 < len(different) < 40
+    for each in different:
+        assert each.former.keys() != each.next.keys()
+        assert each.missing([each.former, each.next]) is None
+    disjoint = [each for each in different if each.former.keys().isdisjoint(each.next)]
+    assert 0 < len(disjoint) < len(different)
+
+
+def test_callers_are_told_somewhere_that_nobody_has_a_function() -> None:
+    different = [seed for seed in range(100) if ClusterWorld(seed).releases.are_different]
+
+    assert any("nobody has it" in _faults_of(seed) for seed in different)
+
+
 # A story that is ended in the middle leaves coroutines that nobody will go on with.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", MUTANTS)

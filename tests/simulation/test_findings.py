@@ -44,6 +44,8 @@ FINDINGS = [
     Finding("partition", 4770, "a former owner took the answer to a call of the next for its own"),
     Finding("lease-pipelines", 6556, "states were dropped after a lease was asked for"),
     Finding("lease-windows", 94, "markers after a takeover stood before those that waited"),
+    Finding("cluster", 61, "who was refused after it waited for room kept it from all others"),
+    Finding("cluster", 80, "a client without links never heard of a function that was new"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 
