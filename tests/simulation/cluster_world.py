@@ -280,6 +280,8 @@ class ClusterWorld:
         self.releases = Releases(seed, self.functions)
         self.backend.functions.update(self.releases.known_before())
         self.keys = KEYS[: chance.choice([1, 2, 4])]
+        self.sources_go = Random(f"ends of sources {seed}").random() < 0.5
+        """They say so once they have told all."""
         self.hurry = chance.choice([0.0, 0.0, 0.3])
         self.impatience = chance.choice([0.0, 0.0, 0.2])
         self.client_in_flight_max = chance.choice([3, 65_536])
@@ -366,11 +368,11 @@ class ClusterWorld:
         replaced = {**self.oracle.observers(), **self.mutant.replaced}
         with surrounded(self.network, Random(self.chance.random()), replaced):
             try:
-                self._tell()
+                self._play()
             finally:
                 self._end()
 
-    def _tell(self) -> None:
+    def _play(self) -> None:
         chance, loop = self.chance, self.loop
         if self.releases.are_different:
             self.fault("different functions", self._told_releases())
@@ -509,7 +511,8 @@ class ClusterWorld:
                 caller.script.append((at_ms, self._event_sender(caller, event), None))
             caller.script.append((at_ms, self._marker(caller, event_ms + 30), None))
         end_ms = begin_ms + rounds * pause_ms
-        caller.script.append((end_ms, self._marker(caller, LONG_AFTER_MS), None))
+        last = [LONG_AFTER_MS, None] if self.sources_go else [LONG_AFTER_MS]
+        caller.script.append((end_ms, self._marker(caller, *last), None))
 
     def _event_sender(self, caller: Caller, event: Event) -> Callable[[Client], Any]:
         async def say(client: Client) -> None:
@@ -523,19 +526,23 @@ class ClusterWorld:
 
         return say
 
-    def _marker(self, caller: Caller, watermark_ms: int) -> Callable[[Client], Any]:
+    def _marker(self, caller: Caller, *watermarks_ms: int | None) -> Callable[[Client], Any]:
         async def say(client: Client) -> None:
-            while True:
-                since = client.topology.version
-                try:
-                    await client.watermark(self.functions[PARSE], watermark_ms, source=caller.name)
-                    return
-                except SubletError as failure:
-                    if not caller.is_told_that_nobody_has(client, PARSE, failure, since=since):
-                        raise
-                await asyncio.sleep(MARKER_RETRY_S)
+            for watermark_ms in watermarks_ms:
+                await self._tell(caller, client, watermark_ms)
 
         return say
+
+    async def _tell(self, caller: Caller, client: Client, watermark_ms: int | None) -> None:
+        while True:
+            since = client.topology.version
+            try:
+                await client.watermark(self.functions[PARSE], watermark_ms, source=caller.name)
+                return
+            except SubletError as failure:
+                if not caller.is_told_that_nobody_has(client, PARSE, failure, since=since):
+                    raise
+            await asyncio.sleep(MARKER_RETRY_S)
 
     # What goes wrong
 
