@@ -477,6 +477,12 @@ class Channel:
         self.sent.append(segment)
         return segment
 
+    def send_first(self, segment: Segment) -> None:
+        """Let a segment that nobody waits for leave next; what was sent before may come back."""
+        assert not self.resend
+        self._number(segment)
+        self.resend.append(segment)
+
     def _number(self, segment: Segment) -> None:
         segment.channel = self
         first = segment.first = self.next_number

@@ -13,6 +13,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
+import msgspec
+
 from sublet.functions.codec import Codec
 from sublet.functions.errors import (
     DeadlineExceededError,
@@ -22,6 +24,7 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.client_channel import ANY, Channel, Gather, Segment, Waiter, error_of
 from sublet.runtime.frames import Ack, Batch, Data, ErrorInfo, Extra, Kind, Refused, Topology
+from sublet.runtime.pipeline_messages import Ask
 
 FRAME_BYTES = 2**20
 """A frame is closed when it has reached this size."""
@@ -32,6 +35,8 @@ ABSENT_RETRY_MS = 1_000
 _OVERLOADED = frozenset({"overloaded", "retry_later"})
 _ELSEWHERE = frozenset({"unavailable", "not_owner", "gap"})
 _DEADLINES_KEPT_MIN = 1_024
+_QUESTION = msgspec.msgpack.encode(Ask("nothing"))
+"""Asks a partition for what it need not know: it answers, and nothing runs or is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,8 +395,18 @@ class Session:
         channel.stranded_ms = None
         channel.gap_told = False
         self._stranded.pop(channel, None)
+        if channel.awaiting and not channel.resend:
+            self._ask_whether_known(channel)
         if channel.has_work:
             self._ready(channel)
+
+    def _ask_whether_known(self, channel: Channel) -> None:
+        """Send something behind calls that were taken and not answered: if their owner was not the
+        last, and the store has lost them since, nobody else would say so."""
+        question = Segment(Kind.STAGE, None, ANY)
+        question.keys, question.items = [""], [_QUESTION]
+        question.size = len(_QUESTION)
+        channel.send_first(question)
 
     def _detach(self, channel: Channel) -> None:
         peer, channel.peer = channel.peer, None
@@ -532,8 +547,11 @@ class Session:
             self.expired = channel
             return
         if oldest is None:
-            if error.code == "gap" and channel.held:
-                # The partition has arrived where we were refused before.
+            if error.code == "gap":
+                if channel.awaiting and not channel.resend and _is_lost(channel, first):
+                    # A former owner's word; if it stays the owner, it says so again.
+                    self._ask_whether_known(channel)
+                # The partition has arrived where we may have been refused before.
                 channel.held = False
                 if channel.has_work and not channel.queued:
                     self._ready(channel)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from sublet import App, Batch, Context
 
 app = App("count", partitions=8)
@@ -45,6 +47,14 @@ async def relay(ctx: Context, amount: int) -> int:
     ctx.state.set(total)
     ctx.emit("relayed", f"{ctx.key} {total}")
     return total if total == counted else -1
+
+
+@app.function(state=int)
+async def linger(ctx: Context, seconds: float) -> int:
+    """Is taken at once, and answers later."""
+    await asyncio.sleep(seconds)
+    ctx.state.set(ctx.state.get() + 1)
+    return int(ctx.state.get())
 
 
 @app.function

@@ -18,7 +18,7 @@ from tests.integration.worker_load import Load, rounds_more, under_load
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 APP = "tests.integration.count_app:app"
-COUNT = "count/count"
+COUNT, LINGER = "count/count", "count/linger"
 PATIENCE_S = 45.0
 
 
@@ -144,6 +144,25 @@ async def test_a_client_that_knew_later_owners_is_told_of_lost_data_and_goes_on(
         assert not [each for each in told if not isinstance(each, int | UnknownOutcomeError)]
         async with asyncio.timeout(PATIENCE_S):
             assert len(await client.call_many(COUNT, keys, [0] * len(keys))) == len(keys)
+
+
+@pytest.mark.parametrize("owners", ["the first", "later ones"])
+async def test_a_client_whose_calls_were_taken_and_lost_is_told_wherever_their_partitions_go(
+    tmp_path: Path, redis: RedisProcess, owners: str
+) -> None:
+    keys = [f"k{number}" for number in range(40)]
+    async with running(tmp_path, redis, 2) as cluster, cluster.client() as client:
+        if owners == "later ones":
+            cluster.living[0].terminate()
+            cluster.add_worker()
+            await cluster.ready()
+        await client.call_many(LINGER, keys, [0.0] * len(keys))
+        asked = [asyncio.create_task(client.call(LINGER, key, 30.0)) for key in keys]
+        await asyncio.sleep(1.0)
+        redis.ask("FLUSHALL")
+        async with asyncio.timeout(PATIENCE_S):
+            told = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(each, UnknownOutcomeError) for each in told)
 
 
 async def test_a_redis_cluster_whose_slots_move_and_whose_nodes_die_loses_nothing(

@@ -783,6 +783,52 @@ def test_a_former_owner_that_stays_the_owner_says_that_later_ones_are_lost() -> 
     assert stage.session.expired is stage.session.channel_of(P0)
 
 
+def test_calls_that_were_taken_are_asked_for_where_their_partition_goes(stage: Stage) -> None:
+    waiter = stage.ask(1)
+    stage.frame()
+    stage.ack(1, epoch=5)
+    stage.session.topology_changed(topology(2, p0="w2", p1="w1"))
+    stage.peer = stage.session.link_opened("w2", 100)
+
+    (question,) = stage.batches()
+    assert (question.kind, question.first, question.count) == (Kind.STAGE, 2, 1)
+    stage.ack(2, epoch=6)
+    stage.reply(1, [2, 1], [None, "done"])
+    assert waiter.result == "done"
+    assert stage.session.channel_of(P0).is_idle()
+    assert stage.session.stats.in_flight == stage.peer.in_flight == 0
+
+
+def test_calls_that_were_taken_and_lost_have_an_unknown_outcome(stage: Stage) -> None:
+    waiter = stage.ask(1)
+    stage.frame()
+    stage.ack(1)
+    stage.session.topology_changed(topology(2, p0="w2", p1="w1"))
+    stage.peer = stage.session.link_opened("w2", 100)
+    stage.frame()
+    stage.refuse(1, "gap")
+    successor = Stage()
+    successor.session.stats = stage.session.stats
+    successor.session.succeed(stage.session)
+
+    assert isinstance(waiter.error, UnknownOutcomeError)
+    assert not successor.batches()
+
+
+def test_a_former_owner_that_lacks_what_was_taken_is_asked_until_patience_ends() -> None:
+    stage = Stage(unreachable_ms=1_000.0)
+    stage.ask(1)
+    stage.frame()
+    stage.ack(1, epoch=6)
+    for now_ms in (0.0, 1.0, 400.0, 800.0, 1_200.0):
+        assert stage.session.expired is None
+        stage.refuse(1, "gap", epoch=5, now_ms=now_ms)
+        stage.session.tick(now_ms + 200.0)
+        stage.frame(now_ms + 200.0)
+
+    assert stage.session.expired is stage.session.channel_of(P0)
+
+
 # Time
 
 
