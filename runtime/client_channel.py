@@ -220,6 +220,14 @@ class Segment:
             left = [at for at, place in enumerate(self.places) if results[place] is MISSING]
         return [self.place_of(index) for index in left] if self.removed else left
 
+    def is_open(self, index: int) -> bool:
+        """Tell whether the caller of a message has heard nothing yet."""
+        if not self.unsettled:
+            return False
+        if self.gather is None:
+            return self.waiters[index] is not None
+        return self.gather.results[self.places[index]] is MISSING
+
     def take_back(self, called: Segment, place: int, *, late: bool) -> None:
         """Add the withdrawal of a call."""
         self.keys.append("")
@@ -647,6 +655,18 @@ class Channel:
         self.replies_taken = batch.first + count - 1
         self.gap_told = False
         return count - skip, self._hand_out(batch, skip)
+
+    def is_answered_anew(self, batch: Batch) -> bool:
+        """Tell whether replies have numbers that others had before: their callers still wait, so
+        the store has lost who was answered first."""
+        again = self.replies_taken + 1 - batch.first
+        refs = batch.refs or range(batch.refs_first, batch.refs_first + batch.count)
+        return again > 0 and any(map(self._is_awaited, refs[:again]))
+
+    def _is_awaited(self, ref: int) -> bool:
+        place = bisect_right(self.awaiting_firsts, ref) - 1
+        segment = self.awaiting[place] if place >= 0 else None
+        return segment is not None and ref <= segment.last and segment.is_open(ref - segment.first)
 
     def _hand_out(self, batch: Batch, at: int) -> int:
         count, refs, settled = batch.count, batch.refs, 0

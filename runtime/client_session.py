@@ -499,6 +499,9 @@ class Session:
             channel = channels.get(batch.source)
             if channel is None or batch.target != self.endpoint or batch.kind is not Kind.REPLY:
                 continue  # For somebody whom we are not.
+            if batch.first <= channel.replies_taken and channel.is_answered_anew(batch):
+                self.expired = channel
+                continue
             replies, settled = channel.take_replies(batch)
             stats.in_flight -= settled
             if replies < 0:

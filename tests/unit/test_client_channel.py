@@ -815,6 +815,31 @@ def test_calls_that_were_taken_and_lost_have_an_unknown_outcome(stage: Stage) ->
     assert not successor.batches()
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_another_reply_under_the_number_of_one_that_came_tells_of_lost_data(many: bool) -> None:
+    stage = Stage()
+    if many:
+        gather = stage.ask_many(2)
+    else:
+        first, second = stage.ask("a"), stage.ask("b")
+    stage.frame()
+    stage.ack(2)
+    stage.reply(1, [2], ["b"])
+    stage.reply(1, [2], ["b"])
+    assert stage.session.expired is None  # Our acknowledgement was lost.
+    stage.reply(1, [1], ["a"])  # Both ran again, and the other one was quicker.
+    successor = Stage()
+    successor.session.stats = stage.session.stats
+    successor.session.succeed(stage.session)
+
+    if many:
+        assert gather.results[1] == "b"
+        assert isinstance(gather.errors[0], UnknownOutcomeError)
+    else:
+        assert second.result == "b"
+        assert isinstance(first.error, UnknownOutcomeError)
+
+
 def test_a_former_owner_that_lacks_what_was_taken_is_asked_until_patience_ends() -> None:
     stage = Stage(unreachable_ms=1_000.0)
     stage.ask(1)
