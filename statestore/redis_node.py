@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 VERSION_MIN = (7, 0)
 RETRY_AFTER_MS = 500
 CONNECTIONS_MAX = 16
+BYTES_AT_ONCE_MAX = 16 * 1024 * 1024
 # Commands by which the store and the directory write.
 WRITING = ("FCALL", "ZADD")
 # What says that a slot is elsewhere, or on its way: nothing is wrong with the node.
@@ -200,12 +201,13 @@ class RedisNode:
         connection = await self._pool.get_connection()
         answers: list[Any] = []
         try:
-            await connection.send_packed_command(packed)
-            for _ in calls:
-                try:
-                    answers.append(await connection.read_response())
-                except ResponseError as error:
-                    answers.append(error)
+            for some in _pieces(packed):
+                await connection.send_packed_command(some)
+                for _ in some:
+                    try:
+                        answers.append(await connection.read_response())
+                    except ResponseError as error:
+                        answers.append(error)
         except BaseException:
             # Answers may still come, and would be taken for those of the next.
             await connection.disconnect(nowait=True)
@@ -291,6 +293,20 @@ class RedisNode:
     async def close(self) -> None:
         await self.client.aclose()
         await self._pool.aclose()
+
+
+def _pieces(packed: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Cut what is sent together where Redis would take long for more of it: it has a bounded time
+    to read and to answer each piece."""
+    piece: list[bytes] = []
+    size_bytes = 0
+    for command in packed:
+        if piece and size_bytes + len(command) > BYTES_AT_ONCE_MAX:
+            yield piece
+            piece, size_bytes = [], 0
+        piece.append(command)
+        size_bytes += len(command)
+    yield piece
 
 
 def node_name(host: Any, port: Any) -> str:

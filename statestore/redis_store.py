@@ -69,8 +69,11 @@ NUMBER_MAX = 2**53
 ENTRIES_PER_READ_MAX = 256
 SCAN_COUNT = 500
 ARGUMENTS_PER_CALL_MAX = 20_000
+BYTES_PER_CALL_MAX = 16 * 1024 * 1024
 # Redis reads no more in one command.
 ARGUMENTS_MAX = 1_000_000
+# More would not be sent before its time is over, and sent again and again.
+COMMIT_BYTES_MAX = 128 * 1024 * 1024
 
 _OUTCOMES = {each.value: each for each in Outcome}
 _COMMIT = function_name("commit")
@@ -81,22 +84,27 @@ _RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED, SILENT, STAGIN
 class _Call:
     """Some commits for one call of the function, bounded, as Redis does nothing else meanwhile."""
 
-    __slots__ = ("_arguments", "_keys", "positions")
+    __slots__ = ("_arguments", "_bytes", "_keys", "positions")
 
     def __init__(self) -> None:
         self.positions: list[int] = []
         """Which of the group these are."""
         self._keys: list[str] = []
         self._arguments: list[Any] = []
+        self._bytes = 0
 
-    def has_room(self, more: int) -> bool:
-        return not self._keys or len(self._arguments) + more <= ARGUMENTS_PER_CALL_MAX
+    def has_room(self, more: int, size_bytes: int) -> bool:
+        return not self._keys or (
+            len(self._arguments) + more <= ARGUMENTS_PER_CALL_MAX
+            and self._bytes + size_bytes <= BYTES_PER_CALL_MAX
+        )
 
-    def add(self, position: int, key: str, token: str, packed: list[Any]) -> None:
+    def add(self, position: int, key: str, token: str, packed: list[Any], size_bytes: int) -> None:
         self.positions.append(position)
         self._keys.append(key)
         self._arguments += (1 + len(packed), token)
         self._arguments += packed
+        self._bytes += size_bytes
 
     def command(self) -> tuple[Any, ...]:
         return ("FCALL", _COMMIT, len(self._keys), *self._keys, *self._arguments)
@@ -270,11 +278,12 @@ class RedisStore:
         for position, (commit, key, slot) in enumerate(zip(commits, keys, slots, strict=True)):
             if commit.partition in left_out:
                 continue
-            call = open_calls.get(slot)
-            if call is None or not call.has_room(len(packed[position])):
+            call, arguments = open_calls.get(slot), packed[position]
+            size_bytes = _size_bytes(arguments)
+            if call is None or not call.has_room(len(arguments), size_bytes):
                 call = open_calls[slot] = _Call()
                 calls.append(call)
-            call.add(position, key, commit.token, packed[position])
+            call.add(position, key, commit.token, arguments, size_bytes)
         return calls
 
     def _emitters_key(self, egress: str) -> str:
@@ -593,7 +602,17 @@ def _packed(commit: Commit) -> list[Any]:
             f"a commit of {commit.partition} is {len(packed)} arguments for Redis; "
             f"allowed: up to {ARGUMENTS_MAX}. Write fewer rows at a time"
         )
+    if (size_bytes := _size_bytes(packed)) > COMMIT_BYTES_MAX:
+        raise OverflowError(
+            f"a commit of {commit.partition} has {size_bytes} bytes; "
+            f"allowed: up to {COMMIT_BYTES_MAX}. Write, send and emit less at a time"
+        )
     return packed
+
+
+def _size_bytes(packed: list[Any]) -> int:
+    """Return how much is to be stored: keys and numbers are short."""
+    return sum([len(each) for each in packed if type(each) is bytes])
 
 
 def _flat(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:

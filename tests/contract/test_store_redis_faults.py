@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import structlog
-from redis.asyncio.connection import ConnectionPool
+from redis.asyncio.connection import Connection, ConnectionPool
 
 from sublet.functions.errors import UnavailableError
 from sublet.statestore.contract import (
@@ -28,7 +28,13 @@ from sublet.statestore.contract import (
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_node import RedisNode
 from sublet.statestore.redis_server import RedisServer
-from sublet.statestore.redis_store import ARGUMENTS_MAX, ARGUMENTS_PER_CALL_MAX, RedisStore
+from sublet.statestore.redis_store import (
+    ARGUMENTS_MAX,
+    ARGUMENTS_PER_CALL_MAX,
+    BYTES_PER_CALL_MAX,
+    COMMIT_BYTES_MAX,
+    RedisStore,
+)
 from tests.contract.conftest import RedisSpace, StartRedis, settled
 from tests.redis_process import RedisProcess
 
@@ -351,6 +357,48 @@ async def test_a_group_is_split_at_the_bound_of_a_call_and_each_part_counts(
     assert await store.commit(group) == [Outcome.DUPLICATE] * 5
     for name in names:
         assert len(await store.load(name, [f"k{number}" for number in range(rows)])) == rows
+    await store.close()
+
+
+async def test_large_commits_are_sent_a_bounded_piece_at_a_time_and_each_counts(
+    redis_space: RedisSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RedisStore(redis_space.url, prefix=redis_space.prefix)
+    names = [f"shop/cart/{number}" for number in range(6)]
+    epochs = [(await store.acquire(name, "worker")).epoch for name in names]
+    group = [numbered(epoch, 1, name) for name, epoch in zip(names, epochs, strict=True)]
+    for each in group:
+        each.outbox = [OutboxEntry("~client", 1, 1, bytes(BYTES_PER_CALL_MAX // 2 - 100))]
+    sent: list[int] = []
+
+    async def sending(connection: Connection, command: list[bytes], *_: object) -> None:
+        sent.append(sum(map(len, command)))
+        await send(connection, command)
+
+    send = Connection.send_packed_command
+    monkeypatch.setattr(Connection, "send_packed_command", sending)
+    assert await store.commit(group) == [Outcome.DONE] * 6
+    assert len([each for each in sent if each > BYTES_PER_CALL_MAX // 2]) == 3
+    assert max(sent) < 1.1 * BYTES_PER_CALL_MAX
+    monkeypatch.undo()
+    assert await store.commit(group) == [Outcome.DUPLICATE] * 6
+    await store.close()
+
+
+async def test_a_commit_that_could_not_be_sent_in_time_is_refused_alone(
+    redis_space: RedisSpace,
+) -> None:
+    store = RedisStore(redis_space.url, prefix=redis_space.prefix)
+    epoch = (await store.acquire(P, "worker")).epoch
+    other = numbered((await store.acquire("app/f/1", "worker")).epoch, 1, "app/f/1")
+    large = numbered(epoch, 1)
+    entry = OutboxEntry("~client", 1, 1, bytes(COMMIT_BYTES_MAX // 8))
+    large.outbox = [entry] * 8
+    with structlog.testing.capture_logs() as logs:
+        assert await store.commit([large, other]) == [Outcome.REFUSED, Outcome.DONE]
+    (told,) = [each for each in logs if each["event"] == "commit_refused"]
+    assert f"allowed: up to {COMMIT_BYTES_MAX}" in told["error"]
+    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
     await store.close()
 
 
