@@ -431,7 +431,7 @@ class Membership:
         nobody who knows that would believe it."""
         try:
             while view.version <= known:
-                placed = await self._directory.place(view.version, view.placement)
+                placed = await self._directory.place(view.version, view.placement, above=known)
                 view = placed or await self._directory.view()
         except RetryLaterError:
             pass

@@ -336,11 +336,17 @@ class Directory(Protocol):
     async def view(self) -> View: ...
 
     async def place(
-        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+        self,
+        expected_version: int,
+        placement: Mapping[str, str],
+        removed: Sequence[str] = (),
+        *,
+        above: int = 0,
     ) -> View | None:
         """Replace the placement and remove dead members, if the version is still the expected.
 
-        Returns the new view, or None if somebody else was first.
+        Returns the new view, whose version is higher than `above`, or None if somebody else was
+        first.
         """
         ...
 

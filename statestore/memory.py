@@ -356,7 +356,12 @@ class MemoryDirectory:
         return self._view()
 
     async def place(
-        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+        self,
+        expected_version: int,
+        placement: Mapping[str, str],
+        removed: Sequence[str] = (),
+        *,
+        above: int = 0,
     ) -> View | None:
         backend = self._backend
         if backend.version != expected_version:
@@ -365,7 +370,7 @@ class MemoryDirectory:
         check_placement(placement, kept)
         backend.members = kept
         backend.placement = dict(placement)
-        backend.version += 1
+        backend.version = max(backend.version, above) + 1
         return self._view()
 
     async def drain(self, worker: str) -> View | None:

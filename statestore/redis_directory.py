@@ -92,7 +92,12 @@ class RedisDirectory:
         return self._view(found, cached)
 
     async def place(
-        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+        self,
+        expected_version: int,
+        placement: Mapping[str, str],
+        removed: Sequence[str] = (),
+        *,
+        above: int = 0,
     ) -> View | None:
         before = await self.view()
         if before.version != expected_version:
@@ -100,7 +105,7 @@ class RedisDirectory:
         check_placement(placement, before.members.keys() - set(removed))
         owners = [each for pair in placement.items() for each in pair]
         found = await self._server.call(
-            "place", self._key, expected_version, len(removed), *removed, *owners
+            "place", self._key, expected_version, above, len(removed), *removed, *owners
         )
         return None if found is None else self._view(found, self._cached)
 

@@ -309,14 +309,18 @@ end
 
 -- A version is no less than the time in milliseconds, so that versions go on growing even if the
 -- data was lost, or went back: who knows a later one believes no earlier one. If the clock has gone
--- back as well, a version comes twice, and a stamp does not.
-local function changed(d)
+-- back as well, a version comes twice, and a stamp does not: unless it has to be `above` one.
+local function changed(d, above)
     local time = redis.call('TIME')
     local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
     local version = redis.call('INCR', d .. ':version')
     if version < tonumber(now) then
         version = now
         redis.call('SET', d .. ':version', now)
+    end
+    if above and tonumber(version) <= tonumber(above) then
+        version = string.format('%.0f', tonumber(above) + 1)
+        redis.call('SET', d .. ':version', version)
     end
     redis.call('SET', d .. ':stamp', version .. ' ' .. time[1] .. ' ' .. time[2])
     redis.call('PUBLISH', d .. ':changed', version)
@@ -347,18 +351,19 @@ local function beat(keys, args)
     return view(keys, {args[2]})
 end
 
--- ARGV: expected version, how many are removed, their ids, partitions and their workers.
+-- ARGV: expected version, above which the next is to be, how many are removed, their ids,
+-- partitions and their workers.
 local function place(keys, args)
-    local d, removed = keys[1], tonumber(args[2])
+    local d, removed = keys[1], tonumber(args[3])
     stay(d)
     if version_of(d) ~= args[1] then return false end
     if removed > 0 then
-        many('HDEL', d .. ':members', args, 3, 2 + removed)
-        many('HDEL', d .. ':beats', args, 3, 2 + removed)
+        many('HDEL', d .. ':members', args, 4, 3 + removed)
+        many('HDEL', d .. ':beats', args, 4, 3 + removed)
     end
     redis.call('DEL', d .. ':placement')
-    many('HSET', d .. ':placement', args, 3 + removed, #args)
-    changed(d)
+    many('HSET', d .. ':placement', args, 4 + removed, #args)
+    changed(d, args[2])
     return view(keys, {''})
 end
 

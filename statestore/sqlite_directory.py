@@ -83,7 +83,12 @@ class SqliteDirectory:
         return await self._thread.run(self._snapshot)
 
     async def place(
-        self, expected_version: int, placement: Mapping[str, str], removed: Sequence[str] = ()
+        self,
+        expected_version: int,
+        placement: Mapping[str, str],
+        removed: Sequence[str] = (),
+        *,
+        above: int = 0,
     ) -> View | None:
         def work(connection: sqlite3.Connection) -> View | None:
             with self._lock, transaction(connection):
@@ -96,7 +101,7 @@ class SqliteDirectory:
                 )
                 connection.execute("DELETE FROM placement")
                 connection.executemany("INSERT INTO placement VALUES (?, ?)", placement.items())
-                return self._changed(connection)
+                return self._changed(connection, above)
 
         return await self._thread.run(work)
 
@@ -129,8 +134,8 @@ class SqliteDirectory:
             await self._thread.close()
             self._lock.close()
 
-    def _changed(self, connection: sqlite3.Connection) -> View:
-        connection.execute("UPDATE meta SET version = version + 1")
+    def _changed(self, connection: sqlite3.Connection, above: int = 0) -> View:
+        connection.execute("UPDATE meta SET version = max(version, ?) + 1", (above,))
         view = self._read(connection)
         # The transaction may still fail, and another process use the number for its own change.
         self._cached_version = -1

@@ -161,6 +161,22 @@ async def test_a_placement_replaces_the_former_one(make_directory: MakeDirectory
     assert second.placement == {"f/g/1": "a"}
 
 
+async def test_a_placement_may_be_newer_than_what_others_know(
+    make_directory: MakeDirectory,
+) -> None:
+    one, two = make_directory(), make_directory()
+    joined = await one.join(member("a"), {})
+    known = joined.version + 10**12
+    placed = await one.place(joined.version, {"f/g/0": "a"}, above=known)
+    assert placed is not None
+    assert placed.version == known + 1
+    assert placed.placement == {"f/g/0": "a"}
+    assert await two.view() == placed
+    again = await two.place(placed.version, {"f/g/0": "a"}, removed=["b"], above=known)
+    assert again is not None
+    assert again.version == known + 2
+
+
 async def test_a_placement_on_a_stranger_is_refused(make_directory: MakeDirectory) -> None:
     directory = make_directory()
     joined = await directory.join(member("a"), {})
