@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from sublet.functions.address import Address
@@ -32,6 +33,8 @@ CALL_DEPTH_MAX = 32
 NO_WINDOW = Window(0, 0)
 
 _any = codec_for(Any)
+EGRESS_NAME_BYTES_MAX = 512
+"""As much as a reader may ask for."""
 
 
 class MessageView(NamedTuple):
@@ -236,6 +239,7 @@ class Context:
 
     def emit(self, egress: str, value: object) -> None:
         """Append a value to a named egress, from which readers outside take it."""
+        _check_egress(egress)
         payload = _any.encode(value)
         if len(payload) > self._scope.message_bytes_max:
             raise TooLargeError(
@@ -245,6 +249,21 @@ class Context:
 
     def _deadline_ms(self) -> float | None:
         return self._scope.deadline_ms(self._index)
+
+
+@lru_cache(maxsize=1_024)
+def _check_egress(name: str) -> None:
+    """Refuse names that nobody could read from, or that no store can keep."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an egress is a text, not {type(name).__name__}")
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name!r:.80} is no name of an egress: {error.reason}") from None
+    if not 1 <= size_bytes <= EGRESS_NAME_BYTES_MAX:
+        raise ValueError(
+            f"the name of an egress has {size_bytes} bytes; allowed: 1..{EGRESS_NAME_BYTES_MAX}"
+        )
 
 
 class BatchState:

@@ -289,11 +289,21 @@ def failure_of(error: BaseException, function: Function) -> Failure:
         text = f"{function.name} ran longer than its timeout of {function.timeout_ms:g} ms"
         return Failure(ErrorInfo("handler_timeout", text), True)
     if isinstance(error, SubletError):
-        text = str(error)[:ERROR_TEXT_MAX]
+        text = _text_of(error)
         final = isinstance(error, RejectedError | FailedError)
         return Failure(ErrorInfo(error.code, text), not final)
-    text = f"{function.name} raised {type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
+    text = f"{function.name} raised {type(error).__name__}: {_text_of(error)}"[:ERROR_TEXT_MAX]
     return Failure(ErrorInfo("handler_failed", text), True, error)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return what an exception of user code says, as a text that can be stored: names of files and
+    what JSON has escaped may have halves of characters, and `__str__` is user code, too."""
+    try:
+        text = str(error)[:ERROR_TEXT_MAX]
+    except Exception as broken:
+        text = f"its text cannot be had ({type(broken).__name__})"
+    return text.encode(errors="backslashreplace").decode()
 
 
 class SyncRunner:

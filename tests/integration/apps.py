@@ -330,6 +330,23 @@ def fail_long(ctx: Context, size: int) -> None:
     raise ValueError("x" * size)
 
 
+class _UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+@app.function(kind="stateless", retry=Retry(attempts=2, backoff="5ms"))
+def half_characters(ctx: Context, where: str) -> None:
+    """Says what is no text: as names of files and JSON may have it."""
+    if where == "raised":
+        raise ValueError("\udcff")
+    if where == "rejected":
+        raise RejectedError("\udcff")
+    if where == "unspeakable":
+        raise _UnspeakableError
+    ctx.emit("\udcff", 1)
+
+
 # Handlers that never end. Each sleeps for the given time, or for ever if it is negative.
 
 SHORT = Retry(attempts=2, backoff="5ms")

@@ -18,6 +18,7 @@ from sublet import (
     HandlerError,
     KeyRejectedError,
     PayloadError,
+    RejectedError,
     StateTooLargeError,
     StateTypeError,
     TooLargeError,
@@ -342,3 +343,22 @@ async def test_state_that_does_not_fit_its_new_type_fails_until_the_type_fits_ag
                     assert await client.call("changing/kept", "k", None) == expected
     finally:
         cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("raised", "raised ValueError: \\udcff"),
+        ("rejected", "\\udcff"),
+        ("unspeakable", "its text cannot be had"),
+        ("emitted", "no name of an egress"),
+    ],
+)
+async def test_what_is_no_text_fails_its_message_alone(
+    cluster: Cluster, client: Client, where: str, told: str
+) -> None:
+    living = cluster.living
+    with pytest.raises((HandlerError, RejectedError)) as failed:
+        await client.call(apps.half_characters, "a", where, deadline="10s")
+    assert told in str(failed.value)
+    assert cluster.living == living
