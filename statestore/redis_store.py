@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -81,6 +81,14 @@ _ACQUIRE = function_name("acquire")
 _RECOVERED = (PARKED, JOURNAL, AHEAD, WATERMARK, EGRESS, EXPIRED, SILENT, STAGING)
 
 
+class _Packed(NamedTuple):
+    """What the function is given of a commit after its token."""
+
+    arguments: list[Any]
+    size_bytes: int
+    """Of what is to be stored; keys and numbers are short."""
+
+
 class _Call:
     """Some commits for one call of the function, bounded, as Redis does nothing else meanwhile."""
 
@@ -93,18 +101,18 @@ class _Call:
         self._arguments: list[Any] = []
         self._bytes = 0
 
-    def has_room(self, more: int, size_bytes: int) -> bool:
+    def has_room(self, packed: _Packed) -> bool:
         return not self._keys or (
-            len(self._arguments) + more <= ARGUMENTS_PER_CALL_MAX
-            and self._bytes + size_bytes <= BYTES_PER_CALL_MAX
+            len(self._arguments) + len(packed.arguments) <= ARGUMENTS_PER_CALL_MAX
+            and self._bytes + packed.size_bytes <= BYTES_PER_CALL_MAX
         )
 
-    def add(self, position: int, key: str, token: str, packed: list[Any], size_bytes: int) -> None:
+    def add(self, position: int, key: str, token: str, packed: _Packed) -> None:
         self.positions.append(position)
         self._keys.append(key)
-        self._arguments += (1 + len(packed), token)
-        self._arguments += packed
-        self._bytes += size_bytes
+        self._arguments += (1 + len(packed.arguments), token)
+        self._arguments += packed.arguments
+        self._bytes += packed.size_bytes
 
     def command(self) -> tuple[Any, ...]:
         return ("FCALL", _COMMIT, len(self._keys), *self._keys, *self._arguments)
@@ -268,7 +276,7 @@ class RedisStore:
         return outcomes
 
     async def _calls(
-        self, commits: Sequence[Commit], packed: list[list[Any]], left_out: Container[str] = ()
+        self, commits: Sequence[Commit], packed: list[_Packed], left_out: Container[str] = ()
     ) -> list[_Call]:
         """Put commits into as few calls as slots and bounds allow."""
         keys = [self._key(each.partition) for each in commits]
@@ -278,12 +286,11 @@ class RedisStore:
         for position, (commit, key, slot) in enumerate(zip(commits, keys, slots, strict=True)):
             if commit.partition in left_out:
                 continue
-            call, arguments = open_calls.get(slot), packed[position]
-            size_bytes = _size_bytes(arguments)
-            if call is None or not call.has_room(len(arguments), size_bytes):
+            call = open_calls.get(slot)
+            if call is None or not call.has_room(packed[position]):
                 call = open_calls[slot] = _Call()
                 calls.append(call)
-            call.add(position, key, commit.token, arguments, size_bytes)
+            call.add(position, key, commit.token, packed[position])
         return calls
 
     def _emitters_key(self, egress: str) -> str:
@@ -555,16 +562,16 @@ def _packed_entry(entry: OutboxEntry | EgressEntry) -> bytes:
     return b"%d:%d:%b" % (entry.first, entry.length, entry.data)
 
 
-def _all_packed(commits: Sequence[Commit]) -> tuple[list[list[Any]], set[str]]:
+def _all_packed(commits: Sequence[Commit]) -> tuple[list[_Packed], set[str]]:
     """Return commits packed, and the partitions of those that Redis could never take."""
-    packed: list[list[Any]] = []
+    packed: list[_Packed] = []
     refused: set[str] = set()
     for commit in commits:
         try:
             packed.append(_packed(commit))
         except OverflowError as error:
             _tell_refused(commit, error)
-            packed.append([])
+            packed.append(_Packed([], 0))
             refused.add(commit.partition)
     return packed, refused
 
@@ -573,8 +580,8 @@ def _tell_refused(commit: Commit, error: Exception) -> None:
     log.error("commit_refused", partition=commit.partition, error=str(error))
 
 
-def _packed(commit: Commit) -> list[Any]:
-    """Return what the function is given after the token; OverflowError if it is too much."""
+def _packed(commit: Commit) -> _Packed:
+    """Return a commit as the function takes it; OverflowError if it is too much."""
     packed: list[Any] = [
         _number(commit.epoch),
         commit.index - 1,
@@ -602,17 +609,13 @@ def _packed(commit: Commit) -> list[Any]:
             f"a commit of {commit.partition} is {len(packed)} arguments for Redis; "
             f"allowed: up to {ARGUMENTS_MAX}. Write fewer rows at a time"
         )
-    if (size_bytes := _size_bytes(packed)) > COMMIT_BYTES_MAX:
+    size_bytes = sum([len(each) for each in packed if type(each) is bytes])
+    if size_bytes > COMMIT_BYTES_MAX:
         raise OverflowError(
             f"a commit of {commit.partition} has {size_bytes} bytes; "
             f"allowed: up to {COMMIT_BYTES_MAX}. Write, send and emit less at a time"
         )
-    return packed
-
-
-def _size_bytes(packed: list[Any]) -> int:
-    """Return how much is to be stored: keys and numbers are short."""
-    return sum([len(each) for each in packed if type(each) is bytes])
+    return _Packed(packed, size_bytes)
 
 
 def _flat(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
