@@ -37,13 +37,14 @@ layers: setup ## Check that each layer imports only those below it
 docs: setup ## Build the documentation into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# What only computes shares the cores; what starts processes has them to itself.
+# What starts processes waits for them most of the time: three at once, what takes longest first. The tests of a file may
+# share workers, and stay together.
 unit: setup redis network java ## Run all tests (ARGS="-k name" chooses)
 ifdef ARGS
 	@$(BIN)/pytest $(ARGS)
 else
 	@$(BIN)/pytest -n auto --dist worksteal tests/unit tests/simulation tests/fuzz
-	@$(BIN)/pytest tests/contract tests/integration tests/spark benchmarks/tests
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/spark tests/integration benchmarks/tests tests/contract
 endif
 
 redis: ## Install Redis, which the tests start, where there is none

@@ -1,5 +1,6 @@
 """Settings that every kind of test shares."""
 
+import os
 import signal
 
 from hypothesis import settings
@@ -8,6 +9,9 @@ from hypothesis import settings
 # whole test. Derandomized, a failure on one machine is a failure on every machine.
 settings.register_profile("sublet", deadline=None, derandomize=True)
 settings.load_profile("sublet")
+
+# Spark forks before it starts Java, and gRPC's handlers of forks may end the child before it does.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # A shell lets its background jobs ignore Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
