@@ -179,6 +179,10 @@ class Watermarks:
         markers: list[tuple[int, str, int | None]] = []
         for name, told in self._sources.items():
             counted = _before(told.waiting, open_order)
+            if not counted:
+                continue
+            self._seen_ms[name] = now_ms
+            self.changed[name] = None
             for place, (order, value_ms) in enumerate(counted, start=1):
                 # Who speaks again has not been away.
                 if value_ms is not None or place == len(counted):
@@ -196,8 +200,6 @@ class Watermarks:
                 gone_ms, told.value_ms = told.value_ms, None
             else:
                 told.value_ms = max(told.value_ms, value_ms)
-            self._seen_ms[name] = now_ms
-            self.changed[name] = None
         for _, name, value_ms in markers:
             if value_ms is None and name not in self._expected and not self._sources[name].waiting:
                 self._sources.pop(name)

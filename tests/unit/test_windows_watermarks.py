@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sublet import Sum, TumblingWindow
 from sublet.functions.effects import WindowDue
@@ -108,6 +110,45 @@ def test_a_source_that_comes_back_holds_back_only_what_is_told_behind_it() -> No
     assert told(watermarks) == 10
 
 
+SPOKEN = st.lists(st.tuples(st.sampled_from("xyz"), st.none() | st.integers(0, 20)), max_size=30)
+
+
+@given(
+    spoken=SPOKEN,
+    stored=st.lists(st.none() | st.integers(0, 20), min_size=2, max_size=2),
+    at=st.data(),
+)
+def test_it_is_all_the_same_whether_markers_count_one_by_one_or_together(
+    spoken: list[tuple[str, int | None]], stored: list[int | None], at: st.DataObject
+) -> None:
+    # Who speaks again has not been away, if both words count together: so nobody does here.
+    gone: set[str] = set()
+    markers = []
+    for source, value_ms in spoken:
+        if source not in gone:
+            markers.append((source, value_ms))
+        if value_ms is None:
+            gone.add(source)
+    known = list(zip("xy", stored, strict=True))
+    pair = []
+    for _ in range(2):
+        told = [(name, Told(value_ms)) for name, value_ms in known]
+        watermarks = Watermarks(expected=["x", "y"], stored=told)
+        for order, (source, value_ms) in enumerate(markers):
+            watermarks.take(source, value_ms, order, 0.0)
+        pair.append(watermarks)
+    one_by_one, together = pair
+    for order in range(len(markers)):
+        one_by_one.settle(order + 1, 0.0)
+        if at.draw(st.booleans()):
+            together.settle(order + 1, 0.0)
+    together.settle(None, 0.0)
+    one_by_one.settle(None, 0.0)
+    assert together.watermark_ms == one_by_one.watermark_ms
+    assert together.is_idle == one_by_one.is_idle
+    assert [together.stored(each) for each in "xyz"] == [one_by_one.stored(each) for each in "xyz"]
+
+
 def test_who_speaks_again_has_not_been_away() -> None:
     watermarks = Watermarks(expected=["x", "y"])
     watermarks.take("y", 50, 1, 0.0)
@@ -206,6 +247,15 @@ def test_a_source_whose_markers_wait_is_not_silent() -> None:
     assert watermarks.watermark_ms == BEGINNING_MS
     watermarks.settle(None, 300.0)
     assert watermarks.watermark_ms == 10
+
+
+def test_a_source_whose_marker_is_about_to_count_is_not_silent_either() -> None:
+    stored = [("x", Told(1)), ("y", Told(None)), ("z", Told(5))]
+    watermarks = Watermarks(["x", "y", "z"], idle_after_ms=100, now_ms=0.0, stored=stored)
+    for order, (source, value_ms) in enumerate((("x", 10), ("y", 20), ("z", 6))):
+        watermarks.take(source, value_ms, order, 0.0)
+    watermarks.settle(None, 300.0)
+    assert watermarks.watermark_ms == 6
 
 
 def test_the_first_open_message_is_found_whatever_ends_before() -> None:
