@@ -56,7 +56,7 @@ STORIES = {
     "migrations": Story(World, 30, migrations=6),
     "takeovers during load": Story(World, 17, takeovers=True),
     "leases": Story(LeaseWorld, 21),
-    "leases of windows": Story(LeaseWindowWorld, 37),
+    "leases of windows": Story(LeaseWindowWorld, 39),
 }
 
 
