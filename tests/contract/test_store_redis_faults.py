@@ -34,6 +34,7 @@ from sublet.statestore.redis_store import (
     BYTES_PER_CALL_MAX,
     COMMIT_BYTES_MAX,
     RedisStore,
+    _Packed,
 )
 from tests.contract.conftest import RedisSpace, StartRedis, settled
 from tests.redis_process import RedisProcess
@@ -350,7 +351,7 @@ async def test_a_group_is_split_at_the_bound_of_a_call_and_each_part_counts(
     # Two fit into a call, a third does not.
     rows = ARGUMENTS_PER_CALL_MAX // 5
     group = [numbered(epoch, 1, name, rows=rows) for name, epoch in zip(names, epochs, strict=True)]
-    packed = [[0] * (2 * rows + 8)] * len(group)
+    packed = [_Packed([0] * (2 * rows + 8), 0)] * len(group)
     calls = await store._calls(group, packed)
     assert [each.positions for each in calls] == [[0, 1], [2, 3], [4]]
     assert await store.commit(group) == [Outcome.DONE] * 5

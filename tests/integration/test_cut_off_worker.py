@@ -43,12 +43,18 @@ class Cable:
         self._is_pulled = False
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_pulled:
+        self._writers.add(writer)
+        try:
+            # The test may be over before Redis answers, or the cable be pulled.
+            there, onward = await asyncio.open_connection("127.0.0.1", self._port)
+            self._writers.add(onward)
+            if self._is_pulled:
+                onward.transport.abort()
+            else:
+                await asyncio.gather(self._pass_on(reader, onward), self._pass_on(there, writer))
+        finally:
+            self._writers.discard(writer)
             writer.transport.abort()
-            return
-        there, onward = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers |= {writer, onward}
-        await asyncio.gather(self._pass_on(reader, onward), self._pass_on(there, writer))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
