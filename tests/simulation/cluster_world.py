@@ -140,6 +140,9 @@ class Caller:
         self.channels: dict[str, Line] = {}
         self.script: list[tuple[int, Callable[[Client], Any], int | None]] = []
         self.done = False
+        self.untold = 0
+        """Watermarks that are to be told, or told again; but for the last."""
+        self.all_told = asyncio.Event()
         self.client: Client | None = None
         self._leave = asyncio.Event()
 
@@ -210,6 +213,12 @@ class Caller:
             return False
         self.world.fault("nobody has it", f"{self.name} is told of {function}")
         return True
+
+    def told(self) -> None:
+        """A watermark was told."""
+        self.untold -= 1
+        if not self.untold:
+            self.all_told.set()
 
     def plan(self, at_ms: int, function: str, said: Said, cancel_ms: int | None) -> None:
         def say(client: Client) -> Any:
@@ -511,8 +520,7 @@ class ClusterWorld:
                 caller.script.append((at_ms, self._event_sender(caller, event), None))
             caller.script.append((at_ms, self._marker(caller, event_ms + 30), None))
         end_ms = begin_ms + rounds * pause_ms
-        last = [LONG_AFTER_MS, None] if self.sources_go else [LONG_AFTER_MS]
-        caller.script.append((end_ms, self._marker(caller, *last), None))
+        caller.script.append((end_ms, self._last_marker(caller), None))
 
     def _event_sender(self, caller: Caller, event: Event) -> Callable[[Client], Any]:
         async def say(client: Client) -> None:
@@ -526,10 +534,22 @@ class ClusterWorld:
 
         return say
 
-    def _marker(self, caller: Caller, *watermarks_ms: int | None) -> Callable[[Client], Any]:
+    def _marker(self, caller: Caller, watermark_ms: int) -> Callable[[Client], Any]:
+        caller.untold += 1
+
         async def say(client: Client) -> None:
-            for watermark_ms in watermarks_ms:
-                await self._tell(caller, client, watermark_ms)
+            await self._tell(caller, client, watermark_ms)
+            caller.told()
+
+        return say
+
+    def _last_marker(self, caller: Caller) -> Callable[[Client], Any]:
+        async def say(client: Client) -> None:
+            await self._tell(caller, client, LONG_AFTER_MS)
+            if self.sources_go:
+                # What is told again must not come behind the word that there is no more.
+                await caller.all_told.wait()
+                await self._tell(caller, client, None)
 
         return say
 
