@@ -386,36 +386,24 @@ async def test_large_commits_are_sent_a_bounded_piece_at_a_time_and_each_counts(
     await store.close()
 
 
-async def test_a_commit_that_could_not_be_sent_in_time_is_refused_alone(
-    redis_space: RedisSpace,
+@pytest.mark.parametrize(
+    ("entry_bytes", "entries", "bound"),
+    [(0, ARGUMENTS_MAX // 2, ARGUMENTS_MAX), (COMMIT_BYTES_MAX // 8, 8, COMMIT_BYTES_MAX)],
+    ids=["more than Redis reads", "more than can be sent in time"],
+)
+async def test_a_commit_that_redis_could_never_take_is_refused_alone_and_the_log_says_the_bound(
+    entry_bytes: int, entries: int, bound: int, redis_space: RedisSpace
 ) -> None:
     store = RedisStore(redis_space.url, prefix=redis_space.prefix)
     epoch = (await store.acquire(P, "worker")).epoch
     other = numbered((await store.acquire("app/f/1", "worker")).epoch, 1, "app/f/1")
     large = numbered(epoch, 1)
-    entry = OutboxEntry("~client", 1, 1, bytes(COMMIT_BYTES_MAX // 8))
-    large.outbox = [entry] * 8
-    with structlog.testing.capture_logs() as logs:
-        assert await store.commit([large, other]) == [Outcome.REFUSED, Outcome.DONE]
-    (told,) = [each for each in logs if each["event"] == "commit_refused"]
-    assert f"allowed: up to {COMMIT_BYTES_MAX}" in told["error"]
-    assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
-    await store.close()
-
-
-async def test_a_commit_that_redis_could_never_read_is_refused_alone_and_the_log_says_the_bound(
-    redis_space: RedisSpace,
-) -> None:
-    store = RedisStore(redis_space.url, prefix=redis_space.prefix)
-    epoch = (await store.acquire(P, "worker")).epoch
-    other = numbered((await store.acquire("app/f/1", "worker")).epoch, 1, "app/f/1")
-    large = numbered(epoch, 1)
-    large.outbox = [OutboxEntry("~client", 1, 1, b"")] * (ARGUMENTS_MAX // 2)
+    large.outbox = [OutboxEntry("~client", 1, 1, bytes(entry_bytes))] * entries
     with structlog.testing.capture_logs() as logs:
         assert await store.commit([large, other]) == [Outcome.REFUSED, Outcome.DONE]
     (told,) = [each for each in logs if each["event"] == "commit_refused"]
     assert told["partition"] == P
-    assert f"allowed: up to {ARGUMENTS_MAX}" in told["error"]
+    assert f"allowed: up to {bound}" in told["error"]
     assert await store.commit([numbered(epoch, 1)]) == [Outcome.DONE]
     await store.close()
 
