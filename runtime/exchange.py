@@ -526,7 +526,7 @@ class Exchange:
         """
         room = self._limits.in_flight_max
         if self._open_at_most + count > room:
-            by_function = self.host.open_by_function()
+            by_function = self.host.unanswered_by_function()
             self._open_at_most = total = sum(by_function.values())
             if total and total + count > room:
                 own = by_function.setdefault(hosted.place.function.name, 0)

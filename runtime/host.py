@@ -459,18 +459,15 @@ class Host:
         """Tell whether nothing runs, waits to run or is being committed."""
         return all(hosted.partition.idle for hosted in self.partitions.values())
 
-    def open_from_clients(self) -> int:
-        return sum(hosted.partition.open_from_clients for hosted in self.partitions.values())
-
     def unanswered_of_clients(self) -> int:
         """Return what clients have sent and not been answered: also what waits for its commit."""
         return sum(hosted.partition.unanswered_of_clients for hosted in self.partitions.values())
 
-    def open_by_function(self) -> dict[str, int]:
-        """Return what clients have under way, of functions for which there is something."""
+    def unanswered_by_function(self) -> dict[str, int]:
+        """Return the same of each function for which there is something."""
         found: dict[str, int] = {}
         for hosted in self.partitions.values():
-            count = hosted.partition.open_from_clients
+            count = hosted.partition.unanswered_of_clients
             if count:
                 name = hosted.place.function.name
                 found[name] = found.get(name, 0) + count

@@ -13,8 +13,9 @@ class Limits:
     """All bounds are positive. What happens at each is said beside it."""
 
     in_flight_max: int = 15_000
-    """Messages from clients that a worker has taken and not finished; then more are refused to
-    functions that hold an equal share of it, and to all at twice as many."""
+    """Messages from clients that a worker has taken and not answered, those that wait for their
+    commit among them; then more are refused to functions that hold an equal share of it, and to all
+    at twice as many."""
     queue_max: int = 10_000
     """Messages from clients that wait in one partition; more are refused."""
     queue_bytes_max: int = 64 * 1024 * 1024

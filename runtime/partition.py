@@ -319,12 +319,12 @@ class Partition:
 
     @property
     def open_from_clients(self) -> int:
-        """Messages of clients taken and not finished: what the worker's bound counts."""
+        """Messages of clients taken and not finished."""
         return self._endings.open_from_clients
 
     @property
     def unanswered_of_clients(self) -> int:
-        """Those, and what is finished and waits for its commit."""
+        """Those, and what is finished and waits for its commit: what the worker's bound counts."""
         if self.stopped:
             return 0
         endings, sealed = self._endings, self._sealed

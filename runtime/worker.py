@@ -382,7 +382,7 @@ class Worker:
                     # record.
                     noticed = 0.0
                     limit.reschedule(min(ends, loop.time() + NOTICE_S))
-                    await _until(lambda: not self.host.open_from_clients())
+                    await _until(lambda: not self.host.unanswered_of_clients())
                 await _until(lambda: self._server.is_unused(noticed))
                 if http is not None:
                     await _until(lambda: http.is_unused(noticed))

@@ -331,7 +331,7 @@ class SimulatedWorker:
         room = self._around.limits.in_flight_max
         if self._open_at_most + count > room:
             self._open_at_most = sum(
-                hosted.partition.open_from_clients for hosted in self.partitions.values()
+                hosted.partition.unanswered_of_clients for hosted in self.partitions.values()
             )
             if self._open_at_most and self._open_at_most + count > room:
                 return False

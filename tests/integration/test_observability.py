@@ -398,7 +398,7 @@ async def test_refusals_are_counted_by_their_reason(tmp_path: Path) -> None:
     ):
         async with asyncio.TaskGroup() as tasks:
             held = tasks.create_task(client.call(pause, "a", 300))
-            await until(lambda: worker.host.open_from_clients() > 0)
+            await until(lambda: worker.host.unanswered_of_clients() > 0)
             with pytest.raises(OverloadedError):
                 await client.call(stock, "k", 1)
             await held

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet import Client, Function, TooLargeError, UnavailableError
+from sublet import Client, Function, OverloadedError, TooLargeError, UnavailableError
 from sublet.runtime.config import WorkerConfig
+from sublet.runtime.limits import Limits
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import Commit, Outcome, Record, Recovered, StateRow
 from sublet.statestore.sqlite import SqliteStore
@@ -216,6 +217,40 @@ async def refusal_of(call: Awaitable[object]) -> str:
     return str(refused.value)
 
 
+class SlowStore(SqliteStore):
+    """Takes its time for a commit, until it is told to go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.may_commit = asyncio.Event()
+        self.asked = 0
+
+    async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        self.asked += 1
+        await self.may_commit.wait()
+        return await super().commit(commits)
+
+
+async def test_what_waits_for_a_slow_store_takes_the_room_of_what_comes(tmp_path: Path) -> None:
+    store, few = SlowStore(tmp_path / "sublet.db"), Limits(in_flight_max=10)
+    async with (
+        worker_here(
+            tmp_path, functions=(apps.count,), store=store, limits=few, overload_retries=0
+        ) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        keys = [f"k{number}" for number in range(10)]
+        waiting = tasks.create_task(client.call_many(apps.count, keys, [1] * 10))
+        # All have run where this is: none of them is in a queue any more.
+        await until(lambda: store.asked > 0)
+        with pytest.raises(OverloadedError, match="in flight"):
+            await client.call(apps.count, "k", 1)
+        store.may_commit.set()
+
+        assert await waiting == [1] * 10
+        assert await client.call(apps.count, "k", 1) == 1
+
+
 class JumpingClock:
     """The system's, with a wall clock that somebody has set wrong."""
 
@@ -235,15 +270,17 @@ async def worker_here(
     wrong_ms: int = 0,
     functions: Sequence[Function] = (apps.alarm, apps.bell),
     store: SqliteStore | None = None,
+    limits: Limits = Limits(),  # noqa: B008  # It is frozen.
+    overload_retries: int = 10,
 ) -> AsyncIterator[Client]:
     """A worker in this process, and a client of it."""
-    config = WorkerConfig(data_dir=data_dir, heartbeat_ms=50, member_term_ms=500)
+    config = WorkerConfig(data_dir=data_dir, heartbeat_ms=50, member_term_ms=500, limits=limits)
     by_name = {each.name: each for each in functions}
     worker = Worker(by_name, config, clock=JumpingClock(wrong_ms), store=store)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
         await worker.ready.wait()
-        async with Client(worker.address) as client:
+        async with Client(worker.address, overload_retries=overload_retries) as client:
             yield client
         worker.stop()
 
