@@ -90,6 +90,8 @@ class Exchange:
         """A neighbour says something of a partition that moves."""
         self.on_lost: Callable[[], None] = lambda: None
         """A partition was taken away by somebody else."""
+        self.set_aside: Mapping[str, str] = {}
+        """Partitions that are placed here and cannot be recovered, as `Membership` knows."""
         self.frames_in = 0
         self.links_lost = 0
         """Ended without a goodbye, before we said ours."""
@@ -561,6 +563,9 @@ class Exchange:
         partition = endpoint_of(batch.target)
         if self._topology.placement.get(partition) == self._worker:
             error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)
+            if partition in self.set_aside:
+                text = f"{partition} is set aside; `sublet status` says why it cannot be recovered"
+                error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
         else:
             error = ErrorInfo("not_owner", f"{partition} is not here", 0)
         if partition in self._topology.placement:

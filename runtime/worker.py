@@ -343,6 +343,7 @@ class Worker:
         )
         self.exchange.on_handover = membership.heard
         self.exchange.on_lost = membership.look
+        self.exchange.set_aside = membership.set_aside
         taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
         await self.stopping.wait()

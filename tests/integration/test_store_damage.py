@@ -10,7 +10,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from sublet import Client, SubletError
+import pytest
+
+from sublet import Client, SubletError, UnknownOutcomeError
 from sublet.functions.address import partition_index_of
 from tests.integration.cluster import running_cluster, until
 from tests.integration.count_app import app
@@ -71,6 +73,9 @@ async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path
             return damaged in (await cluster.status(worker)).set_aside
 
         await until(set_aside)
+        async with Client(address, connect_timeout="500ms") as client:
+            with pytest.raises(UnknownOutcomeError, match=f"{damaged} is set aside"):
+                await client.call(function, keys[0], 1)
         with closing(sqlite3.connect(tmp_path / "sublet.db")) as file, file:
             file.execute("DELETE FROM record WHERE kind = 'parked' AND id = '~c:3'")
         command = [sys.executable, "-m", "sublet", "recover", damaged, "--connect", address]
