@@ -50,7 +50,7 @@ DONE_AT_ONCE = (Kind.WITHDRAW, Kind.STAGE)
 class Clients:
     """When each client was heard of, and which have left while messages of theirs are open."""
 
-    __slots__ = ("_look_ms", "_noted", "expired", "gone", "seen_ms")
+    __slots__ = ("_look_ms", "_noted", "_overdue_ms", "expired", "gone", "seen_ms")
 
     def __init__(
         self,
@@ -65,6 +65,8 @@ class Clients:
         """Those of whom it is on record since when they are silent."""
         self._look_ms = now_ms
         """Nobody else has been silent for long before."""
+        self._overdue_ms = now_ms
+        """Nobody is overdue before."""
         for each in silent:
             left_ms = (each.due_ms or 0) - clock_ms
             self.seen_ms[each.id] = now_ms + min(left_ms, CLIENT_TTL_MS) - CLIENT_TTL_MS
@@ -138,13 +140,22 @@ class Clients:
             gone.clear()
 
     def overdue(self, owed: Iterable[str], now_ms: float) -> list[str]:
-        """Return who has been silent for too long; who is owed something counts from now on."""
+        """Return who has been silent for too long.
+
+        Who is owed something, and was never heard, counts from when it is first noticed."""
+        if now_ms < self._overdue_ms:
+            return []  # Partitions are woken often, and may know many clients.
         for destination in owed:
             if is_client(destination):
                 self.seen_ms.setdefault(destination, now_ms)
-        return [
-            client for client, seen_ms in self.seen_ms.items() if now_ms - seen_ms > CLIENT_TTL_MS
-        ]
+        overdue, next_ms = [], now_ms + SILENCE_NOTED_MS
+        for client, seen_ms in self.seen_ms.items():
+            if now_ms - seen_ms > CLIENT_TTL_MS:
+                overdue.append(client)
+            else:
+                next_ms = min(next_ms, seen_ms + CLIENT_TTL_MS)
+        self._overdue_ms = next_ms
+        return overdue
 
 
 class Admission:

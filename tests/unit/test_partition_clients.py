@@ -145,7 +145,7 @@ def test_replies_that_nobody_fetches_are_forgotten_by_an_owner_who_never_heard_t
     heir.settle()
     assert kept(heir) == {CLIENT}
 
-    heir.pass_time(60_000)
+    heir.pass_time(SILENCE_NOTED_MS)
     heir.settle()
     heir.pass_time(CLIENT_TTL_MS + 1)
     heir.settle()
