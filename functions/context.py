@@ -198,8 +198,8 @@ class Context:
     def cancel(self, token: str) -> None:
         """Take back a delayed message, if it has not been sent yet. Any function may do it."""
         partition, mark, timer = token.partition("|")
-        if not mark or not timer:
-            raise RejectedError(f"{token!r} is no token of send_after")
+        if not mark or not timer or not token.isprintable():
+            raise RejectedError(f"{token!r:.200} is no token of send_after")
         self._effects.items.append(Cancelled(partition, timer))
 
     def call(
@@ -352,10 +352,13 @@ def check_message(key: object, payload: bytes, key_bytes_max: int, payload_bytes
     """Refuse a key or payload that no partition would take."""
     if type(key) is not str:
         raise KeyRejectedError(f"a key is a str, not {type(key).__name__}; use str(key)")
-    # Four bytes a character at most: only long keys need the exact count.
-    if len(key) * 4 > key_bytes_max:
-        size = len(key.encode(errors="replace"))
-        if size > key_bytes_max:
-            raise KeyRejectedError(f"the key has {size} bytes; allowed: {key_bytes_max}")
+    size = len(key)
+    if not key.isascii():
+        try:
+            size = len(key.encode())
+        except UnicodeEncodeError as error:
+            raise KeyRejectedError(f"the key is not valid Unicode: {error}") from None
+    if size > key_bytes_max:
+        raise KeyRejectedError(f"the key has {size} bytes; allowed: {key_bytes_max}")
     if len(payload) > payload_bytes_max:
         raise TooLargeError(f"the message has {len(payload)} bytes; allowed: {payload_bytes_max}")

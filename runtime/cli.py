@@ -11,6 +11,7 @@ settings; 3 no cluster could be reached (for `run`: the workers could not be kep
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,6 +124,14 @@ def main() -> None:
     """Run the command line given in `sys.argv`."""
     # Otherwise it writes what happens to its connections between a command's own lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            from sublet.runtime.cli_exit import ExitCode
+
+            typer.echo(f"error: {argument!r:.200} is not valid UTF-8", err=True)
+            sys.exit(ExitCode.USAGE)
     cli(prog_name="sublet")
 
 

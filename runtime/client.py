@@ -824,12 +824,9 @@ class Client:
     def _channel(self, route: _Route, key: str) -> Channel:
         check_message(key, b"", self._key_bytes_max, self._message_bytes_max)
         kind = route.info.kind
-        try:
-            index = partition_index_of(key, route.info.partition_count)
-        except UnicodeEncodeError as error:
-            raise KeyRejectedError(f"the key is not valid Unicode: {error}") from None
         if kind == "stateless" or (kind == "stateful" and not key):
             return route.next_channel()
+        index = partition_index_of(key, route.info.partition_count)
         if len(route.by_key) >= KEYS_CACHED_MAX:
             route.by_key.clear()
         channel = route.by_key[key] = route.channels[index]
@@ -944,7 +941,10 @@ def _request_id(segment: Segment, place: int) -> str:
 def _extra(idempotency_key: str, trace: str) -> Extra:
     if type(idempotency_key) is not str:
         raise RejectedError(f"an idempotency key is a str, not {type(idempotency_key).__name__}")
-    size = len(idempotency_key.encode(errors="replace"))
+    try:
+        size = len(idempotency_key.encode())
+    except UnicodeEncodeError as error:
+        raise RejectedError(f"the idempotency key is not valid Unicode: {error}") from None
     if size > IDEMPOTENCY_KEY_BYTES_MAX:
         raise RejectedError(
             f"the idempotency key has {size} bytes; allowed: {IDEMPOTENCY_KEY_BYTES_MAX}"

@@ -344,6 +344,12 @@ def half_characters(ctx: Context, where: str) -> None:
         raise RejectedError("\udcff")
     if where == "unspeakable":
         raise _UnspeakableError
+    if where == "sent":
+        ctx.send(half_characters, "\udcff", "sent")
+    if where == "sent later":
+        ctx.send_after("1h", half_characters, "\udcff", "sent")
+    if where == "cancelled":
+        ctx.cancel("test/half_characters/0|\udcff")
     ctx.emit("\udcff", 1)
 
 

@@ -265,6 +265,14 @@ def test_a_message_that_is_not_json_is_refused_with_the_position(text: str, told
     assert told in result.stderr
 
 
+def test_an_argument_that_is_no_text_is_refused() -> None:
+    # As Python reads bytes of a command line that are not UTF-8.
+    result = sublet("call", "f", "\udcff")
+
+    assert result.returncode == ExitCode.USAGE
+    assert result.stderr == "error: '\\udcff' is not valid UTF-8\n"
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

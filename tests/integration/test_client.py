@@ -245,6 +245,18 @@ async def test_a_bad_key_or_message_is_refused_before_it_is_sent(
     assert not cluster.workers["w1"].frames
 
 
+async def test_what_is_no_text_is_refused_and_holds_up_no_other_call(client: Client) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        other = tasks.create_task(client.call("shop/echo", "a", 1))
+        with pytest.raises(RejectedError, match="the idempotency key is not valid Unicode"):
+            await client.call("shop/echo", "a", 1, idempotency_key="\udcff")
+        with pytest.raises(RejectedError, match="the key is not valid Unicode"):
+            await client.call("shop/spread", "\udcff", 1)
+        with pytest.raises(RejectedError, match="the key is not valid Unicode"):
+            await client.watermark("shop/echo", 1, source="\udcff")
+    assert other.done()
+
+
 async def test_a_long_idempotency_key_is_refused(client: Client) -> None:
     with pytest.raises(RejectedError, match="the idempotency key has 257 bytes; allowed: 256"):
         await client.call("shop/echo", "a", 1, idempotency_key="i" * 257)
