@@ -163,19 +163,14 @@ class RedisDirectory:
                 ignore_subscribe_messages=False, timeout=RESUBSCRIBE_WAIT_S
             )
             if message is not None:
-                await self._heard(message)
+                # Only a hint: what was published before we listened was not heard, and channels are
+                # shared by all databases of a server, whatever they keep.
+                self._published = (await self.view()).version
+                self._changed.set()
             elif overdue > self._published:
                 return
             else:
                 overdue = self._seen
-
-    async def _heard(self, message: dict[str, Any]) -> None:
-        if message["type"] == "subscribe":
-            # What was published before we listened was not heard.
-            self._published = (await self.view()).version
-        elif message["type"] == "message":
-            self._published = int(message["data"])
-        self._changed.set()
 
     def _view(self, found: Sequence[Any], cached: _Cached) -> View:
         """Read an answer; `cached` is what the question said that we have."""

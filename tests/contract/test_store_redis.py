@@ -451,6 +451,23 @@ async def test_who_watches_hears_of_a_change_long_before_the_timeout(
     await other.close()
 
 
+async def test_who_watches_is_not_woken_by_a_cluster_in_another_database(
+    start_redis: StartRedis,
+) -> None:
+    server = start_redis()
+    watcher = RedisDirectory(server.url)
+    other = RedisDirectory(server.url.removesuffix("0") + "1")
+    first = await watcher.join(Member(id="a", address="127.0.0.1:1"), {})
+    await watcher.wait_changed(first.version - 1, 3600.0)
+    await other.join(Member(id="b", address="127.0.0.1:2"), {})
+
+    began_s = asyncio.get_running_loop().time()
+    await watcher.wait_changed(first.version, 0.3)
+    assert asyncio.get_running_loop().time() - began_s >= 0.3
+    await watcher.close()
+    await other.close()
+
+
 class HalfDeafServer(RedisServer):
     """Its first subscription is confirmed, and then nothing comes."""
 
