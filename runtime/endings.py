@@ -169,7 +169,8 @@ class Endings:
         pending.ended += place
 
     def committed(self, sealed: Pending, now_ms: float) -> None:
-        """Count what has ended: nobody hears of it before, so that is when it is late or not."""
+        """Count what has ended: nobody hears of it before, so that is when it is late or not. What
+        was answered can be found in the store now."""
         counters = self._counters
         counters.consumed += sealed.ended
         for deadlines, start, stop in sealed.due:
@@ -178,6 +179,8 @@ class Endings:
                 counters.late += sum(1 for each in due if each is not None and each < now_ms)
             elif deadlines < now_ms:
                 counters.late += stop - start
+        if sealed.answers:
+            self.answers.committed(sealed.answers)
 
     def settle(
         self,

@@ -28,8 +28,9 @@ from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.runtime.admission import Admission, Clients, infeasible
 from sublet.runtime.backlog import IN_LINE
 from sublet.runtime.calls import Calls
-from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox, endpoint_of
+from sublet.runtime.channels import Inbox, Outbox, endpoint_of
 from sublet.runtime.commit_size import ROWS_AHEAD_MAX, CommitSize
+from sublet.runtime.commit_under_way import CommitUnderWay
 from sublet.runtime.damage import check_outbox, damaged, decoded
 from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
@@ -39,7 +40,7 @@ from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.leases import Lease
 from sublet.runtime.lent_work import LentWork
 from sublet.runtime.limits import Limits
-from sublet.runtime.pending import OutgoingCall, Pending, Sealer
+from sublet.runtime.pending import OutgoingCall, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.snapshots import Snapshot, SnapshotRoom, Snapshots
@@ -55,7 +56,6 @@ from sublet.runtime.steps import (
     Left,
     Lend,
     Load,
-    LoadOld,
     LoadStaged,
     LoadTimers,
     LoadWindows,
@@ -80,7 +80,6 @@ from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
-    Commit,
     Outcome,
     Record,
     Recovered,
@@ -90,7 +89,6 @@ from sublet.statestore.contract import EXPIRED as EXPIRED_CLIENT
 
 HOUSEKEEPING_MS = 1_000
 DAMAGED_KEPT_MAX = 256
-_encode = msgspec.msgpack.Encoder().encode
 _decode_message = msgspec.msgpack.Decoder(Message).decode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 
@@ -167,7 +165,6 @@ class Partition:
         self._cells = cells
         self._pace = pace
         self._limits = limits
-        self._index = recovered.index
         self._urgency = urgency or Urgency()
         ahead = {
             each.id: decoded(_decode_numbers, name, each)
@@ -175,15 +172,10 @@ class Partition:
             if each.value is not None
         }
         self._inbox = Inbox(recovered.inbox, ahead)
-        self._contexts_told: dict[str, int] = {}
-        """Source to the version of the reply context that it was told."""
         check_outbox(name, recovered.outbox)
         self._outbox = Outbox(recovered.sent, recovered.outbox)
         self._egress = EgressRetention(
             recovered.egress, recovered.egress_marks, limits, partition=name
-        )
-        self._sealer = Sealer(
-            name, self._outbox, self._egress, limits.message_bytes_max, recovered.token
         )
         # Whole numbers: a sum of fractions could reach a timer's time one tick too late.
         self._clock_base_ms = max(recovered.clock_ms, wall_ms) - int(now_ms)
@@ -207,9 +199,6 @@ class Partition:
         self._awaiting: dict[str, Waiting] = {}
         self._expiries = Expiries()
         self._calls = Calls(function.name)
-        self._sealed: Pending | None = None
-        self._committing: Commit | None = None
-        self._sealed_ms = now_ms
         self._unrecorded: Work | None = None
         self._commit_size = CommitSize(limits.commit_messages_max, is_heavy=is_heavy)
         self._unstorable = set(unstorable)
@@ -236,8 +225,6 @@ class Partition:
             check_columns=_check_columns(function) if function.takes_columns else None,
         )
         self.snapshots = Snapshots(name, snapshot_room or SnapshotRoom(limits.snapshot_bytes_max))
-        self._loading_old: Sequence[str] = ()
-        """Keys whose old states the commit under way waits for."""
         self._clients = Clients(
             (*recovered.inbox, *ahead),
             now_ms,
@@ -261,6 +248,26 @@ class Partition:
             dead_count=recovered.dead_count,
             clock_ms=self.clock_ms,
         )
+        sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max, recovered.token)
+        self.under_way = CommitUnderWay(
+            name,
+            function,
+            recovered.epoch,
+            recovered.index,
+            sealer,
+            size=self._commit_size,
+            endings=self._endings,
+            inbox=self._inbox,
+            outbox=self._outbox,
+            clients=self._clients,
+            urgency=self._urgency,
+            calls=self._calls,
+            timers=self._timers,
+            progress=self.progress,
+            staging=self.staging,
+            snapshots=self.snapshots,
+        )
+        """What the store has not answered."""
         self._singles = SingleMessages(
             function,
             self._queue,
@@ -327,7 +334,7 @@ class Partition:
         """Those, and what is finished and waits for its commit: what the worker's bound counts."""
         if self.stopped:
             return 0
-        endings, sealed = self._endings, self._sealed
+        endings, sealed = self._endings, self.under_way.sealed
         waiting = 0 if sealed is None else sealed.ended_of_clients
         return endings.open_from_clients + endings.pending.ended_of_clients + waiting
 
@@ -772,7 +779,7 @@ class Partition:
             self._let_time_pass(now_ms)
         if self.staging.hungry:
             self._feed(now_ms)
-        if self._committing is None and self._endings.pending.must_flush:
+        if self.under_way.commit is None and self._endings.pending.must_flush:
             self._seal_if_wanted(now_ms)
         if self._lines.retries and not self._runs_alone():
             self._lines.take_retries(now_ms)
@@ -875,7 +882,9 @@ class Partition:
         return not self._suspect or self._drop_suspect()
 
     def _drop_suspect(self) -> bool:
-        if self._committing is not None or self._endings.pending.rows or self._lent.reads_for_parts:
+        if self.under_way.commit is not None or self._endings.pending.rows:
+            return False
+        if self._lent.reads_for_parts:
             return False
         for key in self._suspect:
             self._cells.drop(key)
@@ -1343,25 +1352,18 @@ class Partition:
     ) -> Snapshot:
         """Remember the state as it is at the last commit, for a reader; once the ticket is settled
         it may be read. With keys, only they are remembered."""
-        snapshot = self.snapshots.pin(id_, self._index, keys, now_ms)
-        if self._sealed is None:
+        snapshot = self.snapshots.pin(id_, self.under_way.index, keys, now_ms)
+        if self.under_way.sealed is None:
             self.effects.append(Settled(ticket))
         else:
-            self._sealed.tickets.append(ticket)
+            self.under_way.sealed.tickets.append(ticket)
         return snapshot
 
     def old_loaded(self, rows: Sequence[StateRow] | None) -> None:
         """These are the states that `LoadOld` asked for; None if they cannot be known: then no
         reader is waited for."""
-        commit, keys = self._committing, self._loading_old
-        if self.stopped or commit is None or not keys:
-            return
-        self._loading_old = ()
-        if rows is None:
-            self.snapshots.lose("the store could not tell in time what was to be written over")
-        else:
-            self.snapshots.keep(commit.index, keys, rows)
-        self.effects.append(Store(commit))
+        if not self.stopped and (store := self.under_way.old_loaded(rows)) is not None:
+            self.effects.append(store)
 
     # Windows
 
@@ -1459,7 +1461,7 @@ class Partition:
             wake_ms = min(wake_ms, self._queue.gathering_until_ms)
         if self.staging.fed_rows and now_ms < self._urgency.background_ms:
             wake_ms = min(wake_ms, self._urgency.background_ms)
-        if self._endings.pending.acknowledged and self._committing is None:
+        if self._endings.pending.acknowledged and self.under_way.commit is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
             self._wake_ms = wake_ms
@@ -1473,97 +1475,28 @@ class Partition:
 
     def _seal_if_wanted(self, now_ms: float) -> None:
         """Begin the next commit; none is under way."""
-        pending = self._endings.pending
-        if not pending.must_flush or self._unrecorded is not None:
-            return
-        if self._gone:
-            self._clients.leave_out_gone(pending, any_open=self._endings.open_from_clients > 0)
-        for source in sorted(pending.ahead):
-            numbers = sorted(self._inbox.ahead.get(source, ()))
-            value = _encode(numbers) if numbers else None
-            pending.records.append(Record(AHEAD, source, value))
-            if not numbers:
-                self._inbox.ahead.pop(source, None)
-        self._endings.pending = Pending()
-        self._sealed = pending
-        self._timers.sealed()
-        self.progress.sealed()
-        pending.records.extend(self.staging.sealed())
-        self._index += 1
-        commit = self._sealer.seal(pending, self.epoch, self._index, self.clock_ms(now_ms), now_ms)
-        if pending.message_count:
-            self._commit_size.learn(commit, pending.message_count)
-        if self._calls.unsent:
-            commit.records.extend(self._calls.sealed())
-        self.counters.egress_dropped = self._egress.dropped
-        self._committing, self._sealed_ms = commit, now_ms
-        if self.snapshots.open:
-            self._loading_old = self.snapshots.unkept(commit.index, commit.state, now_ms)
-            if self._loading_old:
-                self.effects.append(LoadOld(self._loading_old))
-                return
-        self.effects.append(Store(commit))
+        if self._endings.pending.must_flush and self._unrecorded is None:
+            self.effects.append(self.under_way.seal(self.clock_ms(now_ms), now_ms))
+            self.counters.egress_dropped = self._egress.dropped
 
     def committed(self, outcome: Outcome, now_ms: float) -> None:
         """The store has answered: tell everybody, or stop."""
-        commit = self._committing
-        if self.stopped or commit is None:
+        under_way = self.under_way
+        if self.stopped or under_way.commit is None:
             return
         if outcome is Outcome.UNKNOWN:
-            self.effects.append(Store(commit))
+            self.effects.append(Store(under_way.commit))
             return
-        if outcome is Outcome.REFUSED and self._sealed is not None and len(self._sealed.ran) == 1:
-            self._unstorable.update(self._sealed.ran)
+        if outcome is Outcome.REFUSED and under_way.sealed and len(under_way.sealed.ran) == 1:
+            self._unstorable.update(under_way.sealed.ran)
         if outcome in (Outcome.FENCED, Outcome.GAP, Outcome.REFUSED):
             self.stop(outcome)
             return
-        self._committing = None
-        if self._sealed is not None and self._sealed.has_background:
-            self._urgency.background_stored(now_ms - self._sealed_ms, now_ms)
-        self._committed_whole(now_ms)
-        effects, gone = self.effects, self._gone
-        for entry in commit.outbox:
-            if entry.destination in gone:
-                continue  # It left meanwhile; the next commit deletes what this one has stored.
-            self._outbox.keep(entry)
-            effects.append(Deliver(entry))
-        for source, upto in commit.inbox.items():
-            if source in gone:
-                continue
-            self._inbox.taken[source] = upto
-            if is_pipeline(source):
-                continue  # Nobody waits for it but the store.
-            target = self.name + (REPLY_MARK if source.endswith(REPLY_MARK) else "")
-            context = self._context_for(source, now_ms)
-            effects.append(Acknowledge(Ack(target, source, upto, context, self.epoch)))
+        self.effects += under_way.done(now_ms)
         if self._cells.over_bound():
             self._cells.shrink(self._keys_in_use())
         self._load_timers(now_ms)
         self._advance(now_ms)
-
-    def _context_for(self, source: str, now_ms: float) -> list[tuple[str, float]] | None:
-        """Return what a sending partition should know of costs here, if it does not."""
-        if is_client(source) or source.endswith(REPLY_MARK):
-            return None
-        version = self._urgency.context_version(self.function, now_ms)
-        if self._contexts_told.get(source) == version:
-            return None
-        self._contexts_told[source] = version
-        return self._urgency.context(self.function)
-
-    def _committed_whole(self, now_ms: float) -> None:
-        """What the store knows now need not be remembered for it."""
-        sealed, self._sealed = self._sealed, None
-        self._calls.committed()
-        if sealed is not None:
-            self._endings.committed(sealed, now_ms)
-            if sealed.answers:
-                self._endings.answers.committed(sealed.answers)
-            if sealed.tickets:
-                self.effects.extend(Settled(ticket) for ticket in sealed.tickets)
-        self._timers.committed()
-        self.progress.committed()
-        self.staging.committed()
 
     def _keys_in_use(self) -> set[str]:
         in_use = {
@@ -1591,14 +1524,14 @@ class Partition:
         self._advance(now_ms)
 
     def _leave_if_done(self, now_ms: float) -> None:
-        if self._committing is not None or (self._running and not self._leaves_at_once):
+        if self.under_way.commit is not None or (self._running and not self._leaves_at_once):
             return
         # What cannot be committed because of what runs has not happened.
         is_stuck = self._unrecorded is not None
         if self._endings.pending.must_flush and not is_stuck:
             self._seal_if_wanted(now_ms)
         else:
-            self.effects.append(Left(self._index, settled=not is_stuck))
+            self.effects.append(Left(self.under_way.index, settled=not is_stuck))
 
     def keys_unsettled(self) -> set[str]:
         """Return the keys whose states in memory may differ from what is stored."""
@@ -1630,6 +1563,6 @@ class Partition:
             or self._lent.parts
             or self._backlog
             or self._ready
-            or self._committing is not None
+            or self.under_way.commit is not None
             or self._endings.pending.must_flush
         )

@@ -243,7 +243,7 @@ class AppHandlers:
     def sealed(self, hosted: Hosted, commit: Commit) -> list[Sent]:
         sent: list[Sent] = []
         memory: Open = hosted.memory
-        pending = hosted.partition._sealed
+        pending = hosted.partition.under_way.sealed
         sends: dict[str, deque[Root]] = {}
         now_ms = self._events.now_ms
         for effect in () if pending is None else pending.effects:

@@ -92,10 +92,11 @@ class DeliversBeforeTheCommit(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            before = self._committing
+            before = self.under_way.commit
             super()._seal_if_wanted(now_ms)
-            if self._committing is not None and self._committing is not before:
-                self.effects.extend(Deliver(entry) for entry in self._committing.outbox)
+            commit = self.under_way.commit
+            if commit is not None and commit is not before:
+                self.effects.extend(Deliver(entry) for entry in commit.outbox)
 
 
 class ForgetsTheOutboxOnTakeover(Mutant):
@@ -110,9 +111,9 @@ class TrimsOnDelivery(Mutant):
 
     class partition(Partition):  # noqa: N801
         def committed(self, outcome: Outcome, now_ms: float) -> None:
-            commit = self._committing
+            commit = self.under_way.commit
             super().committed(outcome, now_ms)
-            if commit is not None and self._committing is not commit:
+            if commit is not None and self.under_way.commit is not commit:
                 for entry in commit.outbox:
                     self.acknowledged(entry.destination, entry.first + entry.length - 1)
 
@@ -396,15 +397,16 @@ class ChangesACommitOnResend(Mutant):
 
     class partition(Partition):  # noqa: N801
         def committed(self, outcome: Outcome, now_ms: float) -> None:
-            commit = self._committing
-            if outcome is Outcome.UNKNOWN and commit is not None:
+            under_way = self.under_way
+            if outcome is Outcome.UNKNOWN and under_way.commit is not None:
                 # "It failed, so the next one has its number."
-                self._index += 1
-                commit = msgspec.structs.replace(
-                    commit, index=self._index, id=b"%d.%d" % (self.epoch, self._index)
+                under_way.index += 1
+                under_way.commit = msgspec.structs.replace(
+                    under_way.commit,
+                    index=under_way.index,
+                    id=b"%d.%d" % (self.epoch, under_way.index),
                 )
-                self._committing = commit
-                self.effects.append(Store(commit))
+                self.effects.append(Store(under_way.commit))
                 return
             super().committed(outcome, now_ms)
 
@@ -481,10 +483,11 @@ class AnswersBeforeTheCommit(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            before = self._committing
+            before = self.under_way.commit
             super()._seal_if_wanted(now_ms)
-            if self._committing is not None and self._committing is not before:
-                answers = [each for each in self._committing.outbox if is_client(each.destination)]
+            commit = self.under_way.commit
+            if commit is not None and commit is not before:
+                answers = [each for each in commit.outbox if is_client(each.destination)]
                 self.effects.extend(Deliver(entry) for entry in answers)
 
 

@@ -37,9 +37,9 @@ class SendsBeforeItHasKept(SnapshotMutant):
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
             super()._seal_if_wanted(now_ms)
-            if self._loading_old and isinstance(self.effects[-1], LoadOld):
-                assert self._committing is not None
-                self.effects.append(Store(self._committing))
+            if self.effects and isinstance(self.effects[-1], LoadOld):
+                assert self.under_way.commit is not None
+                self.effects.append(Store(self.under_way.commit))
 
         def old_loaded(self, rows: Sequence[StateRow] | None) -> None:
             sent = len(self.effects)
@@ -54,7 +54,7 @@ class ReadsBeforeTheCommit(SnapshotMutant):
         def snapshot_pinned(
             self, id_: str, keys: Collection[str] | None, ticket: object, now_ms: float
         ) -> Snapshot:
-            snapshot = self.snapshots.pin(id_, self._index, keys, now_ms)
+            snapshot = self.snapshots.pin(id_, self.under_way.index, keys, now_ms)
             self.effects.append(Settled(ticket))
             return snapshot
 
