@@ -29,7 +29,7 @@ from sublet.runtime.admission import Admission, Clients, infeasible
 from sublet.runtime.backlog import IN_LINE
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import Inbox, Outbox, endpoint_of
-from sublet.runtime.commit_size import ROWS_AHEAD_MAX, CommitSize
+from sublet.runtime.commit_size import CommitSize
 from sublet.runtime.commit_under_way import CommitUnderWay
 from sublet.runtime.damage import check_outbox, damaged, decoded
 from sublet.runtime.early_ends import Expiries, expired, withdrawals
@@ -42,6 +42,7 @@ from sublet.runtime.lent_work import LentWork
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Sealer
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
+from sublet.runtime.runs import Runs
 from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.snapshots import Snapshot, SnapshotRoom, Snapshots
 from sublet.runtime.staging import Staging, requests_of
@@ -71,11 +72,11 @@ from sublet.runtime.steps import (
     WakeAt,
 )
 from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
+from sublet.runtime.unstorable import UNSTORABLE, Unstorable
 from sublet.runtime.windows import StreamProgress, closing_message, decode_marker
 from sublet.runtime.work import Chunk, Failure, Message, RunResult, Span, Waiting, Work
 from sublet.runtime.work_queue import Singly, WorkQueue
 from sublet.scheduler.batching import Curve
-from sublet.scheduler.pace import RUNS_AT_ONCE
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     AHEAD,
@@ -98,22 +99,6 @@ def _check_columns(function: Function) -> Callable[[msgspec.Raw], None]:
         function.column_type.check(column)
 
     return check
-
-
-UNSTORABLE = Failure(
-    ErrorInfo(
-        "too_large",
-        "what it changes, sends and answers is more than the store takes in one commit: change "
-        "fewer keys or rows at a time",
-    ),
-    retryable=False,
-)
-UNSTORABLE_AWAITED_MAX = 1_000
-"""So many messages run one by one until those that cannot be stored have come; they may have been
-taken back."""
-BACKGROUND_MESSAGES_MAX = 200
-"""Messages of the lowest urgency in one commit of a partition, while others are expected: these
-would have to wait for it."""
 
 
 class Partition:
@@ -188,22 +173,17 @@ class Partition:
             self._prefetch = Prefetch(fetchable, prefetch_keys_max)
         self._lines = KeyLines(function.kind)
         self._ready, self._keys = self._lines.ready, self._lines.keys
-        self._running: dict[int, Work] = {}
         self._lent = LentWork(function, self._lines, cells, merger)
         self.versions = self._lent.versions
         """Of the states that lessees have."""
         self.mergeable = merger is not None
         self._by_hand: set[str] = set()
         """Keys that somebody holds to change their state."""
-        self._suspect: set[str] = set()
         self._awaiting: dict[str, Waiting] = {}
         self._expiries = Expiries()
         self._calls = Calls(function.name)
-        self._unrecorded: Work | None = None
         self._commit_size = CommitSize(limits.commit_messages_max, is_heavy=is_heavy)
-        self._unstorable = set(unstorable)
-        """Until they have failed, messages run one by one."""
-        self._unstorable_awaited = 0
+        self._unstorable = Unstorable(unstorable)
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
             function,
@@ -268,6 +248,23 @@ class Partition:
             snapshots=self.snapshots,
         )
         """What the store has not answered."""
+        self._runs = Runs(
+            function,
+            limits,
+            pace,
+            self._urgency,
+            cells,
+            size=self._commit_size,
+            unstorable=self._unstorable,
+            queue=self._queue,
+            lines=self._lines,
+            awaiting=self._awaiting,
+            lent=self._lent,
+            staging=self.staging,
+            endings=self._endings,
+            under_way=self.under_way,
+        )
+        self._running = self._runs.going
         self._singles = SingleMessages(
             function,
             self._queue,
@@ -620,7 +617,7 @@ class Partition:
             self._pace.learn(self.function, result.cut_at or work.count, result.elapsed_ms)
         if self._queue.batching is not None:
             self._queue.batching.ended(work.count, self._backlog.count, now_ms)
-        if self._commit_size.is_heavy or self._unstorable:
+        if self._commit_size.is_heavy or self._unstorable.ids:
             result = self._told_apart(work, result)
         self._gather(work, result)
         if work.spans and result.is_plain:
@@ -636,21 +633,14 @@ class Partition:
         becomes of the run, if that has happened before."""
         ids = work.message_ids()
         self._endings.pending.ran += ids
-        if len(ids) > 1 or ids[0] not in self._unstorable or not result.is_plain:
-            self._unstorable_awaited += bool(self._unstorable)
-            if self._unstorable_awaited > UNSTORABLE_AWAITED_MAX:
-                self._unstorable.clear()
+        if len(ids) > 1 or not result.is_plain or not self._unstorable.has_come(ids[0]):
+            self._unstorable.others_came()
             return result
-        self._let_fail(ids[0], result.rows)
+        self.cells_suspect({row.key for row in result.rows})
         failed = RunResult()
         failed.values, failed.elapsed_ms = [None], result.elapsed_ms
         failed.failed[0] = UNSTORABLE
         return failed
-
-    def _let_fail(self, message_id: str, rows: Sequence[StateRow]) -> None:
-        """Forget what a message has changed in memory: it cannot be stored."""
-        self._unstorable.remove(message_id)
-        self.cells_suspect({row.key for row in rows})
 
     def _gather(self, work: Work, result: RunResult) -> None:
         """Put what a run has changed and sent into the next commit."""
@@ -672,10 +662,8 @@ class Partition:
     def _work_ended(self, work: Work) -> None:
         if work.lease is not None:
             self._lent.dropped(work)
-            return
-        del self._running[work.id]
-        if not work.recorded:
-            self._unrecorded = None
+        else:
+            self._runs.ended(work)
 
     def _settle_each(self, work: Work, result: RunResult, now_ms: float) -> None:
         """Some messages of a run failed, wait, or were waiting before."""
@@ -712,10 +700,10 @@ class Partition:
         self._pace.learn(self.function, 1, step_ms)
         pending = self._endings.pending
         pending.must_flush = True
-        if self._commit_size.is_heavy or self._unstorable:
+        if self._commit_size.is_heavy or self._unstorable.ids:
             pending.ran.append(message_id)
-            if failure is None and message_id in self._unstorable:
-                self._let_fail(message_id, rows)
+            if failure is None and self._unstorable.has_come(message_id):
+                self.cells_suspect({row.key for row in rows})
                 failure = UNSTORABLE
         if failure is not None:
             holds = self._endings.fail(waiting, failure, now_ms)
@@ -739,7 +727,7 @@ class Partition:
     def cells_suspect(self, keys: Collection[str]) -> None:
         """A handler was given up and may go on changing these cells: they are read again, once
         everything that is known of them is committed."""
-        self._suspect.update(keys)
+        self._runs.suspect.update(keys)
 
     # Taking work
 
@@ -750,12 +738,12 @@ class Partition:
             return
         # Asked once: a run on the loop must not begin beside one that goes on elsewhere.
         off_loop = self._pace.off_loop(self.function)
-        while (self._backlog.count or self._ready) and self._can_start(off_loop, now_ms):
+        while (self._backlog.count or self._ready) and self._runs.may_begin(off_loop, now_ms):
             if self._start_work(off_loop, now_ms):
                 break
         if self._queue.batching is not None:
             self._queue.took()
-        if not self._runs_alone():
+        if not self._runs.are_alone():
             self._advance(now_ms)  # Otherwise there is nothing to begin until the end of the run.
         prefetch = self._prefetch
         if prefetch is not None and (prefetch.unseen or prefetch.fetched):
@@ -775,13 +763,13 @@ class Partition:
         if self.leaving:
             self._leave_if_done(now_ms)
             return
-        if self.progress.is_used and not self._runs_alone():
+        if self.progress.is_used and not self._runs.are_alone():
             self._let_time_pass(now_ms)
         if self.staging.hungry:
             self._feed(now_ms)
         if self.under_way.commit is None and self._endings.pending.must_flush:
             self._seal_if_wanted(now_ms)
-        if self._lines.retries and not self._runs_alone():
+        if self._lines.retries and not self._runs.are_alone():
             self._lines.take_retries(now_ms)
         if self._expiries.heap:
             for waiting in self._expiries.due(now_ms):
@@ -790,8 +778,8 @@ class Partition:
         queue.gathering_until_ms = None
         if (
             (self._backlog.count or self._ready)
-            and self._can_start(self._pace.off_loop(self.function), now_ms)
-            and (self._ready or not queue.gathers(now_ms, self._batch_size))
+            and self._runs.may_begin(self._pace.off_loop(self.function), now_ms)
+            and (self._ready or not queue.gathers(now_ms, self._runs.batch_size))
         ):
             ready = queue.announce(self._ready, now_ms)
             if ready is not None:
@@ -800,56 +788,11 @@ class Partition:
             self._fetch_ahead()
         self._plan_wake(now_ms)
 
-    def _runs_alone(self) -> bool:
-        """Tell whether a run goes on that holds no keys: until its end nothing else starts."""
-        for work in self._running.values():
-            # All that run are alike, so the first one tells.
-            return work.exclusive
-        return False
-
-    def _can_start(self, off_loop: bool, now_ms: float) -> bool:
-        """Tell whether one more run may start now."""
-        if self._running:
-            if self._runs_alone() or not off_loop:
-                return False
-            if len(self._running) >= (self.function.concurrency or RUNS_AT_ONCE):
-                return False
-        if self._is_next_commit_full():
-            return False
-        if self.staging.fed_rows and self._background_room(now_ms) <= 0:
-            return False
-        if (
-            self._commit_size.is_heavy or self._suspect or self._unstorable
-        ) and not self._may_start():
-            return False
-        if self._ready or len(self._awaiting) < self._limits.open_calls_max:
-            return True
-        return self._backlog.peer_chunks > 0
-
-    def _is_next_commit_full(self) -> bool:
-        pending = self._endings.pending
-        return (
-            pending.message_count >= self._limits.commit_messages_max
-            or len(pending.rows) >= ROWS_AHEAD_MAX
-        )
-
-    def _background_room(self, now_ms: float) -> int:
-        """Return how many messages may be begun, if background comes next: whatever is live waits
-        for the commit that these are in, in all partitions of the worker."""
-        chunk = self._backlog.first()
-        if self._ready or chunk is None or not chunk.is_background:
-            return self._limits.commit_messages_max
-        if not self._urgency.is_live(now_ms):
-            return self._limits.commit_messages_max
-        if now_ms < self._urgency.background_ms:
-            return 0
-        return BACKGROUND_MESSAGES_MAX - self._endings.pending.message_count
-
     def _start_work(self, off_loop: bool, now_ms: float) -> bool:
         """Start one run, or take what does not run; return whether a run has started."""
-        size = self._batch_size()
+        size = self._runs.batch_size()
         if self.staging.fed_rows:
-            size = min(size, max(1, self._background_room(now_ms)))
+            size = min(size, max(1, self._runs.background_room(now_ms)))
         if self._ready and not (
             # Of a full partition's backlog only neighbours' messages may run, if there are any.
             len(self._awaiting) < self._limits.open_calls_max
@@ -860,48 +803,10 @@ class Partition:
             work = self._take_from_backlog(size, off_loop, now_ms)
         if work is None:
             return False
-        work.off_loop = off_loop
-        # Whole columns hold no keys, wherever they run: until their end nothing else starts.
-        work.exclusive = not off_loop or bool(work.spans)
         if self._queue.batching is not None:
             self._queue.begun(work, now_ms)
-        self._running[work.id] = work
+        self._runs.begin(work, off_loop=off_loop)
         return self._load_or_run(work, now_ms)
-
-    def _runs_whole(self) -> bool:
-        """Tell whether a run beside the loop takes whole columns: one at a time, for a handler that
-        gets them as they are."""
-        return self.function.takes_columns and not self._running
-
-    def _may_start(self) -> bool:
-        if self._commit_size.is_heavy or self._unstorable:
-            ahead = self._endings.pending.message_count
-            ahead += sum([work.count for work in self._running.values()])
-            if (ahead and self._unstorable) or not self._commit_size.has_room_behind(ahead):
-                return False
-        return not self._suspect or self._drop_suspect()
-
-    def _drop_suspect(self) -> bool:
-        if self.under_way.commit is not None or self._endings.pending.rows:
-            return False
-        if self._lent.reads_for_parts:
-            return False
-        for key in self._suspect:
-            self._cells.drop(key)
-        self._suspect.clear()
-        return True
-
-    def _batch_size(self) -> int:
-        if self._unstorable:
-            return 1
-        function = self.function
-        limit = function.batch_size_max or self._limits.batch_size_max
-        if function.batch_size is not None:
-            limit = min(limit, function.batch_size)
-        if self.function.is_async:
-            limit = max(1, min(limit, self._limits.open_calls_max - len(self._awaiting)))
-        limit = self._commit_size.batch_size(limit)
-        return max(1, self._pace.batch_size(self.function, limit))
 
     def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
         """Take up to `size` messages; None if what was taken does not run (now)."""
@@ -909,7 +814,7 @@ class Partition:
         chosen = self._queue.choose(
             size,
             now_ms,
-            singly=bool(self._keys) or (off_loop and not self._runs_whole()),
+            singly=bool(self._keys) or (off_loop and not self._runs.take_columns()),
             # Handlers may be waiting for messages of other partitions: clients come later.
             peers_only=len(self._awaiting) >= limits.open_calls_max,
             # What waits for a busy key is in the next commit, too.
@@ -926,10 +831,7 @@ class Partition:
             return None
         assert type(chosen) is Singly
         places, spans = chosen
-        work = self._singles.take(places, now_ms, many_runs=off_loop, spans=spans)
-        if work is not None and not work.recorded:
-            self._unrecorded = work
-        return work
+        return self._singles.take(places, now_ms, many_runs=off_loop, spans=spans)
 
     # Requests that nobody waits for any more
 
@@ -1041,13 +943,7 @@ class Partition:
 
     def lends(self, *, in_parts: bool) -> bool:
         """Tell whether somebody else may run messages now."""
-        if self.stopped or self.leaving or self._runs_alone():
-            return False
-        if self._suspect or self._unstorable:
-            return False
-        if self._is_next_commit_full():
-            return False
-        if self._commit_size.is_heavy and not self._may_start():
+        if self.stopped or self.leaving or not self._runs.may_begin_elsewhere():
             return False
         if in_parts and self.mergeable:
             return True
@@ -1475,7 +1371,7 @@ class Partition:
 
     def _seal_if_wanted(self, now_ms: float) -> None:
         """Begin the next commit; none is under way."""
-        if self._endings.pending.must_flush and self._unrecorded is None:
+        if self._endings.pending.must_flush and self._runs.unrecorded is None:
             self.effects.append(self.under_way.seal(self.clock_ms(now_ms), now_ms))
             self.counters.egress_dropped = self._egress.dropped
 
@@ -1487,8 +1383,8 @@ class Partition:
         if outcome is Outcome.UNKNOWN:
             self.effects.append(Store(under_way.commit))
             return
-        if outcome is Outcome.REFUSED and under_way.sealed and len(under_way.sealed.ran) == 1:
-            self._unstorable.update(under_way.sealed.ran)
+        if outcome is Outcome.REFUSED and under_way.sealed is not None:
+            self._unstorable.refused(under_way.sealed.ran)
         if outcome in (Outcome.FENCED, Outcome.GAP, Outcome.REFUSED):
             self.stop(outcome)
             return
@@ -1527,7 +1423,7 @@ class Partition:
         if self.under_way.commit is not None or (self._running and not self._leaves_at_once):
             return
         # What cannot be committed because of what runs has not happened.
-        is_stuck = self._unrecorded is not None
+        is_stuck = self._runs.unrecorded is not None
         if self._endings.pending.must_flush and not is_stuck:
             self._seal_if_wanted(now_ms)
         else:
@@ -1535,7 +1431,7 @@ class Partition:
 
     def keys_unsettled(self) -> set[str]:
         """Return the keys whose states in memory may differ from what is stored."""
-        unsettled = self._keys_in_use() | self._suspect | self._by_hand
+        unsettled = self._keys_in_use() | self._runs.suspect | self._by_hand
         unsettled.update([each.message.key for each in self._awaiting.values()])
         return unsettled
 
@@ -1552,7 +1448,7 @@ class Partition:
                 self._queue.unweigh_waiting(waiting)
         self._lent.clear()
         self.snapshots.clear()
-        self.effects.append(Stop(outcome, frozenset(self._unstorable)))
+        self.effects.append(Stop(outcome, frozenset(self._unstorable.ids)))
 
     @property
     def idle(self) -> bool:

@@ -149,7 +149,7 @@ class StoresPositionsWithoutWaiting(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            self._unrecorded = None
+            self._runs.unrecorded = None
             super()._seal_if_wanted(now_ms)
 
 

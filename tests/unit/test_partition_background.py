@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime import partition as module
+from sublet.runtime import runs
 from sublet.runtime.pipeline_messages import LOWEST_LEFT_MS
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import BACKGROUND_PAUSES, LIVE_MS, Urgency
@@ -14,7 +14,7 @@ from tests.unit.test_partition_staging import Driver, done_keys, seal, stage
 
 @pytest.fixture(autouse=True)
 def few_in_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKGROUND_MESSAGES_MAX", 4)
+    monkeypatch.setattr(runs, "BACKGROUND_MESSAGES_MAX", 4)
 
 
 def history(owner: Owner, count: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sublet.functions.effects import Emitted, Outgoing
 from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.partition import UNSTORABLE_AWAITED_MAX
+from sublet.runtime.unstorable import UNSTORABLE_AWAITED_MAX
 from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow
 from tests.unit.partition_harness import (
     BROKEN,

@@ -1,0 +1,53 @@
+"""Messages of which the store has refused all that they change: they cannot be stored, and fail.
+
+A commit that the store can never take ends its owner's time, and tells which message was alone in
+it. The next owner lets messages run one by one until those have come, and lets them fail then: what
+they would change, send and answer is left out of the commit. No effects, and no judgement of sizes,
+which is `CommitSize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.work import Failure
+
+UNSTORABLE = Failure(
+    ErrorInfo(
+        "too_large",
+        "what it changes, sends and answers is more than the store takes in one commit: change "
+        "fewer keys or rows at a time",
+    ),
+    retryable=False,
+)
+UNSTORABLE_AWAITED_MAX = 1_000
+"""So many messages run one by one until those that cannot be stored have come; they may have been
+taken back."""
+
+
+class Unstorable:
+    __slots__ = ("_awaited", "ids")
+
+    def __init__(self, ids: Collection[str]) -> None:
+        self.ids = set(ids)
+        """Until they have failed, messages run one by one."""
+        self._awaited = 0
+
+    def refused(self, ran: Sequence[str]) -> None:
+        """The store can never take a commit in which these have run."""
+        if len(ran) == 1:
+            self.ids.update(ran)
+
+    def has_come(self, message_id: str) -> bool:
+        """A message has run; tell whether it is one that cannot be stored: then it is to fail."""
+        if message_id not in self.ids:
+            return False
+        self.ids.remove(message_id)
+        return True
+
+    def others_came(self) -> None:
+        """Others have run instead: if too many do, nothing is waited for any longer."""
+        self._awaited += bool(self.ids)
+        if self._awaited > UNSTORABLE_AWAITED_MAX:
+            self.ids.clear()
