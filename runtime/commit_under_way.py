@@ -18,12 +18,12 @@ import msgspec
 
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
-from sublet.runtime.admission import Clients
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox
 from sublet.runtime.commit_size import CommitSize
 from sublet.runtime.endings import Endings
 from sublet.runtime.frames import Ack
+from sublet.runtime.known_clients import Clients
 from sublet.runtime.pending import Pending, Sealer
 from sublet.runtime.snapshots import Snapshots
 from sublet.runtime.staging import Staging

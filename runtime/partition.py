@@ -25,7 +25,7 @@ import msgspec
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
 from sublet.functions.effects import Cancelled, Effect, Outgoing
-from sublet.runtime.admission import Admission, Clients, infeasible
+from sublet.runtime.admission import Admission, infeasible
 from sublet.runtime.backlog import IN_LINE
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import Inbox, Outbox, endpoint_of
@@ -35,8 +35,9 @@ from sublet.runtime.damage import check_outbox, damaged, decoded
 from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.endings import Endings
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Kind, Refused
+from sublet.runtime.frames import Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.key_lines import KeyLines
+from sublet.runtime.known_clients import Clients
 from sublet.runtime.leases import Lease
 from sublet.runtime.lent_work import LentWork
 from sublet.runtime.limits import Limits
@@ -47,7 +48,6 @@ from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.snapshots import Snapshot, SnapshotRoom, Snapshots
 from sublet.runtime.staging import Staging, requests_of
 from sublet.runtime.steps import (
-    Acknowledge,
     Cells,
     Counters,
     Deliver,
@@ -286,6 +286,8 @@ class Partition:
             self._clients,
             self.progress,
             self.staging,
+            self._endings,
+            self.counters,
             self._client_expired,
         )
         self.refusals = self._admission.refusals
@@ -353,34 +355,12 @@ class Partition:
             refused = Refused(batch.target, batch.source, batch.first, error, self.epoch)
             self.effects.append(Refuse(refused))
             return
-        source = batch.source
-        from_client = is_client(source)
-        if from_client:
-            if source in self._clients.expired:
-                self.counters.refused += batch.count
-                self.effects.append(Refuse(self._admission.expired(batch)))
-                return
-            if (heard := self._clients.heard(source, now_ms)) is not None:
-                self._endings.pending.record(heard)
-            self._gone.pop(source, None)
-            if batch.kind is Kind.REPLY:
-                return  # Nobody has called a client, so there is nothing that it could answer.
-            refusal = self._admission.refusal(batch, now_ms)
-            if refusal is not None:
-                self._refuse_new(batch, *refusal)
-                return
-        skip = self._inbox.accept(source, batch.first, batch.count)
-        if skip < 0:
-            self._refuse_gap(batch)
-            return
-        self.counters.duplicates += skip
-        if skip >= batch.count:
-            self._acknowledge_again(batch)
-            return
-        if self._admission.told:
-            self._admission.told.pop(source, None)
-        self._take_in(batch, skip, now_ms)
-        self._advance(now_ms)
+        taken = self._admission.accept(batch, now_ms)
+        if isinstance(taken, int):
+            self._take_in(batch, taken, now_ms)
+            self._advance(now_ms)
+        elif taken is not None:
+            self.effects.append(taken)
 
     def _take_in(self, batch: Batch, skip: int, now_ms: float) -> None:
         if batch.kind is Kind.REPLY:
@@ -435,34 +415,11 @@ class Partition:
 
     def refuse(self, batch: Batch, error: ErrorInfo) -> None:
         """Take nothing new from this batch, because the worker has no room."""
-        if not self.stopped:
-            self._refuse_new(batch, "in_flight", error)
-
-    def _refuse_new(self, batch: Batch, reason: str, error: ErrorInfo) -> None:
-        expected = self._inbox.expected(batch.source)
-        if batch.first > expected:
-            self._refuse_gap(batch)
-        elif batch.first + batch.count <= expected:
-            self._acknowledge_again(batch)
-        else:
-            self.counters.refused += batch.first + batch.count - expected
-            refused = self._admission.refused(batch, expected, error, reason)
-            self.effects.append(Refuse(refused))
-
-    def _refuse_gap(self, batch: Batch) -> None:
-        refused = self._admission.gap(batch)
-        if refused is not None:
-            self.effects.append(Refuse(refused))
-        elif is_client(batch.source):
-            # Behind one that was refused: it is not taken either, and its client knows.
-            self.counters.refused += batch.count
-            self._admission.count("behind", batch.count)
-
-    def _acknowledge_again(self, batch: Batch) -> None:
-        taken = self._inbox.taken.get(batch.source, 0)
-        if taken:
-            ack = Ack(batch.target, batch.source, taken, None, self.epoch)
-            self.effects.append(Acknowledge(ack))
+        if self.stopped:
+            return
+        told = self._admission.refuse(batch, "in_flight", error)
+        if told is not None:
+            self.effects.append(told)
 
     def acknowledged(self, destination: str, upto: int) -> None:
         """A receiver has durably taken our messages: they need not be kept."""

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from sublet.functions.address import is_client
-from sublet.runtime.admission import Clients
+from sublet.runtime.admission import Admission
 from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
 from sublet.runtime.endings import Endings
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.key_lines import KeyLines
+from sublet.runtime.known_clients import Clients
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
 from sublet.runtime.single_messages import SingleMessages
@@ -78,13 +79,19 @@ class AcknowledgesOnArrival(Mutant):
             self.effects.append(Acknowledge(Ack(batch.target, batch.source, received)))
 
 
+class _HastyAdmission(Admission):
+    def _acknowledge_again(self, batch: Batch) -> Acknowledge:
+        received = self._inbox.received.get(batch.source, 0)
+        return Acknowledge(Ack(batch.target, batch.source, received))
+
+
 class AcknowledgesDuplicatesBeforeTheCommit(Mutant):
     """Answers a repeated batch with how far it has come in memory (ack of a volatile watermark)."""
 
     class partition(Partition):  # noqa: N801
-        def _acknowledge_again(self, batch: Batch) -> None:
-            received = self._inbox.received.get(batch.source, 0)
-            self.effects.append(Acknowledge(Ack(batch.target, batch.source, received)))
+        def start(self, now_ms: float) -> None:
+            self._admission.__class__ = _HastyAdmission
+            super().start(now_ms)
 
 
 class DeliversBeforeTheCommit(Mutant):
