@@ -1,6 +1,6 @@
 """Requests that end before they are done: taken back by their callers, or past their deadlines.
 
-Only what such an end is called and when it comes; the partition ends the messages. `expires` of a
+Only what such an end is called and when it comes; `Interrupts` ends the messages. `expires` of a
 message says that nobody waits for its reply after its deadline: then it need not run, and if its
 handler awaits something, it is interrupted.
 """

@@ -32,10 +32,10 @@ from sublet.runtime.channels import Inbox, Outbox, endpoint_of
 from sublet.runtime.commit_size import CommitSize
 from sublet.runtime.commit_under_way import CommitUnderWay
 from sublet.runtime.damage import check_outbox, damaged, decoded
-from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.endings import Endings
 from sublet.runtime.frames import Batch, ErrorInfo, Kind, Refused
+from sublet.runtime.interrupts import Interrupts
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.known_clients import Clients
 from sublet.runtime.leases import Lease
@@ -53,7 +53,6 @@ from sublet.runtime.steps import (
     Deliver,
     Fetch,
     Fetchable,
-    Interrupt,
     Left,
     Lend,
     Load,
@@ -179,8 +178,6 @@ class Partition:
         self.mergeable = merger is not None
         self._by_hand: set[str] = set()
         """Keys that somebody holds to change their state."""
-        self._awaiting: dict[str, Waiting] = {}
-        self._expiries = Expiries()
         self._calls = Calls(function.name)
         self._commit_size = CommitSize(limits.commit_messages_max, is_heavy=is_heavy)
         self._unstorable = Unstorable(unstorable)
@@ -212,13 +209,12 @@ class Partition:
             recovered.expired,
             recovered.silent,
         )
-        self._gone = self._clients.gone
         self._endings = Endings(
             name,
             function,
             limits,
             inbox=self._inbox,
-            gone=self._gone,
+            gone=self._clients.gone,
             lines=self._lines,
             queue=self._queue,
             calls=self._calls,
@@ -248,6 +244,19 @@ class Partition:
             snapshots=self.snapshots,
         )
         """What the store has not answered."""
+        self._singles = SingleMessages(
+            function,
+            self._queue,
+            self._lines,
+            self._endings,
+            self.progress,
+            self.clock_ms,
+            in_parts=self.mergeable,
+        )
+        self._interrupts = Interrupts(
+            self._inbox, self._backlog, self._lines, self._singles, self._endings
+        )
+        self._awaiting = self._interrupts.awaiting
         self._runs = Runs(
             function,
             limits,
@@ -265,15 +274,6 @@ class Partition:
             under_way=self.under_way,
         )
         self._running = self._runs.going
-        self._singles = SingleMessages(
-            function,
-            self._queue,
-            self._lines,
-            self._endings,
-            self.progress,
-            self.clock_ms,
-            in_parts=self.mergeable,
-        )
         self.unrun = self._endings.unrun
         """For telemetry, which takes them away."""
         self._admission = Admission(
@@ -366,7 +366,7 @@ class Partition:
         if batch.kind is Kind.REPLY:
             self._take_replies(batch, skip)
         elif batch.kind is Kind.WITHDRAW:
-            self._take_withdrawals(batch, skip, now_ms)
+            self.effects.extend(self._interrupts.take(batch, skip, now_ms))
         elif batch.kind is Kind.STAGE:
             self._take_staging(batch, skip, now_ms)
         else:
@@ -628,17 +628,9 @@ class Partition:
             self._singles.message(*work.locate(index)) for index in range(work.count)
         ]
         for waiting in self._endings.settle(messages, work.spans, result, now_ms):
-            self._await(waiting)
-
-    def _await(self, waiting: Waiting) -> None:
-        """The handler goes on later; meanwhile its message is on record."""
-        message = waiting.message
-        self._awaiting[message.id] = waiting
-        if waiting.interrupted is not None:
-            # Taken back during its first step.
-            self.effects.append(Interrupt(message.id, waiting.interrupted))
-        elif waiting.expires and waiting.deadline_ms is not None:
-            self._expiries.add(waiting, len(self._awaiting))
+            interrupt = self._interrupts.suspended(waiting)
+            if interrupt is not None:
+                self.effects.append(interrupt)
 
     def invocation_ended(
         self,
@@ -728,9 +720,8 @@ class Partition:
             self._seal_if_wanted(now_ms)
         if self._lines.retries and not self._runs.are_alone():
             self._lines.take_retries(now_ms)
-        if self._expiries.heap:
-            for waiting in self._expiries.due(now_ms):
-                self._interrupt(waiting, expired(waiting))
+        if self._interrupts.expiries.heap:
+            self.effects.extend(self._interrupts.due(now_ms))
         queue = self._queue
         queue.gathering_until_ms = None
         if (
@@ -790,74 +781,6 @@ class Partition:
         places, spans = chosen
         return self._singles.take(places, now_ms, many_runs=off_loop, spans=spans)
 
-    # Requests that nobody waits for any more
-
-    def _interrupt(self, waiting: Waiting, error: ErrorInfo) -> None:
-        """Let a handler that awaits something end now; its caller gets the error."""
-        message_id = waiting.message.id
-        if self._awaiting.get(message_id) is not waiting or waiting.interrupted is not None:
-            return
-        if not self._endings.is_wanted_by_others(waiting):
-            waiting.interrupted = error
-            self.effects.append(Interrupt(message_id, error))
-
-    def _take_withdrawals(self, batch: Batch, skip: int, now_ms: float) -> None:
-        """The source does not wait any more for these calls of its own."""
-        source = batch.source
-        done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
-        for index, number, error in withdrawals(batch, skip, done):
-            self._withdraw(source, number, error, now_ms)
-            self._endings.took_ahead(source, batch.first + index)
-        self._endings.pending.must_flush = True
-
-    def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
-        place = self._backlog.remove_call(source, number)
-        if place is not None:
-            waiting = self._singles.message(*place)
-            self._endings.took_ahead(source, number)
-            self._endings.consume_unrun(waiting, error, now_ms)
-            return
-        message_id = f"{source}:{number}"
-        parked = self._endings.parked.get(message_id)
-        if parked is None or parked.message.kind is not Kind.CALL or parked.interrupted is not None:
-            return
-        if message_id in self._awaiting:
-            self._interrupt(parked, error)
-        elif not self._endings.is_wanted_by_others(parked):
-            self._end_waiting(parked, error, now_ms)
-
-    def _end_waiting(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
-        """End a message that stands somewhere; one that runs, or is about to, ends in its turn."""
-        if self._lines.remove(waiting) or (
-            waiting.message.extra.idempotency_key and self._endings.answers.follows(waiting)
-        ):
-            self._endings.consume_unrun(waiting, error, now_ms)
-        else:
-            waiting.interrupted = error
-            # Who waits for a retry need not wait any longer.
-            self._lines.hurry(waiting, now_ms)
-
-    def _take_cancels(self, span: Span) -> None:
-        keys = span.chunk.batch.keys[span.start : span.stop]
-        effects = [Cancelled(self.name, each) for each in keys]
-        self._timers.note(effects)
-        self._endings.pending.effects.extend(effects)
-        self._endings.took_whole(span)
-
-    def _take_markers(self, span: Span, now_ms: float) -> None:
-        batch = span.chunk.batch
-        if not self.progress.is_used:
-            # The first one: until now nobody had to know what is open.
-            for waiting in self._endings.parked.values():
-                self.progress.opened(waiting.message)
-        for index in range(span.start, span.stop):
-            value_ms = decode_marker(span.chunk.raw(index))
-            source = batch.keys[index] or batch.source
-            self.progress.marker(source, value_ms, self._singles.next_order(), now_ms)
-        self._endings.took_whole(span)
-        # Before anything that stands behind it runs.
-        self._let_time_pass(now_ms)
-
     def _load_or_run(self, work: Work, now_ms: float) -> bool:
         asked: list[str] = []
         if work.waiting:
@@ -886,6 +809,29 @@ class Partition:
         if work.lease is not None:
             self._lent.reads(work)
         return True
+
+    # What is taken and does not run
+
+    def _take_cancels(self, span: Span) -> None:
+        keys = span.chunk.batch.keys[span.start : span.stop]
+        effects = [Cancelled(self.name, each) for each in keys]
+        self._timers.note(effects)
+        self._endings.pending.effects.extend(effects)
+        self._endings.took_whole(span)
+
+    def _take_markers(self, span: Span, now_ms: float) -> None:
+        batch = span.chunk.batch
+        if not self.progress.is_used:
+            # The first one: until now nobody had to know what is open.
+            for waiting in self._endings.parked.values():
+                self.progress.opened(waiting.message)
+        for index in range(span.start, span.stop):
+            value_ms = decode_marker(span.chunk.raw(index))
+            source = batch.keys[index] or batch.source
+            self.progress.marker(source, value_ms, self._singles.next_order(), now_ms)
+        self._endings.took_whole(span)
+        # Before anything that stands behind it runs.
+        self._let_time_pass(now_ms)
 
     # Leases
 
@@ -1302,7 +1248,7 @@ class Partition:
         timer_ms = self._timers.next_due_ms
         if timer_ms is not None:
             wake_ms = min(wake_ms, timer_ms - self._clock_base_ms)
-        retries, expiries = self._lines.retries, self._expiries.heap
+        retries, expiries = self._lines.retries, self._interrupts.expiries.heap
         if retries and retries[0][0] > now_ms:
             wake_ms = min(wake_ms, retries[0][0])
         if expiries:

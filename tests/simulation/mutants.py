@@ -13,12 +13,13 @@ from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
 from sublet.runtime.endings import Endings
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.interrupts import Interrupts
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.known_clients import Clients
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
 from sublet.runtime.single_messages import SingleMessages
-from sublet.runtime.steps import Acknowledge, Deliver, Store
+from sublet.runtime.steps import Acknowledge, Deliver, Interrupt, Store
 from sublet.runtime.work import Chunk, Waiting, Work
 from sublet.runtime.work_queue import WorkQueue
 from sublet.statestore.contract import (
@@ -262,34 +263,53 @@ class _KeepingBacklog(Backlog):
         return
 
 
+class _IdleInterrupts(Interrupts):
+    def withdraw(
+        self, source: str, number: int, error: ErrorInfo, now_ms: float
+    ) -> Interrupt | None:
+        self._backlog.__class__ = _KeepingBacklog
+        interrupt = super().withdraw(source, number, error, now_ms)
+        self._backlog.__class__ = Backlog
+        return interrupt
+
+
 class RunsWhatWasWithdrawnAndAnswered(Mutant):
     """Runs a request whose caller was told that it will not."""
 
     class partition(Partition):  # noqa: N801
-        def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
-            self._backlog.__class__ = _KeepingBacklog
-            super()._withdraw(source, number, error, now_ms)
-            self._backlog.__class__ = Backlog
+        def start(self, now_ms: float) -> None:
+            self._interrupts.__class__ = _IdleInterrupts
+            super().start(now_ms)
+
+
+class _GreedyInterrupts(Interrupts):
+    queued: dict[tuple[str, int], Batch]
+
+    def withdraw(
+        self, source: str, number: int, error: ErrorInfo, now_ms: float
+    ) -> Interrupt | None:
+        batch = self.queued.get((source, number))
+        if batch is None or batch.kind is not Kind.SEND:
+            return super().withdraw(source, number, error, now_ms)
+        batch.kind = Kind.CALL
+        interrupt = super().withdraw(source, number, error, now_ms)
+        batch.kind = Kind.SEND
+        return interrupt
 
 
 class TakesBackSends(Mutant):
     """Lets sends be withdrawn, which nobody answers."""
 
     class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._interrupts.__class__ = _GreedyInterrupts
+            self._interrupts.queued = {}  # type: ignore[attr-defined]
+            super().start(now_ms)
+
         def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
             super()._line_up(batch, skip, now_ms)
-            self.queued_kinds = getattr(self, "queued_kinds", {})
             for number in range(batch.first, batch.first + batch.count):
-                self.queued_kinds[batch.source, number] = batch
-
-        def _withdraw(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> None:
-            batch = self.queued_kinds.get((source, number))
-            if batch is None or batch.kind is not Kind.SEND:
-                super()._withdraw(source, number, error, now_ms)
-                return
-            batch.kind = Kind.CALL
-            super()._withdraw(source, number, error, now_ms)
-            batch.kind = Kind.SEND
+                self._interrupts.queued[batch.source, number] = batch  # type: ignore[attr-defined]
 
 
 class _OneByOne(WorkQueue):

@@ -125,7 +125,9 @@ def test_a_state_whose_lease_ended_in_vain_is_nowhere_else_although_nothing_ran_
     before = versions.of("a")
     assert versions.is_at("a", "east")
     home.lend(2, ["a"])
-    home.owner.partition._withdraw(CLIENT, 2, ErrorInfo("cancelled", "taken back"), home.now_ms)
+    home.owner.partition._interrupts.withdraw(
+        CLIENT, 2, ErrorInfo("cancelled", "taken back"), home.now_ms
+    )
     home.pass_time(10 * TERM_MS)
     assert home.revoked()
     assert home.run_home() == []

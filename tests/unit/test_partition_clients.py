@@ -159,7 +159,7 @@ def test_no_more_clients_that_left_are_remembered_than_allowed() -> None:
         owner.arrive(1, ["busy"], source=name, kind=Kind.SEND)
         owner.client_gone(name)
 
-    assert len(owner.partition._gone) == GONE_CLIENTS_MAX
+    assert len(owner.partition._clients.gone) == GONE_CLIENTS_MAX
 
 
 def test_cancels_of_a_client_are_not_open_for_ever() -> None:

@@ -192,7 +192,7 @@ def test_a_partition_is_not_idle_while_something_is_lent() -> None:
 def test_a_call_that_is_taken_back_while_it_is_lent_is_not_run_again() -> None:
     home = lender()
     home.lend(1, ["a"])
-    home.owner.partition._withdraw(CLIENT, 1, ErrorInfo("cancelled", "taken back"), 0.0)
+    home.owner.partition._interrupts.withdraw(CLIENT, 1, ErrorInfo("cancelled", "taken back"), 0.0)
     home.lose("east")
     assert home.run_home() == []
     home.settle()

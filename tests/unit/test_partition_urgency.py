@@ -547,7 +547,7 @@ def test_deadlines_of_handlers_that_have_ended_are_forgotten() -> None:
         owner.end(f"{CLIENT}:{number}")
         owner.settle()
 
-    assert len(owner.partition._expiries.heap) <= 2 + EXPIRIES_SPARE
+    assert len(owner.partition._interrupts.expiries.heap) <= 2 + EXPIRIES_SPARE
 
 
 # Withdrawal
