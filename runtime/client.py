@@ -212,17 +212,19 @@ class Client:
         if links is not self._links:
             # Another partition has forgotten it before, and it has a successor.
             self._session.succeed(former)
-            self._links.plan_flush()
-            return
-        successor = self._new_links()
-        if former.topology is not None:
-            successor.session.topology_changed(former.topology)
-        successor.session.succeed(former)
-        self._retiring.append(links)
-        self._links, self._session = successor, successor.session
-        self._routes.clear()
-        successor.keep()
-        successor.plan_flush()
+        else:
+            successor = self._new_links()
+            if former.topology is not None:
+                successor.session.topology_changed(former.topology)
+            successor.session.succeed(former)
+            self._retiring.append(links)
+            self._links, self._session = successor, successor.session
+            self._routes.clear()
+            successor.keep()
+        self._links.plan_flush()
+        # Those who were told have left room, for other channels of the same name as well.
+        links.plan_flush()
+        self._settled()
 
     def _settled(self) -> None:
         if self._room_queue:

@@ -386,6 +386,7 @@ class Channel:
         "ack_due",
         "awaiting",
         "awaiting_firsts",
+        "doubted_ms",
         "endpoint",
         "epoch",
         "filling",
@@ -419,6 +420,8 @@ class Channel:
         """Since when somebody waits here and the owner cannot be reached."""
         self.refusals = 0
         """In a row, without anything taken in between."""
+        self.doubted_ms: float | None = None
+        """Since when a former owner, as it seems, wants what was taken, and nothing was since."""
         self.epoch = 0
         """The latest of the partition's owners that has acknowledged something."""
         self.next_number = 1

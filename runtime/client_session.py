@@ -165,6 +165,7 @@ class Session:
         self._deadlines: list[tuple[int, int, Segment, Channel]] = []
         self._deadlines_max = _DEADLINES_KEPT_MIN
         self._holds: list[tuple[float, int, Channel]] = []
+        self._doubted: dict[Channel, None] = {}
         self._order = 0
 
     # From callers
@@ -392,7 +393,7 @@ class Session:
         channel.peer = self.peers[channel.worker] if channel.worker else None
         channel.held = channel.queued = False
         channel.refusals = 0
-        channel.stranded_ms = None
+        channel.stranded_ms = channel.doubted_ms = None
         channel.gap_told = False
         self._stranded.pop(channel, None)
         if channel.awaiting and not channel.resend:
@@ -519,6 +520,8 @@ class Session:
             if channel is not None and ack.source == self.endpoint:
                 channel.epoch = max(channel.epoch, ack.epoch)
                 landed, settled = channel.acknowledged(ack.upto)
+                if landed:
+                    channel.doubted_ms = None
                 stats.in_flight -= settled
                 if channel.peer is not None:
                     channel.peer.in_flight -= landed
@@ -584,8 +587,30 @@ class Session:
         """
         if not 0 < refused.epoch < channel.epoch:
             return False
-        since_ms = channel.stranded_ms if channel.refusals else None
-        return since_ms is None or now_ms - since_ms < self.patience.unreachable_ms
+        if channel.doubted_ms is None:
+            channel.doubted_ms = now_ms
+        # It need not be said twice: it may be silent to all that comes behind what it wants.
+        self._doubted[channel] = None
+        due_ms = channel.doubted_ms + self.patience.unreachable_ms
+        self.wake_ms = min(self.wake_ms, due_ms)
+        return now_ms < due_ms
+
+    def _expire_doubted(self, now_ms: float) -> float:
+        """Believe what was said as long ago as there is patience, of one channel at a time; return
+        when to look again."""
+        wake_ms = inf
+        for channel in tuple(self._doubted):
+            if channel.doubted_ms is None or channel.is_idle():
+                del self._doubted[channel]
+                continue
+            due_ms = channel.doubted_ms + self.patience.unreachable_ms
+            if due_ms <= now_ms and self.expired is None:
+                del self._doubted[channel]
+                channel.taint_before(channel.next_number)
+                self.expired = channel
+            else:
+                wake_ms = min(wake_ms, max(due_ms, now_ms))
+        return wake_ms
 
     def _retry_overloaded(self, channel: Channel, error: ErrorInfo, now_ms: float) -> None:
         too_often: list[Segment] = []
@@ -640,6 +665,7 @@ class Session:
             if any(each.unsettled for each in segment.parts()):
                 self._miss_deadline(segment, channel)
         wake_ms = min(holds[0][0] if holds else inf, deadlines[0][0] if deadlines else inf)
+        wake_ms = min(wake_ms, self._expire_doubted(now_ms))
         self.wake_ms = min(wake_ms, self._fail_stranded(now_ms))
 
     def _miss_deadline(self, asked: Segment, channel: Channel) -> None:
@@ -739,6 +765,9 @@ class Session:
         expired, old.expired = old.expired, None
         for channel in old.channels.values():
             if channel is expired:
+                if channel.peer is not None:
+                    # Nobody will acknowledge it, and other channels need the room.
+                    channel.peer.in_flight -= channel.ground(0)
                 reason = (
                     f"{channel.partition} knows nothing of this client any more: it was silent for "
                     "too long, or the store has lost data"

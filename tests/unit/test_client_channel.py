@@ -840,12 +840,50 @@ def test_another_reply_under_the_number_of_one_that_came_tells_of_lost_data(many
         assert isinstance(first.error, UnknownOutcomeError)
 
 
+def test_a_former_owner_that_says_once_what_it_lacks_is_believed_when_patience_ends() -> None:
+    """It had refused the first of two messages, which was acknowledged then, and was silent to the
+    second: nobody was told anything."""
+    stage = Stage(unreachable_ms=1_000.0)
+    waiters = [stage.ask(1)]
+    stage.frame()
+    waiters += [stage.ask(2), stage.ask(3)]
+    stage.frame()
+    stage.ack(2, epoch=6)
+    stage.refuse(1, "gap", epoch=5)
+    stage.session.tick(900.0)
+    stage.frame(900.0)
+    assert stage.session.expired is None
+    stage.session.tick(1_001.0)
+    successor = Stage()
+    successor.session.stats = stage.session.stats
+    successor.session.succeed(stage.session)
+
+    assert all(isinstance(each.error, UnknownOutcomeError) for each in waiters)
+
+
+def test_what_was_under_way_to_a_partition_that_forgot_us_leaves_its_room_to_others() -> None:
+    stage = Stage(window=1)
+    stage.ask(1)
+    stage.frame()
+    stage.ack(1)
+    stage.ask(2)
+    stage.frame()
+    stage.refuse(1, "gap")
+    successor = Stage()
+    successor.session.stats = stage.session.stats
+    successor.session.succeed(stage.session)
+    stage.ask(3, partition=P1)
+
+    assert stage.peer.in_flight == 0
+    assert [each.target for each in stage.batches()] == [P1]
+
+
 def test_a_former_owner_that_lacks_what_was_taken_is_asked_until_patience_ends() -> None:
     stage = Stage(unreachable_ms=1_000.0)
     stage.ask(1)
     stage.frame()
     stage.ack(1, epoch=6)
-    for now_ms in (0.0, 1.0, 400.0, 800.0, 1_200.0):
+    for now_ms in (0.0, 1.0, 400.0, 700.0, 1_200.0):
         assert stage.session.expired is None
         stage.refuse(1, "gap", epoch=5, now_ms=now_ms)
         stage.session.tick(now_ms + 200.0)
