@@ -204,6 +204,8 @@ class Membership:
         self._loop = asyncio.get_running_loop()
         self._joined_s = 0.0
         self._beaten_s = 0.0
+        self._beat = 0
+        """How often our heart has beaten, by what the directory has said last."""
         self._handover = Handover(member.id, ownership.owned)
         self._moves = Moves()
         self._quarantine = Quarantine()
@@ -283,7 +285,20 @@ class Membership:
             if self._is_replaced:
                 self._is_replaced = False
                 self._ownership.cut_off(False)
+            if view is not None and self._went_back(view):
+                self._forget_what_was_lost()
             return view
+
+    def _went_back(self, view: View) -> bool:
+        """Tell whether the directory, and so the store beside it, has lost what was newest."""
+        known, self._beat = self._beat, view.members[self._member.id].beat
+        return self._beat < known
+
+    def _forget_what_was_lost(self) -> None:
+        """What is here may be of what is lost, also where nothing of its own is: neighbours may
+        have acknowledged what they do not have any more. The store knows what is left."""
+        _log.error("the directory went back to older data", worker=self._member.id)
+        self._drop_all()
 
     @property
     def is_cut_off(self) -> bool:
@@ -306,17 +321,18 @@ class Membership:
             return
         self._is_replaced = True
         _log.warning("others have taken over", worker=self._member.id)
-        for partition in sorted(self._ownership.owned()):
-            self._ownership.removed(partition)
-        self._handover.forget_all()
+        self._drop_all()
         self._ownership.cut_off(True)
 
     async def _join_again(self) -> View:
         _log.warning("was taken for dead; joining again", worker=self._member.id)
+        self._drop_all()
+        return await self._join()
+
+    def _drop_all(self) -> None:
         for partition in sorted(self._ownership.owned()):
             self._ownership.removed(partition)
         self._handover.forget_all()
-        return await self._join()
 
     async def _join(self) -> View:
         counts = {info.name: info.partition_count for info in self._functions.values()}
@@ -329,6 +345,7 @@ class Membership:
                 await asyncio.sleep(error.retry_after_ms / 1000)
         self.problem = ""
         self._joined_s = self._beaten_s = self._loop.time()
+        self._beat = view.members[self._member.id].beat
         # Who proposes the next placement itself has to know from whom its partitions come.
         self._handover.placed(
             view.version, view.placement, view.members.keys(), (), self._joined_s * 1000

@@ -280,6 +280,19 @@ async def test_a_directory_that_went_back_to_older_data_is_newer_than_what_was_k
         await until(lambda: membership.view is not None and membership.view.version > known)
 
 
+async def test_a_worker_whose_heartbeats_are_lost_takes_all_that_it_has_again() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await until(lambda: cluster.backend.members["w"].beat > 2)
+        assert {each.epoch for each in cluster.backend.partitions.values()} == {1}
+        former = cluster.backend.members["w"]
+        cluster.backend.members["w"] = msgspec.structs.replace(former, beat=0)
+        await until(lambda: {each.epoch for each in cluster.backend.partitions.values()} == {2})
+        await until(lambda: len(cluster.owned) == 3)
+
+
 async def test_a_restarted_worker_takes_over_at_once_from_a_predecessor_that_is_gone() -> None:
     cluster = Cluster()
     await cluster.owner_before("predecessor")
