@@ -7,7 +7,8 @@ behind a refused one.
 
 - Whether there is room is asked once for each batch of a client, before its messages are accepted.
   Batches of partitions have no such question: what they send is bounded where it comes from.
-- What is here already is acknowledged again, as far as it is committed.
+- What is here already is acknowledged again, as far as it is committed; if the store may have lost
+  it, by the next commit.
 - Replies that a client does not take bound what it may ask for; and where there is no room for more
   replies at all, whoever has been silent for `CLIENT_SILENT_MS` *expires* first: its replies and
   numbers are dropped, but not that it was here, which is on record. Whatever it sends under this
@@ -61,8 +62,11 @@ class Admission:
         endings: Endings,
         counters: Counters,
         expire: Callable[[str, float], None],
+        *,
+        store_forgets: bool,
     ) -> None:
-        """`expire` ends what is kept for a client that has been silent for long."""
+        """`expire` ends what is kept for a client that has been silent for long. A store that
+        forgets may go back to older data: what is known here may then be gone."""
         self.refusals: dict[str, int] = {}
         """Messages refused, by reason."""
         self.told: dict[str, int] = {}
@@ -80,6 +84,7 @@ class Admission:
         self._endings = endings
         self._counters = counters
         self._expire = expire
+        self._store_forgets = store_forgets
 
     def count(self, reason: str, messages: int) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + messages
@@ -140,8 +145,13 @@ class Admission:
         return self._tell(batch, expected, ErrorInfo("gap", f"expected message {expected}"))
 
     def _acknowledge_again(self, batch: Batch) -> Acknowledge | None:
-        taken = self._inbox.taken.get(batch.source, 0)
+        taken, pending = self._inbox.taken.get(batch.source, 0), self._endings.pending
         if not taken:
+            return None
+        if self._store_forgets:
+            # Its sender would forget what the store may have lost here: a commit asks it first.
+            pending.inbox.setdefault(batch.source, self._inbox.reached[batch.source])
+            pending.must_flush = True
             return None
         return Acknowledge(Ack(batch.target, batch.source, taken, None, self._epoch))
 

@@ -480,7 +480,7 @@ class Host:
         self._carry_out(hosted)
 
     def refuse(self, batch: Batch, hosted: Hosted, error: ErrorInfo) -> None:
-        hosted.partition.refuse(batch, error)
+        hosted.partition.refuse(batch, error, self._clock.monotonic_ms())
         self._carry_out(hosted)
 
     def acknowledged(self, ack: Ack) -> None:

@@ -289,6 +289,7 @@ class Partition:
             self._endings,
             self.counters,
             self._client_expired,
+            store_forgets=recovered.token != "",
         )
         self.refusals = self._admission.refusals
         """Messages refused, by reason; counted as `Counters` are."""
@@ -359,8 +360,15 @@ class Partition:
         if isinstance(taken, int):
             self._take_in(batch, taken, now_ms)
             self._advance(now_ms)
-        elif taken is not None:
-            self.effects.append(taken)
+        else:
+            self._tell(taken, now_ms)
+
+    def _tell(self, told: Refuse | Acknowledge | None, now_ms: float) -> None:
+        """Tell the sender of a batch; what it may hear only later has to be committed first."""
+        if told is None:
+            self._advance(now_ms)
+        else:
+            self.effects.append(told)
 
     def _take_in(self, batch: Batch, skip: int, now_ms: float) -> None:
         if batch.kind is Kind.REPLY:
@@ -413,13 +421,10 @@ class Partition:
             frontier_ms = progress.frontier_ms(chunk.batch.source, clock_ms, now_ms)
             chunk.postpone(frontier_ms - now_ms)
 
-    def refuse(self, batch: Batch, error: ErrorInfo) -> None:
+    def refuse(self, batch: Batch, error: ErrorInfo, now_ms: float) -> None:
         """Take nothing new from this batch, because the worker has no room."""
-        if self.stopped:
-            return
-        told = self._admission.refuse(batch, "in_flight", error)
-        if told is not None:
-            self.effects.append(told)
+        if not self.stopped:
+            self._tell(self._admission.refuse(batch, "in_flight", error), now_ms)
 
     def acknowledged(self, destination: str, upto: int) -> None:
         """A receiver has durably taken our messages: they need not be kept."""

@@ -309,7 +309,7 @@ class SimulatedWorker:
                 self._not_here(batch)
             elif sender.number < 0 and not self._has_room(batch.count):
                 error = ErrorInfo("overloaded", "the worker has too much in flight", 50)
-                hosted.partition.refuse(batch, error)
+                hosted.partition.refuse(batch, error, now_ms)
                 self._carry_out(hosted)
             else:
                 hosted.partition.batch_arrived(batch, now_ms)

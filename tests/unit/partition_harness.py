@@ -7,7 +7,7 @@ comes to, how late it is.
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -185,6 +185,8 @@ class KnownCells(NoCells):
 class Owner:
     """One owner of the partition; `take_over` makes the next one on the same store."""
 
+    store_type: ClassVar[type[Any]] = MemoryStore
+
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         function: Function | None = None,
@@ -207,7 +209,7 @@ class Owner:
         self.function = function or make_function()
         self.limits = limits or Limits()
         self.backend = backend or MemoryBackend()
-        self.store = MemoryStore(self.backend)
+        self.store: MemoryStore = self.store_type(self.backend)
         self.pace = FixedPace()
         self.timers_loaded_max = timers_loaded_max
         self.loads: list[Load] = []

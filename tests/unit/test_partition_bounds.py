@@ -83,8 +83,8 @@ def test_what_was_taken_is_acknowledged_and_not_refused_when_the_worker_is_full(
     owner.arrive(1, ["a"])
     owner.settle()
     owner.acks.clear()
-    owner.partition.refuse(batch(1, ["a"]), FULL)
-    owner.partition.refuse(batch(1, ["a", "b"]), FULL)
+    owner.partition.refuse(batch(1, ["a"]), FULL, owner.now_ms)
+    owner.partition.refuse(batch(1, ["a", "b"]), FULL, owner.now_ms)
     owner.collect()
 
     assert [ack.upto for ack in owner.acks] == [1]

@@ -12,6 +12,7 @@ from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.unstorable import UNSTORABLE_AWAITED_MAX
 from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow
+from tests.simulation.cluster_loss import LossyBackend, LossyStore
 from tests.unit.partition_harness import (
     BROKEN,
     CLIENT,
@@ -253,6 +254,34 @@ def test_a_destination_gets_again_what_it_misses() -> None:
     owner.collect()
 
     assert owner.sent() == [2, 3]
+
+
+class OnRedis(Owner):
+    """An owner whose store may go back to older data."""
+
+    store_type = LossyStore
+
+
+def test_what_a_store_may_have_lost_is_acknowledged_again_only_after_a_commit() -> None:
+    """An owner that did not know of the loss acknowledged what its sender sent again from older
+    data: the sender forgot it, and the next owner never got it."""
+    backend = LossyBackend(lambda: 0)
+    before = OnRedis(backend=backend)
+    go_back = backend.copy()
+    before.arrive(1, ["a"])
+    before.settle()
+    before.acks.clear()
+    before.arrive(1, ["a"])
+    assert not before.acks
+    before.commit()
+    assert [ack.upto for ack in before.acks] == [1]
+    before.acks.clear()
+    go_back()
+    before.arrive(1, ["a"])
+    before.commit()
+
+    assert not before.acks
+    assert before.stops == [Outcome.GAP]
 
 
 def test_egress_positions_go_on_after_a_takeover() -> None:
