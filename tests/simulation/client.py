@@ -42,6 +42,8 @@ class Said:
         """Why nobody has taken it, if its sender was told so: then nothing may happen."""
         self.said_ms = 0.0
         self.answered_ms = inf
+        self.done_ms = inf
+        """When its sender has heard what has become of it."""
         self.replies: list[tuple[Any, ErrorInfo | None]] = []
 
     @property

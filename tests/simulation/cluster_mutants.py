@@ -21,8 +21,10 @@ from sublet.runtime.handover import Handover
 from sublet.runtime.host import Binding, Host
 from sublet.runtime.lending import Lending
 from sublet.runtime.membership import DeathWatch, Membership
+from sublet.runtime.partition import Partition
 from sublet.runtime.port import Port
 from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.steps import Acknowledge
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View
 from tests.simulation import mutants
@@ -116,6 +118,74 @@ class LosesTheOutboxOnTakeover(ClusterMutant):
             recovered: Recovered = await self.__getattr__("acquire")(partition, worker)
             recovered.outbox = []
             return recovered
+
+
+# What Redis has lost
+
+
+class _LossMutant(ClusterMutant):
+    is_about_loss = True
+
+
+class DoesNotCompareTokens(_LossMutant):
+    """Takes late commits of acquisitions that Redis has lost for those of the next ones."""
+
+    class store(SimulatedStore):  # noqa: N801
+        def apply(self, commits: Sequence[Commit]) -> list[Outcome]:
+            return super().apply([msgspec.structs.replace(each, token="") for each in commits])
+
+
+class TakesLostCommitsForDone(_LossMutant):
+    """Goes on as an owner although the store has said that its data is gone."""
+
+    class host(Host):  # noqa: N801
+        def _commit_ended(self, commit: Commit, outcome: Outcome) -> None:
+            super()._commit_ended(commit, Outcome.DONE if outcome is Outcome.GAP else outcome)
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Host": host}
+
+
+class BelievesNoOlderDirectory(_LossMutant):
+    """Lets a directory that went back keep versions that nobody believes."""
+
+    class membership(Membership):  # noqa: N801
+        async def _as_new(self, view: View, known: int) -> View:
+            return view
+
+    replaced: ClassVar = {f"{RUNTIME}.worker:Membership": membership}
+
+
+class AcknowledgesWhatMayBeLost(_LossMutant):
+    """Says that repeated messages were taken without asking a store that may have lost them."""
+
+    class partition(Partition):  # noqa: N801
+        def _acknowledge_again(self, batch: Batch, now_ms: float) -> None:
+            taken = self._inbox.taken.get(batch.source, 0)
+            if taken:
+                ack = Ack(batch.target, batch.source, taken, None, self.epoch)
+                self.effects.append(Acknowledge(ack))
+
+    replaced: ClassVar = {f"{RUNTIME}.host:Partition": partition}
+
+
+class WaitsForEverForWhatWasTaken(_LossMutant):
+    """A client does not ask for calls that were taken where their partition goes."""
+
+    class session(Session):  # noqa: N801
+        def _ask_whether_known(self, channel: Channel) -> None:
+            return
+
+    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+
+
+class TakesEveryLossForAFormerOwner(_LossMutant):
+    """A client never believes an owner of a lower epoch that it lacks what was taken."""
+
+    class session(Session):  # noqa: N801
+        def _is_former(self, channel: Channel, refused: Refused, now_ms: float) -> bool:
+            return 0 < refused.epoch < channel.epoch
+
+    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
 
 
 # Group commit
@@ -422,7 +492,8 @@ class BeginsAnewOnReconnect(ClusterMutant):
 
 
 def _is_mutant(each: Any) -> bool:
-    return isinstance(each, type) and issubclass(each, ClusterMutant) and each is not ClusterMutant
+    is_kind = isinstance(each, type) and issubclass(each, ClusterMutant)
+    return is_kind and each not in (ClusterMutant, _LossMutant)
 
 
 MUTANTS: dict[str, type[ClusterMutant]] = {

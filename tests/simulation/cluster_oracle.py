@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,9 @@ ABSENT_MS = 2_000
 class ClusterOracle(Oracle):
     """As of single partitions, and of what only whole workers and clients can do wrong."""
 
+    records_done: tuple[str, ...] = (PARKED, JOURNAL, TIMER, AHEAD, WINDOW)
+    """What must not be left of any kind when the cluster rests."""
+
     def __init__(self, cluster: ClusterWorld) -> None:
         self._cluster = cluster
         view: Any = SimpleNamespace(
@@ -47,10 +50,13 @@ class ClusterOracle(Oracle):
         super().__init__(view)
         self.functions_of: dict[str, Set[str]] = {}
         """What each worker has that was ever there; whatever it tells others."""
-        self._known: dict[int, Set[str]] = {}
-        """Version of the directory to the functions that were ever declared."""
-        self._served: dict[int, Set[str]] = {}
+        self._known: dict[int, list[Set[str]]] = {}
+        """Version of the directory to the functions that were ever declared; a version may come
+        twice if data is lost."""
+        self._served: dict[int, list[Set[str]]] = {}
         """Version of the directory to the functions that members have."""
+        self._writers: dict[str, str] = {}
+        """Partition to the worker that has taken it last, by what is stored."""
         self._absent_ms: dict[str, int] = {}
         """Since when there was, for the first time, nobody with a function."""
         self.directory_changed()
@@ -60,10 +66,10 @@ class ClusterOracle(Oracle):
     def directory_changed(self) -> None:
         """Whatever is placed must be where its function is, at any time."""
         backend = self._cluster.backend
-        known = self._known[backend.version] = set(backend.functions)
-        served = self._served[backend.version] = {
-            each for member in backend.members for each in self.functions_of[member]
-        }
+        known = set(backend.functions)
+        served = {each for member in backend.members for each in self.functions_of[member]}
+        self._known.setdefault(backend.version, []).append(known)
+        self._served.setdefault(backend.version, []).append(served)
         for function in known - served:
             self._absent_ms.setdefault(function, self._cluster.loop.now_ms)
         for partition, worker in backend.placement.items():
@@ -71,6 +77,12 @@ class ClusterOracle(Oracle):
 
     def acquired(self, worker: str, partition: str) -> None:
         self._check_has(worker, partition, "a worker takes what it cannot serve")
+        self._writers[partition] = worker
+
+    def written(self, worker: str, commit: Commit) -> None:
+        """Only whoever was the last to take a partition writes to it."""
+        writer = self._writers.get(commit.partition)
+        self._check_at_once(worker == writer, "two write", commit.partition, worker, writer)
 
     def committed_by(self, worker: str, commit: Commit) -> None:
         self._check_has(worker, commit.partition, "a worker commits what it cannot serve")
@@ -91,14 +103,21 @@ class ClusterOracle(Oracle):
 
     def told_unknown(self, function: str, version: int) -> None:
         """A caller, who knows this version, was told that there is no such function."""
-        is_unknown = function not in self._known[version]
+        is_unknown = any(function not in each for each in self._known[version])
         self._check_at_once(is_unknown, "a function is known", function, version)
 
     def told_absent(
-        self, function: str, versions: Sequence[int], deadline_ms: float | None
+        self, function: str, versions: tuple[int, int], deadline_ms: float | None
     ) -> None:
-        """A caller, who came to know these versions, was told that no worker has a function."""
-        is_absent = any(function not in self._served[each] for each in versions)
+        """A caller, who came to know versions between these two, was told that no worker has a
+        function."""
+        first, last = sorted(versions)
+        is_absent = any(
+            function not in each
+            for version, found in self._served.items()
+            if first <= version <= last
+            for each in found
+        )
         self._check_at_once(is_absent, "somebody has it", function, versions)
         now_ms = self._cluster.loop.now_ms
         waited_ms = now_ms - self._absent_ms.get(function, now_ms)
@@ -132,7 +151,7 @@ class ClusterOracle(Oracle):
                 found = self._partition_unrest(f"{function.name}/{index}", placement, living)
                 if found:
                     return found
-        if cluster.releases.are_different:
+        if cluster.releases.are_different or cluster.losses.are_there:
             for worker in cluster.workers:
                 if worker.stopping and worker.process.alive:
                     return f"{worker.process.name} does not leave"
@@ -146,8 +165,10 @@ class ClusterOracle(Oracle):
         if hosts != [owner]:
             return f"{name} is placed on {owner} and served by {hosts}"
         partition = living[owner].host.partitions[name].partition
-        tables = self._cluster.backend.partitions[name]
-        for kind in (PARKED, JOURNAL, TIMER, AHEAD, WINDOW):
+        tables = self._cluster.backend.partitions.get(name)
+        if tables is None:
+            return self._lacks(name)
+        for kind in self.records_done:
             if tables.records.get(kind):
                 return f"{name} has {kind} records: {list(tables.records[kind])[:5]}"
         # What is stored may be more: that something was taken is stored with the next commit.
@@ -158,6 +179,10 @@ class ClusterOracle(Oracle):
         if not partition.idle or partition.open_from_clients or partition.queued:
             return f"{name} has work"
         return ""
+
+    def _lacks(self, name: str) -> str:
+        """Say what is wrong if nothing is stored of a partition that has an owner."""
+        return f"{name} is not stored"
 
     def judge(self) -> None:
         view: Any = self._world
@@ -209,7 +234,10 @@ class ClusterOracle(Oracle):
             said_here = [
                 said
                 for _, where, said in self._cluster.script
-                if (where, said.key) == place and said.replies and said.uid in at
+                if (where, said.key) == place
+                and said.replies
+                and said.uid in at
+                and self.survives(said)
             ]
             for one in said_here:
                 if one.replies[0][1] is not None or one.idempotency_key:
@@ -225,16 +253,20 @@ class ClusterOracle(Oracle):
                         )
 
     def _check_pot(self) -> None:
-        cluster = self._cluster
+        found = self._pot()
+        wanted = {key: amount for key, amount in self._cluster.pot.items() if amount}
+        check(found == wanted, "the pot", found, wanted)
+
+    def _pot(self) -> dict[str, int]:
+        """Return what is in the pot of each key."""
         found: dict[str, int] = {}
-        for name, tables in cluster.backend.partitions.items():
+        for name, tables in self._cluster.backend.partitions.items():
             if name.rpartition("/")[0] == POT:
                 for key, rows in tables.state.items():
                     stored: Any = [(row.subkey, row.value, row.expires_ms) for row in rows.values()]
                     cell: Any = Sum().cell(stored, StateClock(0))
                     found[key] = int(cell.value)
-        wanted = {key: amount for key, amount in cluster.pot.items() if amount}
-        check(found == wanted, "the pot", found, wanted)
+        return found
 
     def _check_windows(self) -> None:
         cluster = self._cluster

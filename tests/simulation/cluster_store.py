@@ -2,7 +2,7 @@
 
 Both are the real ones in memory; what lies between is slow, fails before anything was done, or
 loses the answer after it was done. What a worker has sent is carried out also when it is frozen or
-dead by then.
+dead by then. A store that loses data is in `cluster_loss`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sublet.runtime.testing.virtual_loop import immediately
 from sublet.statestore.contract import Commit, Outcome, Recovered
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 from tests.simulation.cluster_loop import ClusterLoop, Process
+from tests.simulation.cluster_loss import LossyBackend, LossyStore
 
 T = TypeVar("T")
 
@@ -108,7 +109,8 @@ class SimulatedStore:
         on_acquire: Callable[[str], None],
     ) -> None:
         self.backend = backend
-        self.inner = MemoryStore(backend)
+        is_lossy = isinstance(backend, LossyBackend)
+        self.inner = LossyStore(backend) if is_lossy else MemoryStore(backend)
         self.faults = faults
         self.on_commit = on_commit
         self.on_acquire = on_acquire
@@ -136,7 +138,12 @@ class SimulatedStore:
         return outcomes
 
     async def acquire(self, partition: str, worker: str) -> Recovered:
-        return await _answered(self.faults, lambda: self._acquired(partition, worker))
+        taken = await _answered(self.faults, lambda: self._acquired(partition, worker))
+        inner = self.inner
+        if isinstance(inner, LossyStore):
+            # As with Redis, what is there is read after it was taken, by other questions.
+            return await _answered(self.faults, lambda: inner.read(partition, taken))
+        return taken
 
     def _acquired(self, partition: str, worker: str) -> Recovered:
         self.on_acquire(partition)
@@ -208,7 +215,7 @@ class News:
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     async def wait(self, version: int, timeout_s: float) -> None:
-        if self._backend.version != version and self._chance.random() >= self._missed:
+        if self._backend.version > version and self._chance.random() >= self._missed:
             await asyncio.sleep(0.001)
             return
         told: asyncio.Future[None] = self._loop.create_future()
@@ -230,6 +237,10 @@ class News:
                 if not told.done() and self._chance.random() >= self._missed:
                     delay_s = self._chance.randrange(10) / 1000
                     self._loop.call_later(delay_s, _tell, told, context=self._loop.world.home)
+
+    def went_back(self) -> None:
+        """The directory has gone back to older data, of which nobody is told."""
+        self._version = self._backend.version
 
 
 def _tell(told: asyncio.Future[None]) -> None:

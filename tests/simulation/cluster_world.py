@@ -15,12 +15,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any, ClassVar
 
 from sublet.functions.address import partition_index_of, partition_name
-from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
+from sublet.functions.errors import (
+    SubletError,
+    UnavailableError,
+    UnknownFunctionError,
+    UnknownOutcomeError,
+)
 from sublet.runtime.client import Client
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.frames import ErrorInfo, Kind
@@ -44,6 +51,8 @@ from tests.simulation.cluster_app import (
 )
 from tests.simulation.cluster_links import Network
 from tests.simulation.cluster_loop import ClusterLoop, Process
+from tests.simulation.cluster_loss import CONNECT_TIMEOUT_MS, Loss, Losses, LossyBackend
+from tests.simulation.cluster_loss_oracle import LossOracle
 from tests.simulation.cluster_oracle import ClusterOracle
 from tests.simulation.cluster_releases import Release, Releases
 from tests.simulation.cluster_store import News, SimulatedDirectory, SimulatedStore, StoreFaults
@@ -59,6 +68,8 @@ REST_MS_MAX = 120_000
 LOOK_MS = 250
 LONG_AFTER_MS = 10**12
 MARKER_RETRY_S = 0.2
+ROUNDS_AFTER_LOSS = 2
+PARTITIONS_ASKED_MAX = 2 * len(STORY_FUNCTIONS)
 
 
 class ClusterMutant:
@@ -66,6 +77,8 @@ class ClusterMutant:
 
     replaced: ClassVar[Mapping[str, object]] = {}
     """`module:name` to what stands there instead."""
+    is_about_loss: ClassVar[bool] = False
+    """Whether only seeds in which data is lost can notice it."""
     store: type[SimulatedStore] = SimulatedStore
     directory: type[SimulatedDirectory] = SimulatedDirectory
 
@@ -165,7 +178,7 @@ class Caller:
         while True:
             client = Client(
                 world.addresses,
-                connect_timeout="1h",
+                connect_timeout=world.connect_timeout_ms,
                 overload_retries=1_000_000,
                 in_flight_max=world.client_in_flight_max,
                 limits=world.link_limits,
@@ -204,7 +217,7 @@ class Caller:
         asked when version `since` was known: it is told when all of them have said something.
         """
         oracle, version = self.world.oracle, client.topology.version
-        known = range(version if since is None else since, version + 1)
+        known = (version if since is None else since, version)
         if isinstance(failure, UnknownFunctionError):
             oracle.told_unknown(function, version)
         elif isinstance(failure, UnavailableError) and "no worker has the function" in str(failure):
@@ -213,6 +226,12 @@ class Caller:
             return False
         self.world.fault("nobody has it", f"{self.name} is told of {function}")
         return True
+
+    def gave_up(self, failure: SubletError) -> bool:
+        """Tell whether a failure is what clients say who cannot wait for ever for what a store
+        has lost."""
+        told = isinstance(failure, (UnavailableError, UnknownOutcomeError))
+        return told and self.world.losses.are_there
 
     def told(self) -> None:
         """A watermark was told."""
@@ -225,6 +244,12 @@ class Caller:
             return self._say(client, function, said)
 
         self.script.append((at_ms, say, cancel_ms))
+
+    async def say_after_all(self, function: str, said: Said) -> None:
+        """Say something when all that was planned is over."""
+        while self.client is None:  # noqa: ASYNC110  # The loop is virtual.
+            await asyncio.sleep(0.05)
+        await self._say(self.client, function, said)
 
     async def _say(self, client: Client, function: str, said: Said) -> None:
         world = self.world
@@ -249,17 +274,30 @@ class Caller:
             error = ErrorInfo(failure.code, str(failure))
             if self.is_told_that_nobody_has(
                 client, function, failure, deadline_ms=said.deadline_ms
-            ):
+            ) or (self.gave_up(failure) and isinstance(failure, UnavailableError)):
                 said.untaken = error
         except asyncio.CancelledError:
             said.withdrawn = True
             error = ErrorInfo("cancelled", "")
         world.note(f"{self.name} {function} {said.uid}: {value if error is None else error}")
+        said.done_ms = world.loop.now_ms
         if said.kind is Kind.CALL:
             said.answered_ms = world.loop.now_ms
             said.replies.append((value, error))
         else:
             said.taken_error = error  # type: ignore[attr-defined]
+
+
+@dataclass(slots=True)
+class PotSaid:
+    """An amount that goes into the pot."""
+
+    key: str
+    amount: int
+    said_ms: float
+    taken_ms: float = inf
+    is_unknown: bool = False
+    """Its sender was told that nobody knows what has become of it."""
 
 
 class ClusterWorld:
@@ -280,7 +318,16 @@ class ClusterWorld:
         )
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.store_faults = StoreFaults(self.loop, Random(f"store {seed}"))
-        self.backend = MemoryBackend()
+        self.losses = Losses(seed)
+        if self.losses.are_there:
+            self.store_faults.late = max(self.store_faults.late, self.losses.late)
+        self.connect_timeout_ms = CONNECT_TIMEOUT_MS if self.losses.are_there else HOUR_MS
+        self.redis_clock_ms = WALL_MS
+        self.backend = (
+            LossyBackend(lambda: self.redis_clock_ms + self.loop.now_ms)
+            if self.losses.are_there
+            else MemoryBackend()
+        )
         self.store = MemoryStore(self.backend)
         self.news = News(self.backend, self.loop, Random(f"news {seed}"))
         self.failures = chance.choice([0.0, 0.1, 0.3])
@@ -301,8 +348,9 @@ class ClusterWorld:
         self.callers: list[Caller] = []
         self.script: list[tuple[Any, str, Said]] = []
         self.pot: dict[str, int] = {}
+        self.pot_said: list[PotSaid] = []
         self.events_told: list[Event] = []
-        self.oracle = ClusterOracle(self)
+        self.oracle = LossOracle(self) if self.losses.are_there else ClusterOracle(self)
         self.news.on_change = self.oracle.directory_changed
         self._born = 0
 
@@ -357,6 +405,8 @@ class ClusterWorld:
     def committed(self, worker: str, commit: Commit, outcome: Outcome) -> None:
         self.note(f"commit {commit.partition} {commit.epoch}.{commit.index}: {outcome.value}")
         self.oracle.committed_by(worker, commit)
+        if outcome is Outcome.DONE:
+            self.oracle.written(worker, commit)
         if outcome is Outcome.DONE and commit.partition.rpartition("/")[0] in STORY_FUNCTIONS:
             self.oracle.committed(commit)
 
@@ -393,12 +443,16 @@ class ClusterWorld:
         for caller in self.callers:
             caller.start()
         self._plan_faults(story_ms)
+        for loss in self.losses.plan(story_ms, may_forget=not self.releases.are_different):
+            self._plan_loss(loss)
         loop.run_until(loop.now_ms + story_ms)
         self._heal()
         loop.run_until(loop.now_ms + 1_000)
         until_ms = loop.now_ms + REST_MS_MAX
         while loop.now_ms < until_ms and self.oracle.unrest():
             loop.run_until(loop.now_ms + LOOK_MS)
+        if self.losses.are_there:
+            self._ask_everybody_again()
         self.oracle.judge()
         for caller in self.callers:
             caller.leave()
@@ -496,11 +550,16 @@ class ClusterWorld:
 
         async def say(client: Client) -> None:
             ask = client.call if number % 2 else client.send
+            said = PotSaid(key, amount, self.loop.now_ms)
+            self.pot_said.append(said)
             try:
                 await ask(POT, key, amount)
+                said.taken_ms = self.loop.now_ms
             except SubletError as failure:
                 if not caller.is_told_that_nobody_has(client, POT, failure):
-                    raise
+                    if not caller.gave_up(failure):
+                        raise
+                    said.is_unknown = isinstance(failure, UnknownOutcomeError)
                 self.pot[key] -= amount
             self.note(f"{caller.name} pot {key} +{amount}")
 
@@ -527,7 +586,8 @@ class ClusterWorld:
             try:
                 await client.send(PARSE, event.key, event)
             except SubletError as failure:
-                if not caller.is_told_that_nobody_has(client, PARSE, failure):
+                is_told = caller.is_told_that_nobody_has(client, PARSE, failure)
+                if not is_told and not caller.gave_up(failure):
                     raise
                 # Sent again, it could come behind a watermark that does without it.
                 self.events_told.remove(event)
@@ -560,9 +620,35 @@ class ClusterWorld:
                 await client.watermark(self.functions[PARSE], watermark_ms, source=caller.name)
                 return
             except SubletError as failure:
-                if not caller.is_told_that_nobody_has(client, PARSE, failure, since=since):
+                is_told = caller.is_told_that_nobody_has(client, PARSE, failure, since=since)
+                if not is_told and not caller.gave_up(failure):
                     raise
             await asyncio.sleep(MARKER_RETRY_S)
+
+    def _ask_everybody_again(self) -> None:
+        """When all is well again, everybody is served: those who were there and those who come."""
+        newcomer = Caller(self, "newcomer")
+        self.callers.append(newcomer)
+        newcomer.start()
+        for round_ in range(ROUNDS_AFTER_LOSS):
+            # One after another, if few may be under way.
+            until_ms = self.loop.now_ms + PARTITIONS_ASKED_MAX * CONNECT_TIMEOUT_MS
+            asked: list[Said] = []
+            for caller in self.callers:
+                for function in STORY_FUNCTIONS:
+                    for key in self.keys:
+                        uid = f"{caller.name}.after.{round_}.{function}.{key}"
+                        said = Said(Kind.CALL, key, ["add", uid, 1], "")
+                        asked.append(said)
+                        self.script.append((caller, function, said))
+                        caller.process.start(caller.say_after_all(function, said))
+            while self.loop.now_ms < until_ms and not all(each.replies for each in asked):
+                self.loop.run_until(self.loop.now_ms + LOOK_MS)
+            assert isinstance(self.oracle, LossOracle)
+            self.oracle.answered_after_all(asked, may_be_unknown=not round_)
+        until_ms = self.loop.now_ms + REST_MS_MAX
+        while self.loop.now_ms < until_ms and self.oracle.unrest():
+            self.loop.run_until(self.loop.now_ms + LOOK_MS)
 
     # What goes wrong
 
@@ -592,6 +678,40 @@ class ClusterWorld:
             for _ in range(count):
                 at_s = chance.random() * story_ms / 1000
                 self.loop.call_later(at_s, what, context=self.loop.world.home)
+
+    def _plan_loss(self, loss: Loss) -> None:
+        restore: list[Callable[[], None]] = []
+
+        def keep() -> None:
+            assert isinstance(self.backend, LossyBackend)
+            assert isinstance(self.oracle, LossOracle)
+            restore.extend((self.backend.copy(), self.oracle.copy()))
+
+        def lose() -> None:
+            if not self.faulty:
+                return
+            self.fault("loss", f"of all since {loss.kept_ms}, clock by {loss.clock_ms}")
+            for each in restore:
+                each()
+            self.redis_clock_ms += loss.clock_ms
+            self.news.went_back()
+            self.losses.happened.append((loss.kept_ms, self.loop.now_ms))
+            if loss.beside == "crash":
+                self._crash()
+            elif loss.beside == "freeze":
+                self._freeze()
+
+        def stop() -> None:
+            until_ms = self.loop.now_ms + loss.away_ms
+            self.store_faults.away_until_ms = max(self.store_faults.away_until_ms, until_ms)
+
+        if loss.kept_ms:
+            self._later(loss.kept_ms, keep)
+        else:
+            keep()
+        if loss.away_ms:
+            self._later(loss.at_ms - loss.away_ms, stop)
+        self._later(loss.at_ms, lose)
 
     def _later(self, delay_ms: float, what: Callable[..., None], *arguments: Any) -> None:
         self.loop.call_later(delay_ms / 1000, what, *arguments, context=self.loop.world.home)

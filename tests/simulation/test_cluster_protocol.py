@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.cluster_loss import Losses
 from tests.simulation.cluster_mutants import MUTANTS
 from tests.simulation.cluster_world import ClusterWorld, run_seed
 from tests.simulation.verdict import ViolationError
@@ -22,6 +23,7 @@ from tests.simulation.verdict import ViolationError
 SEEDS_DEFAULT = "0..150"
 SEEDS_PER_TEST = 15
 MUTANT_SEEDS_MAX = 300
+LOSS_SEEDS = [seed for seed in range(1_000) if Losses(seed).are_there]
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
 SEEDS_TRIED_FIRST = {
     each["mutant"]: each["seeds"] - 1
@@ -96,6 +98,15 @@ def test_some_clusters_have_workers_with_different_functions() -> None:
     assert 0 < len(disjoint) < len(different)
 
 
+def test_some_clusters_lose_data_all_of_it_or_what_is_newest() -> None:
+    told = [run_seed(seed) for seed in LOSS_SEEDS[:12]]
+
+    assert 80 < len(LOSS_SEEDS) < 170
+    kept_ms = [kept for world in told for kept, _ in world.losses.happened]
+    assert any(kept_ms)
+    assert not all(kept_ms)
+
+
 def test_callers_are_told_somewhere_that_nobody_has_a_function() -> None:
     different = [seed for seed in range(100) if ClusterWorld(seed).releases.are_different]
 
@@ -107,11 +118,12 @@ def test_callers_are_told_somewhere_that_nobody_has_a_function() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_oracle_notices_a_cluster_that(name: str) -> None:
     first = SEEDS_TRIED_FIRST.get(name, 0)
-    for seed in (first, *range(MUTANT_SEEDS_MAX)):
+    seeds = LOSS_SEEDS if MUTANTS[name].is_about_loss else range(MUTANT_SEEDS_MAX)
+    for seed in (first, *seeds):
         try:
             run_seed(seed, MUTANTS[name]())
         except ViolationError:
             break
     else:
-        pytest.fail(f"{name} went unnoticed in {MUTANT_SEEDS_MAX} seeds")
+        pytest.fail(f"{name} went unnoticed in {len(seeds)} seeds")
     gc.collect()  # Here, not in the middle of another test.

@@ -46,6 +46,11 @@ FINDINGS = [
     Finding("lease-windows", 94, "markers after a takeover stood before those that waited"),
     Finding("cluster", 61, "who was refused after it waited for room kept it from all others"),
     Finding("cluster", 80, "a client without links never heard of a function that was new"),
+    Finding("cluster", 198, "who waited for room when data was lost was left behind"),
+    Finding("cluster", 290, "what was lost on its way kept its room of the window for ever"),
+    Finding("cluster", 2226, "an owner that begins again said once what it lacks, and was doubted"),
+    Finding("cluster", 388, "what is known of lost data was kept until the next commit"),
+    Finding("cluster", 495, "who did not know of a loss acknowledged what its sender sent again"),
     Finding("leases", 983, "a client known only by what went ahead says goodbye, too"),
 ]
 
