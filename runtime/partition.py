@@ -48,6 +48,7 @@ from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.snapshots import Snapshot, SnapshotRoom, Snapshots
 from sublet.runtime.staging import Staging, requests_of
 from sublet.runtime.steps import (
+    Acknowledge,
     Cells,
     Counters,
     Deliver,
