@@ -127,12 +127,9 @@ class Watermarks:
             if value_ms is None:
                 return  # Nobody has waited for it.
             told = self._sources[source] = Told(BEGINNING_MS)
-        waiting = told.waiting
-        if len(waiting) >= MARKERS_WAITING_MAX:
-            # How far a source had come before it went must not be lost: an earlier one gives way.
-            goes = value_ms is None and waiting[-1][1] is not None
-            waiting.pop(-2 if goes else -1)
-        waiting.append((order, value_ms))
+        told.waiting.append((order, value_ms))
+        if len(told.waiting) > MARKERS_WAITING_MAX:
+            _join_last(told.waiting)
         if self._first_waiting is None:
             self._first_waiting = order
         self._seen_ms[source] = now_ms
@@ -248,6 +245,21 @@ def _in_order(waiting: list[tuple[int, int | None]]) -> list[tuple[int, int | No
     """Earlier versions could store markers that came after a takeover at places before others."""
     places = accumulate([order for order, _ in waiting], max)
     return [(order, value_ms) for order, (_, value_ms) in zip(places, waiting, strict=True)]
+
+
+def _join_last(waiting: list[tuple[int, int | None]]) -> None:
+    """Make one of the last two markers, which counts where the later one does.
+
+    How far a source had come must not be lost: it may have begun anew further back, and if it
+    goes, the two before that are made one.
+    """
+    last = len(waiting) - 1
+    if waiting[last][1] is None and waiting[last - 1][1] is not None:
+        last -= 1
+    order, value_ms = waiting[last]
+    earlier_ms = waiting.pop(last - 1)[1]
+    if value_ms is not None and earlier_ms is not None:
+        waiting[last - 1] = (order, max(earlier_ms, value_ms))
 
 
 def _before(

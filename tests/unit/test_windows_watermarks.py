@@ -214,6 +214,44 @@ def test_a_source_that_goes_does_not_replace_what_it_told_last_when_too_many_wai
     assert watermarks.stored("x") is None
 
 
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        [500, 7, None],  # A source that began anew further back, and went.
+        [500, None, 7, None],
+        [500, 7, 8, None, None],
+        [500, None, 7],
+    ],
+)
+def test_how_far_a_source_had_come_is_kept_when_too_many_wait(spoken: list[int | None]) -> None:
+    for room in range(len(spoken) + 1):
+        watermarks = Watermarks()
+        before = list(range(MARKERS_WAITING_MAX - room))
+        for order, value_ms in enumerate([*before, *spoken]):
+            watermarks.take("x", value_ms, order, 0.0)
+        stored = watermarks.stored("x")
+        assert stored is not None
+        assert len(stored.waiting) <= MARKERS_WAITING_MAX
+        assert told(watermarks, 10) == 9
+        assert told(watermarks) == 500
+        assert watermarks.is_idle == (spoken[-1] is None)
+
+
+@given(spoken=st.lists(st.none() | st.integers(0, 1_000), min_size=1, max_size=20))
+def test_nothing_is_lost_of_markers_that_become_one(spoken: list[int | None]) -> None:
+    watermarks = Watermarks()
+    values = [*range(MARKERS_WAITING_MAX - 5), *spoken]
+    for order, value_ms in enumerate(values):
+        watermarks.take("x", value_ms, order, 0.0)
+    for order in range(MARKERS_WAITING_MAX):
+        # None of them counts before its place.
+        assert told(watermarks, order) <= max(
+            [each for each in values[:order] if each is not None], default=BEGINNING_MS
+        )
+    assert told(watermarks) == max(each for each in values if each is not None)
+    assert watermarks.is_idle == (spoken[-1] is None)
+
+
 def test_there_is_room_for_so_many_sources_and_no_more() -> None:
     watermarks = Watermarks()
     for each in range(SOURCES_MAX):
