@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from math import inf
@@ -40,6 +41,7 @@ SOURCES_MAX = 10_000
 MARKERS_WAITING_MAX = 100
 """Markers of one source that wait for earlier messages; more become one."""
 STALE_MAX = 64
+DIGEST_BYTES = 8
 OWN = ""
 """The record about the partition's own watermark; sources have names."""
 CLOSING_SOURCE = "window:"
@@ -71,6 +73,9 @@ class Own(msgspec.Struct, array_like=True):
     """Some source has told something."""
     reached_ms: int = BEGINNING_MS
     """The furthest that they were told, whatever they were told since."""
+    told_to: bytes = b""
+    """Who was told, as a digest: a worker of another version may have other functions. Earlier
+    versions did not store it."""
 
 
 _decode_told = msgspec.msgpack.Decoder(Told).decode
@@ -262,6 +267,11 @@ def _join_last(waiting: list[tuple[int, int | None]]) -> None:
         waiting[last - 1] = (order, max(earlier_ms, value_ms))
 
 
+def _digest(partitions: Sequence[str]) -> bytes:
+    """Stands for a set of partitions in few bytes, however many they are."""
+    return blake2b("\n".join(sorted(partitions)).encode(), digest_size=DIGEST_BYTES).digest()
+
+
 def _before(
     waiting: list[tuple[int, int | None]], open_order: int | None
 ) -> list[tuple[int, int | None]]:
@@ -342,6 +352,11 @@ class StreamProgress:
         self._event_frontier = EventTimeFrontier(slide_ms)
         self._clock_frontier = ClockFrontier(slide_ms)
         self._sender_slides_ms = function.upstream_slides_ms
+        self._told_to = _digest(downstream)
+        if self._tells_anew and not downstream:
+            # Whoever waits for it again later may have forgotten what it was told.
+            self._own.told_to = self._told_to
+            self._watermarks.changed[OWN] = None
 
     # Messages
 
@@ -492,12 +507,15 @@ class StreamProgress:
         """Return what is to be told downstream now: a watermark, None behind the last one.
 
         It waits until the windows that it closes are closed: what those send goes before it.
+        Where others are downstream than those who were told, everybody is told anew: who knows it
+        takes the furthest, and the others would never hear of it once the sources have gone.
         """
         own, told = self._own, list[int | None]()
         if not self.downstream or self.by_clock:
             return told
         is_idle, was_idle = self._watermarks.is_idle, own.is_told and own.told_ms is None
-        if self.watermark_ms > own.reached_ms or (was_idle and not is_idle):
+        is_new = self.watermark_ms > own.reached_ms or self._tells_anew
+        if is_new or (was_idle and not is_idle):
             told.append(self.watermark_ms)
         # While nobody has told us anything yet, that is not the end of it.
         if is_idle and own.is_heard and (told or not was_idle):
@@ -507,8 +525,14 @@ class StreamProgress:
         if self._closings or (self._due is not None and not self._due.is_past(self.watermark_ms)):
             return []
         own.told_ms, own.is_told, own.reached_ms = told[-1], True, self.watermark_ms
+        own.told_to = self._told_to
         self._watermarks.changed[OWN] = None
         return told
+
+    @property
+    def _tells_anew(self) -> bool:
+        """Not all who are downstream are known to have been told what some were."""
+        return self._own.is_told and self._own.told_to != self._told_to
 
     # Urgency
 

@@ -212,6 +212,7 @@ class Owner:
         self.store: MemoryStore = self.store_type(self.backend)
         self.pace = FixedPace()
         self.timers_loaded_max = timers_loaded_max
+        self.downstream = downstream
         self.loads: list[Load] = []
         self.fetches: list[Sequence[str]] = []
         self.runs: list[Work] = []
@@ -258,8 +259,11 @@ class Owner:
         self.collect()
         self.load_timers()
 
-    def take_over(self) -> Owner:
-        """Return the next owner. This one goes on, if a test lets it."""
+    def take_over(self, *, downstream: Sequence[str] | None = None) -> Owner:
+        """Return the next owner. This one goes on, if a test lets it.
+
+        `downstream`: who waits for its watermarks, if its worker has other functions.
+        """
         was_refused = self.stopped is not None and self.stopped.outcome is Outcome.REFUSED
         return Owner(
             self.function,
@@ -269,6 +273,7 @@ class Owner:
             timers_loaded_max=self.timers_loaded_max,
             urgency=self.urgency,
             refused=self.stopped if was_refused else None,
+            downstream=self.downstream if downstream is None else downstream,
         )
 
     def collect(self) -> None:

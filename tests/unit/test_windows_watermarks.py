@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from sublet.functions.state import StateClock
 from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.endings import DeadLetter
-from sublet.runtime.frames import Kind
+from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.state_view import shown
 from sublet.runtime.windows import (
     MARKERS_WAITING_MAX,
@@ -486,6 +487,129 @@ def test_a_watermark_that_waits_for_its_commit_is_told_before_there_is_nothing_m
     owner.receive(marker(4, None))
     owner.settle()
     assert markers_sent(owner) == [10, 30, None]
+
+
+# Downstream, in a rolling upgrade
+
+OLD, NEW = "app/old/0", "app/new/0"
+
+
+def ever_told(owner: Owner, partition: str) -> list[int | None]:
+    """What was told to a partition by all owners: nobody acknowledges anything here."""
+    entries = owner.backend.partitions[NAME].outbox.get(partition, ())
+    batches = [msgspec.msgpack.decode(each.data, type=Batch) for each in entries]
+    return [value for each in batches for value in msgspec.msgpack.decode(each.payloads)]
+
+
+def upstream_owner(*downstream: str, markers: Sequence[int | None] = (), **options: Any) -> Owner:
+    owner = Owner(make_function(**options), downstream=downstream)
+    for number, value_ms in enumerate(markers, start=1):
+        owner.receive(marker(number, value_ms))
+        owner.settle()
+    return owner
+
+
+def moved(owner: Owner, *downstream: str) -> Owner:
+    """The next owner, on a worker with these functions, when it has come to rest."""
+    next_owner = owner.take_over(downstream=downstream)
+    next_owner.settle()
+    return next_owner
+
+
+def test_a_function_that_a_former_owner_lacked_is_told_the_watermark_before_the_end() -> None:
+    upgraded = upstream_owner(OLD, NEW, markers=[100])
+    former = moved(upgraded, OLD)
+    former.receive(marker(2, 200))
+    former.settle()
+    upgraded = moved(former, OLD, NEW)
+    upgraded.receive(marker(3, None))
+    upgraded.settle()
+    assert ever_told(upgraded, NEW) == [100, 200, None]
+    # Told again, which says nothing new to who has heard it.
+    assert ever_told(upgraded, OLD) == [100, 100, 200, 200, None]
+
+
+@pytest.mark.parametrize(
+    ("markers", "told"),
+    [([100], [100]), ([100, None], [100, None]), ([100, None, 200], [200]), ([], [])],
+)
+@pytest.mark.parametrize("before", [(), (OLD,)])
+def test_a_new_function_is_told_how_far_it_came_before_and_whether_that_was_the_end(
+    before: Sequence[str], markers: list[int | None], told: list[int | None]
+) -> None:
+    owner = moved(upstream_owner(*before, markers=markers), OLD, NEW)
+    assert ever_told(owner, NEW) == told
+    assert ever_told(moved(owner, OLD, NEW), NEW) == told
+
+
+def test_a_new_function_hears_that_there_is_no_more_where_there_was_never_anything() -> None:
+    owner = upstream_owner(OLD, markers=[None], upstream=["s"])
+    assert ever_told(owner, OLD) == [None]
+    owner = moved(owner, OLD, NEW)
+    assert ever_told(owner, NEW)[-1:] == [None]
+
+
+def test_nobody_is_told_anything_again_by_an_owner_with_the_same_functions() -> None:
+    owner = upstream_owner(OLD, NEW, markers=[100])
+    owner = moved(owner, NEW, OLD)
+    assert ever_told(owner, OLD) == ever_told(owner, NEW) == [100]
+    owner.receive(marker(2, None))
+    owner.settle()
+    owner = moved(owner, OLD, NEW)
+    assert ever_told(owner, OLD) == ever_told(owner, NEW) == [100, None]
+
+
+def test_a_function_that_is_removed_is_told_nothing_until_it_is_back() -> None:
+    owner = moved(upstream_owner(OLD, NEW, markers=[100]), OLD)
+    owner.receive(marker(2, 200))
+    owner.settle()
+    assert ever_told(owner, NEW) == [100]
+    assert ever_told(moved(owner, OLD, NEW), NEW) == [100, 200]
+
+
+def test_functions_that_are_all_removed_are_told_anew_when_they_are_back() -> None:
+    owner = moved(upstream_owner(OLD, markers=[100, None]))
+    assert ever_told(owner, OLD) == [100, None]
+    # It may have forgotten this one, as one that is not upstream.
+    assert ever_told(moved(owner, OLD), OLD) == [100, None, 100, None]
+
+
+def test_who_was_told_is_not_known_of_records_of_earlier_versions() -> None:
+    owner = upstream_owner(OLD, markers=[100, None])
+    records = owner.backend.partitions[NAME].records[WATERMARK]
+    value = records[""].value
+    assert value is not None
+    earlier = msgspec.msgpack.decode(value)[:5]
+    assert earlier == [100, None, True, True, 100]
+    records[""] = Record(WATERMARK, "", msgspec.msgpack.encode(earlier))
+    owner = moved(owner, OLD)
+    assert ever_told(owner, OLD) == [100, None, 100, None]
+    assert ever_told(moved(owner, OLD), OLD) == [100, None, 100, None]
+
+
+def test_how_much_is_stored_does_not_grow_with_those_who_are_told() -> None:
+    sizes = set()
+    for count in (1, 1_000):
+        owner = upstream_owner(*[f"app/down/{each}" for each in range(count)], markers=[100])
+        value = owner.records(WATERMARK)[""].value
+        assert value is not None
+        sizes.add(len(value))
+    assert len(sizes) == 1
+
+
+def test_what_is_told_again_changes_nothing_for_who_has_heard_it() -> None:
+    watermarks = Watermarks(expected=["app/up/0", "app/up/1"])
+    for order, (source, value_ms) in enumerate(
+        [("app/up/0", 200), ("app/up/0", None), ("app/up/1", 500)]
+    ):
+        watermarks.take(source, value_ms, order, 0.0)
+    assert told(watermarks) == 500
+    watermarks.take("app/up/0", 200, 3, 0.0)
+    assert told(watermarks) == 500
+    watermarks.take("app/up/0", None, 4, 0.0)
+    watermarks.take("app/up/1", 600, 5, 0.0)
+    watermarks.take("app/up/1", 600, 6, 0.0)
+    assert told(watermarks) == 600
 
 
 def test_markers_of_too_many_sources_are_refused() -> None:
