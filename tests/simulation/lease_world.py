@@ -516,6 +516,7 @@ class LeaseWindowWorld(LeasingWorld, WindowWorld):
     """The world of windows, with leases."""
 
     order = "none"  # Others do not run in parts.
+    upgrade_share = 0.0
 
     def run(self) -> None:
         super().run()

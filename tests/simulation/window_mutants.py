@@ -123,6 +123,21 @@ class ForgetsWhoLeft(Mutant):
             super().start(now_ms)
 
 
+class _BelievesThatAllWereTold(StreamProgress):
+    @property
+    def _tells_anew(self) -> bool:
+        return False
+
+
+class ForgetsWhoWasTold(Mutant):
+    """Takes what some functions downstream were told for told to all, new ones as well."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self.progress.__class__ = _BelievesThatAllWereTold
+            super().start(now_ms)
+
+
 MUTANTS: dict[str, Any] = {
     each.__name__: each
     for each in (
@@ -135,5 +150,6 @@ MUTANTS: dict[str, Any] = {
         TellsNothingBeforeTheEnd,
         WritesOverWhatWaits,
         ForgetsWhoLeft,
+        ForgetsWhoWasTold,
     )
 }

@@ -2,8 +2,9 @@
 
 Two sources tell events out of order, and watermarks that keep their promise, to a function that
 passes them on to windows. They stay, or go once they have told all; or there is one source
-without a name, which says goodbye. In the end every window must have been told once, with what a
-batch computation over all events gives.
+without a name, which says goodbye. In some seeds a rolling upgrade has added windows downstream,
+of which some owners do not know until it is over. In the end every window must have been told
+once, with what a batch computation over all events gives.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tests.simulation.world import REST_MS, Mutant, World
 from tests.unit.windows_model import Event, batch_results
 
 LONG_AFTER_MS = 10**12
-PARSE, TOTAL = "sim/parse", "sim/total"
+PARSE, TOTAL, ADDED = "sim/parse", "sim/total", "sim/added"
 
 
 class WindowNode(Node):
@@ -78,7 +79,7 @@ class WindowNode(Node):
             now_ms=world.now_ms,
             wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
             expected=expected_sources(self.function, counts),
-            downstream=downstream_partitions(self.function.name, world.functions.values()),
+            downstream=downstream_partitions(self.function.name, world.functions_of_worker()),
             timers_loaded_max=world.timers_loaded_max,
             **self.worker_options(),
         )
@@ -116,6 +117,8 @@ class WindowNode(Node):
 
 class WindowWorld(World):
     order: Any = "key"
+    upgrade_share: float = 0.25
+    """In how many of the seeds there is a rolling upgrade."""
 
     def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
         super().__init__(seed, mutant)
@@ -132,6 +135,10 @@ class WindowWorld(World):
         self.sources = ends.choice([("left", "right"), ("left", "right"), ()])
         """Their names; without any, the one source is the client itself."""
         self.sources_go = ends.random() < 0.6
+        # By itself, so that all other seeds tell the same stories as without.
+        self._versions = Random(f"versions of workers {seed}")
+        self.is_upgrading = self._versions.random() < self.upgrade_share
+        self.windowed = (TOTAL, ADDED) if self.is_upgrading else (TOTAL,)
         self.functions = self._declare()
         self.told: Any = {}
         self.events_told: list[Event] = []
@@ -143,21 +150,41 @@ class WindowWorld(World):
         @app.function(kind="stateless", upstream=self.sources, retry=retry)
         def parse(ctx: Context, event: Event) -> None:
             self._fail_sometimes()
-            ctx.send(TOTAL, event.key, event)
+            for each in self.windowed:
+                ctx.send(each, event.key, event)
 
-        @app.function(
-            window=self.spec, state=Sum(), upstream=[parse], retry=retry, order=self.order
-        )
         def total(ctx: Context, event: Event) -> None:
             ctx.state.add(event.n)
             self._fail_sometimes()
 
-        @total.on_close
         def ended(ctx: Context) -> None:
             ctx.emit("sums", [ctx.key, *ctx.window, ctx.state.value])
             self._fail_sometimes()
 
+        for each in self.windowed:
+            declared = app.function(
+                name=each.rpartition("/")[2],
+                window=self.spec,
+                state=Sum(),
+                upstream=[parse],
+                retry=retry,
+                order=self.order,
+            )(total)
+            declared.on_close(ended)
         return functions_of([app])
+
+    def functions_of_worker(self) -> list[Function]:
+        functions = super().functions_of_worker()
+        if self.is_upgrading and self._versions.random() < 0.5:
+            functions.remove(self.functions[ADDED])  # It is one of before the upgrade.
+        return functions
+
+    def _end_upgrade(self) -> None:
+        """Let everything be on new workers from now on."""
+        if self.is_upgrading:
+            self.is_upgrading = False
+            for index in range(PARTITIONS_PER_FUNCTION):
+                self.take_over(partition_name(PARSE, index))
 
     def _fail_sometimes(self) -> None:
         if self.faulty and self.chance.random() < self.failures:
@@ -185,6 +212,7 @@ class WindowWorld(World):
         self.swarm.plan(faults_ms)
         self._run_until(self.now_ms + faults_ms)
         self.faulty = False
+        self._end_upgrade()
         self._run_until(self.now_ms + REST_MS)
         self._judge()
 
@@ -226,15 +254,24 @@ class WindowWorld(World):
     # What has to be true
 
     def _judge(self) -> None:
-        told: Counter[Any] = Counter()
+        told: dict[str, Counter[Any]] = {each: Counter() for each in self.windowed}
         for name, tables in self.backend.partitions.items():
             check("late" not in tables.egress, "an event was late", name)
             for kind in (PARKED, WINDOW):
                 check(not tables.records.get(kind), f"{kind} records are left", name)
-            if name.startswith(TOTAL):
-                check(not any(tables.state.values()), "a window was left open", name)
+            results = told.get(name.rpartition("/")[0])
+            if results is None:
+                continue
+            check(not any(tables.state.values()), "a window was left open", name)
             for entry in now_done(self.store.read_egress("sums", name, 0, 10**6)):
                 values = msgspec.msgpack.decode(entry.data, type=EgressColumns).values
-                told.update(tuple(msgspec.msgpack.decode(each)) for each in split_column(values))
+                results.update(tuple(msgspec.msgpack.decode(each)) for each in split_column(values))
         expected = Counter(batch_results(self.spec, self.events_told))
-        check(told == expected, "results differ from a batch", told - expected, expected - told)
+        for name, each in told.items():
+            check(
+                each == expected,
+                "results differ from a batch",
+                name,
+                each - expected,
+                expected - each,
+            )

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from sublet.functions.address import is_client, partition_index_of, partition_name
+from sublet.functions.app import Function
 from sublet.runtime.frames import Ack, Batch, Kind, Refused
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
@@ -255,6 +256,10 @@ class World:
     def new_node(self, name: str) -> Node:
         """Return the next owner of a partition."""
         return Node(self, name)
+
+    def functions_of_worker(self) -> list[Function]:
+        """Return those that the worker of the next owner has."""
+        return list(self.functions.values())
 
     def take_over_from(self, node: Node) -> None:
         """Let an owner die and another one come, unless that has happened."""
