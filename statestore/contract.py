@@ -222,7 +222,10 @@ class Store(Protocol):
         ...
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
-        """Return the committed rows of the keys. Rows that expired may still be among them."""
+        """Return the committed rows of the keys. Rows that expired may still be among them.
+
+        Those of different keys, or of one key that is large, may be of different commits.
+        """
         ...
 
     async def records(self, partition: str, kind: str, ids: Sequence[str]) -> list[Record]:
@@ -272,7 +275,8 @@ class Store(Protocol):
     async def read_egress(
         self, egress: str, partition: str, position: int, limit: int
     ) -> list[EgressEntry]:
-        """Return entries that hold positions >= `position`, in order."""
+        """Return entries that hold positions >= `position`, in order: the first `limit`, or fewer
+        if they are large, but one at least."""
         ...
 
     async def egress_partitions(self, egress: str) -> dict[str, tuple[int, int]]:

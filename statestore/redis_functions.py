@@ -267,26 +267,133 @@ local function acquire(keys, args)
     return redis.call('HMGET', p, 'epoch', 'index', 'clock_ms')
 end
 
--- ARGV: keys. Returns the rows without subkey, then of each key that has others its name and them.
-local function load(keys, args)
-    local p = keys[1]
-    local found = {redis.call('HMGET', p .. ':state', unpack(args))}
-    if redis.call('EXISTS', p .. ':celled') == 0 then return found end
-    for at, has_cells in ipairs(redis.call('SMISMEMBER', p .. ':celled', unpack(args))) do
-        if has_cells == 1 then
-            found[#found + 1] = {args[at], redis.call('HGETALL', p .. ':cell:' .. args[at])}
+-- Reads fill an answer until there is no room in it, in bytes, and say how far they came; who asked
+-- goes on from there. Redis does nothing else meanwhile, and an answer has to come in time. Small
+-- things cost time, too, so each takes some room; values are read a few at once, hence no more than
+-- a few are beyond the room.
+local ROOM_EACH = 500
+local VALUES_AT_ONCE = 8
+local IDS_AT_ONCE = 500
+local LAST_IDS = 32
+
+-- Appends what a hash has under names, in their order, for as long as there is room. Returns the
+-- room that is left.
+local function add_values(found, hash, names, first, last, room)
+    local count = #found
+    while first <= last and room > 0 do
+        local stop = math.min(first + VALUES_AT_ONCE - 1, last)
+        local some = redis.call('HMGET', hash, unpack(names, first, stop))
+        for at = 1, stop - first + 1 do
+            local value = some[at]
+            found[count + at] = value
+            room = room - ROOM_EACH - (value and #value or 0)
         end
+        count = count + stop - first + 1
+        first = stop + 1
+    end
+    return room
+end
+
+-- ARGV: room, which hash, names. Returns the values of the first names, of as many as it has.
+local function get(keys, args)
+    local found = {}
+    add_values(found, keys[1] .. args[2], args, 3, #args, tonumber(args[1]))
+    return found
+end
+
+-- ARGV: room, keys. Returns the rows without subkey of the first keys, of as many as it has; then,
+-- of each of these that has others, its name, all its subkeys and the rows of the first of them.
+local function load(keys, args)
+    local p, room, rows = keys[1], tonumber(args[1]), {}
+    local found, are_celled = {rows}, nil
+    if redis.call('EXISTS', p .. ':celled') == 1 then
+        are_celled = redis.call('SMISMEMBER', p .. ':celled', unpack(args, 2))
+    end
+    local at = 2
+    while at <= #args and room > 0 do
+        local stop = math.min(at + VALUES_AT_ONCE - 1, #args)
+        room = add_values(rows, p .. ':state', args, at, stop, room)
+        for each = at, stop do
+            if are_celled and are_celled[each - 1] == 1 then
+                local cells = p .. ':cell:' .. args[each]
+                local subkeys, some = redis.call('HKEYS', cells), {}
+                room = add_values(some, cells, subkeys, 1, #subkeys, room)
+                found[#found + 1] = {args[each], subkeys, some}
+            end
+        end
+        at = stop + 1
     end
     return found
 end
 
--- ARGV: kind, until_ms, limit.
+-- ARGV: room, kind, until_ms, limit, then ids and times that were read before: what is behind the
+-- last of them that is still there is read. Returns ids, the records of the first of them and, if
+-- there may be more, the last ids of these with their times.
 local function due(keys, args)
-    local p = keys[1]
+    local index, hash = keys[1] .. ':due:' .. args[2], keys[1] .. ':record:' .. args[2]
+    local rank = 0
+    for at = #args - 1, 5, -2 do
+        if redis.call('ZSCORE', index, args[at]) == args[at + 1] then
+            rank = redis.call('ZRANK', index, args[at]) + 1
+            break
+        end
+    end
+    local found = {}
     local ids = redis.call(
-        'ZRANGEBYSCORE', p .. ':due:' .. args[1], '-inf', '(' .. args[2], 'LIMIT', '0', args[3])
-    if #ids == 0 then return {{}, {}} end
-    return {ids, redis.call('HMGET', p .. ':record:' .. args[1], unpack(ids))}
+        'ZRANGEBYSCORE', index, '-inf', '(' .. args[3], 'LIMIT', rank, args[4])
+    add_values(found, hash, ids, 1, #ids, tonumber(args[1]))
+    if #found == #ids and #ids < tonumber(args[4]) then return {ids, found, {}} end
+    local last = {}
+    for at = math.max(1, #found - LAST_IDS + 1), #found do
+        last[#last + 1] = ids[at]
+        last[#last + 1] = redis.call('ZSCORE', index, ids[at])
+    end
+    return {ids, found, last}
+end
+
+-- ARGV: room, then kinds, each with where to begin, by id. Returns of the first kinds, of as many
+-- as it begins with, where to go on (nothing if that was all), ids, records. Not by HSCAN: a cursor
+-- means nothing to a Redis that was restarted, or to another one that has the slot now.
+local function records(keys, args)
+    local p, room, found = keys[1], tonumber(args[1]), {}
+    for at = 2, #args, 2 do
+        if room <= 0 then break end
+        local index, hash = p .. ':ids:' .. args[at], p .. ':record:' .. args[at]
+        local start, ids, some = args[at + 1], {}, {}
+        while start ~= '' and room > 0 do
+            local page = redis.call('ZRANGEBYLEX', index, start, '+', 'LIMIT', '0', IDS_AT_ONCE)
+            room = add_values(some, hash, page, 1, #page, room)
+            local count = #some - #ids
+            for each = 1, count do ids[#ids + 1] = page[each] end
+            if count == #page and count < IDS_AT_ONCE then
+                start = ''
+            else
+                start = '(' .. ids[#ids]
+            end
+        end
+        found[#found + 1] = {start, ids, some}
+    end
+    return found
+end
+
+-- ARGV: room, limit, then sorted sets, each with the score after which to begin. Returns of the
+-- first sets, of as many as it begins with, the score to go on after (nothing if that was all) and
+-- members. These are as large as a commit, so they are read one by one.
+local function entries(keys, args)
+    local p, room, limit, found = keys[1], tonumber(args[1]), tonumber(args[2]), {}
+    for at = 3, #args, 2 do
+        if room <= 0 or limit <= 0 then break end
+        local name, after, some = p .. args[at], args[at + 1], {}
+        local rank = redis.call('ZCOUNT', name, '-inf', after)
+        local count = redis.call('ZCARD', name)
+        while rank < count and room > 0 and limit > 0 do
+            local entry = redis.call('ZRANGE', name, rank, rank, 'WITHSCORES')
+            some[#some + 1], after = entry[1], entry[2]
+            room, limit, rank = room - ROOM_EACH - #entry[1], limit - 1, rank + 1
+        end
+        found[#found + 1] = {rank < count and after or '', some}
+    end
+    return found
 end
 
 local function version_of(d)
@@ -401,7 +508,10 @@ end
 register('commit', commit)
 register('acquire', acquire)
 register('load', load, 'no-writes')
+register('get', get, 'no-writes')
 register('due', due, 'no-writes')
+register('records', records, 'no-writes')
+register('entries', entries, 'no-writes')
 register('view', view, 'no-writes')
 register('join', join)
 register('beat', beat)

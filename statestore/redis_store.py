@@ -54,6 +54,7 @@ from sublet.statestore.contract import (
 )
 from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
 from sublet.statestore.redis_node import Outages
+from sublet.statestore.redis_reads import READ_BYTES_MAX, RedisReads
 from sublet.statestore.redis_server import (
     DEFAULT_PREFIX,
     LOOK_EVERY_S,
@@ -66,8 +67,6 @@ log = structlog.get_logger(__name__)
 
 # Redis keeps scores as doubles.
 NUMBER_MAX = 2**53
-ENTRIES_PER_READ_MAX = 256
-SCAN_COUNT = 500
 ARGUMENTS_PER_CALL_MAX = 20_000
 BYTES_PER_CALL_MAX = 16 * 1024 * 1024
 # Redis reads no more in one command.
@@ -131,6 +130,7 @@ class RedisStore:
         full_sync: bool = False,
         timeout_s: float = TIMEOUT_S,
         look_every_s: float = LOOK_EVERY_S,
+        read_bytes_max: int = READ_BYTES_MAX,
     ) -> None:
         """Connects when it is first used, and then raises StoreServerError if this Redis cannot
         keep what the store promises."""
@@ -141,6 +141,7 @@ class RedisStore:
             timeout_s=timeout_s,
             look_every_s=look_every_s,
         )
+        self._reads = RedisReads(self._server, read_bytes_max)
         self._registry = f"{prefix}:partitions"
         # Of each partition what its last acquisition here has written.
         self._tokens: dict[str, str] = {}
@@ -178,7 +179,7 @@ class RedisStore:
         # If the data was lost, so were these.
         self._emitters.pop(partition, None)
         # From here on nobody else writes to it, or we are fenced ourselves.
-        inbox, sent, first, following, dead_count, key_count, *pages = await server.ask(
+        inbox, sent, first, following, dead_count, key_count, records = await server.ask(
             [
                 ("HGETALL", f"{key}:inbox"),
                 ("HGETALL", f"{key}:sent"),
@@ -186,15 +187,15 @@ class RedisStore:
                 ("HGETALL", f"{key}:egress_next"),
                 ("HLEN", f"{key}:record:{DEAD}"),
                 ("ZCARD", f"{key}:keys"),
-                *(_scan_records(key, kind, 0) for kind in _RECOVERED),
+                self._reads.all_records_call(key, _RECOVERED),
             ]
         )
         lost = known is not None and (int(epoch) <= known[0] or int(index) < known[1])
         numbers_sent = _numbers(sent)
         egress_next = _numbers(following)
+        by_kind = await self._reads.all_records(key, _RECOVERED, records)
         parked, journal, ahead, watermarks, egress_marks, expired, silent, staging = [
-            await self._all_records(key, kind, page)
-            for kind, page in zip(_RECOVERED, pages, strict=True)
+            [_record(kind, *each) for each in by_kind[kind]] for kind in _RECOVERED
         ]
         outbox = await self._outbox(key, sorted(numbers_sent))
         await self._check_unchanged(partition, token, int(epoch))
@@ -233,28 +234,14 @@ class RedisStore:
         raise UnavailableError(f"another worker has taken {partition} meanwhile", RETRY_AFTER_MS)
 
     async def _outbox(self, key: str, destinations: list[str]) -> list[OutboxEntry]:
-        """Read what is not acknowledged, a bounded piece at a time."""
-        counts = await self._ask_in_pieces(
-            [("ZCARD", f"{key}:outbox:{each}") for each in destinations]
-        )
-        found: list[OutboxEntry] = []
-        for destination, count in zip(destinations, counts, strict=True):
-            for start in range(0, count, ENTRIES_PER_READ_MAX):
-                stop = start + ENTRIES_PER_READ_MAX - 1
-                ((*packed,),) = await self._server.ask(
-                    [("ZRANGE", f"{key}:outbox:{destination}", start, stop)]
-                )
-                found += [OutboxEntry(destination, *_entry(each)) for each in packed]
-        return found
-
-    async def _all_records(self, key: str, kind: str, page: Any) -> list[Record]:
-        """Read all records of a kind, given the first page of them."""
-        cursor, some = page
-        found = dict(_pairs(some))
-        while int(cursor):
-            ((cursor, some),) = await self._server.ask([_scan_records(key, kind, int(cursor))])
-            found.update(_pairs(some))
-        return [_record(kind, each, found[each]) for each in sorted(found)]
+        """Read what is not acknowledged."""
+        names = {f":outbox:{each}": each for each in destinations}
+        found = await self._reads.all_entries(key, names)
+        return [
+            OutboxEntry(names[suffix], *_entry(each))
+            for suffix, packed in found.items()
+            for each in packed
+        ]
 
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
         if not commits:
@@ -355,45 +342,21 @@ class RedisStore:
         )
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
-        found: list[StateRow] = []
-        for piece in _pieces(list(dict.fromkeys(keys))):
-            plain, *celled = await self._server.call(
-                "load", self._key(partition), *piece, reads=True
-            )
-            for key, packed in zip(piece, plain, strict=True):
-                if packed is not None:
-                    found.append(_row(key, b"", packed))
-            for name, cells in celled:
-                key = name.decode()
-                found += [_row(key, subkey, packed) for subkey, packed in _pairs(cells).items()]
-        return found
+        found = await self._reads.rows(self._key(partition), list(dict.fromkeys(keys)))
+        return [_row(*each) for each in found]
 
     async def records(self, partition: str, kind: str, ids: Sequence[str]) -> list[Record]:
         return await self._records(self._key(partition), kind, list(dict.fromkeys(ids)))
 
     async def _records(self, key: str, kind: str, ids: list[str]) -> list[Record]:
-        found: list[Record] = []
-        for piece in _pieces(ids):
-            (packed,) = await self._server.ask([("HMGET", f"{key}:record:{kind}", *piece)])
-            found += [
-                _record(kind, id_.encode(), each)
-                for id_, each in zip(piece, packed, strict=True)
-                if each is not None
-            ]
-        return found
+        found = await self._reads.values(key, f":record:{kind}", ids)
+        return [_record(kind, id_.encode(), each) for id_, each in found if each is not None]
 
     async def records_due(
         self, partition: str, kind: str, until_ms: int, limit: int
     ) -> list[Record]:
-        key = self._key(partition)
-        if limit > READ_KEYS_MAX:
-            due = f"{key}:due:{kind}"
-            (ids,) = await self._server.ask(
-                [("ZRANGE", due, "-inf", f"({until_ms}", "BYSCORE", "LIMIT", 0, limit)]
-            )
-            return await self._records(key, kind, [each.decode() for each in ids])
-        ids, packed = await self._server.call("due", key, kind, until_ms, limit, reads=True)
-        return [_record(kind, id_, each) for id_, each in zip(ids, packed, strict=True)]
+        found = await self._reads.due(self._key(partition), kind, until_ms, limit)
+        return [_record(kind, *each) for each in found]
 
     async def record_ids(
         self, partition: str, kind: str, limit: int, after: str = ""
@@ -469,10 +432,8 @@ class RedisStore:
     async def read_egress(
         self, egress: str, partition: str, position: int, limit: int
     ) -> list[EgressEntry]:
-        name = f"{self._key(partition)}:egress:{egress}"
-        (found,) = await self._server.ask(
-            [("ZRANGE", name, f"({position}", "+inf", "BYSCORE", "LIMIT", 0, limit)]
-        )
+        key, suffix = self._key(partition), f":egress:{egress}"
+        found = await self._reads.some_entries(key, suffix, position, limit)
         return [EgressEntry(egress, *_entry(each)) for each in found]
 
     async def egress_partitions(self, egress: str) -> dict[str, tuple[int, int]]:
@@ -495,10 +456,6 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._server.close()
-
-
-def _scan_records(key: str, kind: str, cursor: int) -> tuple[Any, ...]:
-    return ("HSCAN", f"{key}:record:{kind}", cursor, "COUNT", SCAN_COUNT)
 
 
 def _pieces(items: list[Any]) -> Iterator[list[Any]]:
