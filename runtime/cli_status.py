@@ -153,6 +153,7 @@ def describe(
             "counters": dict(sorted(told.counters.items())) if told else {},
             "order": told.order if told else "",
             "store": _store(told),
+            "not_ready": told.not_ready if told else "",
         }
         for worker, told in workers.items()
     ]
@@ -268,6 +269,11 @@ def _store_line(workers: list[dict[str, Any]]) -> str:
 def _show(described: dict[str, Any]) -> None:
     if line := _store_line(described["workers"]):
         typer.echo(line)
+    waiting = [each for each in described["workers"] if each["not_ready"]]
+    for each in waiting:
+        typer.echo(f"{each['id']} is not ready: {each['not_ready']}")
+    if waiting:
+        typer.echo("")
     typer.echo("workers")
     print_table(
         ("  worker", "address", "partitions", "queued", "in flight", "messages/s", "missed/s"),

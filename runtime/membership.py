@@ -209,6 +209,8 @@ class Membership:
         self._handover = Handover(member.id, ownership.owned)
         self._moves = Moves()
         self._quarantine = Quarantine()
+        self._untaken: dict[str, str] = {}
+        """Partitions that the store did not give us the last time, with the reason."""
         self._told_unfit = ""
         """What the log says of the store's server, so that it is told once."""
         self._told_absent: set[str] = set()
@@ -237,6 +239,12 @@ class Membership:
     def set_aside(self) -> Mapping[str, str]:
         """Partitions that could not be recovered, with the reason; they are left alone."""
         return self._quarantine.reasons
+
+    @property
+    def untaken(self) -> Mapping[str, str]:
+        """Partitions that are placed here and could not be taken yet, with the last reason."""
+        mine = set(self.mine) if self._untaken else ()
+        return {each: why for each, why in self._untaken.items() if each in mine}
 
     def recover(self, partition: str) -> None:
         """Try again to recover a partition that was set aside."""
@@ -565,11 +573,14 @@ class Membership:
                 self._ownership.added(partition, recovered, warm)
                 is_here = True
                 self._quarantine.recovered(partition)
+                self._untaken.pop(partition, None)
                 self._told_unfit = ""
-        except RetryLaterError:
+        except RetryLaterError as error:
+            self._not_taken(partition, error)
             return  # Tried again at the next heartbeat.
         except StoreServerError as error:
             # As above: nothing is wrong with what is stored.
+            self._untaken[partition] = str(error)
             self._server_is_unfit(error)
         except Exception as error:
             # Whatever is wrong with what is stored, it would end each worker that it moves to.
@@ -580,6 +591,17 @@ class Membership:
             self._carry_out()
         if is_here:
             self._tell_proposer(partition)
+
+    def _not_taken(self, partition: str, error: RetryLaterError) -> None:
+        former = self._untaken = dict(self.untaken)
+        # Once, not for each try, nor for each of all partitions if the store is away.
+        if partition not in former and error.message not in former.values():
+            _log.warning(
+                "a partition cannot be taken now; trying again",
+                partition=partition,
+                problem=error.message,
+            )
+        self._untaken[partition] = error.message
 
     def _server_is_unfit(self, error: StoreServerError) -> None:
         if self._told_unfit != str(error):

@@ -266,7 +266,8 @@ class Worker:
         if self.stopping.is_set():
             return "the worker stops"
         if not self.ready.is_set() or self.id not in self.exchange.topology.workers:
-            return f"the worker has not joined its cluster yet{self._directory_problem()}"
+            problem = self._directory_problem() or self._untaken()
+            return f"the worker has not joined its cluster yet{problem}"
         if self.membership.is_cut_off:
             return f"the worker is cut off from its directory{self._directory_problem()}"
         return ""
@@ -278,13 +279,22 @@ class Worker:
         mine = self.membership.mine
         missing = sum(1 for each in mine if each not in self.host.partitions)
         if missing:
-            return f"{missing} of the worker's {len(mine)} partitions are not served yet"
+            text = f"{missing} of the worker's {len(mine)} partitions are not served yet"
+            return text + self._untaken()
         return ""
 
     def _directory_problem(self) -> str:
         # It is made when the doors are open, and may be asked for before.
         membership: Membership | None = getattr(self, "membership", None)
         return f": {membership.problem}" if membership is not None and membership.problem else ""
+
+    def _untaken(self) -> str:
+        membership: Membership | None = getattr(self, "membership", None)
+        untaken = membership.untaken if membership is not None else {}
+        for partition, reason in untaken.items():
+            more = f", nor {len(untaken) - 1} more" if len(untaken) > 1 else ""
+            return f": {partition} could not be taken{more} ({reason})"
+        return ""
 
     async def _take_part(
         self,

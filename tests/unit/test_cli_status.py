@@ -109,6 +109,22 @@ def test_a_store_that_fails_stands_at_the_top(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith("workers\n")
 
 
+def test_a_worker_that_is_not_ready_is_shown_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reason = "the worker has not joined its cluster yet: shop/cart/0 could not be taken (timeout)"
+    waiting, well = (
+        msgspec.structs.replace(report("w1", None), not_ready=reason),
+        report("w2", None),
+    )
+
+    described = describe(waiting, {"w1": waiting, "w2": well}, {}, 0)
+    _show(described)
+
+    assert [each["not_ready"] for each in described["workers"]] == [reason, ""]
+    assert capsys.readouterr().out.startswith(f"w1 is not ready: {reason}\n\nworkers\n")
+
+
 def test_a_function_that_no_worker_has_is_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     gone = FunctionInfo("shop/gone", 16, "keyed", absent=True)
     topology = msgspec.structs.replace(TOPOLOGY, functions=[*TOPOLOGY.functions, gone])

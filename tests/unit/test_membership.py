@@ -165,12 +165,16 @@ class BrokenStore(MemoryStore):
 
     broken = "desk/add/1"
     error: Exception = ValueError("nonsense is stored")
+    is_away = False
 
     def __init__(self, backend: MemoryBackend) -> None:
         super().__init__(backend)
         self.tries = 0
 
     async def acquire(self, partition: str, worker: str) -> Recovered:
+        if self.is_away:
+            self.tries += 1
+            raise UnavailableError("away", 1)
         if partition == self.broken:
             self.tries += 1
             raise self.error
@@ -424,6 +428,50 @@ async def test_a_store_that_is_set_up_wrongly_sets_no_partition_aside() -> None:
             assert len(cluster.owned) == 3
     told = {each["problem"] for each in logged if each["log_level"] == "error"}
     assert told == {str(cluster.store.error)}
+
+
+async def test_why_a_partition_cannot_be_taken_is_known_until_it_is_and_told_once() -> None:
+    cluster = Cluster()
+    cluster.store.broken = "desk/add/1"
+    cluster.store.error = UnavailableError("Timeout reading from redis:6379", 1)
+
+    with structlog.testing.capture_logs() as logged:
+        async with cluster.worker() as membership:
+            await until(lambda: cluster.store.tries > 5)
+            assert membership.untaken == {"desk/add/1": "Timeout reading from redis:6379"}
+            assert not membership.ready.is_set()
+            cluster.store.error = UnavailableError("another worker has taken it", 1)
+            await until(lambda: "another" in membership.untaken["desk/add/1"])
+
+            cluster.store.broken = ""
+            await membership.ready.wait()
+            assert membership.untaken == {}
+    told = [(each["partition"], each["problem"]) for each in logged if "taken" in each["event"]]
+    assert told == [("desk/add/1", "Timeout reading from redis:6379")]
+
+
+async def test_a_store_that_is_away_for_all_partitions_is_told_once() -> None:
+    cluster = Cluster()
+    cluster.store.is_away = True
+
+    with structlog.testing.capture_logs() as logged:
+        async with cluster.worker() as membership:
+            await until(lambda: cluster.store.tries > 10)
+            assert membership.untaken == dict.fromkeys(DESK, "away")
+            cluster.store.is_away = False
+            await membership.ready.wait()
+    assert len([each for each in logged if "cannot be taken" in each["event"]]) == 1
+
+
+async def test_what_could_not_be_taken_and_is_elsewhere_now_is_no_problem_any_more() -> None:
+    cluster = Cluster()
+    cluster.store.broken = "desk/add/1"
+    cluster.store.error = UnavailableError("away", 1)
+
+    async with cluster.worker() as membership:
+        await until(lambda: "desk/add/1" in membership.untaken)
+        await cluster.owner_before("a")
+        await until(lambda: not membership.untaken)
 
 
 async def test_a_proposer_that_has_just_joined_asks_former_owners_before_it_takes() -> None:
