@@ -76,7 +76,8 @@ class RandomBinding:
         self._asks = chance.choice([0.0, 0.3, 1.0])
         if eager:
             self.asked, self._eagerness, self._asks = Asked.EACH, 1.0, 0.1
-        self._tried: dict[int, int] = {}
+        self._tried: dict[int, tuple[Bindable, int]] = {}
+        """By identity; what is kept here is not another work at the same address later."""
 
     def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
         if not scene.neighbours or self._chance.random() >= self._eagerness:
@@ -107,7 +108,7 @@ class RandomBinding:
         ]
 
     def _again(self, work: Bindable, scene: Scene) -> bool:
-        tries = self._tried[id(work)] = self._tried.get(id(work), 0) + 1
+        _, tries = self._tried[id(work)] = (work, self._tried.get(id(work), (work, 0))[1] + 1)
         return bool(scene.neighbours) and tries < ASKED_AGAIN_MAX and self._chance.random() < 0.5
 
     def _lend(self, work: Bindable, scene: Scene) -> Lend:
