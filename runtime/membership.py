@@ -22,7 +22,7 @@ import msgspec
 import structlog
 import xxhash
 
-from sublet.functions.errors import RejectedError, RetryLaterError, SubletError, UnavailableError
+from sublet.functions.errors import RejectedError, RetryLaterError, SubletError
 from sublet.runtime.config import is_loopback_host
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.handover import (
@@ -47,8 +47,6 @@ from sublet.statestore.contract import (
 )
 
 _log = structlog.get_logger(__name__)
-
-DRAIN_TRIES_MAX = 5
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -646,17 +644,18 @@ class Membership:
         """Give everything away. Return whether others have all of it; False if what is left here
         is of functions that no other worker has.
 
-        Raises `UnavailableError` if the directory does not answer: then nobody would know.
+        While the directory is away nobody would know, so that is waited for; how long altogether,
+        the caller has to bound.
         """
         self._member = msgspec.structs.replace(self._member, draining=True)
-        for _ in range(DRAIN_TRIES_MAX):
+        while True:
             try:
                 marked = await self._directory.drain(self._member.id)
                 break
             except RetryLaterError:
+                if self.view is None:
+                    return True  # It has never joined: there is nothing to give away.
                 await asyncio.sleep(self._heartbeat_s)
-        else:
-            raise UnavailableError("the directory does not answer")
         self.look()
         while self._ownership.owned():
             is_seen = marked is None or (

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from sublet.functions.app import Function
-from sublet.functions.errors import UnavailableError
 from sublet.runtime.config import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frames import FunctionInfo, Hello, Topology
@@ -400,8 +399,6 @@ class Worker:
         except TimeoutError:
             if not is_last:
                 _log.warning("did not finish in time; others do what is left", seconds=timeout_s)
-        except UnavailableError as error:
-            _log.warning("leaves as it is; others take over later", problem=str(error))
 
     def _tell_placed(self, event: str, partition: str, epoch: int | None) -> None:
         # At the start there are many at once; `ready` says how many.

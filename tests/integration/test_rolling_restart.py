@@ -165,6 +165,46 @@ async def replace_all(tmp_path: Path, settings: dict[str, object], leave: Leave)
         assert "lost a link" not in cluster.log
 
 
+async def test_no_request_fails_when_a_worker_is_stopped_while_redis_is_away(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "redis").mkdir()
+    redis = RedisProcess(tmp_path / "redis")
+    redis.start()
+    settings = {"store": "redis", "redis_url": redis.url, "http_port": 0, "log_level": "info"}
+    try:
+        async with running_cluster(tmp_path / "workers", 2, app=APP, **settings) as cluster:
+            worker = cluster.workers[1]
+            url = f"http://{http_address(cluster, worker)}"
+            async with (
+                httpx.AsyncClient(base_url=url, timeout=30) as http,
+                asyncio.TaskGroup() as tasks,
+            ):
+                redis.stop()
+                waiting = [
+                    tasks.create_task(http.post(f"/functions/count/count/{key}", json=1))
+                    for key in KEYS
+                ]
+
+                async def all_wait() -> bool:
+                    reports = [await cluster.status(each) for each in cluster.workers]
+                    return sum(each.counters["in_flight"] for each in reports) >= len(KEYS)
+
+                await until(all_wait)
+                worker.terminate()
+                loop = asyncio.get_running_loop()
+                # Many times longer than a term: as long as nobody could take over, it stays.
+                stays_until = loop.time() + 4
+                await until(lambda: not worker.is_running or loop.time() > stays_until)
+                assert worker.is_running
+                redis.start()
+                replies = [await each for each in waiting]
+            assert [(each.status_code, each.json()) for each in replies] == [(200, 1)] * len(KEYS)
+            assert await worker.ended() == 0
+    finally:
+        redis.kill()
+
+
 @pytest.mark.parametrize("lane", [True, False])
 @pytest.mark.parametrize("leave", [by_command, by_signal])
 async def test_a_worker_that_leaves_says_goodbye_on_all_its_links(

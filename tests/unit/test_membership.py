@@ -143,6 +143,7 @@ class AwayDirectory(CountedDirectory):
     """Does not answer while it is away."""
 
     is_away = False
+    drain_tries = 0
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
         if self.is_away:
@@ -158,6 +159,12 @@ class AwayDirectory(CountedDirectory):
         if self.is_away:
             raise UnavailableError("away", 1)
         return await super().view()
+
+    async def drain(self, worker: str) -> View | None:
+        self.drain_tries += 1
+        if self.is_away:
+            raise UnavailableError("away", 1)
+        return await super().drain(worker)
 
 
 class BrokenStore(MemoryStore):
@@ -533,18 +540,28 @@ async def test_a_worker_that_is_drained_by_others_hears_of_it() -> None:
         await until(lambda: ("w", b"drain") in cluster.told)
 
 
-async def test_a_directory_that_is_away_keeps_nobody_from_leaving() -> None:
-    class Stubborn(AwayDirectory):
-        async def drain(self, worker: str) -> View | None:
-            raise UnavailableError("away", 1)
-
+async def test_who_drains_waits_for_a_directory_that_is_away() -> None:
     cluster = Cluster()
-    cluster.directory = Stubborn(cluster.backend)
+
+    async with cluster.worker() as membership, asyncio.TaskGroup() as tasks:
+        await membership.ready.wait()
+        await cluster.others.join(member("x"), FUNCTIONS)
+        cluster.directory.is_away = True
+        draining = tasks.create_task(membership.drain())
+        await until(lambda: cluster.directory.drain_tries > 20)
+        assert not draining.done()
+        cluster.directory.is_away = False
+
+        assert await draining
+        assert set((await cluster.placement()).values()) == {"x"}
+
+
+async def test_who_has_never_joined_does_not_wait_for_the_directory_to_leave() -> None:
+    cluster = Cluster()
+    cluster.directory.is_away = True
 
     async with cluster.worker() as membership:
-        await membership.ready.wait()
-        with pytest.raises(UnavailableError):
-            await membership.drain()
+        assert await membership.drain()
 
 
 async def test_why_the_directory_cannot_be_asked_is_known_until_it_can() -> None:
