@@ -259,6 +259,8 @@ class Worker:
             finally:
                 stopping.cancel()
                 feeds.stop()
+                # They would be cut off without a word.
+                app.end_open()
 
     def not_joined(self) -> str:
         """Return why this worker does not know its cluster now; nothing if it does."""

@@ -7,7 +7,7 @@ this worker need not own what is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from sublet.functions.errors import (
     SubletError,
     UnavailableError,
     UnknownFunctionError,
+    UnknownOutcomeError,
 )
 from sublet.runtime.client import Client
 from sublet.runtime.egress_cursor import EgressCursor
@@ -41,7 +42,7 @@ from sublet.runtime.http.bodies import (
 )
 from sublet.runtime.http.docs_page import docs_page
 from sublet.runtime.http.errors import PROBLEM_TYPE, HttpProblemError, Problem, problem, problem_of
-from sublet.runtime.http.leaving import unless_left
+from sublet.runtime.http.leaving import OpenRequests, unless_left
 from sublet.runtime.http.openapi import KEYS_LIMIT_DEFAULT, KEYS_LIMIT_MAX, describe
 from sublet.runtime.http.reading import (
     check_origin,
@@ -75,6 +76,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EGRESS_NAME_CHARS_MAX = 200
 EGRESS_WAIT_PIECE_MS = 500
 _PARTITION = re.compile(r"[0-9]{1,4}")
+Endpoint = Callable[[Request], Awaitable[Response]]
 _NO_STORE = {"cache-control": "no-store"}
 # Nothing is loaded from elsewhere and no script runs.
 _PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -120,17 +122,22 @@ class HttpApp:
         self._feeds = feeds
         self._limits = limits
         self._is_local = is_local
+        self._open = OpenRequests()
         self._client: Client | None = None
         self._openapi: bytes = b""
         self._page: str = ""
         self._router = Router(
             [
-                Route("/functions/{app}/{function}/{key}", self._invoke, methods=["POST"]),
-                Route("/functions/{app}/{function}", self._invoke, methods=["POST"]),
-                Route("/state/{app}/{function}/{key}", self._state),
-                Route("/state/{app}/{function}", self._keys),
-                Route("/egress/{name}/page", self._egress_page),
-                Route("/egress/{name}", self._egress),
+                Route(
+                    "/functions/{app}/{function}/{key}",
+                    self._ending(self._invoke),
+                    methods=["POST"],
+                ),
+                Route("/functions/{app}/{function}", self._ending(self._invoke), methods=["POST"]),
+                Route("/state/{app}/{function}/{key}", self._ending(self._state)),
+                Route("/state/{app}/{function}", self._ending(self._keys)),
+                Route("/egress/{name}/page", self._ending(self._egress_page)),
+                Route("/egress/{name}", self._ending(self._egress)),
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
@@ -168,6 +175,20 @@ class HttpApp:
             headers = {**headers, "connection": "close"}
         await _answer(found, headers)(scope, receive, send)
 
+    def end_open(self) -> None:
+        """Tell all who wait for something that the worker ends."""
+        self._open.end()
+
+    def _ending(self, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint that does not outlive the worker. A reply that is being sent is none
+        of its business: nothing else could be said on that connection."""
+
+        async def answered(request: Request) -> Response:
+            with self._open.unless_ended(UnavailableError("the worker stops", NOT_READY_RETRY_MS)):
+                return await endpoint(request)
+
+        return answered
+
     def _check_origin(self, scope: Scope) -> None:
         host = origin = None
         for name, value in scope["headers"]:
@@ -202,7 +223,11 @@ class HttpApp:
         ask = client.send if one_way else client.call
         info = CallInfo()
         name = f"POST {function.name}"
-        with self._service.tracing.request(name, headers.get("traceparent")) as trace:
+        ended = UnknownOutcomeError("the worker has stopped before there was a reply")
+        with (
+            self._open.unless_ended(ended),
+            self._service.tracing.request(name, headers.get("traceparent")) as trace,
+        ):
             asked = ask(
                 function.name,
                 key,

@@ -405,6 +405,31 @@ def test_a_worker_that_stops_answers_what_it_has_taken(tmp_path: Path) -> None:
     assert answer.endswith(b"\r\n\r\n500")
 
 
+def test_a_worker_that_ends_tells_those_whom_it_cannot_answer(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(http_worker(tmp_path, drain_timeout_s=1))
+        with connected(url) as call, connected(url) as unfinished:
+            call.sendall(
+                b"POST /functions/faulty/slow/last HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: 5\r\n\r\n60000"
+            )
+            unfinished.sendall(
+                b"POST /functions/shop/count/a HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: 5\r\n\r\n1"
+            )
+            # Whatever was sent before this is answered has arrived, too.
+            assert httpx.get(f"{url}/health").status_code == 200
+            stack.close()
+
+            answers = everything_from(call), everything_from(unfinished)
+    assert answers[0].startswith(b"HTTP/1.1 500 ")
+    assert b"content-type: application/problem+json\r\n" in answers[0]
+    assert b'"code":"unknown_outcome"' in answers[0]
+    assert answers[1].startswith(b"HTTP/1.1 503 ")
+    assert b'"code":"unavailable"' in answers[1]
+    assert '"level": "error"' not in (tmp_path / "worker.log").read_text()
+
+
 # Bounds
 
 
