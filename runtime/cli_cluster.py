@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
-from sublet.runtime.cli_exit import NoClusterError, UsageError, exit_with
+from sublet.runtime.cli_exit import NoClusterError, NotLeftError, UsageError, exit_with
 from sublet.runtime.cli_settings import settings_of
 from sublet.runtime.config import (
     DATABASE_NAME,
@@ -62,7 +62,7 @@ def ask(where: Where, question: Callable[[Reached], Awaitable[T]], as_json: bool
     try:
         with _no_log():
             return asyncio.run(reach_and_ask())
-    except (SubletError, UsageError, NoClusterError, ConfigError) as error:
+    except (SubletError, UsageError, NoClusterError, NotLeftError, ConfigError) as error:
         exit_with(error, as_json=as_json)
 
 

@@ -50,6 +50,10 @@ class NoClusterError(Exception):
     """Nobody is there to be asked; the text says where was looked and what to do."""
 
 
+class NotLeftError(Exception):
+    """A worker that was asked to leave is not seen to have left; the text says how it stands."""
+
+
 def exit_with(error: Exception, *, as_json: bool = False) -> NoReturn:
     """Tell the error on standard error (as JSON: on standard output) and end the command."""
     if as_json:
@@ -79,7 +83,7 @@ def code_of(error: Exception) -> ExitCode:
     match error:
         case NoClusterError():
             return ExitCode.NO_CLUSTER
-        case RetryLaterError():
+        case RetryLaterError() | NotLeftError():
             return ExitCode.RETRY_LATER
         case OSError():
             return ExitCode.FAILED
@@ -101,6 +105,8 @@ def _described(error: Exception) -> dict[str, object]:
             return {"code": error.code, "message": str(error)}
         case NoClusterError():
             return {"code": "no_cluster", "message": str(error)}
+        case NotLeftError():
+            return {"code": "not_left", "message": str(error)}
         case _:
             return {"code": "usage", "message": str(error)}
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import typer
 
 from sublet.functions.duration import milliseconds
-from sublet.functions.errors import UnavailableError
+from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import UsageError, exit_with
+from sublet.runtime.cli_exit import NotLeftError, UsageError, exit_with
 from sublet.runtime.frames import Topology
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import AdministerRequest, DrainWorker, RecoverPartition
@@ -21,7 +21,7 @@ TIMEOUT_S_MAX = 3_600
 
 
 def drain(worker: str, timeout: str, where: Where, as_json: bool) -> None:
-    """Ask a worker to go, and wait until it has left."""
+    """Ask a worker to go, and wait until it has left: by itself, not because it is silent."""
     try:
         timeout_s = milliseconds(timeout) / 1000
         if not 0 < timeout_s <= TIMEOUT_S_MAX:
@@ -36,7 +36,7 @@ def drain(worker: str, timeout: str, where: Where, as_json: bool) -> None:
         address = next((each for id_, each in workers.items() if id_ != chosen), workers[chosen])
         async with UnaryClient(address) as client:
             await client.administer(AdministerRequest(action=DrainWorker(worker=chosen)))
-            await _has_left(client, chosen, timeout_s, quiet=as_json)
+            await _left(client, chosen, timeout_s, quiet=as_json)
         return chosen
 
     left = ask(where, question, as_json)
@@ -46,13 +46,13 @@ def drain(worker: str, timeout: str, where: Where, as_json: bool) -> None:
         typer.echo(f"{left} has left")
 
 
-async def _has_left(client: UnaryClient, worker: str, timeout_s: float, *, quiet: bool) -> None:
+async def _left(client: UnaryClient, worker: str, timeout_s: float, *, quiet: bool) -> None:
     told = -1
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 topology = (await client.status()).topology
-                if worker not in topology.workers:
+                if worker not in topology.workers and await _has_left(client, worker):
                     return
                 left = _partitions_at(worker, topology)
                 if left != told and not quiet:
@@ -60,10 +60,24 @@ async def _has_left(client: UnaryClient, worker: str, timeout_s: float, *, quiet
                 told = left
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
-        raise UnavailableError(
+        raise NotLeftError(
             f"{worker} has not left within {timeout_s:g} s ({told} partitions are there); it goes "
             "on to drain: look with `sublet status`"
         ) from None
+
+
+async def _has_left(client: UnaryClient, worker: str) -> bool:
+    """Tell whether a worker that is not seen any more has gone by itself.
+
+    Asking for it again tells. Raises `NotLeftError` if it was taken for dead.
+    """
+    try:
+        await client.administer(AdministerRequest(action=DrainWorker(worker=worker)))
+    except RejectedError:
+        return True
+    except UnavailableError as error:
+        raise NotLeftError(error.message) from None
+    return False
 
 
 def _partitions_at(worker: str, topology: Topology) -> int:

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 import xxhash
 
-from sublet.functions.errors import RejectedError, RetryLaterError, SubletError
+from sublet.functions.errors import RejectedError, RetryLaterError, SubletError, UnavailableError
 from sublet.runtime.config import is_loopback_host
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.handover import (
@@ -626,10 +626,15 @@ class Membership:
         """Mark any worker as one that is to give everything away and end."""
         view = await self._directory.view()
         member = view.members.get(worker)
+        if member is None and worker in view.leaving:
+            raise UnavailableError(
+                f"{worker} was taken for dead before it had left: others have its partitions; "
+                "should it come back, it drains and leaves"
+            )
         if member is None:
             known = ", ".join(sorted(view.members)) or "none"
             raise RejectedError(f"there is no worker {worker!r}; known: {known}")
-        if not _can_take_some(view, member):
+        if not member.draining and not _can_take_some(view, member):
             raise RejectedError(
                 f"{worker} is the last worker that has its functions: nobody could take its "
                 "partitions; start another one first, or end it with SIGTERM"

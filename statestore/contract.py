@@ -286,6 +286,11 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
+LEAVING_MAX = 100
+"""Of so many workers a directory knows that they are to be drained, at most; of others that are
+removed before they have left, it is forgotten."""
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as others see it."""
 
@@ -317,6 +322,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Function to its number of partitions."""
     placement: Mapping[str, str]
     """Partition to worker id; partitions that nobody owns are absent."""
+    leaving: frozenset[str] = frozenset()
+    """Workers that are to be drained and have not left by themselves yet, the last `LEAVING_MAX` of
+    them. One that is no member was taken for dead meanwhile, and may come back."""
 
 
 class Directory(Protocol):
@@ -327,6 +335,9 @@ class Directory(Protocol):
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
         """Enter the member, with the functions that it declares, and register these.
+
+        Who is to be drained enters as one that drains, whatever it says: it may have been frozen,
+        and removed, when that was asked for.
 
         A function that is already known with another number of partitions is an error
         (`ValueError` that says what to do): the number is fixed when a function is first seen.
@@ -355,10 +366,15 @@ class Directory(Protocol):
         ...
 
     async def drain(self, worker: str) -> View | None:
-        """Mark a member as about to leave; return the new view, or None if it is no member."""
+        """Mark a member as about to leave; return the new view, or None if it is no member.
+
+        It stays so until it leaves, also if it is removed and joins again.
+        """
         ...
 
-    async def leave(self, worker: str) -> None: ...
+    async def leave(self, worker: str) -> None:
+        """Remove the worker by its own wish: nothing is known of it any more."""
+        ...
 
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         """Return when there is a newer version, or after the timeout at the latest.

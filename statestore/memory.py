@@ -24,6 +24,7 @@ from sublet.statestore.contract import (
     EXPIRED,
     IDEMPOTENCY,
     JOURNAL,
+    LEAVING_MAX,
     PARKED,
     SILENT,
     STAGING,
@@ -57,6 +58,7 @@ class MemoryBackend:
         self.members: dict[str, Member] = {}
         self.functions: dict[str, int] = {}
         self.placement: dict[str, str] = {}
+        self.leaving: list[str] = []
 
 
 class MemoryStore:
@@ -340,7 +342,8 @@ class MemoryDirectory:
         former = backend.members.get(member.id)
         beat = member.beat if former is None else former.beat + 1
         entered = with_functions(member, functions)
-        backend.members[member.id] = msgspec.structs.replace(entered, beat=beat)
+        draining = member.draining or member.id in backend.leaving
+        backend.members[member.id] = msgspec.structs.replace(entered, beat=beat, draining=draining)
         backend.functions.update(functions)
         backend.version += 1
         return self._view()
@@ -379,13 +382,16 @@ class MemoryDirectory:
         if member is None:
             return None
         backend.members[worker] = msgspec.structs.replace(member, draining=True)
+        others = [each for each in backend.leaving if each != worker]
+        backend.leaving = [*others, worker][-LEAVING_MAX:]
         backend.version += 1
         return self._view()
 
     async def leave(self, worker: str) -> None:
         backend = self._backend
-        if backend.members.pop(worker, None) is None:
+        if backend.members.pop(worker, None) is None and worker not in backend.leaving:
             return
+        backend.leaving = [each for each in backend.leaving if each != worker]
         backend.placement = {p: owner for p, owner in backend.placement.items() if owner != worker}
         backend.version += 1
 
@@ -402,4 +408,5 @@ class MemoryDirectory:
             members=dict(backend.members),
             functions=dict(backend.functions),
             placement=dict(backend.placement),
+            leaving=frozenset(backend.leaving),
         )

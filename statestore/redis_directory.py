@@ -35,7 +35,7 @@ FIRST_VERSION = 0
 RESUBSCRIBE_WAIT_S = 1.0
 
 _decoder = msgspec.msgpack.Decoder(Member)
-_Cached = tuple[str, Mapping[str, int], Mapping[str, str]]
+_Cached = tuple[str, Mapping[str, int], Mapping[str, str], frozenset[str]]
 
 
 class RedisDirectory:
@@ -57,9 +57,9 @@ class RedisDirectory:
             url, prefix=prefix, full_sync=full_sync, timeout_s=timeout_s, outages=outages
         )
         self._key = f"{prefix}:{{directory}}"
-        # What only a new version changes: functions and placement, with its stamp. One value, as a
-        # call may be under way while another brings a newer one.
-        self._cached: _Cached = ("", {}, {})
+        # What only a new version changes: functions, placement and who is to leave, with its stamp.
+        # One value, as a call may be under way while another brings a newer one.
+        self._cached: _Cached = ("", {}, {}, frozenset())
         self._published = FIRST_VERSION
         # What the latest answer has told, heard of or not.
         self._seen = FIRST_VERSION
@@ -67,13 +67,22 @@ class RedisDirectory:
         self._watching: asyncio.Task[None] | None = None
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
-        packed = msgspec.msgpack.encode(with_functions(member, functions))
+        entered = with_functions(member, functions)
+        packed = msgspec.msgpack.encode(entered)
+        packed_leaving = msgspec.msgpack.encode(msgspec.structs.replace(entered, draining=True))
         counts = [each for pair in functions.items() for each in pair]
         for _ in range(JOIN_TRIES_MAX):
             before = await self.view()
             check_functions(before.functions, functions)
             found = await self._server.call(
-                "join", self._key, before.version, member.id, packed, member.beat, *counts
+                "join",
+                self._key,
+                before.version,
+                member.id,
+                packed,
+                packed_leaving,
+                member.beat,
+                *counts,
             )
             if found is not None:
                 return self._view(found, self._cached)
@@ -178,7 +187,8 @@ class RedisDirectory:
         self._seen = int(version)
         if rest:
             counts = {name: int(count) for name, count in _texts(rest[0]).items()}
-            self._cached = cached = (stamp.decode(), counts, _texts(rest[1]))
+            leaving = frozenset(each.decode() for each in rest[2])
+            self._cached = cached = (stamp.decode(), counts, _texts(rest[1]), leaving)
         counted = {name: int(beat) for name, beat in _texts(beats).items()}
         known = [_decoder.decode(each) for each in members[1::2]]
         return View(
@@ -189,6 +199,7 @@ class RedisDirectory:
             },
             functions=cached[1],
             placement=cached[2],
+            leaving=cached[3],
         )
 
 

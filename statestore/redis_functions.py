@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import hashlib
 
+from sublet.statestore.contract import LEAVING_MAX
+
 EXPIRED_PER_COMMIT_MIN = 64
 """So many rows that have expired go with each commit, and more with one that brings more."""
 EXPIRED_PER_COMMIT_MAX = 50_000
@@ -410,6 +412,7 @@ local function view(keys, args)
     if stamp ~= args[1] then
         found[5] = redis.call('HGETALL', d .. ':functions')
         found[6] = redis.call('HGETALL', d .. ':placement')
+        found[7] = redis.call('LRANGE', d .. ':leaving', 0, -1)
     end
     return found
 end
@@ -433,7 +436,8 @@ local function changed(d, above)
     redis.call('PUBLISH', d .. ':changed', version)
 end
 
--- ARGV: expected version, id, member, first beat, functions and their partition counts.
+-- ARGV: expected version, id, member, the same if it is to leave, first beat, functions and their
+-- partition counts.
 local function join(keys, args)
     local d = keys[1]
     stay(d)
@@ -441,10 +445,11 @@ local function join(keys, args)
     if redis.call('HEXISTS', d .. ':beats', args[2]) == 1 then
         redis.call('HINCRBY', d .. ':beats', args[2], 1)
     else
-        redis.call('HSET', d .. ':beats', args[2], args[4])
+        redis.call('HSET', d .. ':beats', args[2], args[5])
     end
-    redis.call('HSET', d .. ':members', args[2], args[3])
-    many('HSET', d .. ':functions', args, 5, #args)
+    local is_leaving = redis.call('LPOS', d .. ':leaving', args[2])
+    redis.call('HSET', d .. ':members', args[2], is_leaving and args[4] or args[3])
+    many('HSET', d .. ':functions', args, 6, #args)
     changed(d)
     return view(keys, {''})
 end
@@ -480,6 +485,9 @@ local function drain(keys, args)
     stay(d)
     if redis.call('HEXISTS', d .. ':members', args[1]) == 0 then return false end
     redis.call('HSET', d .. ':members', args[1], args[2])
+    redis.call('LREM', d .. ':leaving', 0, args[1])
+    redis.call('RPUSH', d .. ':leaving', args[1])
+    redis.call('LTRIM', d .. ':leaving', -LEAVING_MAX, -1)
     changed(d)
     return view(keys, {''})
 end
@@ -488,7 +496,8 @@ end
 local function leave(keys, args)
     local d = keys[1]
     stay(d)
-    if redis.call('HDEL', d .. ':members', args[1]) == 0 then return 0 end
+    local wish = redis.call('LREM', d .. ':leaving', 0, args[1])
+    if redis.call('HDEL', d .. ':members', args[1]) + wish == 0 then return 0 end
     redis.call('HDEL', d .. ':beats', args[1])
     local placement = redis.call('HGETALL', d .. ':placement')
     for at = 1, #placement, 2 do
@@ -518,9 +527,13 @@ register('beat', beat)
 register('place', place)
 register('drain', drain)
 register('leave', leave)
-""".replace("EXPIRED_MIN", str(EXPIRED_PER_COMMIT_MIN)).replace(
-    "EXPIRED_MAX", str(EXPIRED_PER_COMMIT_MAX)
-)
+"""
+for _name, _number in {
+    "EXPIRED_MIN": EXPIRED_PER_COMMIT_MIN,
+    "EXPIRED_MAX": EXPIRED_PER_COMMIT_MAX,
+    "LEAVING_MAX": LEAVING_MAX,
+}.items():
+    _CODE = _CODE.replace(_name, str(_number))
 
 _DIGEST = hashlib.sha256(_CODE.encode()).hexdigest()[:12]
 

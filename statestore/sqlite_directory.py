@@ -13,7 +13,13 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sublet.statestore.contract import Member, View, check_functions, check_placement
+from sublet.statestore.contract import (
+    LEAVING_MAX,
+    Member,
+    View,
+    check_functions,
+    check_placement,
+)
 from sublet.statestore.sqlite_file import (
     BUSY_TIMEOUT_MS,
     DatabaseThread,
@@ -41,11 +47,13 @@ class SqliteDirectory:
         self._functions: Mapping[str, int] = {}
         self._placement: Mapping[str, str] = {}
         self._declared: Mapping[str, frozenset[str] | None] = {}
+        self._leaving: frozenset[str] = frozenset()
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
         def work(connection: sqlite3.Connection) -> View:
             with self._lock, transaction(connection):
-                check_functions(self._read(connection).functions, functions)
+                before = self._read(connection)
+                check_functions(before.functions, functions)
                 connection.executemany(
                     "INSERT OR IGNORE INTO function VALUES (?, ?)", functions.items()
                 )
@@ -61,7 +69,7 @@ class SqliteDirectory:
                         member.lane,
                         member.pid,
                         member.beat,
-                        member.draining,
+                        member.draining or member.id in before.leaving,
                         json.dumps(sorted(functions)),
                     ),
                 )
@@ -111,7 +119,16 @@ class SqliteDirectory:
                 found = connection.execute(
                     "UPDATE member SET draining = 1 WHERE id = ?", (worker,)
                 ).rowcount
-                return self._changed(connection) if found else None
+                if not found:
+                    return None
+                # What is written last has the highest number.
+                connection.execute("INSERT OR REPLACE INTO leaving (worker) VALUES (?)", (worker,))
+                connection.execute(
+                    "DELETE FROM leaving WHERE number NOT IN"
+                    " (SELECT number FROM leaving ORDER BY number DESC LIMIT ?)",
+                    (LEAVING_MAX,),
+                )
+                return self._changed(connection)
 
         return await self._thread.run(work)
 
@@ -119,7 +136,10 @@ class SqliteDirectory:
         def work(connection: sqlite3.Connection) -> None:
             with self._lock, transaction(connection):
                 gone = connection.execute("DELETE FROM member WHERE id = ?", (worker,)).rowcount
-                if gone:
+                wish = connection.execute(
+                    "DELETE FROM leaving WHERE worker = ?", (worker,)
+                ).rowcount
+                if gone or wish:
                     connection.execute("DELETE FROM placement WHERE worker = ?", (worker,))
                     self._changed(connection)
 
@@ -149,10 +169,11 @@ class SqliteDirectory:
         (version,) = connection.execute("SELECT version FROM meta").fetchone()
         if version != self._cached_version:
             # One row each: a thread that fetches row by row crawls beside a busy event loop.
-            functions, placement, declared = connection.execute(
+            functions, placement, declared, leaving = connection.execute(
                 "SELECT (SELECT json_group_object(name, partition_count) FROM function),"
                 " (SELECT json_group_object(partition, worker) FROM placement),"
-                " (SELECT json_group_object(id, json(functions)) FROM member)"
+                " (SELECT json_group_object(id, json(functions)) FROM member),"
+                " (SELECT json_group_array(worker) FROM leaving)"
             ).fetchone()
             self._functions = json.loads(functions)
             self._placement = json.loads(placement)
@@ -160,6 +181,7 @@ class SqliteDirectory:
                 id_: None if names is None else frozenset(names)
                 for id_, names in json.loads(declared).items()
             }
+            self._leaving = frozenset(json.loads(leaving))
             self._cached_version = version
         members = connection.execute(
             "SELECT id, address, lane, pid, beat, draining FROM member ORDER BY id"
@@ -180,4 +202,5 @@ class SqliteDirectory:
             },
             functions=self._functions,
             placement=self._placement,
+            leaving=self._leaving,
         )

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 # Marks a database file as ours, for `file` and for the check below ("Subl" in ASCII).
 APPLICATION_ID = 0x5375626C
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 STATEMENT_CACHE = 512
 BUSY_TIMEOUT_MS = 5_000
 RETRY_AFTER_MS = 1_000
@@ -65,6 +65,7 @@ CREATE TABLE member (
     beat INTEGER NOT NULL, draining INTEGER NOT NULL, functions TEXT) WITHOUT ROWID;
 CREATE TABLE function (name TEXT PRIMARY KEY, partition_count INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE placement (partition TEXT PRIMARY KEY, worker TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE leaving (number INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE);
 CREATE TABLE meta (version INTEGER NOT NULL);
 INSERT INTO meta VALUES (0);
 """
@@ -72,6 +73,7 @@ INSERT INTO meta VALUES (0);
 UPGRADES = {
     2: "ALTER TABLE member ADD COLUMN draining INTEGER NOT NULL DEFAULT 0;",
     3: "ALTER TABLE member ADD COLUMN functions TEXT;",
+    4: "CREATE TABLE leaving (number INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE);",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import msgspec
 import pytest
 
-from sublet.statestore.contract import Directory, Member
+from sublet.statestore.contract import LEAVING_MAX, Directory, Member
 
 MakeDirectory = Callable[[], Directory]
 
@@ -254,10 +254,61 @@ async def test_nobody_can_drain_who_is_no_member(make_directory: MakeDirectory) 
 
 async def test_who_drains_and_joins_again_says_so_itself(make_directory: MakeDirectory) -> None:
     directory = make_directory()
-    await directory.join(member("a"), {})
-    await directory.drain("a")
+    drains = msgspec.structs.replace(member("a"), draining=True)
 
-    again = await directory.join(msgspec.structs.replace(member("a"), draining=True), {})
+    assert (await directory.join(drains, {})).members["a"].draining
+    assert not (await directory.join(member("a"), {})).members["a"].draining
+
+
+async def test_who_is_drained_stays_so_until_it_leaves(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {"shop/cart": 1})
+    await two.join(member("b"), {"shop/cart": 1})
+    drained = await two.drain("a")
+    assert drained is not None
+    assert drained.leaving == {"a"}
+
+    removed = await two.place(drained.version, {"shop/cart/0": "b"}, removed=["a"])
+    assert removed is not None
+    assert (list(removed.members), removed.leaving) == (["b"], {"a"})
+    again = await one.join(member("a"), {"shop/cart": 1})
     assert again.members["a"].draining
-    anew = await directory.join(member("a"), {})
-    assert not anew.members["a"].draining
+    assert again.members["a"].functions == {"shop/cart"}
+    assert not again.members["b"].draining
+    assert (await one.join(member("a"), {})).members["a"].draining
+    assert (await make_directory().view()).leaving == {"a"}
+
+    await one.leave("a")
+    left = await two.view()
+    assert (list(left.members), left.leaving) == (["b"], frozenset())
+    assert not (await one.join(member("a"), {})).members["a"].draining
+
+
+async def test_who_was_removed_can_still_leave(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {})
+    await two.drain("a")
+    removed = await two.place((await two.view()).version, {}, removed=["a"])
+    assert removed is not None
+
+    await one.leave("a")
+
+    view = await two.view()
+    assert view.leaving == frozenset()
+    assert view.version > removed.version
+
+
+async def test_of_workers_that_are_to_leave_the_last_are_known(
+    make_directory: MakeDirectory,
+) -> None:
+    directory = make_directory()
+    names = [f"w{number:03}" for number in range(LEAVING_MAX + 2)]
+    for name in names:
+        await directory.join(member(name), {})
+        await directory.drain(name)
+    await directory.drain(names[2])
+    await directory.drain(names[0])
+
+    view = await directory.view()
+    assert view.leaving == {names[0], names[2], *names[4:]}
+    assert all(each.draining for each in view.members.values())

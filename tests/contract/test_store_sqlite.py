@@ -423,18 +423,20 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         SqliteStore(path)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 async def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
     tmp_path: Path, version: int
 ) -> None:
     path = tmp_path / "store.db"
     open_database(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("ALTER TABLE member DROP COLUMN functions")
-        if version == 1:
+        connection.execute("DROP TABLE leaving")
+        if version < 3:
+            connection.execute("ALTER TABLE member DROP COLUMN functions")
+        if version < 2:
             connection.execute("ALTER TABLE member DROP COLUMN draining")
-        values = "'old', '127.0.0.1:1', '', 7, 3" + (", 0" if version == 2 else "")
-        connection.execute(f"INSERT INTO member VALUES ({values})")
+        values = ["'old', '127.0.0.1:1', '', 7, 3", "0", "NULL"][:version]
+        connection.execute(f"INSERT INTO member VALUES ({', '.join(values)})")
         connection.execute(f"PRAGMA user_version = {version}")
 
     directory = SqliteDirectory(path)

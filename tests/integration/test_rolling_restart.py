@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +17,17 @@ import pytest
 
 from sublet import Client
 from sublet.functions.errors import UnavailableError
+from sublet.runtime.cli_exit import ExitCode
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import AdministerRequest, CallRequest, DrainWorker
 from tests.integration import count_app
-from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
+from tests.integration.cluster import (
+    PROJECT,
+    Cluster,
+    WorkerProcess,
+    running_cluster,
+    until,
+)
 from tests.redis_process import RedisProcess
 
 APP = "tests.integration.count_app:app"
@@ -203,6 +212,41 @@ async def test_no_request_fails_when_a_worker_is_stopped_while_redis_is_away(
             assert await worker.ended() == 0
     finally:
         redis.kill()
+
+
+async def asked_to_drain(worker: str, other: WorkerProcess) -> tuple[int, str]:
+    """Return how `sublet drain` ended, and what it told."""
+    words = ("-m", "sublet", "drain", worker, "--connect", other.address)
+    command = await asyncio.create_subprocess_exec(
+        sys.executable, *words, cwd=PROJECT, stdout=PIPE, stderr=STDOUT
+    )
+    told, _ = await command.communicate()
+    assert command.returncode is not None
+    return command.returncode, told.decode()
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+async def test_a_frozen_worker_that_is_drained_leaves_when_it_goes_on(
+    tmp_path: Path, store: str
+) -> None:
+    with settings_for(store, tmp_path / "redis") as settings:
+        # It has to be a member still when the command has started.
+        settings["member_term_ms"] = 5_000
+        async with running_cluster(tmp_path / "workers", 2, app=APP, **settings) as cluster:
+            frozen, other = cluster.workers
+            frozen_id = (await cluster.status(frozen)).worker
+            await cluster.freeze(frozen)
+
+            code, told = await asked_to_drain(frozen_id, other)
+
+            assert (code, "has left" in told) == (ExitCode.RETRY_LATER, False), told
+            assert f"{frozen_id} was taken for dead before it had left" in told
+            assert "nothing has happened" not in told
+            frozen.thaw()
+            assert await frozen.ended() == 0
+            report = await cluster.status(other)
+            assert list(report.topology.workers) == [report.worker]
+            assert set(report.topology.placement.values()) == {report.worker}
 
 
 @pytest.mark.parametrize("lane", [True, False])

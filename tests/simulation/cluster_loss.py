@@ -60,6 +60,7 @@ class LossyBackend(MemoryBackend):
         kept = deepcopy((self.partitions, self.tokens))
         members, functions = dict(self.members), dict(self.functions)
         placement, version = dict(self.placement), self._version
+        leaving = self.leaving
 
         def go_back() -> None:
             # In place: the stores of all workers know these tables.
@@ -72,6 +73,7 @@ class LossyBackend(MemoryBackend):
                 table.clear()
                 table.update(former)
             self.members, self.placement = dict(members), dict(placement)
+            self.leaving = leaving
             self._version = version
 
         return go_back

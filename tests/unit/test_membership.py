@@ -540,6 +540,32 @@ async def test_a_worker_that_is_drained_by_others_hears_of_it() -> None:
         await until(lambda: ("w", b"drain") in cluster.told)
 
 
+async def test_a_worker_that_was_removed_before_it_heard_of_it_is_drained_when_it_is_back() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        view = await cluster.others.join(member("x"), FUNCTIONS)
+        drained = await cluster.others.drain("w")
+        assert drained is not None
+        everything = dict.fromkeys(view.placement, "x")
+        # Nobody has waited for anything since: its loop was as good as frozen.
+        assert await cluster.others.place(drained.version, everything, removed=["w"]) is not None
+        with pytest.raises(UnavailableError, match="taken for dead before it had left"):
+            await membership.drain_worker("w")
+        await until(lambda: ("w", b"drain") in cluster.told)
+        assert set((await cluster.placement()).values()) == {"x"}
+
+
+async def test_to_drain_a_worker_that_drains_already_is_no_mistake() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.drain("w")
+        await membership.drain_worker("w")
+
+
 async def test_who_drains_waits_for_a_directory_that_is_away() -> None:
     cluster = Cluster()
 
