@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from sublet.functions.errors import UnavailableError
+from sublet.runtime.admission import Admission
 from sublet.runtime.client_channel import Channel
 from sublet.runtime.client_session import Session
 from sublet.runtime.exchange import Exchange
@@ -21,7 +22,6 @@ from sublet.runtime.handover import Handover
 from sublet.runtime.host import Binding, Host
 from sublet.runtime.lending import Lending
 from sublet.runtime.membership import DeathWatch, Membership
-from sublet.runtime.partition import Partition
 from sublet.runtime.port import Port
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.steps import Acknowledge
@@ -158,14 +158,12 @@ class BelievesNoOlderDirectory(_LossMutant):
 class AcknowledgesWhatMayBeLost(_LossMutant):
     """Says that repeated messages were taken without asking a store that may have lost them."""
 
-    class partition(Partition):  # noqa: N801
-        def _acknowledge_again(self, batch: Batch, now_ms: float) -> None:
-            taken = self._inbox.taken.get(batch.source, 0)
-            if taken:
-                ack = Ack(batch.target, batch.source, taken, None, self.epoch)
-                self.effects.append(Acknowledge(ack))
+    class admission(Admission):  # noqa: N801
+        def _acknowledge_again(self, batch: Batch) -> Acknowledge | None:
+            self._store_forgets = False
+            return super()._acknowledge_again(batch)
 
-    replaced: ClassVar = {f"{RUNTIME}.host:Partition": partition}
+    replaced: ClassVar = {f"{RUNTIME}.partition:Admission": admission}
 
 
 class WaitsForEverForWhatWasTaken(_LossMutant):
