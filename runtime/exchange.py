@@ -481,20 +481,24 @@ class Exchange:
                 self._not_here(port, batch)
             elif from_client and (error := self._bad_batch(batch)) is not None:
                 self._refuse_unseen(port, batch, error, error.code)
-            elif (
-                from_client
-                and batch.kind is not Kind.WITHDRAW  # It makes room.
-                and not self._has_room(batch.count, hosted)
-            ):
-                open_count = self._open_at_most
-                error = ErrorInfo("overloaded", f"the worker has {open_count} in flight", 50)
-                self.host.refuse(batch, hosted, error)
             else:
+                # Also if it is refused: it may be a copy of what was taken before.
                 if target not in heard:
                     heard[target] = set()
                 heard[target].add(source)
-                self.host.batch_arrived(batch, hosted)
+                self._bring(batch, hosted, from_client=from_client)
         self.host.pump()
+
+    def _bring(self, batch: Batch, hosted: Hosted, *, from_client: bool) -> None:
+        if (
+            from_client
+            and batch.kind is not Kind.WITHDRAW  # It makes room.
+            and not self._has_room(batch.count, hosted)
+        ):
+            text = f"the worker has {self._open_at_most} in flight"
+            self.host.refuse(batch, hosted, ErrorInfo("overloaded", text, 50))
+        else:
+            self.host.batch_arrived(batch, hosted)
 
     def _acknowledged(self, port: Port, acks: Sequence[Ack]) -> None:
         from_client = is_client(port.name)

@@ -42,6 +42,7 @@ FINDINGS = [
     Finding("cluster", 544, "what a partition had sent that left took the room of others for ever"),
     Finding("lease-pipelines", 1793, "rows that ran and were put back were told as taken"),
     Finding("partition", 4770, "a former owner took the answer to a call of the next for its own"),
+    Finding("cluster", 516, "a copy that was refused for lack of room was not asked for again"),
     Finding("lease-pipelines", 6556, "states were dropped after a lease was asked for"),
     Finding("lease-windows", 94, "markers after a takeover stood before those that waited"),
     Finding("cluster", 61, "who was refused after it waited for room kept it from all others"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.exchange import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
-from sublet.runtime.frames import Batch, Frame, Hello, Kind, Topology
+from sublet.runtime.frames import Batch, Data, ErrorInfo, Frame, Hello, Kind, Refused, Topology
 from sublet.runtime.host import Host
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
@@ -185,3 +186,44 @@ async def test_what_a_partition_has_sent_that_has_left_takes_no_room_of_others()
     exchange.left(["app/f/0"])
 
     assert offered == ["w2"]
+
+
+class FullHost(NoPartitions):
+    """A host of one partition, with no room for what clients send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        place = SimpleNamespace(function=SimpleNamespace(name="app/f"))
+        self.partitions["app/f/0"] = SimpleNamespace(place=place)
+        self.refused: list[int] = []
+
+    def unanswered_by_function(self) -> dict[str, int]:
+        return {"app/f": 1_000_000}
+
+    def refuse(self, batch: Batch, hosted: object, error: ErrorInfo) -> None:
+        self.refused.append(batch.first)
+
+    def pump(self) -> None:
+        pass
+
+
+async def test_who_sent_a_copy_that_was_refused_is_told_when_the_partition_begins_anew() -> None:
+    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+        raise UnavailableError("nobody is there")
+
+    host, link = FullHost(), QuietLink()
+    exchange = exchange_with(connect, lambda: 0.5)
+    exchange.host = cast("Host", host)
+    async with asyncio.TaskGroup() as tasks:
+        exchange.start(tasks)
+        receiver = exchange.accepted(link, Hello("~a"))
+        exchange.partition_added("app/f/0", 2, {})
+        # It was taken on a link that is lost, and is not stored yet.
+        copy = Batch("app/f/0", "~a", 2, Kind.SEND, ["k"], msgspec.Raw(b"\x91\x01"), 1)
+        receiver.frame_received(link, Data([copy]))
+        assert host.refused == [2]
+        exchange.partition_added("app/f/0", 3, {"~a": 1})
+        exchange.stop()
+
+    told = [each for each in link.sent if isinstance(each, Refused)]
+    assert [(each.first, each.error.code, each.epoch) for each in told] == [(2, "gap", 3)]
