@@ -184,6 +184,8 @@ class Membership:
         self.ready = asyncio.Event()
         """Set once every partition has a living owner, and all of our own are here."""
         self.view: View | None = None
+        self._newest_version = 0
+        """Of all that was seen: others may know it, also if the directory has lost it since."""
         self.problem = ""
         """Why the directory could not be asked the last time; empty if it could."""
         self._member = member
@@ -412,8 +414,9 @@ class Membership:
         ]
 
     async def _place(self, view: View, dead: list[str]) -> View:
-        if self.view is not None and view.version < self.view.version:
-            view = await self._as_new(view, self.view.version)
+        if view.version < self._newest_version:
+            view = await self._as_new(view, self._newest_version)
+        self._newest_version = max(self._newest_version, view.version)
         alive = [worker for worker in view.members if worker not in dead]
         if self._member.id != min(alive, default=None):
             return view

@@ -43,6 +43,8 @@ from tests.simulation.verdict import check, now_done
 
 KEYS = ("k0", "k1", "k2", "k3")
 REST_MS = 250_000.0
+HOUSEKEEPING_LOOKS = 10
+HOUSEKEEPING_LOOK_MS = 100
 EVENTS_MAX = 60_000
 
 
@@ -341,6 +343,11 @@ class World:
         self._run_until(self.now_ms + faults_ms)
         self.faulty = False
         self._run_until(self.now_ms + REST_MS)
+        # Even then somebody may just be noting who has been silent.
+        for _ in range(HOUSEKEEPING_LOOKS):
+            if all(node.partition.idle for node in self.owners.values()):
+                break
+            self._run_until(self.now_ms + HOUSEKEEPING_LOOK_MS)
         self.oracle.judge()
         self._say_goodbye()
 
