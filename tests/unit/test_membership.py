@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -140,9 +140,10 @@ class CountedDirectory(MemoryDirectory):
 
 
 class AwayDirectory(CountedDirectory):
-    """Does not answer while it is away."""
+    """Does not answer while it is away, and cannot be changed for some tries."""
 
     is_away = False
+    busy_tries = 0
     drain_tries = 0
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
@@ -154,6 +155,19 @@ class AwayDirectory(CountedDirectory):
         if self.is_away:
             raise UnavailableError("away", 1)
         return await super().beat(worker)
+
+    async def place(
+        self,
+        version: int,
+        placement: Mapping[str, str],
+        removed: Sequence[str] = (),
+        *,
+        above: int = 0,
+    ) -> View | None:
+        if self.busy_tries:
+            self.busy_tries -= 1
+            raise UnavailableError("busy", 1)
+        return await super().place(version, placement, removed, above=above)
 
     async def view(self) -> View:
         if self.is_away:
@@ -289,6 +303,20 @@ async def test_a_directory_that_went_back_to_older_data_is_newer_than_what_was_k
         cluster.backend.version = known - by
         await until(lambda: cluster.backend.version > known)
         await until(lambda: membership.view is not None and membership.view.version > known)
+
+
+async def test_a_directory_that_went_back_and_cannot_be_changed_yet_is_made_newer_later() -> None:
+    cluster = Cluster()
+    cluster.backend.version = 100
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        assert membership.view is not None
+        known = membership.view.version
+        cluster.directory.busy_tries = 3
+        cluster.backend.version = known - 3
+        await until(lambda: cluster.backend.version > known)
+    assert cluster.directory.busy_tries == 0
 
 
 async def test_a_worker_whose_heartbeats_are_lost_takes_all_that_it_has_again() -> None:
