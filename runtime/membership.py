@@ -48,6 +48,10 @@ from sublet.statestore.contract import (
 
 _log = structlog.get_logger(__name__)
 
+VERSIONS_UNSEEN = 60_000
+"""Versions are milliseconds, or less: so much newer than what was known here is newer than all that
+others have seen since, before the directory went back."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -457,7 +461,8 @@ class Membership:
         nobody who knows that would believe it."""
         try:
             while view.version <= known:
-                placed = await self._directory.place(view.version, view.placement, above=known)
+                above = known + VERSIONS_UNSEEN
+                placed = await self._directory.place(view.version, view.placement, above=above)
                 view = placed or await self._directory.view()
         except RetryLaterError:
             pass
