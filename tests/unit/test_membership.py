@@ -18,6 +18,7 @@ from sublet.runtime.exchange import NOWHERE
 from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.lease_messages import Claim, Released
 from sublet.runtime.membership import (
+    VERSIONS_UNSEEN,
     DeathWatch,
     Membership,
     Ownership,
