@@ -94,6 +94,8 @@ class Swarm:
             return False
         owner: Any = getattr(what, "__self__", None)
         if owner is self._world and what == self._world._arrive:
+            if arguments[0] in self._clogged:
+                return False  # It waits for its link first, behind those that came before it.
             owner = arguments[1][0]
         held = next((each for node, each in self._paused.items() if node is owner), None)
         if held is None:

@@ -46,6 +46,7 @@ FINDINGS = [
     Finding("cluster", 905, "a directory that went back stayed older if it was away just then"),
     Finding("cluster", 1237, "the same, seen by clients: nobody was where they looked"),
     Finding("cluster", 234, "only those who are gone knew how new the directory had been"),
+    Finding("windows", 2229, "frames to a paused owner passed those that waited for their link"),
     Finding("leases", 1310, "who notes that somebody is silent does not keep the world awake"),
     Finding("lease-pipelines", 6556, "states were dropped after a lease was asked for"),
     Finding("lease-windows", 94, "markers after a takeover stood before those that waited"),
