@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from sublet.statestore.contract import (
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.redis_store import RedisStore
 from tests.contract.conftest import settled
-from tests.redis_process import RedisClusterProcesses
+from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 PATIENCE_S = 20.0
 NAMES = [f"shop/cart/{number}" for number in range(12)]
@@ -257,6 +258,11 @@ async def test_another_database_than_the_first_is_refused(
         await store.acquire(NAMES[0], "worker")
 
 
+def replication_offset(server: RedisProcess, name: bytes) -> int:
+    found = re.search(name + rb":(\d+)", server.ask("INFO", "replication"))
+    return int(found.group(1)) if found else 0
+
+
 async def test_a_replica_that_is_promoted_is_found_and_was_warned_of(tmp_path: Path) -> None:
     cluster = RedisClusterProcesses(tmp_path, count=1, repl_diskless_sync_delay="0")
     cluster.start()
@@ -267,8 +273,11 @@ async def test_a_replica_that_is_promoted_is_found_and_was_warned_of(tmp_path: P
             epoch = await acquired(store, NAMES[0])
         assert "redis_failover_may_lose_commits" in [each["event"] for each in logged]
         assert await store.commit([numbered(NAMES[0], epoch, 1)]) == [Outcome.DONE]
-        # One replica has it.
-        assert cluster.nodes[0].ask("WAIT", "1", "5000").startswith(b":1")
+        written = replication_offset(cluster.nodes[0], b"master_repl_offset")
+        async with asyncio.timeout(PATIENCE_S):
+            # WAIT would tell only of what its own connection has written.
+            while replication_offset(replica, b"slave_repl_offset") < written:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
         assert replica.ask("CLUSTER", "FAILOVER", "TAKEOVER").startswith(b"+OK")
         cluster.nodes[0].wait_for("INFO replication", b"role:slave")
