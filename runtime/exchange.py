@@ -565,13 +565,13 @@ class Exchange:
 
     def _not_here(self, port: Port, batch: Batch) -> None:
         partition = endpoint_of(batch.target)
-        if self._topology.placement.get(partition) == self._worker:
-            error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)
-            if partition in self.set_aside:
-                text = f"{partition} is set aside; `sublet status` says why it cannot be recovered"
-                error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
-        else:
+        if self._topology.placement.get(partition) != self._worker:
             error = ErrorInfo("not_owner", f"{partition} is not here", 0)
+        elif partition in self.set_aside:
+            text = f"{partition} is set aside; `sublet status` says why it cannot be recovered"
+            error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
+        else:
+            error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)
         if partition in self._topology.placement:
             # The sender may know of a placement that we do not know yet. It is told when the
             # partition is here, and need not wait so long.
