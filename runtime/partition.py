@@ -366,10 +366,10 @@ class Partition:
 
     def _tell(self, told: Refuse | Acknowledge | None, now_ms: float) -> None:
         """Tell the sender of a batch; what it may hear only later has to be committed first."""
-        if told is None:
-            self._advance(now_ms)
-        else:
+        if told is not None:
             self.effects.append(told)
+        elif self._endings.pending.must_flush:
+            self._advance(now_ms)
 
     def _take_in(self, batch: Batch, skip: int, now_ms: float) -> None:
         if batch.kind is Kind.REPLY:
