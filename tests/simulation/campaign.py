@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -109,7 +110,7 @@ class Noticed:
 
 
 def hunt(world: str, mutant: str, seeds_max: int = MUTANT_SEEDS_MAX) -> Noticed:
-    """Play a mutant until the oracle notices it."""
+    """Play a mutant until the oracle notices it, or the runtime itself does."""
     kind = WORLDS[world]
     breaks = what_it_breaks(kind.mutants[mutant])
     for seed in range(seeds_max):
@@ -117,7 +118,18 @@ def hunt(world: str, mutant: str, seeds_max: int = MUTANT_SEEDS_MAX) -> Noticed:
             kind.play(seed, mutant, None)
         except ViolationError as error:
             return Noticed(world, mutant, breaks, seed + 1, str(error).partition(":")[0])
+        except Exception as error:
+            # A mistake of the mutant itself must not pass for one that was noticed.
+            if not _is_of_the_runtime(error):
+                raise
+            return Noticed(world, mutant, breaks, seed + 1, "the runtime failed")
     return Noticed(world, mutant, breaks, None)
+
+
+def _is_of_the_runtime(error: Exception) -> bool:
+    """Tell whether it was raised in the code that is played, and not in that which plays."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]).startswith("sublet.")
 
 
 # Many at once

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sublet.functions.address import split_partition_name
 from tests.simulation import campaign
 from tests.simulation.verdict import check
 from tests.simulation.worlds import WORLDS, Played, Trace, WorldKind
@@ -57,6 +58,32 @@ def test_a_seed_is_replayed_with_all_that_happens(
     assert "something happens" in told
     assert "it is a multiple of three" in told
     assert campaign.main(["--world", broken_world, "--replay", "4"]) == 0
+
+
+class MakesTheRuntimeFail:
+    """Brings the runtime to a state in which it cannot go on."""
+
+
+class IsWrongItself:
+    """Fails before the runtime has anything to notice."""
+
+
+def _plays_mutants(_seed: int, mutant: str, _trace: Trace | None) -> Played:
+    if mutant == "MakesTheRuntimeFail":
+        split_partition_name("no partition")
+    raise KeyError(mutant)
+
+
+def test_a_mutant_is_noticed_if_the_runtime_fails_and_not_if_it_fails_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mutants = {each.__name__: each for each in (MakesTheRuntimeFail, IsWrongItself)}
+    monkeypatch.setitem(WORLDS, "mutants", WorldKind("of mutants", _plays_mutants, mutants))
+
+    noticed = campaign.hunt("mutants", "MakesTheRuntimeFail")
+    assert (noticed.seeds, noticed.how) == (1, "the runtime failed")
+    with pytest.raises(KeyError):
+        campaign.hunt("mutants", "IsWrongItself")
 
 
 def test_a_real_campaign_ends_well() -> None:
