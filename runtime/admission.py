@@ -104,6 +104,8 @@ class Admission:
             refusal = self._refusal(batch, now_ms)
             if refusal is not None:
                 return self.refuse(batch, *refusal)
+        elif batch.is_oldest:
+            self._skip_to(batch)
         skip = self._inbox.accept(source, batch.first, batch.count)
         if skip < 0:
             return self._refuse_gap(batch)
@@ -132,9 +134,8 @@ class Admission:
     def _refuse_gap(self, batch: Batch) -> Refuse | None:
         """Messages before this batch are missing, or were refused."""
         told, from_client = self.told.get(batch.source), is_client(batch.source)
-        if told is not None and (batch.first > told or not from_client):
-            # Those behind a refused batch were on their way already; and a partition that has
-            # nothing earlier would send the same again at once: say it once.
+        if told is not None and batch.first > told:
+            # Those behind a refused batch were on their way already.
             if from_client:
                 self._counters.refused += batch.count
                 self.count("behind", batch.count)
@@ -143,6 +144,25 @@ class Admission:
         # were refused while the partition was on its way: only the client itself can tell.
         expected = self._inbox.expected(batch.source)
         return self._tell(batch, expected, ErrorInfo("gap", f"expected message {expected}"))
+
+    def _skip_to(self, batch: Batch) -> None:
+        """Take what is missing before a batch for done: the store has lost that it was, and its
+        sender has forgotten it."""
+        source, inbox = batch.source, self._inbox
+        missing = range(inbox.expected(source), batch.first)
+        if not missing:
+            return
+        if inbox.reached.get(source, 0) == inbox.received.get(source, 0):
+            inbox.received[source] = missing[-1]
+            inbox.ahead.get(source, set()).difference_update(missing)
+            self._endings.took(source, missing[-1])
+        elif len(missing) < AHEAD_MAX and inbox.may_go_ahead(source):
+            inbox.received[source] = missing[-1]
+            for number in missing:
+                self._endings.took_ahead(source, number)
+        else:
+            return  # Not before the earlier ones are done: it will be said again.
+        self.count("lost", len(missing))
 
     def _acknowledge_again(self, batch: Batch) -> Acknowledge | None:
         taken, pending = self._inbox.taken.get(batch.source, 0), self._endings.pending

@@ -255,6 +255,13 @@ class Exchange:
         else:
             self._connect_later(owner)
 
+    def deliver_anew(self, partition: str, entry: OutboxEntry) -> None:
+        owner = self._topology.placement.get(endpoint_of(entry.destination), "")
+        port = self._peers.get(owner)
+        if port is not None:
+            port.rewind(partition, entry.destination, entry.first)
+        self.deliver(partition, entry)
+
     def _connect_later(self, worker: str) -> None:
         # A worker that ends begins nothing: its tasks take no others any more.
         if worker not in self._connecting and not self._stopping:
@@ -288,7 +295,7 @@ class Exchange:
         self.refused += 1
         source = endpoint_of(refused.source)
         if source in self.host.partitions:
-            self.host.resend_from(source, refused.target, refused.first)
+            self._resend(refused)
         port = self._sources.get(refused.source)
         if port is not None:
             for each in (port, *self._also_heard.get(refused.source, ())):
@@ -490,13 +497,15 @@ class Exchange:
         self.host.pump()
 
     def _bring(self, batch: Batch, hosted: Hosted, *, from_client: bool) -> None:
-        if (
-            from_client
-            and batch.kind is not Kind.WITHDRAW  # It makes room.
-            and not self._has_room(batch.count, hosted)
-        ):
+        if not from_client or batch.kind is Kind.WITHDRAW:  # It makes room.
+            self.host.batch_arrived(batch, hosted)
+        elif self._intake_closed:
+            text = "the last worker that has it stops"
+            error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
+            self.host.refuse(batch, hosted, "stopping", error)
+        elif not self._has_room(batch.count, hosted):
             text = f"the worker has {self._open_at_most} in flight"
-            self.host.refuse(batch, hosted, ErrorInfo("overloaded", text, 50))
+            self.host.refuse(batch, hosted, "in_flight", ErrorInfo("overloaded", text, 50))
         else:
             self.host.batch_arrived(batch, hosted)
 
@@ -542,9 +551,7 @@ class Exchange:
         return True
 
     def _bad_batch(self, batch: Batch) -> ErrorInfo | None:
-        """Our own clients never send one; others may. And who is about to end takes none."""
-        if self._intake_closed and batch.kind is not Kind.WITHDRAW:
-            return ErrorInfo("unavailable", "the last worker that has it stops", STOPPED_RETRY_MS)
+        """Our own clients never send one; others may."""
         if batch.kind is Kind.MARKER:
             refusal = refusal_of_markers(batch)
             if refusal is not None:
@@ -601,8 +608,16 @@ class Exchange:
 
     def _send_again(self, port: Port, refused: Refused) -> None:
         port.resume(endpoint_of(refused.source), refused.target)
-        self.host.resend_from(endpoint_of(refused.source), refused.target, refused.first)
+        self._resend(refused)
         port.look_for_room()
+
+    def _resend(self, refused: Refused) -> None:
+        partition = endpoint_of(refused.source)
+        if refused.error.code == "gap" and refused.epoch:
+            self.host.missed(partition, refused.target, refused.first)
+        else:
+            # Who is no owner does not know what is missing.
+            self.host.resend_from(partition, refused.target, refused.first)
 
 
 def _as_heard(partition: str, source: str) -> str:

@@ -78,6 +78,9 @@ class Batch(msgspec.Struct, array_like=True):
     """Replies: those that failed, by place; their result is nil."""
     age_ms: int = 0
     """How long the messages had waited in their sender when they left; for telemetry alone."""
+    is_oldest: bool = False
+    """Nobody has anything before it: all of that was acknowledged. A target that misses some has
+    lost it with its store's data, and goes on here."""
 
 
 class Ack(msgspec.Struct, array_like=True):

@@ -50,6 +50,7 @@ from sublet.runtime.state_cache import StateCache
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    DeliverAnew,
     Fetch,
     Interrupt,
     Left,
@@ -120,6 +121,10 @@ class Outside(Protocol):
     """Everybody that a partition can talk to, as the host sees them."""
 
     def deliver(self, partition: str, entry: OutboxEntry) -> None: ...
+
+    def deliver_anew(self, partition: str, entry: OutboxEntry) -> None:
+        """Deliver it also if it was sent before; what is behind it follows."""
+        ...
 
     def acknowledge(self, ack: Ack) -> None: ...
 
@@ -479,8 +484,8 @@ class Host:
         hosted.partition.batch_arrived(batch, self._clock.monotonic_ms())
         self._carry_out(hosted)
 
-    def refuse(self, batch: Batch, hosted: Hosted, error: ErrorInfo) -> None:
-        hosted.partition.refuse(batch, error, self._clock.monotonic_ms())
+    def refuse(self, batch: Batch, hosted: Hosted, reason: str, error: ErrorInfo) -> None:
+        hosted.partition.refuse(batch, reason, error, self._clock.monotonic_ms())
         self._carry_out(hosted)
 
     def acknowledged(self, ack: Ack) -> None:
@@ -503,6 +508,13 @@ class Host:
         hosted = self.partitions.get(partition)
         if hosted is not None:
             hosted.partition.resend_from(destination, first)
+            self._carry_out(hosted)
+
+    def missed(self, partition: str, destination: str, first: int) -> None:
+        """The owner of a destination has nothing from this number on."""
+        hosted = self.partitions.get(partition)
+        if hosted is not None:
+            hosted.partition.missed(destination, first, self._clock.monotonic_ms())
             self._carry_out(hosted)
 
     def client_gone(self, client: str) -> None:
@@ -601,14 +613,11 @@ class Host:
             case LoadTimers() | LoadWindows() | LoadStaged():
                 self._tasks.create_task(self._load_records(hosted, effect))
             case Resume():
-                timers = self._call_timers.get((partition.name, effect.message_id))
-                if timers is not None and effect.call in timers:
-                    timers.pop(effect.call).cancel()
-                self._async.resume(
-                    partition.name, effect.message_id, effect.call, effect.result, effect.error
-                )
+                self._resume(partition.name, effect)
             case Interrupt():
                 self._async.interrupt(partition.name, effect.message_id)
+            case DeliverAnew():
+                self._outside.deliver_anew(partition.name, effect.entry)
             case Refuse():
                 self._notices.refused(hosted.place.function.name, effect.refused)
                 self._outside.refuse(effect.refused)
@@ -619,6 +628,12 @@ class Host:
                 self._end(hosted, effect)
             case _:
                 raise AssertionError(effect)
+
+    def _resume(self, partition: str, resume: Resume) -> None:
+        timers = self._call_timers.get((partition, resume.message_id))
+        if timers is not None and resume.call in timers:
+            timers.pop(resume.call).cancel()
+        self._async.resume(partition, *resume)
 
     def _wake_at(self, hosted: Hosted, at_ms: float) -> None:
         if hosted.wake is not None:

@@ -63,7 +63,8 @@ METRICS = (
         ("function", "reason"),
         "Messages not taken; reason: queue, in_flight, outbox, replies, ahead, staged (full), "
         "behind (one that was refused), not_owner, "
-        "unavailable (moving), bad_key, too_large, rejected.",
+        "unavailable (moving), stopping (the last worker), bad_key, too_large, rejected; "
+        "lost (with the store's data, and kept by nobody).",
     ),
     Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
     Described(

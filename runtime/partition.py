@@ -41,7 +41,7 @@ from sublet.runtime.known_clients import Clients
 from sublet.runtime.leases import Lease
 from sublet.runtime.lent_work import LentWork
 from sublet.runtime.limits import Limits
-from sublet.runtime.pending import OutgoingCall, Sealer
+from sublet.runtime.pending import OutgoingCall, Sealer, as_oldest
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.runs import Runs
 from sublet.runtime.single_messages import SingleMessages
@@ -52,6 +52,7 @@ from sublet.runtime.steps import (
     Cells,
     Counters,
     Deliver,
+    DeliverAnew,
     Fetch,
     Fetchable,
     Left,
@@ -146,6 +147,9 @@ class Partition:
         self.stopped = False
         self.leaving = False
         """Nothing is taken or begun any more: another worker is to own the partition."""
+        self._missed: dict[str, int] = {}
+        """Destinations that miss what was acknowledged, with the commit after which they are told
+        so."""
         self._leaves_at_once = False
         self._cells = cells
         self._pace = pace
@@ -422,10 +426,10 @@ class Partition:
             frontier_ms = progress.frontier_ms(chunk.batch.source, clock_ms, now_ms)
             chunk.postpone(frontier_ms - now_ms)
 
-    def refuse(self, batch: Batch, error: ErrorInfo, now_ms: float) -> None:
-        """Take nothing new from this batch, because the worker has no room."""
+    def refuse(self, batch: Batch, reason: str, error: ErrorInfo, now_ms: float) -> None:
+        """Take nothing new from this batch, because the worker has no room, or stops."""
         if not self.stopped:
-            self._tell(self._admission.refuse(batch, "in_flight", error), now_ms)
+            self._tell(self._admission.refuse(batch, reason, error), now_ms)
 
     def acknowledged(self, destination: str, upto: int) -> None:
         """A receiver has durably taken our messages: they need not be kept."""
@@ -448,6 +452,32 @@ class Partition:
         for entry in self._outbox.entries.get(destination, ()):
             if entry.first + entry.length > first:
                 self.effects.append(Deliver(entry))
+
+    def missed(self, destination: str, first: int, now_ms: float) -> None:
+        """The owner of a destination says that it has nothing from this number on.
+
+        If we have nothing so old, it was acknowledged; then the store has lost data. That may be
+        ours, too, and what is stored older than what we know: a commit has to find all of it there
+        before the destination is told what is the oldest that there is.
+        """
+        entries = self._outbox.entries.get(destination)
+        if is_client(destination) or not entries or entries[0].first <= first:
+            self.resend_from(destination, first)
+        elif not self.stopped:
+            self._missed.setdefault(destination, self.under_way.index + 1)
+            self._endings.pending.must_flush = True
+            self._advance(now_ms)
+
+    def _tell_oldest(self) -> None:
+        """A commit is stored: whoever misses what nobody has may hear of it."""
+        for destination, index in tuple(self._missed.items()):
+            if index > self.under_way.index:
+                continue
+            del self._missed[destination]
+            entries = self._outbox.entries.get(destination, ())
+            for place, entry in enumerate(entries):
+                anew = DeliverAnew(as_oldest(entry)) if place == 0 else Deliver(entry)
+                self.effects.append(anew)
 
     def client_gone(self, client: str, now_ms: float) -> None:
         """A client has said goodbye: nobody will ask for its replies or repeat its messages."""
@@ -1298,6 +1328,8 @@ class Partition:
             self.stop(outcome)
             return
         self.effects += under_way.done(now_ms)
+        if self._missed:
+            self._tell_oldest()
         if self._cells.over_bound():
             self._cells.shrink(self._keys_in_use())
         self._load_timers(now_ms)

@@ -29,6 +29,7 @@ ENTRY_MESSAGES_MAX = 10_000
 
 _any = codec_for(Any)
 _encode = msgspec.msgpack.Encoder().encode
+_decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
 class EgressColumns(msgspec.Struct, array_like=True):
@@ -334,6 +335,13 @@ class Sealer:
             errors or None,
         )
         return OutboxEntry(destination, first, count, _encode(batch))
+
+
+def as_oldest(entry: OutboxEntry) -> OutboxEntry:
+    """Return an entry that says that there is nothing before it."""
+    batch = _decode_batch(entry.data)
+    batch.is_oldest = True
+    return entry._replace(data=_encode(batch))
 
 
 def _latest(rows: list[StateRow]) -> list[StateRow]:

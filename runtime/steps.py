@@ -69,6 +69,12 @@ class Deliver(NamedTuple):
     entry: OutboxEntry
 
 
+class DeliverAnew(NamedTuple):
+    """Bring them again, also if they were brought before; what is behind them follows."""
+
+    entry: OutboxEntry
+
+
 class Acknowledge(NamedTuple):
     ack: Ack
 
@@ -157,6 +163,7 @@ StepEffect = (
     | Lend
     | Store
     | Deliver
+    | DeliverAnew
     | Acknowledge
     | Refuse
     | WakeAt

@@ -37,6 +37,7 @@ from sublet.runtime.simulation.trace import Trace
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    DeliverAnew,
     Fetch,
     Lend,
     Load,
@@ -309,7 +310,7 @@ class SimulatedWorker:
                 self._not_here(batch)
             elif sender.number < 0 and not self._has_room(batch.count):
                 error = ErrorInfo("overloaded", "the worker has too much in flight", 50)
-                hosted.partition.refuse(batch, error, now_ms)
+                hosted.partition.refuse(batch, "in_flight", error, now_ms)
                 self._carry_out(hosted)
             else:
                 hosted.partition.batch_arrived(batch, now_ms)
@@ -349,7 +350,7 @@ class SimulatedWorker:
 
     def _refused(self, refused: Refused) -> None:
         if refused.error.code == "gap":
-            self._resend(refused.source, refused.target, refused.first)
+            self._missed(refused)
             return
         # Of one channel all that was under way is refused, batch by batch: it goes again once.
         channel = (refused.source, refused.target)
@@ -358,6 +359,13 @@ class SimulatedWorker:
             self._events.after(RETRY_MS, self._resend_refused, channel)
         if first is None or refused.first < first:
             self._refusals[channel] = refused.first
+
+    def _missed(self, refused: Refused) -> None:
+        hosted = self.partitions.get(endpoint_of(refused.source))
+        if hosted is not None and not self._is_deferred(self._missed, refused):
+            hosted.partition.missed(refused.target, refused.first, self._events.now_ms)
+            self._carry_out(hosted)
+            self._settle()
 
     def _resend_refused(self, channel: tuple[str, str]) -> None:
         if not self._is_deferred(self._resend_refused, channel):
@@ -434,6 +442,8 @@ class SimulatedWorker:
         match effect:
             case Load():
                 self._load(hosted, effect)
+            case DeliverAnew():
+                self._deliver(effect.entry)
             case WakeAt():
                 hosted.wake += 1
                 self._events.at(effect.at_ms, self._woken, hosted, hosted.wake)

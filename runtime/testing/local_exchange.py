@@ -109,6 +109,9 @@ class LocalExchange:
         else:
             self._arrive(batch, endpoint)
 
+    def deliver_anew(self, partition: str, entry: OutboxEntry) -> None:
+        self.deliver(partition, entry)
+
     def acknowledge(self, ack: Ack) -> None:
         source = endpoint_of(ack.source)
         if is_client(source):
@@ -121,7 +124,7 @@ class LocalExchange:
         if is_client(source):
             self._refused(refused)
         else:
-            self._worker.resend_from(source, refused.target, refused.first)
+            self._worker.missed(source, refused.target, refused.first)
 
     def lost(self, partition: str, outcome: Outcome) -> None:
         self._loop.fail(AssertionError(f"{partition} was lost ({outcome.value})"))

@@ -15,6 +15,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    DeliverAnew,
     Fetch,
     Interrupt,
     Lend,
@@ -130,7 +131,7 @@ class Node:
         elif isinstance(frame, Ack):
             self.partition.acknowledged(frame.target, frame.upto)
         elif frame.error.code == "gap":
-            self.partition.resend_from(frame.target, frame.first)
+            self.partition.missed(frame.target, frame.first, self.world.now_ms)
         else:
             self._resend_later(frame)
         self.carry_out()
@@ -183,7 +184,7 @@ class Node:
                         self.lend(effect.work)
                     case StoreCommit():
                         self._store(effect.commit)
-                    case Deliver():
+                    case Deliver() | DeliverAnew():
                         self._deliver(effect.entry)
                     case Acknowledge():
                         self._answer(effect.ack)

@@ -43,6 +43,8 @@ FINDINGS = [
     Finding("lease-pipelines", 1793, "rows that ran and were put back were told as taken"),
     Finding("partition", 4770, "a former owner took the answer to a call of the next for its own"),
     Finding("cluster", 516, "a copy that was refused for lack of room was not asked for again"),
+    Finding("cluster", 5984, "who was refused by the last worker sent all again without a pause"),
+    Finding("cluster", 7927, "what was acknowledged and lost was waited for for ever"),
     Finding("cluster", 905, "a directory that went back stayed older if it was away just then"),
     Finding("cluster", 1237, "the same, seen by clients: nobody was where they looked"),
     Finding("cluster", 234, "only those who are gone knew how new the directory had been"),

@@ -21,6 +21,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,
+    DeliverAnew,
     Fetch,
     Interrupt,
     Left,
@@ -307,7 +308,7 @@ class Owner:
                 self.lent.append(effect.work)
             case Store():
                 self.commits.append(effect.commit)
-            case Deliver():
+            case Deliver() | DeliverAnew():
                 self.delivered.append(msgspec.msgpack.decode(effect.entry.data, type=Batch))
             case Acknowledge():
                 self.acks.append(effect.ack)

@@ -195,13 +195,17 @@ class FullHost(NoPartitions):
         super().__init__()
         place = SimpleNamespace(function=SimpleNamespace(name="app/f"))
         self.partitions["app/f/0"] = SimpleNamespace(place=place)
-        self.refused: list[int] = []
+        self.refused: list[tuple[int, str]] = []
+        self.taken: list[int] = []
 
     def unanswered_by_function(self) -> dict[str, int]:
         return {"app/f": 1_000_000}
 
-    def refuse(self, batch: Batch, hosted: object, error: ErrorInfo) -> None:
-        self.refused.append(batch.first)
+    def refuse(self, batch: Batch, hosted: object, reason: str, error: ErrorInfo) -> None:
+        self.refused.append((batch.first, reason))
+
+    def batch_arrived(self, batch: Batch, hosted: object) -> None:
+        self.taken.append(batch.first)
 
     def pump(self) -> None:
         pass
@@ -221,9 +225,33 @@ async def test_who_sent_a_copy_that_was_refused_is_told_when_the_partition_begin
         # It was taken on a link that is lost, and is not stored yet.
         copy = Batch("app/f/0", "~a", 2, Kind.SEND, ["k"], msgspec.Raw(b"\x91\x01"), 1)
         receiver.frame_received(link, Data([copy]))
-        assert host.refused == [2]
+        assert host.refused == [(2, "in_flight")]
         exchange.partition_added("app/f/0", 3, {"~a": 1})
         exchange.stop()
 
     told = [each for each in link.sent if isinstance(each, Refused)]
     assert [(each.first, each.error.code, each.epoch) for each in told] == [(2, "gap", 3)]
+
+
+async def test_the_last_worker_lets_its_partitions_refuse_what_comes_when_it_stops() -> None:
+    """It refused calls itself, and its partition missed them when they were taken back: told so,
+    the client sent all of them again at once, without a pause."""
+
+    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+        raise UnavailableError("nobody is there")
+
+    host, link = FullHost(), QuietLink()
+    exchange = exchange_with(connect, lambda: 0.5)
+    exchange.host = cast("Host", host)
+    async with asyncio.TaskGroup() as tasks:
+        exchange.start(tasks)
+        receiver = exchange.accepted(link, Hello("~a"))
+        exchange.close_intake()
+        call = Batch("app/f/0", "~a", 1, Kind.CALL, ["k"], msgspec.Raw(b"\x91\x01"), 1)
+        back = Batch("app/f/0", "~a", 2, Kind.WITHDRAW, ["1"], msgspec.Raw(b"\x91\xc3"), 1)
+        receiver.frame_received(link, Data([call, back]))
+        exchange.stop()
+
+    assert host.refused == [(1, "stopping")]
+    assert host.taken == [2]
+    assert not [each for each in link.sent if isinstance(each, Refused)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sublet.functions.effects import Outgoing
+from sublet.runtime.channels import AHEAD_MAX
 from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.limits import Limits
 from tests.unit.partition_harness import CLIENT, NAME, PEER, Owner, batch, make_function, replies
@@ -83,8 +84,8 @@ def test_what_was_taken_is_acknowledged_and_not_refused_when_the_worker_is_full(
     owner.arrive(1, ["a"])
     owner.settle()
     owner.acks.clear()
-    owner.partition.refuse(batch(1, ["a"]), FULL, owner.now_ms)
-    owner.partition.refuse(batch(1, ["a", "b"]), FULL, owner.now_ms)
+    owner.partition.refuse(batch(1, ["a"]), "in_flight", FULL, owner.now_ms)
+    owner.partition.refuse(batch(1, ["a", "b"]), "in_flight", FULL, owner.now_ms)
     owner.collect()
 
     assert [ack.upto for ack in owner.acks] == [1]
@@ -114,10 +115,61 @@ def test_a_client_that_sends_the_same_again_is_told_again() -> None:
     assert told(owner) == [(1, "gap"), (1, "gap")]
 
 
-def test_a_partition_that_has_nothing_earlier_is_told_once() -> None:
+def arrive_as_oldest(owner: Owner, first: int) -> None:
+    oldest = batch(first, ["a"], source=PEER, kind=Kind.SEND)
+    oldest.is_oldest = True
+    owner.receive(oldest)
+
+
+def test_a_partition_goes_on_behind_what_it_has_lost_and_its_sender_has_forgotten() -> None:
     owner = Owner()
-    owner.arrive(7, ["a"], source=PEER)
-    owner.arrive(7, ["a"], source=PEER)
+    owner.arrive(3, ["a"], source=PEER)
+    owner.arrive(4, ["b"], source=PEER)
+    owner.arrive(3, ["a"], source=PEER)  # Something may have been lost on the way.
+    assert told(owner) == [(1, "gap"), (1, "gap")]
+
+    arrive_as_oldest(owner, 3)
+    owner.settle()
+
+    assert owner.partition.refusals["lost"] == 2
+    assert owner.backend.partitions[NAME].inbox == {PEER: 3}
+    arrive_as_oldest(owner, 2)  # A late copy.
+    owner.arrive(4, ["b"], source=PEER, kind=Kind.SEND)
+    owner.settle()
+    assert owner.backend.partitions[NAME].inbox == {PEER: 4}
+    assert owner.partition.refusals["lost"] == 2
+
+
+def test_what_is_lost_is_skipped_while_earlier_ones_run() -> None:
+    owner = Owner()
+    owner.arrive(1, ["a"], source=PEER, kind=Kind.SEND)
+    arrive_as_oldest(owner, 4)
+    owner.settle()
+    owner.settle()
+
+    assert owner.backend.partitions[NAME].inbox == {PEER: 4}
+    assert told(owner) == []
+
+
+def test_more_than_can_be_remembered_is_skipped_when_the_earlier_ones_are_done() -> None:
+    owner = Owner()
+    far = AHEAD_MAX + 10
+    owner.arrive(1, ["a"], source=PEER, kind=Kind.SEND)
+    arrive_as_oldest(owner, far)
+    assert told(owner) == [(2, "gap")]
+    owner.settle()
+
+    arrive_as_oldest(owner, far)
+    owner.settle()
+
+    assert owner.backend.partitions[NAME].inbox == {PEER: far}
+
+
+def test_a_client_cannot_leave_out_messages() -> None:
+    owner = Owner()
+    oldest = batch(3, ["a"])
+    oldest.is_oldest = True
+    owner.receive(oldest)
 
     assert told(owner) == [(1, "gap")]
 

@@ -256,6 +256,38 @@ def test_a_destination_gets_again_what_it_misses() -> None:
     assert owner.sent() == [2, 3]
 
 
+def who_has_forgotten_two(owner: Owner) -> Owner:
+    """Return an owner that has sent three messages, of which the first two were acknowledged."""
+    for number in (1, 2, 3):
+        owner.arrive(number, ["a"], kind=Kind.SEND)
+        owner.finish(effects=[Outgoing(PEER, "x", bytes([number]), None)])
+        owner.settle()
+    owner.acknowledge(PEER, 2)
+    owner.delivered.clear()
+    return owner
+
+
+def test_a_destination_that_has_lost_what_it_acknowledged_is_told_what_is_the_oldest() -> None:
+    """The sender waited for an acknowledgement for ever: the other end wanted what was before."""
+    owner = who_has_forgotten_two(Owner())
+    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.collect()
+    assert owner.delivered == []
+    owner.arrive(4, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[Outgoing(PEER, "x", b"\x04", None)])
+    owner.settle()
+
+    assert [(each.first, each.is_oldest) for each in owner.delivered] == [
+        (3, True),
+        (4, False),
+    ]
+    owner.delivered.clear()
+    owner.partition.missed(PEER, 3, owner.now_ms)
+    owner.collect()
+    assert [(each.first, each.is_oldest) for each in owner.delivered] == [(3, False), (4, False)]
+
+
 class OnRedis(Owner):
     """An owner whose store may go back to older data."""
 
@@ -282,6 +314,21 @@ def test_what_a_store_may_have_lost_is_acknowledged_again_only_after_a_commit() 
 
     assert not before.acks
     assert before.stops == [Outcome.GAP]
+
+
+def test_who_knows_of_what_the_store_has_lost_tells_nobody_what_is_the_oldest() -> None:
+    """What it has forgotten may be there again for its next owner."""
+    backend = LossyBackend(lambda: 0)
+    owner = OnRedis(backend=backend)
+    go_back = backend.copy()
+    who_has_forgotten_two(owner)
+    go_back()
+    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.collect()
+    owner.commit()
+
+    assert owner.delivered == []
+    assert owner.stops == [Outcome.GAP]
 
 
 def test_egress_positions_go_on_after_a_takeover() -> None:

@@ -260,7 +260,7 @@ def test_a_partition_counts_refused_messages_by_reason() -> None:
     owner.arrive(2, ["b", "c"])
     owner.arrive(4, ["d", "e"])
     full = ErrorInfo("overloaded", "no room", 50)
-    owner.partition.refuse(batch(4, ["d"]), full, owner.now_ms)
+    owner.partition.refuse(batch(4, ["d"]), "in_flight", full, owner.now_ms)
 
     assert owner.partition.refusals == {"queue": 2, "in_flight": 1}
     assert owner.partition.counters.refused == 3
