@@ -147,6 +147,7 @@ class Partition:
         self.stopped = False
         self.leaving = False
         """Nothing is taken or begun any more: another worker is to own the partition."""
+        self._store_forgets = recovered.token != ""
         self._missed: dict[str, int] = {}
         """Destinations that miss what was acknowledged, with the commit after which they are told
         so."""
@@ -294,7 +295,7 @@ class Partition:
             self._endings,
             self.counters,
             self._client_expired,
-            store_forgets=recovered.token != "",
+            store_forgets=self._store_forgets,
         )
         self.refusals = self._admission.refusals
         """Messages refused, by reason; counted as `Counters` are."""
@@ -456,17 +457,28 @@ class Partition:
     def missed(self, destination: str, first: int, now_ms: float) -> None:
         """The owner of a destination says that it has nothing from this number on.
 
-        If we have nothing so old, it was acknowledged; then the store has lost data. That may be
-        ours, too, and what is stored older than what we know: a commit has to find all of it there
-        before the destination is told what is the oldest that there is.
+        If we have nothing so old, it was acknowledged; then the store has lost data. What is not
+        committed of that is still stored: begin anew from there. Else what is stored of ours may be
+        older than what we know, too: a commit has to find all of it there before the destination
+        is told what is the oldest that there is.
         """
         entries = self._outbox.entries.get(destination)
-        if is_client(destination) or not entries or entries[0].first <= first:
+        if self.stopped:
+            return
+        if self._store_forgets and self._acknowledged_meanwhile(destination) >= first:
+            self.stop(Outcome.GAP)
+        elif not entries or entries[0].first <= first:
             self.resend_from(destination, first)
-        elif not self.stopped:
+        else:
             self._missed.setdefault(destination, self.under_way.index + 1)
             self._endings.pending.must_flush = True
             self._advance(now_ms)
+
+    def _acknowledged_meanwhile(self, destination: str) -> int:
+        """Return up to where a destination has acknowledged what may still be stored here."""
+        sealed, pending = self.under_way.sealed, self._endings.pending
+        before = 0 if sealed is None else sealed.acknowledged.get(destination, 0)
+        return max(before, pending.acknowledged.get(destination, 0))
 
     def _tell_oldest(self) -> None:
         """A commit is stored: whoever misses what nobody has may hear of it."""

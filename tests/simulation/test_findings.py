@@ -44,6 +44,7 @@ FINDINGS = [
     Finding("partition", 4770, "a former owner took the answer to a call of the next for its own"),
     Finding("cluster", 516, "a copy that was refused for lack of room was not asked for again"),
     Finding("cluster", 5984, "who was refused by the last worker sent all again without a pause"),
+    Finding("cluster", 4831, "what was acknowledged and lost was deleted by its sender"),
     Finding("cluster", 7927, "what was acknowledged and lost was waited for for ever"),
     Finding("cluster", 905, "a directory that went back stayed older if it was away just then"),
     Finding("cluster", 1237, "the same, seen by clients: nobody was where they looked"),

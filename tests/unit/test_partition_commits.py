@@ -267,6 +267,12 @@ def who_has_forgotten_two(owner: Owner) -> Owner:
     return owner
 
 
+def pass_time_and_commit(owner: Owner) -> None:
+    """Let it store what was acknowledged."""
+    owner.pass_time(60_000)
+    owner.commit()
+
+
 def test_a_destination_that_has_lost_what_it_acknowledged_is_told_what_is_the_oldest() -> None:
     """The sender waited for an acknowledgement for ever: the other end wanted what was before."""
     owner = who_has_forgotten_two(Owner())
@@ -321,14 +327,38 @@ def test_who_knows_of_what_the_store_has_lost_tells_nobody_what_is_the_oldest() 
     backend = LossyBackend(lambda: 0)
     owner = OnRedis(backend=backend)
     go_back = backend.copy()
-    who_has_forgotten_two(owner)
+    pass_time_and_commit(who_has_forgotten_two(owner))
     go_back()
     owner.partition.missed(PEER, 1, owner.now_ms)
     owner.collect()
+    assert owner.stops == []
     owner.commit()
 
     assert owner.delivered == []
     assert owner.stops == [Outcome.GAP]
+
+
+@pytest.mark.parametrize("upto", [2, 3])
+def test_what_was_acknowledged_and_lost_is_sent_again_while_it_is_stored(upto: int) -> None:
+    """The sender would have stored that it was taken, and nobody had it any more."""
+    owner = who_has_forgotten_two(OnRedis(backend=LossyBackend(lambda: 0)))
+    owner.acknowledge(PEER, upto)
+    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.collect()
+    assert owner.stops == [Outcome.GAP]
+
+    assert owner.take_over().sent() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("misses_stored", [False, True])
+def test_who_does_not_lose_data_does_not_begin_anew(misses_stored: bool) -> None:
+    owner = who_has_forgotten_two(
+        OnRedis(backend=LossyBackend(lambda: 0)) if misses_stored else Owner()
+    )
+    owner.partition.missed(PEER, 3 if misses_stored else 1, owner.now_ms)
+    owner.collect()
+
+    assert owner.stops == []
 
 
 def test_egress_positions_go_on_after_a_takeover() -> None:
