@@ -314,9 +314,12 @@ class Session:
         return [peer for worker, peer in self.peers.items() if worker not in known]
 
     def addresses_unlinked(self) -> list[str]:
-        """Return the addresses of the workers to which we have no link."""
+        """Return the addresses of the workers to which we have no link, another one first each
+        time."""
         known = self.topology.workers if self.topology is not None else {}
-        return [address for worker, address in known.items() if worker not in self.peers]
+        unlinked = [address for worker, address in known.items() if worker not in self.peers]
+        at = int(self._chance() * len(unlinked))
+        return unlinked[at:] + unlinked[:at]
 
     def workers_wanted(self) -> set[str]:
         """Return the owners of partitions that somebody waits for, without a link."""
@@ -795,7 +798,8 @@ def with_extra(segment: Segment, extra: Extra) -> None:
 def _is_lost(channel: Channel, first: int) -> bool:
     """Tell whether the partition wants messages that it has acknowledged before."""
     queues: Iterable[deque[Segment]] = (channel.sent, channel.resend)
-    oldest = next((queue[0].first for queue in queues if queue), channel.next_number)
+    heads = (queue[0] for queue in queues if queue)
+    oldest = next((each.first + each.acked for each in heads), channel.next_number)
     return first < oldest
 
 

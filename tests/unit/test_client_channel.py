@@ -629,6 +629,23 @@ def test_a_refusal_in_the_middle_cuts_the_segment(stage: Stage) -> None:
     assert stage.session.channel_of(P0).is_idle()
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_who_wants_an_acknowledged_part_of_a_segment_has_lost_it(
+    stage: Stage, is_cut: bool
+) -> None:
+    """The client sent the rest again and again, and its callers were told that the partition was
+    away, for ever."""
+    stage.ask_many(3)
+    stage.frame()
+    stage.ack(1)
+    if is_cut:
+        stage.refuse(2, "gap")
+        stage.batches()
+    stage.refuse(1, "gap")
+
+    assert stage.session.expired is stage.session.channel_of(P0)
+
+
 @pytest.mark.parametrize("first", [2, 3, 4, 5])
 @pytest.mark.parametrize("together", [False, True])
 def test_calls_that_were_answered_ahead_do_not_count_for_others_when_a_segment_is_cut(
