@@ -371,8 +371,9 @@ def _topology(message: pb.Topology) -> Topology:
     return Topology(
         version=_number("topology.version", message.version),
         functions=functions,
-        placement=dict(message.placement),
-        workers=dict(message.workers),
+        # Protobuf gives them in another order in each process.
+        placement=dict(sorted(message.placement.items())),
+        workers=dict(sorted(message.workers.items())),
     )
 
 
