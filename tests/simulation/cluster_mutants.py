@@ -22,6 +22,7 @@ from sublet.runtime.handover import Handover
 from sublet.runtime.host import Binding, Host
 from sublet.runtime.lending import Lending
 from sublet.runtime.membership import DeathWatch, Membership
+from sublet.runtime.partition import Partition
 from sublet.runtime.port import Port
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.steps import Acknowledge
@@ -156,14 +157,22 @@ class BelievesNoOlderDirectory(_LossMutant):
 
 
 class AcknowledgesWhatMayBeLost(_LossMutant):
-    """Says that repeated messages were taken without asking a store that may have lost them."""
+    """Says that repeated messages were taken without asking a store that may have lost them, and
+    sends what is missing then without a word."""
 
     class admission(Admission):  # noqa: N801
         def _acknowledge_again(self, batch: Batch) -> Acknowledge | None:
             self._store_forgets = False
             return super()._acknowledge_again(batch)
 
-    replaced: ClassVar = {f"{RUNTIME}.partition:Admission": admission}
+    class partition(Partition):  # noqa: N801
+        def missed(self, destination: str, first: int, now_ms: float) -> None:
+            self.resend_from(destination, first)
+
+    replaced: ClassVar = {
+        f"{RUNTIME}.partition:Admission": admission,
+        f"{RUNTIME}.host:Partition": partition,
+    }
 
 
 class WaitsForEverForWhatWasTaken(_LossMutant):
