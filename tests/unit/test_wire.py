@@ -134,6 +134,17 @@ def test_a_data_frame_is_what_the_protobuf_library_would_write(size: int) -> Non
     assert decode_frame(encoded) == frame
 
 
+def test_workers_and_partitions_come_in_one_order_in_every_process() -> None:
+    """Protobuf's own differs: one seed of a simulated cluster told several stories."""
+    names = [f"w{number}" for number in range(9)]
+    told = decode_frame(
+        encode_frame(Topology(1, [], dict.fromkeys(names, "w"), dict.fromkeys(names, "a")))
+    )
+
+    assert isinstance(told, Topology)
+    assert (list(told.placement), list(told.workers)) == (names, names)
+
+
 def test_a_data_frame_is_read_however_protobuf_writes_it() -> None:
     frame = FRAMES[1]
     unknown_field_behind = ENCODED[1] + b"\xa0\x06\x01"
