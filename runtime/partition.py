@@ -462,9 +462,9 @@ class Partition:
         older than what we know, too: a commit has to find all of it there before the destination
         is told what is the oldest that there is.
         """
-        entries = self._outbox.entries.get(destination)
         if self.stopped:
             return
+        entries = self._outbox.entries.get(destination)
         if self._store_forgets and self._acknowledged_meanwhile(destination) >= first:
             self.stop(Outcome.GAP)
         elif not entries or entries[0].first <= first:
@@ -486,10 +486,10 @@ class Partition:
             if index > self.under_way.index:
                 continue
             del self._missed[destination]
-            entries = self._outbox.entries.get(destination, ())
-            for place, entry in enumerate(entries):
-                anew = DeliverAnew(as_oldest(entry)) if place == 0 else Deliver(entry)
-                self.effects.append(anew)
+            if entries := self._outbox.entries.get(destination):
+                oldest = entries[0]
+                self.effects.append(DeliverAnew(as_oldest(oldest)))
+                self.resend_from(destination, oldest.first + oldest.length)
 
     def client_gone(self, client: str, now_ms: float) -> None:
         """A client has said goodbye: nobody will ask for its replies or repeat its messages."""

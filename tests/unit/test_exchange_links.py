@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
@@ -211,23 +212,32 @@ class FullHost(NoPartitions):
         pass
 
 
-async def test_who_sent_a_copy_that_was_refused_is_told_when_the_partition_begins_anew() -> None:
-    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
-        raise UnavailableError("nobody is there")
+async def nobody_is_there(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
+    raise UnavailableError("nobody is there")
 
-    host, link = FullHost(), QuietLink()
-    exchange = exchange_with(connect, lambda: 0.5)
+
+@asynccontextmanager
+async def full_worker_with(
+    host: FullHost, link: QuietLink
+) -> AsyncIterator[tuple[Exchange, LinkReceiver]]:
+    """Open a worker to which the client `~a` has a link."""
+    exchange = exchange_with(nobody_is_there, lambda: 0.5)
     exchange.host = cast("Host", host)
     async with asyncio.TaskGroup() as tasks:
         exchange.start(tasks)
-        receiver = exchange.accepted(link, Hello("~a"))
+        yield exchange, exchange.accepted(link, Hello("~a"))
+        exchange.stop()
+
+
+async def test_who_sent_a_copy_that_was_refused_is_told_when_the_partition_begins_anew() -> None:
+    host, link = FullHost(), QuietLink()
+    async with full_worker_with(host, link) as (exchange, receiver):
         exchange.partition_added("app/f/0", 2, {})
         # It was taken on a link that is lost, and is not stored yet.
         copy = Batch("app/f/0", "~a", 2, Kind.SEND, ["k"], msgspec.Raw(b"\x91\x01"), 1)
         receiver.frame_received(link, Data([copy]))
         assert host.refused == [(2, "in_flight")]
         exchange.partition_added("app/f/0", 3, {"~a": 1})
-        exchange.stop()
 
     told = [each for each in link.sent if isinstance(each, Refused)]
     assert [(each.first, each.error.code, each.epoch) for each in told] == [(2, "gap", 3)]
@@ -236,21 +246,12 @@ async def test_who_sent_a_copy_that_was_refused_is_told_when_the_partition_begin
 async def test_the_last_worker_lets_its_partitions_refuse_what_comes_when_it_stops() -> None:
     """It refused calls itself, and its partition missed them when they were taken back: told so,
     the client sent all of them again at once, without a pause."""
-
-    async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
-        raise UnavailableError("nobody is there")
-
     host, link = FullHost(), QuietLink()
-    exchange = exchange_with(connect, lambda: 0.5)
-    exchange.host = cast("Host", host)
-    async with asyncio.TaskGroup() as tasks:
-        exchange.start(tasks)
-        receiver = exchange.accepted(link, Hello("~a"))
+    async with full_worker_with(host, link) as (exchange, receiver):
         exchange.close_intake()
         call = Batch("app/f/0", "~a", 1, Kind.CALL, ["k"], msgspec.Raw(b"\x91\x01"), 1)
         back = Batch("app/f/0", "~a", 2, Kind.WITHDRAW, ["1"], msgspec.Raw(b"\x91\xc3"), 1)
         receiver.frame_received(link, Data([call, back]))
-        exchange.stop()
 
     assert host.refused == [(1, "stopping")]
     assert host.taken == [2]
