@@ -16,8 +16,9 @@ from sublet.functions.duration import milliseconds
 from sublet.functions.errors import DeadlineExceededError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
+from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX, CallInfo, CallRequest
+from sublet.runtime.unary import CallInfo, CallRequest
 
 _PATIENCE_S = 5.0
 """The worker answers when the deadline has passed; so long after it nobody waits for that."""
@@ -110,8 +111,10 @@ def request_of(asked: Asked) -> CallRequest:
         raise UsageError(f"--deadline: {error}") from None
     if time_left_ms < 1:
         raise UsageError(f"--deadline is {asked.deadline}; allowed: 1ms or more")
-    if len(asked.idempotency_key.encode()) > IDEMPOTENCY_KEY_BYTES_MAX:
-        raise UsageError(f"--idempotency-key is longer than {IDEMPOTENCY_KEY_BYTES_MAX} bytes")
+    if asked.idempotency_key:
+        refusal = refusal_of_idempotency_key(asked.idempotency_key)
+        if refusal is not None:
+            raise UsageError(f"--idempotency-key: {refusal}")
     return CallRequest(
         function=asked.function,
         key=asked.key,

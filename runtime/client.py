@@ -56,8 +56,8 @@ from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.pipeline_messages import KnownPipeline
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
+from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.unary import (
-    IDEMPOTENCY_KEY_BYTES_MAX,
     CallInfo,
     EgressPage,
     EgressRequest,
@@ -941,16 +941,10 @@ def _request_id(segment: Segment, place: int) -> str:
 
 
 def _extra(idempotency_key: str, trace: str) -> Extra:
-    if type(idempotency_key) is not str:
-        raise RejectedError(f"an idempotency key is a str, not {type(idempotency_key).__name__}")
-    try:
-        size = len(idempotency_key.encode())
-    except UnicodeEncodeError as error:
-        raise RejectedError(f"the idempotency key is not valid Unicode: {error}") from None
-    if size > IDEMPOTENCY_KEY_BYTES_MAX:
-        raise RejectedError(
-            f"the idempotency key has {size} bytes; allowed: {IDEMPOTENCY_KEY_BYTES_MAX}"
-        )
+    if idempotency_key:
+        refusal = refusal_of_idempotency_key(idempotency_key)
+        if refusal is not None:
+            raise RejectedError(refusal)
     return Extra(idempotency_key=idempotency_key, trace=trace)
 
 

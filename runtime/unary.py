@@ -13,7 +13,6 @@ import msgspec
 
 from sublet.runtime.frames import ErrorInfo, Topology
 
-IDEMPOTENCY_KEY_BYTES_MAX = 256
 EGRESS_LIMIT_DEFAULT = 1_000
 EGRESS_LIMIT_MAX = 100_000
 EGRESS_WAIT_MS_MAX = 60_000

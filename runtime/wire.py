@@ -42,11 +42,11 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
+from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.unary import (
     EGRESS_LIMIT_DEFAULT,
     EGRESS_LIMIT_MAX,
     EGRESS_WAIT_MS_MAX,
-    IDEMPOTENCY_KEY_BYTES_MAX,
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
     AdministerRequest,
@@ -215,7 +215,10 @@ def _check_batch(batch: Batch) -> None:
         _check_markers(batch)
     if isinstance(batch.time_left_ms, list):
         _check_length("time_left_ms", len(batch.time_left_ms), count)
-    _check_places("extras", batch.extras, count)
+    if batch.extras:
+        _check_places("extras", batch.extras, count)
+        for extra in batch.extras.values():
+            _check_idempotency_key(extra.idempotency_key)
     _check_places("errors", batch.errors, count)
     if not reply:
         if batch.refs is not None or batch.errors:
@@ -261,6 +264,13 @@ def _check_length(column: str, length: int, count: int) -> None:
 def _check_places(column: str, places: Mapping[int, object] | None, count: int) -> None:
     if places and (min(places) < 0 or max(places) >= count):
         raise WireError(f"{column} has a place outside 0..{count - 1}")
+
+
+def _check_idempotency_key(text: str) -> None:
+    if text:
+        refusal = refusal_of_idempotency_key(text)
+        if refusal is not None:
+            raise WireError(refusal)
 
 
 def _array_length(raw: msgspec.Raw) -> int:
@@ -414,8 +424,7 @@ def decode_call(encoded: bytes) -> CallRequest:
     """Return a CallRequest or SendRequest (they have the same fields), with a msgpack payload."""
     message = _parsed(pb.CallRequest, encoded)
     idempotency_key = message.idempotency_key
-    if len(idempotency_key.encode()) > IDEMPOTENCY_KEY_BYTES_MAX:
-        raise WireError(f"idempotency_key is longer than {IDEMPOTENCY_KEY_BYTES_MAX} bytes")
+    _check_idempotency_key(idempotency_key)
     form = message.WhichOneof("payload")
     if form == "json":
         payload = _msgpack_from_json(message.json)

@@ -507,7 +507,8 @@ _INVOKE_PARAMETERS: list[Json] = [
     {
         "name": "Idempotency-Key",
         "in": "header",
-        "description": "Requests with the same one to one key have one effect, for 24 hours.",
+        "description": "Requests with the same one to one key have one effect, for 24 hours. As it "
+        "is, or as a quoted string of RFC 8941.",
         "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY_PATTERN},
     },
     {

@@ -13,15 +13,23 @@ from sublet.functions.duration import milliseconds
 from sublet.functions.errors import KeyRejectedError, TooLargeError
 from sublet.runtime.config import is_loopback_host
 from sublet.runtime.http.errors import HttpProblemError
-from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
+from sublet.runtime.idempotency_key import (
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    refusal_of_idempotency_key,
+)
 
 DEADLINE_PATTERN = r"^([1-9][0-9]{0,5}ms|[1-9][0-9]{0,2}(\.[0-9]{1,3})?s|[1-9]m)$"
-IDEMPOTENCY_KEY_PATTERN = rf'^"?[A-Za-z0-9._:/+=@~-]{{1,{IDEMPOTENCY_KEY_BYTES_MAX}}}"?$'
+IDEMPOTENCY_KEY_PATTERN = (
+    rf'^([^"\x00-\x20\x7f][^\x00-\x1f\x7f]{{0,{IDEMPOTENCY_KEY_BYTES_MAX - 1}}}'
+    rf'|"([^"\\\x00-\x1f\x7f]|\\["\\]){{1,{IDEMPOTENCY_KEY_BYTES_MAX}}}" *)$'
+)
+"""As it is, or as a quoted string of RFC 8941; spaces behind it do not count."""
 DISCARDED_BYTES_MAX = 8 * 1024 * 1024
 """So much of a body that is too large is read, so that its sender gets to read our answer."""
 
 _DEADLINE = re.compile(DEADLINE_PATTERN)
-_IDEMPOTENCY_KEY = re.compile(IDEMPOTENCY_KEY_PATTERN)
+_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
+_ESCAPED = re.compile(r'\\(["\\])')
 
 
 async def read_body(receive: Receive, length: str | None, bytes_max: int) -> bytes:
@@ -102,16 +110,36 @@ def deadline_ms_from(header: str | None, default_ms: float) -> float:
 
 
 def idempotency_key_from(header: str | None) -> str:
-    """Return the key, with or without the quotes that the header's draft standard asks for."""
+    """Return the key, with or without the quotes that the header's draft standard asks for.
+
+    What begins with a quote is a quoted string of RFC 8941, in which a backslash stands before
+    quotes and backslashes. Bytes are UTF-8, or Latin-1 where they are not: some callers know no
+    other headers. Spaces around it do not count, though not every server takes them off.
+    """
     if header is None:
         return ""
-    if not _IDEMPOTENCY_KEY.fullmatch(header):
-        raise HttpProblemError(
-            "bad_request",
-            f"Idempotency-Key is {header!r:.60}; allowed: letters, digits and ._:/+=@~-, "
-            f"1..{IDEMPOTENCY_KEY_BYTES_MAX} of them",
-        )
-    return header.strip('"')
+    text = _decoded(header).strip(" \t")
+    if text.startswith('"'):
+        quoted = _QUOTED.fullmatch(text)
+        if quoted is None:
+            raise HttpProblemError(
+                "bad_request",
+                f"Idempotency-Key is {text!r:.60}, which begins with a quote; allowed then: "
+                "a text between quotes, with a backslash before each quote and backslash in it",
+            )
+        text = _ESCAPED.sub(r"\1", quoted[1])
+    refusal = refusal_of_idempotency_key(text)
+    if refusal is not None:
+        raise HttpProblemError("bad_request", f"Idempotency-Key: {refusal}")
+    return text
+
+
+def _decoded(header: str) -> str:
+    """Return what a header says that was read as Latin-1."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return header
 
 
 def check_origin(method: str, host: str | None, origin: str | None, is_local: bool) -> None:

@@ -15,10 +15,10 @@ from sublet.functions.effects import Routes
 from sublet.functions.errors import RejectedError
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
+from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.host import Host, Hosted
 from sublet.runtime.limits import Limits
 from sublet.runtime.testing.virtual_loop import VirtualLoop
-from sublet.runtime.unary import IDEMPOTENCY_KEY_BYTES_MAX
 from sublet.statestore.contract import OutboxEntry, Outcome
 
 BATCH_MESSAGES_MAX = 1_000
@@ -292,11 +292,7 @@ class LocalExchange:
 
 
 def _extra(idempotency_key: str) -> Extra:
-    if type(idempotency_key) is not str:
-        raise RejectedError(f"an idempotency key is a str, not {type(idempotency_key).__name__}")
-    size = len(idempotency_key.encode(errors="replace"))
-    if size > IDEMPOTENCY_KEY_BYTES_MAX:
-        raise RejectedError(
-            f"the idempotency key has {size} bytes; allowed: {IDEMPOTENCY_KEY_BYTES_MAX}"
-        )
+    refusal = refusal_of_idempotency_key(idempotency_key)
+    if refusal is not None:
+        raise RejectedError(refusal)
     return Extra(idempotency_key=idempotency_key)

@@ -281,7 +281,8 @@ async def test_a_bug_in_the_worker_shows_no_trace_to_the_caller(
         ({"function": "f", "msgpack": b"\x01\x02"}, "not one msgpack value"),
         ({"function": "f", "msgpack": b"\x91" * 100_000}, "not one msgpack value"),
         ({"function": "f", "json": "[" * 100_000}, "not JSON"),
-        ({"function": "f", "idempotency_key": "x" * 257}, "longer than 256 bytes"),
+        ({"function": "f", "idempotency_key": "x" * 257}, "has 257 bytes"),
+        ({"function": "f", "idempotency_key": "a\nb"}, "has a control character"),
         ({"function": "f", "deadline_ms": 2**64 - 1}, "deadline_ms is 18446744073709551615"),
     ],
 )

@@ -278,7 +278,8 @@ def test_an_argument_that_is_no_text_is_refused() -> None:
     [
         (["--deadline", "soon"], "--deadline: 'soon' is not a duration"),
         (["--deadline", "0s"], "allowed: 1ms or more"),
-        (["--idempotency-key", "x" * 257], "longer than 256 bytes"),
+        (["--idempotency-key", "x" * 257], "--idempotency-key: the idempotency key has 257 bytes"),
+        (["--idempotency-key", "a\tb"], "has a control character"),
         (["--connect", "localhost"], "allowed: host:port"),
         (["--connect", "localhost:0"], "allowed: host:port"),
     ],

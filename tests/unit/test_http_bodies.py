@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sublet import App, Context, EncodeError, PayloadError
 from sublet.runtime.http.bodies import Form, encoded, form_of_body, form_of_reply, message_from
 from sublet.runtime.http.errors import HttpProblemError
 from sublet.runtime.http.reading import (
+    IDEMPOTENCY_KEY_PATTERN,
     check_origin,
     deadline_ms_from,
     idempotency_key_from,
@@ -21,6 +23,7 @@ from sublet.runtime.http.reading import (
     query_of,
     read_body,
 )
+from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 
 app = App("shop")
 
@@ -126,16 +129,60 @@ def test_another_deadline_is_refused(header: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "key"), [(None, ""), ("a-1", "a-1"), ('"a-1"', "a-1"), ("k" * 256, "k" * 256)]
+    ("header", "key"),
+    [
+        (None, ""),
+        ("a-1", "a-1"),
+        ('"a-1"', "a-1"),
+        ("k" * 256, "k" * 256),
+        ("a b", "a b"),
+        ("a b ", "a b"),
+        ('"a b" ', "a b"),
+        ('" a b "', " a b "),
+        (r'"a \"b\" \\"', 'a "b" \\'),
+        ('5" pipe', '5" pipe'),
+        (r"a\b", r"a\b"),
+        ("{a, b};c", "{a, b};c"),
+        # As a server reads bytes that are UTF-8, and bytes that are not.
+        ("ключ 1".encode().decode("latin-1"), "ключ 1"),
+        ("naïve", "naïve"),
+    ],
 )
 def test_an_idempotency_key_is_read(header: str | None, key: str) -> None:
     assert idempotency_key_from(header) == key
 
 
-@pytest.mark.parametrize("header", ["", '""', "a b", "k" * 257, "ä"])
-def test_another_idempotency_key_is_refused(header: str) -> None:
-    with pytest.raises(HttpProblemError, match=r"1\.\.256"):
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ("", r"1\.\.256"),
+        ('""', r"1\.\.256"),
+        ("k" * 257, r"1\.\.256"),
+        ("ä" * 129, r"has 258 bytes"),
+        ('"a', "begins with a quote"),
+        ('"a"b"', "begins with a quote"),
+        ('"a"; b=1', "begins with a quote"),
+        (r'"a\b"', "a backslash before each quote"),
+        ("a\tb", "control character"),
+        ('"a\tb"', "control character"),
+    ],
+)
+def test_another_idempotency_key_is_refused(header: str, told: str) -> None:
+    with pytest.raises(HttpProblemError, match=told):
         idempotency_key_from(header)
+
+
+@given(
+    st.text(st.characters(min_codepoint=32, exclude_characters="\x7f", codec="utf-8"), min_size=1)
+)
+def test_any_idempotency_key_can_be_told_between_quotes(key: str) -> None:
+    assume(len(key.encode()) <= 256)
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    header = f'"{escaped}"'.encode().decode("latin-1")
+
+    assert refusal_of_idempotency_key(key) is None
+    assert idempotency_key_from(header) == key
+    assert re.search(IDEMPOTENCY_KEY_PATTERN, header)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -175,7 +175,7 @@ def test_requests_that_no_client_could_make_are_refused_in_the_same_way(harness:
         harness.send(apps.broken, "k", "x" * 5_000_000)
     with pytest.raises(RejectedError, match="2 keys but 1 messages"):
         harness.send_many(apps.account, ["a", "b"], [Move(1)])
-    with pytest.raises(RejectedError, match="300 bytes; allowed: 256"):
+    with pytest.raises(RejectedError, match=r"300 bytes; allowed: 1\.\.256"):
         harness.call(apps.account, "ada", Move(1), idempotency_key="k" * 300)
     with pytest.raises(PayloadError, match="bank/account"):
         harness.call(apps.account, "ada", {"amount": "much"})

@@ -178,6 +178,8 @@ def test_fields_of_a_later_version_are_ignored() -> None:
         (batch(time_left_ms=[1]), "time_left_ms has 1 items"),
         (batch(extras={2: Extra()}), "extras has a place outside 0..1"),
         (batch(extras={-1: Extra()}), "extras has a place outside 0..1"),
+        (batch(extras={1: Extra("x" * 257)}), "the idempotency key has 257 bytes"),
+        (batch(extras={1: Extra("a\0b")}), "has a control character"),
         (batch(refs=[1, 2]), "belong to replies"),
         (batch(errors={0: ErrorInfo("e", "")}), "belong to replies"),
         (reply(keys=["a", "b"]), "keys has 2 items; the batch needs 0"),
