@@ -505,7 +505,7 @@ class Membership:
     def _topology(self, view: View) -> Topology:
         functions = []
         for name, count in view.functions.items():
-            info = self._functions.get(name) or FunctionInfo(name, count, "keyed")
+            info = self._functions.get(name) or FunctionInfo(name, count, _kind_of(name, view))
             absent = not any(member.has(name) for member in view.members.values())
             functions.append(msgspec.structs.replace(info, absent=absent))
         workers = {id_: member.address for id_, member in view.members.items()}
@@ -708,3 +708,9 @@ def _can_take_some(view: View, leaving: Member) -> bool:
         for function in view.functions
         if leaving.has(function)
     )
+
+
+def _kind_of(function: str, view: View) -> str:
+    """Return the kind of a function that this worker lacks, as those who have it say."""
+    told = (each.kinds.get(function) for each in view.members.values())
+    return next(filter(None, told), "keyed")

@@ -17,14 +17,16 @@ class PartitionRoutes:
     def __init__(self, functions: Mapping[str, tuple[int, str]]) -> None:
         """`functions`: name to (number of partitions, kind)."""
         self._functions = dict(functions)
+        self._own = frozenset(functions)
         self._known: dict[str, dict[str, str]] = {name: {} for name in functions}
         self._turn = 0
 
     def learn(self, functions: Iterable[FunctionInfo]) -> None:
         """Learn of functions that only other workers have; of our own we know more than others."""
         for each in functions:
-            if each.name not in self._functions:
-                self._functions[each.name] = (each.partition_count, each.kind)
+            told = (each.partition_count, each.kind)
+            if each.name not in self._own and self._functions.get(each.name) != told:
+                self._functions[each.name] = told
                 self._known[each.name] = {}
 
     def partition_of(self, function: str, key: str) -> str:

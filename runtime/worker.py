@@ -305,7 +305,8 @@ class Worker:
         routes: PartitionRoutes,
     ) -> None:
         config = self._config
-        member = Member(id=self.id, address=self.address, pid=os.getpid())
+        kinds = {name: each.kind for name, each in self.functions.items()}
+        member = Member(id=self.id, address=self.address, pid=os.getpid(), kinds=kinds)
         infos = {
             name: FunctionInfo(name, each.partition_count, each.kind)
             for name, each in self.functions.items()

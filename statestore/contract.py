@@ -306,6 +306,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """It is about to leave: nothing is placed on it any more."""
     functions: frozenset[str] | None = None
     """Those that it has declared; None: it does not say, as older workers do, and may have all."""
+    kinds: Mapping[str, str] = {}
+    """Function to its kind, for those that lack it and tell clients where its messages go."""
 
     def has(self, function: str) -> bool:
         """Tell whether the worker can serve a function."""

@@ -28,6 +28,8 @@ from sublet.statestore.sqlite_file import (
     transaction,
 )
 
+_Declared = tuple[frozenset[str] | None, Mapping[str, str]]
+
 
 class SqliteDirectory:
     """A `Directory` that all processes on this machine share."""
@@ -46,7 +48,7 @@ class SqliteDirectory:
         self._cached_version = -1
         self._functions: Mapping[str, int] = {}
         self._placement: Mapping[str, str] = {}
-        self._declared: Mapping[str, frozenset[str] | None] = {}
+        self._declared: Mapping[str, _Declared] = {}
         self._leaving: frozenset[str] = frozenset()
 
     async def join(self, member: Member, functions: Mapping[str, int]) -> View:
@@ -70,7 +72,9 @@ class SqliteDirectory:
                         member.pid,
                         member.beat,
                         member.draining or member.id in before.leaving,
-                        json.dumps(sorted(functions)),
+                        json.dumps(
+                            {name: member.kinds.get(name, "") for name in sorted(functions)}
+                        ),
                     ),
                 )
                 return self._changed(connection)
@@ -177,10 +181,7 @@ class SqliteDirectory:
             ).fetchone()
             self._functions = json.loads(functions)
             self._placement = json.loads(placement)
-            self._declared = {
-                id_: None if names is None else frozenset(names)
-                for id_, names in json.loads(declared).items()
-            }
+            self._declared = {id_: _declared(names) for id_, names in json.loads(declared).items()}
             self._leaving = frozenset(json.loads(leaving))
             self._cached_version = version
         members = connection.execute(
@@ -196,7 +197,8 @@ class SqliteDirectory:
                     pid=pid,
                     beat=beat,
                     draining=bool(draining),
-                    functions=self._declared[id_],
+                    functions=self._declared[id_][0],
+                    kinds=self._declared[id_][1],
                 )
                 for id_, address, lane, pid, beat, draining in members
             },
@@ -204,3 +206,11 @@ class SqliteDirectory:
             placement=self._placement,
             leaving=self._leaving,
         )
+
+
+def _declared(names: dict[str, str] | list[str] | None) -> _Declared:
+    """Return the functions of a member and their kinds; older workers wrote no kinds."""
+    if names is None:
+        return None, {}
+    kinds = names if isinstance(names, dict) else {}
+    return frozenset(names), {name: kind for name, kind in kinds.items() if kind}

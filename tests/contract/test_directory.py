@@ -64,6 +64,19 @@ async def test_everybody_sees_which_functions_a_member_has(make_directory: MakeD
         assert members["b"].functions == {"visits/visit"}
 
 
+async def test_everybody_sees_of_which_kind_functions_are(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    kinds = {"shop/cart": "keyed", "shop/mail": "stateless"}
+    await one.join(msgspec.structs.replace(member("a"), kinds=kinds), dict.fromkeys(kinds, 4))
+    await two.join(member("b"), {"visits/visit": 2})
+    await two.drain("a")
+
+    for directory in (one, two, make_directory()):
+        members = (await directory.view()).members
+        assert members["a"].kinds == kinds
+        assert members["b"].kinds == {}
+
+
 async def test_a_member_without_functions_has_none(make_directory: MakeDirectory) -> None:
     directory = make_directory()
     joined = await directory.join(member("a"), {})

@@ -447,6 +447,22 @@ async def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
     assert view.members["new"].functions == {"shop/cart"}
 
 
+async def test_of_an_older_worker_the_functions_are_known_and_not_their_kinds(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.db"
+    open_database(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        row = ("old", "127.0.0.1:1", "", 7, 3, 0, '["shop/cart"]')
+        connection.execute("INSERT INTO member VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    directory = SqliteDirectory(path)
+    old = (await directory.view()).members["old"]
+    await directory.close()
+
+    assert (old.functions, old.kinds) == ({"shop/cart"}, {})
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreFileError, match="folder that exists"):
         SqliteStore(tmp_path / "missing" / "store.db")

@@ -654,6 +654,19 @@ async def test_nothing_is_placed_on_a_worker_of_another_app() -> None:
         assert not any(each.absent for each in cluster.topology.functions)
 
 
+async def test_who_lacks_a_function_tells_its_kind_as_those_say_who_have_it() -> None:
+    """Clients route by it: those of two workers have to agree."""
+    cluster = Cluster()
+    kinds = {"orders/mail": "stateless", "orders/old": ""}
+    x = msgspec.structs.replace(member("x"), kinds=kinds)
+    await cluster.others.join(x, {"orders/mail": 1, "orders/old": 1})
+
+    async with cluster.worker():
+        await until(lambda: cluster.owned == DESK)
+        told = {each.name: each.kind for each in cluster.topology.functions}
+        assert told == {"desk/add": "keyed", "orders/mail": "stateless", "orders/old": "keyed"}
+
+
 async def test_what_was_placed_where_its_function_is_not_moves_at_once() -> None:
     """More of it than may move between workers that serve it meanwhile."""
     cluster = Cluster()

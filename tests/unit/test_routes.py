@@ -22,9 +22,19 @@ def test_a_function_that_only_other_workers_have_is_found_once_it_is_known() -> 
 
 
 def test_what_others_say_of_our_own_functions_changes_nothing() -> None:
-    """A worker that lacks a function takes it for a keyed one."""
+    """A worker that lacks a function takes it for a keyed one, unless somebody tells its kind."""
     routes = PartitionRoutes({"visits/spread": (2, "stateless")})
     routes.learn([FunctionInfo("visits/spread", 2, "keyed")])
+
+    found = {routes.partition_of("visits/spread", "anna") for _ in range(2)}
+    assert found == {"visits/spread/0", "visits/spread/1"}
+
+
+def test_the_kind_of_a_function_of_others_is_learned_when_it_is_told() -> None:
+    routes = PartitionRoutes({})
+    routes.learn([FunctionInfo("visits/spread", 2, "keyed")])
+    routes.partition_of("visits/spread", "anna")
+    routes.learn([FunctionInfo("visits/spread", 2, "stateless")])
 
     found = {routes.partition_of("visits/spread", "anna") for _ in range(2)}
     assert found == {"visits/spread/0", "visits/spread/1"}
