@@ -19,7 +19,7 @@ from sublet.functions.codec import codec_for
 from sublet.functions.errors import EncodeError
 from sublet.runtime.calls import NIL
 from sublet.runtime.damage import decoded
-from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.pending import reply_too_large
 from sublet.runtime.work import Message, Waiting
 from sublet.statestore.contract import IDEMPOTENCY, DamagedError, Record
@@ -36,6 +36,8 @@ class Answer(msgspec.Struct, array_like=True):
     digest: int
     result: msgspec.Raw
     error: ErrorInfo | None = None
+    only_told: bool = False
+    """It failed, and its caller was told; no dead letter keeps it."""
 
     def error_for(self, message: Message) -> ErrorInfo | None:
         """Return the error to tell a message that asks again, which may not ask for the same."""
@@ -46,11 +48,20 @@ class Answer(msgspec.Struct, array_like=True):
             f"idempotency key {message.extra.idempotency_key!r} was used for another request",
         )
 
+    def loss_of(self, message: Message) -> ErrorInfo | None:
+        """Return why a message that nobody waits for would be lost if it just ended; None: what it
+        asks for was done, or is kept."""
+        is_same = self.digest == _digest(message)
+        return None if is_same and not self.only_told else self.error_for(message)
+
 
 class DamagedAnswer(Answer):
     """Stands for a record that cannot be read: nobody knows whether the request has run."""
 
     def error_for(self, message: Message) -> ErrorInfo | None:
+        return self.error
+
+    def loss_of(self, message: Message) -> ErrorInfo | None:
         return self.error
 
 
@@ -92,7 +103,7 @@ class Answers:
     ) -> tuple[Answer, Record, list[Waiting]]:
         """Keep the answer; return it, its record for the commit, and who else gets it."""
         id_ = idempotency_id(message)
-        result = NIL
+        result, only_told = NIL, error is not None and message.kind is Kind.CALL
         if error is None:
             try:
                 result = msgspec.Raw(_any.encode(value))
@@ -101,14 +112,27 @@ class Answers:
         size_bytes = len(bytes(result))
         if size_bytes > self._bytes_max:
             result, error = NIL, reply_too_large(size_bytes, self._bytes_max)
-        answer = self.given[id_] = Answer(_digest(message), result, error)
-        record = Record(IDEMPOTENCY, id_, _encode(answer), clock_ms + IDEMPOTENCY_TTL_MS)
-        return answer, record, self.claims.pop(id_, [])[1:]
+        answer = Answer(_digest(message), result, error, only_told)
+        return answer, self._give(id_, answer, clock_ms), self.claims.pop(id_, [])[1:]
 
-    def committed(self, ids: Iterable[str]) -> None:
+    def kept(self, message: Message, answer: Answer, clock_ms: int) -> tuple[Answer, Record] | None:
+        """A message that got this answer is a dead letter now: if others that ask for the same
+        need not be, return the answer that tells so, and its record for the commit."""
+        if not answer.only_told or answer.digest != _digest(message):
+            return None
+        answer = msgspec.structs.replace(answer, only_told=False)
+        return answer, self._give(idempotency_id(message), answer, clock_ms)
+
+    def _give(self, id_: str, answer: Answer, clock_ms: int) -> Record:
+        self.given[id_] = answer
+        return Record(IDEMPOTENCY, id_, _encode(answer), clock_ms + IDEMPOTENCY_TTL_MS)
+
+    def committed(self, answers: Iterable[tuple[str, object]]) -> None:
         """The store knows these answers now."""
-        for id_ in ids:
-            self.given.pop(id_, None)
+        for id_, answer in answers:
+            # A newer one may be in the next commit.
+            if self.given.get(id_) is answer:
+                del self.given[id_]
 
     def abandoned(self, waiting: Waiting) -> list[Waiting]:
         """A message ends without an answer; return who waited for it and has to run now."""

@@ -56,7 +56,6 @@ from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.pipeline_messages import KnownPipeline
 from sublet.runtime.telemetry import request_id
 from sublet.runtime.tracing import current_traceparent, new_traceparent
-from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.unary import (
     CallInfo,
     EgressPage,

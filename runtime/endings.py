@@ -33,6 +33,8 @@ from sublet.runtime.work_queue import WorkQueue
 from sublet.statestore.contract import DEAD, PARKED, Record
 
 UNRUN_KEPT_MAX = 256
+NO_ROOM_WAIT_MS = 1_000.0
+"""So long waits what can only become a dead letter, while there is no room for more of them."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -304,7 +306,7 @@ class Endings:
         self._counters.failures += 1
         gives_up = not failure.retryable or (blamed and message.attempt >= retry.attempts)
         wants_grave = message.kind is not Kind.CALL
-        if gives_up and wants_grave and self.dead_count >= self._limits.dead_letters_max:
+        if gives_up and wants_grave and not self._has_room_for_dead():
             gives_up = False  # There is no room to keep it, and it must not be lost.
         if not gives_up:
             self._counters.retries += 1
@@ -318,14 +320,20 @@ class Endings:
                 self._lines.hold(waiting)
             return waiting.holds_key
         if wants_grave:
-            letter = DeadLetter(message, failure.error, self._clock_ms(now_ms))
-            self.pending.record(Record(DEAD, message.id, _encode(letter)))
-            self.dead_count += 1
-            self._counters.dead += 1
-            if is_pipeline(message.source):
-                self._staging.died(message.source)
+            self._bury(message, failure.error, now_ms)
         self.consume(waiting, None, failure.error, now_ms)
         return False
+
+    def _has_room_for_dead(self) -> bool:
+        return self.dead_count < self._limits.dead_letters_max
+
+    def _bury(self, message: Message, error: ErrorInfo, now_ms: float) -> None:
+        letter = DeadLetter(message, error, self._clock_ms(now_ms))
+        self.pending.record(Record(DEAD, message.id, _encode(letter)))
+        self.dead_count += 1
+        self._counters.dead += 1
+        if is_pipeline(message.source):
+            self._staging.died(message.source)
 
     # Messages that did not run
 
@@ -391,7 +399,20 @@ class Endings:
 
     def _answer_from_record(self, waiting: Waiting, answer: Answer, now_ms: float) -> None:
         message = waiting.message
+        # There is a newer one if another that got this answer has become a dead letter just now.
+        answer = self.answers.given.get(idempotency_id(message), answer)
         error = answer.error_for(message)
+        loss = None if message.kind is Kind.CALL else answer.loss_of(message)
+        if loss is not None:
+            # It was accepted, and nobody waits to be told.
+            if not self._has_room_for_dead():
+                self.park(waiting)
+                self._lines.retry_at(now_ms + NO_ROOM_WAIT_MS, waiting)
+                return
+            self._bury(message, loss, now_ms)
+            kept = self.answers.kept(message, answer, self._clock_ms(now_ms))
+            if kept is not None:
+                self._give(*kept)
         # Without its key, so that the answer is not remembered a second time.
         waiting.message = msgspec.structs.replace(message, extra=Extra())
         self.consume(waiting, answer.result, error, now_ms)
@@ -401,10 +422,13 @@ class Endings:
     ) -> None:
         clock_ms = self._clock_ms(now_ms)
         answer, record, followers = self.answers.remember(message, value, error, clock_ms)
-        self.pending.answers.append(record.id)
-        self.pending.record(record)
+        self._give(answer, record)
         for follower in followers:
             self._answer_from_record(follower, answer, now_ms)
+
+    def _give(self, answer: Answer, record: Record) -> None:
+        self.pending.answers.append((record.id, answer))
+        self.pending.record(record)
 
 
 def _reply_channel(source: str) -> str:

@@ -102,8 +102,9 @@ class Pending:
         self.acknowledged: dict[str, int] = {}
         self.markers: dict[str, list[int | None]] = {}
         """Partition to the watermarks that it is told, behind everything else that is sent."""
-        self.answers: list[str] = []
-        """Idempotency records in it, which a load finds only when it is committed."""
+        self.answers: list[tuple[str, object]] = []
+        """Ids of idempotency records in it, with their answers: a load finds them only when it is
+        committed."""
         self.tickets: list[object] = []
         """Whoever waits for this commit."""
         self.traced = False

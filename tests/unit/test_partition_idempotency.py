@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from sublet.runtime.answers import IDEMPOTENCY_TTL_MS
+from sublet.runtime.endings import NO_ROOM_WAIT_MS, DeadLetter
 from sublet.runtime.frames import Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.work import RunResult
-from sublet.statestore.contract import IDEMPOTENCY, PARKED
-from tests.unit.partition_harness import BROKEN, CLIENT, REJECTED, Owner, make_function
+from sublet.statestore.contract import DEAD, IDEMPOTENCY, PARKED, Record
+from tests.unit.partition_harness import BROKEN, CLIENT, NAME, REJECTED, Owner, make_function
 
 ONCE = {0: Extra("once")}
 OTHER = "~d"
@@ -240,3 +241,183 @@ def test_a_reply_is_stored_as_it_was_told() -> None:
     record = owner.records(IDEMPOTENCY)["a\x00once"]
     assert record.value is not None
     assert msgspec.msgpack.decode(record.value)[1] == "done a"
+
+
+# Messages without a caller
+
+
+def send(owner: Owner, first: int, *, source: str = CLIENT, payload: Any = 1) -> None:
+    owner.arrive(first, ["a"], kind=Kind.SEND, source=source, payloads=[payload], extras=ONCE)
+
+
+def letters(owner: Owner) -> dict[str, str]:
+    """Return which messages are dead letters, and why."""
+    return {
+        id_: msgspec.msgpack.decode(record.value or b"", type=DeadLetter).error.code
+        for id_, record in owner.records(DEAD).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kind": "stateful"}, {"kind": "stateless"}, {"batch": True}, {"order": "none"}]
+)
+def test_an_accepted_message_that_conflicts_is_a_dead_letter(options: dict[str, Any]) -> None:
+    owner = Owner(make_function(**options))
+    ask(owner, 1)
+    owner.settle()
+    send(owner, 2, payload="another")
+    owner.settle()
+
+    assert letters(owner) == {f"{CLIENT}:2": "idempotency_conflict"}
+    assert (owner.partition.counters.runs, owner.partition.counters.dead) == (1, 1)
+    assert (owner.records(PARKED), owner.partition.open_from_clients) == ({}, 0)
+    # What the key stands for is not changed by it.
+    ask(owner, 3)
+    owner.settle()
+    assert owner.replies() == [(1, "done a"), (3, "done a")]
+
+
+@pytest.mark.parametrize("kind", ["keyed", "stateful", "stateless"])
+def test_an_accepted_message_that_conflicts_with_one_that_runs_is_a_dead_letter(kind: str) -> None:
+    owner = Owner(make_function(kind=kind))
+    owner.pace.aside = True
+    ask(owner, 1)
+    send(owner, 1, source=OTHER, payload="another")
+    owner.settle()
+
+    assert letters(owner) == {f"{OTHER}:1": "idempotency_conflict"}
+    assert owner.partition.counters.runs == 1
+    assert owner.records(PARKED) == {}
+
+
+def test_a_replayed_conflict_takes_effect() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+    send(owner, 2, payload="another")
+    owner.settle()
+    ((id_, record),) = owner.records(DEAD).items()
+    letter = msgspec.msgpack.decode(record.value or b"", type=DeadLetter)
+
+    owner.partition.dead_letter_taken(id_, letter.message, "ticket", owner.now_ms)
+    owner.collect()
+    owner.settle()
+
+    assert owner.partition.counters.runs == 2
+    assert owner.records(DEAD) == {}
+
+
+def test_a_conflict_for_which_there_is_no_room_waits_for_some() -> None:
+    owner = Owner(limits=Limits(dead_letters_max=1))
+    ask(owner, 1)
+    owner.settle()
+    send(owner, 2, payload="second")
+    send(owner, 3, payload="third")
+    owner.settle()
+    assert list(letters(owner)) == [f"{CLIENT}:2"]
+    assert list(owner.records(PARKED)) == [f"{CLIENT}:3"]
+    # Nobody has to wait for it.
+    owner.arrive(4, ["a"])
+    owner.settle()
+    assert owner.replies() == [(1, "done a"), (4, "done a")]
+
+    heir = owner.take_over()
+    heir.settle()
+    assert list(heir.records(PARKED)) == [f"{CLIENT}:3"]
+    heir.partition.dead_letter_taken(f"{CLIENT}:2", None, "ticket", heir.now_ms)
+    heir.collect()
+    heir.settle()
+    heir.pass_time(NO_ROOM_WAIT_MS)
+    heir.settle()
+
+    assert letters(heir) == {f"{CLIENT}:3": "idempotency_conflict"}
+    assert heir.records(PARKED) == {}
+    assert (heir.partition.counters.runs, heir.partition.open_from_clients) == (0, 0)
+
+
+def test_a_message_that_repeats_a_call_that_failed_is_a_dead_letter_once() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.load()
+    owner.finish(failed={0: REJECTED})
+    owner.settle()
+    for number in (2, 3):
+        send(owner, number)
+        owner.settle()
+    ask(owner, 4)
+    owner.settle()
+
+    assert letters(owner) == {f"{CLIENT}:2": "rejected"}
+    assert owner.replies() == [(1, "rejected"), (4, "rejected")]
+    heir = owner.take_over()
+    send(heir, 1, source=OTHER)
+    heir.settle()
+    assert letters(heir) == {f"{CLIENT}:2": "rejected"}
+
+
+def test_messages_that_wait_for_a_call_that_fails_are_one_dead_letter() -> None:
+    owner = Owner(make_function(kind="stateless"))
+    owner.pace.aside = True
+    ask(owner, 1)
+    send(owner, 1, source=OTHER)
+    send(owner, 2, source=OTHER)
+    owner.load()
+    owner.finish(failed={0: REJECTED})
+    owner.settle()
+
+    assert letters(owner) == {f"{OTHER}:1": "rejected"}
+    assert owner.replies() == [(1, "rejected")]
+
+
+def test_that_a_failed_request_is_kept_is_known_before_its_commit_is_done() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.load()
+    owner.finish(failed={0: REJECTED})
+    send(owner, 2)  # Kept by the second commit, while the first is under way.
+    owner.commit()
+    send(owner, 3)
+    owner.settle()
+
+    assert letters(owner) == {f"{CLIENT}:2": "rejected"}
+
+
+def test_a_message_that_repeats_a_message_that_failed_is_no_second_dead_letter() -> None:
+    owner = Owner()
+    send(owner, 1)
+    owner.load()
+    owner.finish(failed={0: REJECTED})
+    owner.settle()
+    send(owner, 2)
+    owner.settle()
+
+    assert letters(owner) == {f"{CLIENT}:1": "rejected"}
+
+
+def test_a_message_that_repeats_one_whose_reply_cannot_be_told_was_done() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.load()
+    result = RunResult()
+    result.values = [object()]
+    owner.partition.finished(owner.runs.pop(), result, owner.now_ms)
+    owner.collect()
+    owner.settle()
+    send(owner, 2)
+    owner.settle()
+
+    assert letters(owner) == {}
+    assert owner.partition.counters.runs == 1
+
+
+def test_a_message_whose_answer_is_damaged_is_a_dead_letter() -> None:
+    owner = Owner()
+    ask(owner, 1)
+    owner.settle()
+    records = owner.backend.partitions[NAME].records[IDEMPOTENCY]
+    records["a\x00once"] = Record(IDEMPOTENCY, "a\x00once", b"\xc1")
+    send(owner, 2)
+    owner.settle()
+
+    assert letters(owner) == {f"{CLIENT}:2": "bad_state"}
+    assert owner.partition.counters.runs == 1

@@ -223,6 +223,22 @@ def test_a_repeated_request_is_not_lent_beside_the_first() -> None:
     assert home.replies() == {1: "lent a", 2: "lent a"}
 
 
+def test_a_message_that_conflicts_with_one_that_is_lent_is_a_dead_letter() -> None:
+    home = lender()
+    same = {0: Extra(idempotency_key="k")}
+    home.lend(1, ["a"], extras=same, payloads=[1])
+    home.owner.load()
+    home.carry_out()
+    home.arrive(2, ["a"], kind=Kind.SEND, extras=same, payloads=[2])
+    home.look()
+    (lease,) = home.offers
+    home.give_back(lease)
+    home.settle()
+    assert home.replies() == {1: "lent a"}
+    assert home.owner.partition.counters.dead == 1
+    assert home.owner.partition.idle
+
+
 def test_a_lease_whose_messages_were_all_answered_before_ends_unseen() -> None:
     home = lender()
     same = {0: Extra(idempotency_key="k")}
