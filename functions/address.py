@@ -35,6 +35,16 @@ def partition_index_of(key: str, partition_count: int) -> int:
     return slot_of(key) * partition_count // SLOT_COUNT
 
 
+def is_placed_by_key(kind: str, key: str) -> bool:
+    """Tell whether a message of a function of this kind must go to the partition of its key.
+
+    Others may go to any partition. One with an idempotency key goes to the partition of that
+    instead (`partition_index_of`): answers are kept by partition, so that all who repeat a request
+    must choose the same one.
+    """
+    return kind == "keyed" or (kind == "stateful" and key != "")
+
+
 def partition_name(function: str, index: int) -> str:
     """Return the name by which partitions are known on the wire and in stores: `app/name/3`."""
     return f"{function}/{index}"

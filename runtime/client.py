@@ -19,7 +19,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from sublet.functions.address import CLIENT_MARK, partition_index_of, partition_name
+from sublet.functions.address import (
+    CLIENT_MARK,
+    is_placed_by_key,
+    partition_index_of,
+    partition_name,
+)
 from sublet.functions.app import Function
 from sublet.functions.codec import Codec, join_column
 from sublet.functions.context import check_message
@@ -51,6 +56,7 @@ from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_range import EgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
 from sublet.runtime.frames import Extra, FunctionInfo, Kind, Topology, Welcome
+from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.pipeline_messages import KnownPipeline
@@ -295,7 +301,10 @@ class Client:
         info: CallInfo | None = None,
         trace: str = "",
     ) -> None:
-        """Hand a message over; return when it is durably taken, before it is handled."""
+        """Hand a message over; return when it is durably taken, before it is handled.
+
+        If its `idempotency_key` turns out to be that of another message, it becomes a dead letter.
+        """
         name = function if type(function) is str else _name_of(function)[0]
         await self._ask(Kind.SEND, name, key, message, ANY, deadline, idempotency_key, info, trace)
 
@@ -329,7 +338,7 @@ class Client:
             route = self._routes.get(name) or self._route(name)
             channel = route.by_key.get(key) if type(key) is str else None
             if channel is None:
-                channel = self._channel(route, key)
+                channel = self._channel(route, key, idempotency_key)
             if len(payload) > self._message_bytes_max:
                 raise _too_large(payload, self._message_bytes_max)
         except SubletError:
@@ -822,12 +831,14 @@ class Client:
         known = ", ".join(sorted(each.name for each in self.topology.functions)) or "none"
         raise UnknownFunctionError(f"no function {name!r:.200} in this cluster; known: {known}")
 
-    def _channel(self, route: _Route, key: str) -> Channel:
+    def _channel(self, route: _Route, key: str, idempotency_key: str = "") -> Channel:
         check_message(key, b"", self._key_bytes_max, self._message_bytes_max)
-        kind = route.info.kind
-        if kind == "stateless" or (kind == "stateful" and not key):
+        count = route.info.partition_count
+        if not is_placed_by_key(route.info.kind, key):
+            if idempotency_key:
+                return route.channels[partition_index_of(idempotency_key, count)]
             return route.next_channel()
-        index = partition_index_of(key, route.info.partition_count)
+        index = partition_index_of(key, count)
         if len(route.by_key) >= KEYS_CACHED_MAX:
             route.by_key.clear()
         channel = route.by_key[key] = route.channels[index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sublet.functions.address import partition_index_of, partition_name
+from sublet.functions.address import is_placed_by_key, partition_index_of, partition_name
 from sublet.functions.errors import UnknownFunctionError
 from sublet.runtime.frames import FunctionInfo
 
@@ -29,7 +29,7 @@ class PartitionRoutes:
                 self._functions[each.name] = told
                 self._known[each.name] = {}
 
-    def partition_of(self, function: str, key: str) -> str:
+    def partition_of(self, function: str, key: str, idempotency_key: str = "") -> str:
         known = self._known.get(function)
         if known is None:
             names = ", ".join(sorted(self._functions)) or "none"
@@ -38,7 +38,9 @@ class PartitionRoutes:
         if partition is not None:
             return partition
         count, kind = self._functions[function]
-        if kind == "stateless" or (kind == "stateful" and not key):
+        if not is_placed_by_key(kind, key):
+            if idempotency_key:
+                return partition_name(function, partition_index_of(idempotency_key, count))
             # Nobody's state is concerned: spread them evenly.
             self._turn += 1
             return partition_name(function, self._turn % count)

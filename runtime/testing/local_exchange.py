@@ -11,13 +11,13 @@ import msgspec
 from sublet.functions.address import CLIENT_MARK, is_client, split_partition_name
 from sublet.functions.codec import Codec, codec_for, join_column
 from sublet.functions.context import check_message
-from sublet.functions.effects import Routes
 from sublet.functions.errors import RejectedError
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
-from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.host import Host, Hosted
+from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.limits import Limits
+from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.testing.virtual_loop import VirtualLoop
 from sublet.statestore.contract import OutboxEntry, Outcome
 
@@ -82,7 +82,7 @@ class LocalExchange:
     def __init__(
         self,
         loop: VirtualLoop,
-        routes: Routes,
+        routes: PartitionRoutes,
         limits: Limits,
         reach: Callable[[str], Hosted],
         on_reply: Callable[[Asked], None],
@@ -159,7 +159,7 @@ class LocalExchange:
         for key, message, each in zip(keys, messages, asked, strict=True):
             payload = _any.encode(message)
             check_message(key, payload, self._limits.key_bytes_max, self._limits.message_bytes_max)
-            target = self._routes.partition_of(function, key)
+            target = self._routes.partition_of(function, key, idempotency_key)
             by_target.setdefault(target, []).append((key, payload, each))
         for target, rows in by_target.items():
             channel = self._by_target.get(target) or self._open(target)

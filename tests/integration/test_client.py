@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sublet import App, Context
+from sublet.functions.address import partition_index_of
 from sublet.functions.errors import (
     DeadlineExceededError,
     EncodeError,
@@ -145,6 +146,28 @@ async def test_a_stateful_function_with_a_key_has_one_partition_for_it(
     assert list(counts.values()) == [8]
 
 
+async def test_a_repeated_idempotency_key_goes_to_one_partition_whoever_repeats_it(
+    client: Client, cluster: EchoCluster
+) -> None:
+    async with Client(cluster.addresses["w2"]) as other:
+        for function in ("shop/spread", "shop/counter"):
+            for number in range(8):
+                once = f"order {number}"
+                await client.call(function, message=number)  # Their turns differ.
+                for each in (client, other, client):
+                    await each.call(function, message=number, idempotency_key=once)
+
+                found = {
+                    name
+                    for name, part in cluster.partitions.items()
+                    for batch in part.batches
+                    if name.startswith(function)
+                    and batch.extras
+                    and any(extra.idempotency_key == once for extra in batch.extras.values())
+                }
+                assert found == {f"{function}/{partition_index_of(once, 4)}"}
+
+
 async def test_an_idempotency_key_and_the_time_left_travel(
     client: Client, cluster: EchoCluster
 ) -> None:
@@ -264,6 +287,11 @@ async def test_a_long_idempotency_key_is_refused(client: Client) -> None:
         await client.call("shop/echo", "a", 1, idempotency_key="i" * 257)
 
 
+async def test_an_idempotency_key_with_a_control_character_is_refused(client: Client) -> None:
+    with pytest.raises(RejectedError, match="has a control character"):
+        await client.send("shop/spread", "", 1, idempotency_key="a\x00b")
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     for address in ("nowhere", "host:", ":80", "host:99999"):
         with pytest.raises(ValueError, match="allowed"):
@@ -285,11 +313,6 @@ async def test_a_missed_deadline_is_raised(client: Client, cluster: EchoCluster)
     with pytest.raises(DeadlineExceededError):
         await client.call_many("shop/echo", ["a", "b"], [1, 2], deadline="30ms")
     assert client.stats.deadlines_missed == 3
-
-
-async def test_an_idempotency_key_with_a_control_character_is_refused(client: Client) -> None:
-    with pytest.raises(RejectedError, match="has a control character"):
-        await client.send("shop/spread", "", 1, idempotency_key="a\x00b")
 
 
 async def test_callers_beyond_in_flight_max_wait_in_order(cluster: EchoCluster) -> None:

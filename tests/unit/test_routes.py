@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnknownFunctionError
 from sublet.runtime.frames import FunctionInfo
 from sublet.runtime.routes import PartitionRoutes
@@ -25,6 +26,35 @@ def test_what_others_say_of_our_own_functions_changes_nothing() -> None:
     """A worker that lacks a function takes it for a keyed one, unless somebody tells its kind."""
     routes = PartitionRoutes({"visits/spread": (2, "stateless")})
     routes.learn([FunctionInfo("visits/spread", 2, "keyed")])
+
+    found = {routes.partition_of("visits/spread", "anna") for _ in range(2)}
+    assert found == {"visits/spread/0", "visits/spread/1"}
+
+
+@pytest.mark.parametrize(("kind", "key"), [("stateless", ""), ("stateless", "a"), ("stateful", "")])
+def test_with_an_idempotency_key_everybody_chooses_the_same_partition(kind: str, key: str) -> None:
+    for number in range(20):
+        once = f"order {number}"
+        both = [PartitionRoutes({"visits/visit": (16, kind)}) for _ in range(2)]
+        for turn, routes in enumerate(both):
+            for _ in range(turn):
+                routes.partition_of("visits/visit", key)  # They are not at the same turn.
+
+        found = {each.partition_of("visits/visit", key, once) for each in both}
+        assert found == {f"visits/visit/{partition_index_of(once, 16)}"}
+
+
+@pytest.mark.parametrize("kind", ["keyed", "stateful"])
+def test_where_the_key_decides_an_idempotency_key_does_not(kind: str) -> None:
+    routes = PartitionRoutes({"visits/visit": (16, kind)})
+
+    found = {routes.partition_of("visits/visit", "anna", f"order {each}") for each in range(20)}
+    assert found == {f"visits/visit/{partition_index_of('anna', 16)}"}
+
+
+def test_an_idempotency_key_that_is_the_key_does_not_end_the_spreading() -> None:
+    routes = PartitionRoutes({"visits/spread": (2, "stateless")})
+    routes.partition_of("visits/spread", "anna", "anna")
 
     found = {routes.partition_of("visits/spread", "anna") for _ in range(2)}
     assert found == {"visits/spread/0", "visits/spread/1"}
