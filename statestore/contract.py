@@ -202,7 +202,11 @@ class TellsTrouble(Protocol):
 
 
 class Store(Protocol):
-    """One store serves all partitions of a worker. All methods may be called concurrently."""
+    """One store serves all partitions of a worker. All methods may be called concurrently.
+
+    Whoever reads sees at least what was committed before the read began, by whichever store on the
+    same data; it may own the partition, have owned it, or neither. `states` alone is for the owner.
+    """
 
     shared: bool
     """True if another worker can acquire what this one has committed."""

@@ -3,7 +3,8 @@
 A commit is one packed row of the changelog and one guarded update, whatever it changes; all
 commits that wait together are one statement and one transaction. In the background the rows are
 folded into tables, where hot keys coalesce. Who owns a partition reads through what it has
-committed since the last fold; everybody else reads the changelog too.
+committed since the last fold; everybody else reads the changelog too. Nobody tells an owner that it
+was replaced, so each of its reads also looks whether the partition's epoch is still its own.
 
 One thread writes, one reads, one checkpoints. None of them is the event loop's.
 """
@@ -133,7 +134,7 @@ class SqliteStore:
                 newer = source.state_of(distinct)
             else:
                 newer = source.newer_state(distinct)
-            return tables.read_state(connection, known, distinct, newer)
+            return tables.read_state(connection, known, distinct, newer, _epoch(source))
 
         rows: list[StateRow] = await self._read_partition(partition, read)
         return rows
@@ -143,7 +144,8 @@ class SqliteStore:
 
         def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
             newer = _newer_records(source, kind, distinct)
-            return tables.read_records(connection, known, kind, distinct, newer)
+            epoch = _epoch(source)
+            return tables.read_records(connection, known, kind, distinct, newer, epoch)
 
         found: list[Record] = await self._read_partition(partition, read)
         return found
@@ -153,7 +155,8 @@ class SqliteStore:
     ) -> list[Record]:
         def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
             newer = _newer_records(source, kind, None)
-            return tables.read_records_due(connection, known, kind, until_ms, limit, newer)
+            epoch = _epoch(source)
+            return tables.read_records_due(connection, known, kind, until_ms, limit, newer, epoch)
 
         found: list[Record] = await self._read_partition(partition, read)
         return found
@@ -163,7 +166,8 @@ class SqliteStore:
     ) -> list[Record]:
         def read(connection: sqlite3.Connection, known: int, source: Owned | Delta) -> Any:
             newer = _newer_records(source, kind, None)
-            return tables.read_record_ids(connection, known, kind, limit, newer, after)
+            epoch = _epoch(source)
+            return tables.read_record_ids(connection, known, kind, limit, newer, after, epoch)
 
         found: list[Record] = await self._read_partition(partition, read)
         return found
@@ -245,20 +249,29 @@ class SqliteStore:
         """Run a read of one partition, given where its unfolded rows are.
 
         The owner has them in memory. It takes them before SQLite looks at the tables: in the
-        other order a fold that ends in between would hide them.
+        other order a fold that ends in between would hide them. They are all there is only as long
+        as nobody else has acquired the partition, which the read itself has to check.
         """
         owned = self._owned.get(partition)
-        if owned is not None:
-            known = owned
-            return await self._reader.run(lambda connection: read(connection, known.id, known))
 
-        def unowned(connection: sqlite3.Connection) -> list[Any]:
-            found = tables.partition_id(connection, partition)
-            if found is None:
-                return []
-            return read(connection, found, tables.unfolded(connection, found) or Delta())
+        def current(connection: sqlite3.Connection) -> list[Any]:
+            if owned is not None and not owned.is_replaced:
+                try:
+                    return read(connection, owned.id, owned)
+                except tables.ReplacedError:
+                    owned.is_replaced = True
+            with transaction(connection, "DEFERRED"):
+                found = tables.partition_id(connection, partition)
+                if found is None:
+                    return []
+                return read(connection, found, tables.unfolded(connection, found) or Delta())
 
-        return await self._read(unowned)
+        return await self._reader.run(current)
+
+
+def _epoch(source: Owned | Delta) -> int | None:
+    """Return the epoch under which a source of unfolded rows has all of them; None: always."""
+    return source.epoch if isinstance(source, Owned) else None
 
 
 def _newer_records(

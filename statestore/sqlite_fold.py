@@ -61,7 +61,17 @@ DEFAULT_FOLD_POLICY = FoldPolicy()
 class Owned:
     """A partition that this store has acquired, with what is not folded yet."""
 
-    __slots__ = ("delta", "epoch", "folding", "id", "index", "lock", "name", "pending")
+    __slots__ = (
+        "delta",
+        "epoch",
+        "folding",
+        "id",
+        "index",
+        "is_replaced",
+        "lock",
+        "name",
+        "pending",
+    )
 
     def __init__(self, name: str, partition: int, epoch: int, index: int) -> None:
         self.name = name
@@ -69,6 +79,8 @@ class Owned:
         self.epoch = epoch
         self.index = index
         """Of the last commit that came into `pending`."""
+        self.is_replaced = False
+        """Another epoch was seen in the file: what is here is old, and stays so."""
         self.pending: deque[bytes] = deque()
         self.delta = Delta()
         self.folding: Delta | None = None
@@ -278,7 +290,9 @@ class Folder:
         (epoch,) = self._connection.execute(
             "SELECT epoch FROM partition WHERE id = ?", (owned.id,)
         ).fetchone()
-        return bool(epoch != owned.epoch)
+        if epoch != owned.epoch:
+            owned.is_replaced = True
+        return owned.is_replaced
 
 
 # Never closed: closing any descriptor of a file drops the locks that SQLite holds on it in this

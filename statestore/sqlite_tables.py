@@ -283,18 +283,52 @@ def read_recovered(connection: sqlite3.Connection, partition: int, epoch: int) -
     )
 
 
+class ReplacedError(Exception):
+    """Whoever reads as a partition's owner is not its owner any more."""
+
+
+def _check_owner(connection: sqlite3.Connection, partition: int, epoch: int | None) -> None:
+    """Raise `ReplacedError` if the epoch is not the partition's; None: of nobody.
+
+    After all was read: epochs only grow, so it was the same before.
+    """
+    if epoch is not None and read_epoch(connection, partition) != epoch:
+        raise ReplacedError
+
+
+# In the query itself, as one more row: a statement more is dear beside a busy event loop, where one
+# of few keys takes no longer than getting the interpreter lock back.
+_AND_EPOCH = " UNION ALL SELECT NULL, NULL, NULL, epoch FROM partition WHERE id = ?"
+
+
 def _query_in_blocks(
-    connection: sqlite3.Connection, sql: str, first: Sequence[object], names: Sequence[str]
+    connection: sqlite3.Connection,
+    partition: int,
+    sql: str,
+    first: Sequence[object],
+    names: Sequence[str],
+    epoch: int | None,
 ) -> Iterator[Any]:
-    """Yield the rows of `sql` with `{}` replaced by a list of the names, block by block."""
+    """Yield the rows of `sql` with `{}` replaced by a list of the names, block by block.
+
+    It has four columns, the first of them never NULL. With an epoch, `ReplacedError` as above.
+    """
     start = 0
     while start < len(names):
         left = len(names) - start
         size = next((each for each in KEYS_PER_QUERY if each >= left), KEYS_PER_QUERY[-1])
         block = list(names[start : start + size])
         block += [block[-1]] * (size - len(block))
-        yield from connection.execute(sql.format(",".join("?" * size)), (*first, *block)).fetchall()
         start += size
+        query, parameters = sql.format(",".join("?" * size)), [*first, *block]
+        if epoch is None or start < len(names):
+            yield from connection.execute(query, parameters).fetchall()
+            continue
+        rows = connection.execute(query + _AND_EPOCH, [*parameters, partition]).fetchall()
+        # Were it not the last one, the changelog would be read: slow, and never wrong.
+        if rows.pop() != (None, None, None, epoch):
+            raise ReplacedError
+        yield from rows
 
 
 def read_state(
@@ -302,13 +336,20 @@ def read_state(
     partition: int,
     keys: Sequence[str],
     newer: Mapping[str, Mapping[bytes, RowTuple]],
+    epoch: int | None = None,
 ) -> list[StateRow]:
-    """Return the rows of distinct keys, those of `newer` in place of those in the table."""
+    """Return the rows of distinct keys, those of `newer` in place of those in the table.
+
+    With the epoch of an owner, here and below: `ReplacedError` if it is not the partition's any
+    more, since then `newer` is not all that is newer.
+    """
     rows = _query_in_blocks(
         connection,
+        partition,
         "SELECT key, subkey, value, expires_ms FROM state WHERE partition = ? AND key IN ({})",
         (partition,),
         keys,
+        epoch,
     )
     if not newer:
         return [StateRow(*row) for row in rows]
@@ -321,14 +362,17 @@ def read_records(
     kind: str,
     ids: Sequence[str],
     newer: Mapping[str, RecordTuple],
+    epoch: int | None = None,
 ) -> list[Record]:
     """Return the named records that exist, in the order of the distinct ids."""
     rows = _query_in_blocks(
         connection,
+        partition,
         "SELECT kind, id, value, due_ms FROM record"
         " WHERE partition = ? AND kind = ? AND id IN ({})",
         (partition, kind),
         ids,
+        epoch,
     )
     found = {row.id: row for row in merge_records(rows, newer)}
     return [found[each] for each in ids if each in found]
@@ -341,6 +385,7 @@ def read_records_due(
     until_ms: int,
     limit: int,
     newer: Mapping[str, RecordTuple],
+    epoch: int | None = None,
 ) -> list[Record]:
     # Each newer record hides at most one row of the table.
     rows = connection.execute(
@@ -348,6 +393,7 @@ def read_records_due(
         " WHERE partition = ? AND kind = ? AND due_ms < ? ORDER BY due_ms, id LIMIT ?",
         (partition, kind, until_ms, limit + len(newer)),
     ).fetchall()
+    _check_owner(connection, partition, epoch)
     due = [
         (record.due_ms, record.id, record)
         for record in merge_records(rows, newer)
@@ -363,12 +409,14 @@ def read_record_ids(
     limit: int,
     newer: Mapping[str, RecordTuple],
     after: str = "",
+    epoch: int | None = None,
 ) -> list[Record]:
     rows = connection.execute(
         "SELECT kind, id, value, due_ms FROM record"
         " WHERE partition = ? AND kind = ? AND id > ? ORDER BY id LIMIT ?",
         (partition, kind, after, limit + len(newer)),
     ).fetchall()
+    _check_owner(connection, partition, epoch)
     merged = [record for record in merge_records(rows, newer) if record.id > after]
     return sorted(merged, key=lambda record: record.id)[:limit]
 

@@ -28,6 +28,7 @@ from sublet.statestore.contract import (
 
 P = "shop/cart/0"
 Q = "shop/cart/1"
+FAR_MS = 10**9
 MakeStore = Callable[[], Store]
 
 
@@ -611,6 +612,120 @@ async def test_who_owns_nothing_can_read_everything(make_store: MakeStore) -> No
     ]
     assert await reader.egress_partitions("totals") == {P: (0, 3)}
     assert await reader.load("shop/cart/9", ["a"]) == []
+
+
+async def tell(owner: Owner, number: int) -> None:
+    """Commit the next of what `check_told` expects: something of everything that can be read."""
+    last = number - 1
+    await owner.commit(
+        state=[
+            row("count", b"%d" % number),
+            row("cells", b"%d" % number, b"c"),
+            row(f"k{number}", b"x"),
+            row(f"k{last}", None),
+        ],
+        egress=[emitted("totals", last)],
+        egress_trimmed={"totals": last},
+        records=[
+            record
+            for kind in (DEAD, TIMER, IDEMPOTENCY)
+            for record in (Record(kind, f"r{number}", b"y", FAR_MS), Record(kind, f"r{last}", None))
+        ],
+    )
+
+
+async def check_told(store: Store, number: int) -> None:
+    """Read all that can be read without owning anything."""
+    cells, count = row("cells", b"%d" % number, b"c"), row("count", b"%d" % number)
+    newest = row(f"k{number}", b"x")
+    keys = ["cells", "count", f"k{number}", f"k{number - 1}"]
+    assert sorted(await store.load(P, keys)) == [cells, count, newest]
+    assert await store.scan("shop/cart", None, 10) == [(P, [cells]), (P, [count]), (P, [newest])]
+    for kind in (DEAD, TIMER, IDEMPOTENCY):
+        record = Record(kind, f"r{number}", b"y", FAR_MS)
+        assert await store.records(P, kind, [f"r{number - 1}", f"r{number}"]) == [record]
+        assert await store.record_ids(P, kind, 10) == [record]
+        assert await store.records_due(P, kind, FAR_MS + 1, 10) == [record]
+    assert await store.read_egress("totals", P, 0, 10) == [emitted("totals", number - 1)]
+    assert await store.egress_partitions("totals") == {P: (number - 1, number)}
+
+
+async def test_a_former_owner_reads_what_its_successor_has_committed(make_store: MakeStore) -> None:
+    former, latter = await Owner.of(make_store()), make_store()
+    await tell(former, 1)
+    heir = await Owner.of(latter)
+    await check_told(former.store, 1)
+    for number in range(2, 6):
+        await tell(heir, number)
+        await check_told(former.store, number)
+        await check_told(latter, number)
+    assert await former.store.states(P, former.epoch, keys=["count"]) is None
+
+
+async def test_a_former_owner_that_never_read_and_had_committed_nothing_reads_its_successor(
+    make_store: MakeStore,
+) -> None:
+    former, heir = await Owner.of(make_store()), await Owner.of(make_store())
+    await tell(heir, 1)
+    await tell(heir, 2)
+    await check_told(former.store, 2)
+
+
+async def test_a_former_owner_that_was_fenced_reads_what_its_successor_has_committed(
+    make_store: MakeStore,
+) -> None:
+    former = await Owner.of(make_store())
+    await tell(former, 1)
+    heir = await Owner.of(make_store())
+    await tell(heir, 2)
+    late = former.next(state=[row("count", b"late")], records=[Record(DEAD, "late", b"z")])
+    assert await former.store.commit([late]) == [Outcome.FENCED]
+    await check_told(former.store, 2)
+    await tell(heir, 3)
+    await check_told(former.store, 3)
+
+
+async def test_everybody_reads_what_owners_in_turn_have_committed(make_store: MakeStore) -> None:
+    stores = [make_store(), make_store(), make_store()]
+    for number in range(1, 13):
+        # The third one never owns it, and each of the others again and again.
+        owner = await Owner.of(stores[number // 2 % 2])
+        await tell(owner, number)
+        for store in stores:
+            await check_told(store, number)
+
+
+async def test_reads_of_a_partition_that_moves_never_see_an_older_value_than_was_acknowledged(
+    make_store: MakeStore,
+) -> None:
+    stores = [make_store(), make_store()]
+    acknowledged = 0
+    is_over = False
+
+    async def own() -> None:
+        nonlocal acknowledged, is_over
+        for turn in range(8):
+            owner = await Owner.of(stores[turn % 2])
+            for _ in range(8):
+                number = acknowledged + 1
+                await owner.commit(
+                    state=[row("a", b"%d" % number)], records=[Record(DEAD, "d", b"%d" % number)]
+                )
+                acknowledged = number
+        is_over = True
+
+    async def read(store: Store) -> None:
+        while not is_over:
+            least = acknowledged
+            found = [*await store.load(P, ["a"]), *await store.records(P, DEAD, ["d"])]
+            assert [each for each in found if int(each.value or b"0") < least] == []
+            # One in memory never waits.
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for each in (*stores, make_store()):
+            tasks.create_task(read(each))
+        tasks.create_task(own())
 
 
 async def test_reads_during_commits_never_see_an_older_value_than_was_acknowledged(

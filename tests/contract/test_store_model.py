@@ -1,4 +1,7 @@
-"""Every store against the plainest model of it, over random commits, takeovers and restarts."""
+"""Every store against the plainest model of it, over random commits, takeovers and restarts.
+
+Two stores on the same data take partitions from each other; both are asked, whoever the owner is.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,7 @@ KINDS = (
 )
 # Far in the future of every clock here: what expires is the business of other tests.
 LATER_MS = st.none() | st.integers(10_000, 10_005)
+STORES = st.sampled_from((0, 1))
 
 rows = st.lists(
     st.builds(
@@ -86,6 +90,8 @@ class Model:
     """One partition as plain dictionaries."""
 
     def __init__(self) -> None:
+        self.owner = 0
+        """Which of the stores has acquired it last."""
         self.epoch = 0
         self.index = 0
         self.last: Commit | None = None
@@ -137,7 +143,7 @@ class Model:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Drives a store as owners would, and asks it everything after each step."""
+    """Drives stores as owners would, and asks them everything after each step."""
 
     kind = "memory"
     server: RedisProcess
@@ -150,8 +156,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.backend = MemoryBackend()
         self.space = RedisSpace(self.server, self.cluster)
         self.models = {name: Model() for name in PARTITIONS}
+        self.stores: list[Store] = []
         try:
-            self.store = self.opened()
+            for _ in range(2):
+                self.stores.append(self.opened())
         except BaseException:
             # No teardown follows, and what stays open would be found in another test.
             self.end()
@@ -167,11 +175,13 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             for name in PARTITIONS:
-                self.acquire(name)
-                self.read(name, 0, 9)
+                self.acquire(name, 0)
+                for which in (0, 1):
+                    self.read(name, which, 0, 9)
         finally:
             try:
-                self.runner.run(self.store.close())
+                for store in self.stores:
+                    self.runner.run(store.close())
             finally:
                 self.end()
 
@@ -179,11 +189,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner.close()
         self.folder.cleanup()
 
-    @rule(name=st.sampled_from(PARTITIONS))
-    def acquire(self, name: str) -> None:
+    @rule(name=st.sampled_from(PARTITIONS), which=STORES)
+    def acquire(self, name: str, which: int) -> None:
         model = self.models[name]
         model.epoch += 1
-        recovered = self.runner.run(self.store.acquire(name, "worker"))
+        model.owner = which
+        recovered = self.runner.run(self.stores[which].acquire(name, "worker"))
         assert (recovered.epoch, recovered.index) == (model.epoch, model.index)
         assert recovered.inbox == model.inbox
         assert recovered.sent == model.sent
@@ -203,11 +214,16 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), names=st.sets(st.sampled_from(PARTITIONS), min_size=1))
     def commit(self, data: st.DataObject, names: set[str]) -> None:
         owned = [name for name in sorted(names) if self.models[name].epoch]
-        commits = [self.drawn(data, name) for name in owned]
-        outcomes = self.runner.run(self.store.commit(commits))
-        assert outcomes == [Outcome.DONE] * len(commits)
-        for each in commits:
-            self.models[each.partition].apply(each)
+        for which, store in enumerate(self.stores):
+            own = [name for name in owned if self.models[name].owner == which]
+            commits = [self.drawn(data, name) for name in own]
+            outcomes = self.runner.run(store.commit(commits))
+            assert outcomes == [Outcome.DONE] * len(commits)
+            for each in commits:
+                self.models[each.partition].apply(each)
+        for name in owned[:1]:
+            # Whoever has it no more, or never had it, sees that at once.
+            self.read(name, 1 - self.models[name].owner, 0, 9)
 
     def drawn(self, data: st.DataObject, name: str) -> Commit:
         model = self.models[name]
@@ -249,25 +265,33 @@ class StoreMachine(RuleBasedStateMachine):
             **changes,
         )
 
-    @rule(name=st.sampled_from(PARTITIONS))
-    def send_the_last_commit_again(self, name: str) -> None:
+    @rule(name=st.sampled_from(PARTITIONS), which=STORES)
+    def send_the_last_commit_again(self, name: str, which: int) -> None:
         model = self.models[name]
         if model.last is not None:
-            outcome = Outcome.DUPLICATE if model.last.epoch == model.epoch else Outcome.FENCED
-            assert self.runner.run(self.store.commit([model.last])) == [outcome]
+            is_current = model.last.epoch == model.epoch
+            # Who never acquired it sends none: only owners and former owners do.
+            store = self.stores[model.owner if is_current else which]
+            outcome = Outcome.DUPLICATE if is_current else Outcome.FENCED
+            assert self.runner.run(store.commit([model.last])) == [outcome]
 
     @precondition(lambda self: any(model.epoch for model in self.models.values()))
-    @rule()
-    def open_again(self) -> None:
-        self.runner.run(self.store.close())
-        self.store = self.opened()
+    @rule(which=STORES)
+    def open_again(self, which: int) -> None:
+        self.runner.run(self.stores[which].close())
+        self.stores[which] = self.opened()
 
-    @rule(name=st.sampled_from(PARTITIONS), position=st.integers(0, 9), limit=st.integers(1, 4))
-    def read(self, name: str, position: int, limit: int) -> None:
-        self.runner.run(self.check_reads(name, position, limit))
+    @rule(
+        name=st.sampled_from(PARTITIONS),
+        which=STORES,
+        position=st.integers(0, 9),
+        limit=st.integers(1, 4),
+    )
+    def read(self, name: str, which: int, position: int, limit: int) -> None:
+        self.runner.run(self.check_reads(name, self.stores[which], position, limit))
 
-    async def check_reads(self, name: str, position: int, limit: int) -> None:
-        model, store = self.models[name], self.store
+    async def check_reads(self, name: str, store: Store, position: int, limit: int) -> None:
+        model = self.models[name]
         assert sorted(await store.load(name, KEYS)) == sorted(model.state.values())
         for kind in KINDS:
             of_kind = model.of_kind(kind)
@@ -296,18 +320,18 @@ class StoreMachine(RuleBasedStateMachine):
         keys = sorted(
             {(each, key) for each, other in self.models.items() for key, _ in other.state}
         )
-        await self.check_states(name, limit)
+        await self.check_states(name, store, limit)
         page = await store.scan("f/g", None, limit)
         assert [(each, rows[0].key) for each, rows in page] == keys[:limit]
 
-    async def check_states(self, name: str, limit: int) -> None:
-        model, store = self.models[name], self.store
+    async def check_states(self, name: str, store: Store, limit: int) -> None:
+        model = self.models[name]
         by_key: dict[str, list[StateRow]] = {}
         for each in sorted(model.state.values()):
             by_key.setdefault(each.key, []).append(each)
         named = await store.states(name, model.epoch, keys=KEYS)
         if named is None:
-            return  # It was opened since, and owns nothing.
+            return  # It is another's, or the store was opened since and owns nothing.
         assert named.states == list(by_key.values())
         found: list[list[StateRow]] = []
         after: str | None = None

@@ -22,6 +22,7 @@ import pytest
 import structlog
 
 from sublet.functions.errors import UnavailableError
+from sublet.statestore import sqlite_tables as tables
 from sublet.statestore.contract import (
     DEAD,
     TIMER,
@@ -33,7 +34,7 @@ from sublet.statestore.contract import (
     Record,
     StateRow,
 )
-from sublet.statestore.delta import PackedCommit
+from sublet.statestore.delta import Delta, PackedCommit
 from sublet.statestore.sqlite import SqliteStore
 from sublet.statestore.sqlite_directory import SqliteDirectory
 from sublet.statestore.sqlite_file import SCHEMA_VERSION, StoreFileError, WriteLock, open_database
@@ -232,6 +233,81 @@ async def test_the_late_fold_of_a_former_owner_brings_nothing_old_back(tmp_path:
     await former.close()
     assert await take_over(store, P) == 14
     await store.close()
+
+
+def told(epoch: int, index: int) -> Commit:
+    """Return a commit of one row and one timer, both with the index as value."""
+    return Commit(
+        partition=P,
+        epoch=epoch,
+        index=index,
+        id=b"%d" % index,
+        clock_ms=index,
+        state=[StateRow("a", b"", b"%d" % index)],
+        records=[Record(TIMER, "t", b"%d" % index, 5)],
+    )
+
+
+async def test_an_owner_reads_without_the_changelog_and_a_former_owner_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions_read: list[int] = []
+    unfolded = tables.unfolded
+
+    def noted(connection: sqlite3.Connection, partition: int) -> Delta | None:
+        partitions_read.append(partition)
+        return unfolded(connection, partition)
+
+    async def changelog_reads(store: SqliteStore) -> int:
+        """Read in all ways; return how often that took the changelog."""
+        partitions_read.clear()
+        # More keys than fit one statement.
+        found = await store.load(P, ["a", *(f"absent{number}" for number in range(600))])
+        assert [each.value for each in found] == [b"2"]
+        timer = Record(TIMER, "t", b"2", 5)
+        assert await store.records(P, TIMER, ["t"]) == [timer]
+        assert await store.records_due(P, TIMER, 6, 1) == [timer]
+        assert await store.record_ids(P, TIMER, 1) == [timer]
+        return len(partitions_read)
+
+    former, latter = [SqliteStore(tmp_path / "store.db", fold=FOLD_NEVER) for _ in range(2)]
+    for index, store in ((1, former), (2, latter)):
+        epoch = (await store.acquire(P, "worker")).epoch
+        assert await store.commit([told(epoch, index)]) == [Outcome.DONE]
+    monkeypatch.setattr(tables, "unfolded", noted)
+
+    assert await changelog_reads(latter) == 0
+    assert await changelog_reads(former) == 4
+    # Whoever does not own it any more leaves no trace of what it had, also when it folds.
+    await former.fold()
+    assert await changelog_reads(former) == 4
+    await former.close()
+    assert await changelog_reads(latter) == 0
+    await latter.close()
+
+
+@pytest.mark.parametrize("way", ["load", "records", "records_due", "record_ids"])
+async def test_each_way_to_read_finds_out_by_itself_that_there_is_another_owner(
+    tmp_path: Path, way: str
+) -> None:
+    former, latter = [SqliteStore(tmp_path / "store.db", fold=FOLD_NEVER) for _ in range(2)]
+    for index, store in ((1, former), (2, latter)):
+        epoch = (await store.acquire(P, "worker")).epoch
+        assert await store.commit([told(epoch, index)]) == [Outcome.DONE]
+    found: list[Any]
+    match way:
+        case "load":
+            # The row is in the first of several statements, the check in the last.
+            found = await former.load(P, ["a", *(f"absent{number}" for number in range(600))])
+        case "records":
+            found = await former.records(P, TIMER, ["t"])
+        case "records_due":
+            found = await former.records_due(P, TIMER, 6, 1)
+        case _:
+            found = await former.record_ids(P, TIMER, 1)
+    assert [each.value for each in found] == [b"2"]
+    await former.close()
+    await latter.close()
 
 
 def changelog_rows(path: Path) -> int:
