@@ -29,7 +29,7 @@ from sublet.runtime.unary import (
     StateListRequest,
     StatePage,
 )
-from sublet.statestore.contract import DEAD, TIMER, Record, Store
+from sublet.statestore.contract import DEAD, TIMER, Record, Store, settled
 
 PAGE_BYTES = 1024 * 1024
 """A page of records is closed before it grows larger, unless a single one is."""
@@ -93,6 +93,7 @@ class Inspection:
             raise RejectedError("timers have no pages: the list shows those that are due first")
         entries: list[RecordEntry] = []
         for partition in partitions:
+            await settled(self._store, partition)
             # One more than asked for tells whether there are more.
             found = await self._store.records_due(partition, TIMER, _FAR_MS, request.limit + 1)
             entries.extend(_entry(partition, each) for each in found)
@@ -111,6 +112,7 @@ class Inspection:
             if limit <= 0:
                 break
             id_ = after if partition == begin else ""
+            await settled(self._store, partition)
             found = await self._store.record_ids(partition, DEAD, limit, id_)
             entries.extend(_entry(partition, each) for each in found)
         shown = _within(entries[: request.limit])
@@ -123,6 +125,7 @@ class Inspection:
     async def _one_record(self, request: RecordsRequest) -> RecordPage:
         partition, id_ = self.record_name(request.id)
         kind = DEAD if request.kind == "dead" else TIMER
+        await settled(self._store, partition)
         found = await self._store.records(partition, kind, [id_])
         return RecordPage(entries=[_entry(partition, each) for each in found])
 

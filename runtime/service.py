@@ -56,7 +56,7 @@ from sublet.runtime.unary import (
     StatusReport,
     answering,
 )
-from sublet.statestore.contract import Store
+from sublet.statestore.contract import Store, settled
 
 
 class ServedWorker(Protocol):
@@ -250,6 +250,7 @@ class WorkerService:
             topology = self._worker.exchange.topology
             address = topology.workers.get(topology.placement.get(partition, ""), "nobody")
             raise UnavailableError(f"{partition} is in the memory of {address}; ask there")
+        await settled(self._store, partition)
         rows = await self._store.load(partition, [key])
         now_ms = time.time_ns() // 1_000_000
         cells = [

@@ -201,6 +201,25 @@ class TellsTrouble(Protocol):
         ...
 
 
+@runtime_checkable
+class Settles(Protocol):
+    """A store whose owner may see its own last commit a moment later than others do.
+
+    It is not answered yet, so nobody who waits for the reply can tell; but whoever has read it
+    elsewhere, or from an egress, must not read what was before.
+    """
+
+    async def settled(self, partition: str) -> None:
+        """Return when reads here see all that anybody can have read of the partition before."""
+        ...
+
+
+async def settled(store: Store, partition: str) -> None:
+    """Wait, if need be, before a partition is read for somebody outside of it."""
+    if isinstance(store, Settles):
+        await store.settled(partition)
+
+
 class Store(Protocol):
     """One store serves all partitions of a worker. All methods may be called concurrently.
 

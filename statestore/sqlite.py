@@ -44,7 +44,9 @@ from sublet.statestore.sqlite_writer import (
     AcquireJob,
     CommitJob,
     FoldJob,
+    Job,
     Reply,
+    SettleJob,
     Writer,
     tell_refused,
 )
@@ -121,10 +123,26 @@ class SqliteStore:
         self._put(FoldJob(reply))
         await reply.future
 
-    def _put(self, job: CommitJob | AcquireJob | FoldJob) -> None:
+    def _put(self, job: Job) -> None:
         if self._closed is not None:
             raise RuntimeError("the store is closed")
         self._writer.put(job)
+
+    async def settled(self, partition: str) -> None:
+        owned = self._owned.get(partition)
+        if owned is None or owned.is_replaced:
+            return  # Then the file is read, as by everybody else.
+        id_, epoch = owned.id, owned.epoch
+        try:
+            stored = await self._reader.run(lambda each: tables.read_index(each, id_, epoch))
+        except tables.ReplacedError:
+            owned.is_replaced = True
+            return
+        if stored > owned.index:
+            # The writer is between the commit and remembering it.
+            reply = Reply()
+            self._put(SettleJob(reply))
+            await reply.future
 
     async def load(self, partition: str, keys: Sequence[str]) -> list[StateRow]:
         distinct = list(dict.fromkeys(keys))

@@ -426,6 +426,16 @@ def read_epoch(connection: sqlite3.Connection, partition: int) -> int:
     return int(epoch)
 
 
+def read_index(connection: sqlite3.Connection, partition: int, epoch: int) -> int:
+    """Return the index of the last commit; `ReplacedError` if it may be another owner's."""
+    ((found, index),) = connection.execute(
+        "SELECT epoch, idx FROM partition WHERE id = ?", (partition,)
+    )
+    if found != epoch:
+        raise ReplacedError
+    return int(index)
+
+
 def read_states(
     connection: sqlite3.Connection,
     partition: int,

@@ -101,6 +101,16 @@ class FoldJob:
     last: bool = False
 
 
+@dataclass(slots=True)
+class SettleJob:
+    """Say when everything that was committed before can be read here."""
+
+    reply: Reply
+
+
+Job = CommitJob | AcquireJob | FoldJob | SettleJob
+
+
 def tell_refused(commit: Commit, error: Exception) -> None:
     log.error("commit_refused", partition=commit.partition, error=str(error))
 
@@ -117,7 +127,7 @@ class Writer:
         full_sync: bool,
     ) -> None:
         self._full_sync = full_sync
-        self._jobs: SimpleQueue[CommitJob | AcquireJob | FoldJob] = SimpleQueue()
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._path = path
         self._connection = connection
         self._owned = owned
@@ -134,7 +144,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    def put(self, job: CommitJob | AcquireJob | FoldJob) -> None:
+    def put(self, job: Job) -> None:
         """Have a job done; its reply comes to the loop on which it was made."""
         if self._ended:
             raise RuntimeError("the store is closed")
@@ -163,8 +173,11 @@ class Writer:
                     commits.append(job)
                 elif isinstance(job, AcquireJob):
                     acquires.append(job)
-                else:
+                elif isinstance(job, FoldJob):
                     folds.append(job)
+                else:
+                    # What this thread has committed, it has remembered before it took more.
+                    job.reply.send(None)
             if commits:
                 self._commit(commits)
                 commits.clear()
@@ -183,7 +196,7 @@ class Writer:
                 folds.clear()
             self._work_in_background()
 
-    def _take(self) -> Iterator[CommitJob | AcquireJob | FoldJob]:
+    def _take(self) -> Iterator[Job]:
         """Yield the jobs that wait; block for one while there is nothing to do beside."""
         wait_s = self._folder.wait_s()
         if wait_s is not None:
@@ -340,9 +353,10 @@ class Writer:
                 # Its rows belong to the new owner's fold, and reads go to the file again.
                 del self._owned[commit.partition]
             elif outcome in (Outcome.DONE, Outcome.DUPLICATE) and commit.index > owned.index:
-                owned.index = commit.index
                 # Packed: as objects, they would keep the garbage collector busy.
                 owned.pending.append(blob)
+                # Last, because it tells readers that the rest is there.
+                owned.index = commit.index
                 count += 1
                 size_bytes += len(blob)
         self._folder.add(count, size_bytes)

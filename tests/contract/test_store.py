@@ -24,6 +24,7 @@ from sublet.statestore.contract import (
     Recovered,
     StateRow,
     Store,
+    settled,
 )
 
 P = "shop/cart/0"
@@ -725,6 +726,37 @@ async def test_reads_of_a_partition_that_moves_never_see_an_older_value_than_was
     async with asyncio.TaskGroup() as tasks:
         for each in (*stores, make_store()):
             tasks.create_task(read(each))
+        tasks.create_task(own())
+
+
+async def test_who_has_read_a_value_anywhere_reads_no_older_one_elsewhere(
+    make_store: MakeStore,
+) -> None:
+    store, other = make_store(), make_store()
+    owner = await Owner.of(store)
+    is_over = False
+
+    async def own() -> None:
+        nonlocal is_over
+        for number in range(200):
+            await owner.commit(state=[row("a", b"%d" % number)], egress=[emitted("e", number)])
+            await asyncio.sleep(0)
+        is_over = True
+
+    async def read() -> None:
+        seen = 0
+        while not is_over:
+            for each in (other, store):
+                await settled(each, P)
+                for found in await each.load(P, ["a"]):
+                    assert int(found.value or b"") >= seen
+                    seen = int(found.value or b"")
+            for _, end in (await other.egress_partitions("e")).values():
+                seen = max(seen, end - 1)
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(read())
         tasks.create_task(own())
 
 

@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -33,12 +34,14 @@ from sublet.statestore.contract import (
     Outcome,
     Record,
     StateRow,
+    settled,
 )
 from sublet.statestore.delta import Delta, PackedCommit
 from sublet.statestore.sqlite import SqliteStore
 from sublet.statestore.sqlite_directory import SqliteDirectory
 from sublet.statestore.sqlite_file import SCHEMA_VERSION, StoreFileError, WriteLock, open_database
 from sublet.statestore.sqlite_fold import Folder, FoldPolicy, Owned
+from sublet.statestore.sqlite_writer import Writer
 
 P = "shop/cart/0"
 FOLD_NEVER = FoldPolicy(age_max_s=3600.0)
@@ -308,6 +311,45 @@ async def test_each_way_to_read_finds_out_by_itself_that_there_is_another_owner(
     assert [each.value for each in found] == [b"2"]
     await former.close()
     await latter.close()
+
+
+async def test_who_waits_until_the_owner_has_settled_reads_there_what_was_read_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, other = [SqliteStore(tmp_path / "store.db", fold=FOLD_NEVER) for _ in range(2)]
+    epoch = (await owner.acquire(P, "worker")).epoch
+    assert await owner.commit([told(epoch, 1)]) == [Outcome.DONE]
+    await owner.settled(P)
+    has_committed, may_remember = threading.Event(), threading.Event()
+    remember = Writer._remember
+
+    def later(self: Writer, *committed: Any) -> None:
+        has_committed.set()
+        may_remember.wait()
+        remember(self, *committed)
+
+    async def values(store: SqliteStore) -> list[bytes | None]:
+        return [each.value for each in await store.load(P, ["a"])]
+
+    async def settled_values() -> list[bytes | None]:
+        await settled(owner, P)
+        return await values(owner)
+
+    monkeypatch.setattr(Writer, "_remember", later)
+    committing = asyncio.create_task(owner.commit([told(epoch, 2)]))
+    try:
+        assert await asyncio.to_thread(has_committed.wait, 20)
+        assert await values(other) == [b"2"]
+        reading = asyncio.create_task(settled_values())
+        await asyncio.sleep(0)
+        # Behind what has just begun to read: the owner's own messages need not wait.
+        assert await values(owner) == [b"1"]
+    finally:
+        may_remember.set()
+    assert await reading == [b"2"]
+    assert await committing == [Outcome.DONE]
+    await owner.close()
+    await other.close()
 
 
 def changelog_rows(path: Path) -> int:
