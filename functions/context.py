@@ -71,6 +71,8 @@ class Scope(Protocol):
     partition: str
     routes: Routes
     clock: StateClock
+    now_ms: int
+    """The partition's clock when the run began; `clock` goes on with every other run."""
     message_bytes_max: int
     key_bytes_max: int
     progress: Progress
@@ -140,8 +142,13 @@ class Context:
 
     @property
     def now_ms(self) -> int:
-        """The partition's clock in milliseconds since 1970. It never goes back."""
-        return self._scope.clock.now_ms
+        """The partition's clock in milliseconds since 1970, when this run of the handler began.
+
+        It stands still until the handler has ended, however long that waits or computes; messages
+        that are handled in one run share it. From one message of a key to the next it never goes
+        back. When a message is run again (a retry, another worker), it is later.
+        """
+        return self._scope.now_ms
 
     def send(self, function: Function | str, key: str = "", message: object = None) -> None:
         """Send a message, delivered exactly once after this message's commit.
@@ -183,12 +190,16 @@ class Context:
         key: str = "",
         message: object = None,
     ) -> str:
-        """Send a message later; return a token for `cancel`, which may be kept in state."""
+        """Send a message later; return a token for `cancel`, which may be kept in state.
+
+        `delay` counts from this very moment, not from `now_ms`. Timers that one instance sets are
+        sent in the order in which they are due.
+        """
         scope = self._scope
         name = function if isinstance(function, str) else function.name
         payload = _any.encode(message)
         check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
-        due_ms = scope.clock.now_ms + max(0, int(milliseconds(delay)))
+        due_ms = scope.clock.moment_ms() + max(0, int(milliseconds(delay)))
         timer = scope.next_timer()
         trace = scope.trace(self._index) if scope.traced else ""
         partition = scope.routes.partition_of(name, key)

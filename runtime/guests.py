@@ -61,9 +61,11 @@ class HomePartition:
 
     __slots__ = ("clock", "clock_base_ms", "epoch", "kept", "lent")
 
-    def __init__(self, epoch: int, state_bytes_max: int) -> None:
+    def __init__(self, epoch: int, state_bytes_max: int, monotonic_ms: Callable[[], float]) -> None:
         self.epoch = epoch
-        self.clock = StateClock(bytes_max=state_bytes_max)
+        self.clock = StateClock(
+            bytes_max=state_bytes_max, read=lambda: self.clock_ms(monotonic_ms())
+        )
         """One for all guests of the partition, as their cells stay."""
         self.clock_base_ms: int | None = None
         self.kept: dict[str, _Kept] = {}
@@ -92,12 +94,18 @@ class GuestStates:
     an earlier owner of their partition.
     """
 
-    def __init__(self, bytes_max: Callable[[], int], state_bytes_max: int) -> None:
+    def __init__(
+        self,
+        bytes_max: Callable[[], int],
+        state_bytes_max: int,
+        monotonic_ms: Callable[[], float],
+    ) -> None:
         """`state_bytes_max` is the bound of one key's state."""
         self.bytes = 0
         self.evicted = 0
         self._bytes_max = bytes_max
         self._state_bytes_max = state_bytes_max
+        self._monotonic_ms = monotonic_ms
         self._homes: dict[str, HomePartition] = {}
         self._order: dict[tuple[str, str], None] = {}
         """Partition and key of all that is kept; what was used last is last."""
@@ -145,7 +153,7 @@ class GuestStates:
         home = self._homes.get(lease.partition)
         if home is not None and home.epoch == lease.epoch:
             return home
-        new = HomePartition(lease.epoch, self._state_bytes_max)
+        new = HomePartition(lease.epoch, self._state_bytes_max, self._monotonic_ms)
         if home is not None and home.epoch > lease.epoch:
             return new  # Of a former owner, who does not know yet: nothing of it is kept.
         if home is not None:

@@ -331,7 +331,10 @@ class Host:
             self.committer.gaps += 1
         function = self._functions[split_partition_name(name)[0]]
         now_ms = self._clock.monotonic_ms()
-        state_clock = StateClock(bytes_max=self._limits.state_bytes_max)
+        state_clock = StateClock(
+            bytes_max=self._limits.state_bytes_max,
+            read=lambda: partition.clock_ms(self._clock.monotonic_ms()),
+        )
         cache = None
         if warm is not None and (warm.epoch, warm.index) != (recovered.epoch - 1, recovered.index):
             warm = None  # Somebody else has been there since.

@@ -93,7 +93,9 @@ class Lending:
         self._limits = limits
         self.async_guests = async_guests
         self.states = GuestStates(
-            lambda: limits.cache_bytes_max // GUEST_CACHE_PART, limits.state_bytes_max
+            lambda: limits.cache_bytes_max // GUEST_CACHE_PART,
+            limits.state_bytes_max,
+            monotonic_ms,
         )
         self.desk = LeaseDesk[GuestWork](
             worker,

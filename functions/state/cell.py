@@ -7,7 +7,7 @@ change them, takes back what a failed handler did, and collects the rows that ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeVar
 
 from sublet.functions.duration import Duration, milliseconds
@@ -44,15 +44,29 @@ class StateClock:
     """What cells must know of their partition; one object for all its cells.
 
     The runtime sets `now_ms` before each batch and never backwards. What expired is invisible
-    from then on.
+    from then on. A handler may run for long after that: what is to happen some time after it asks
+    for it counts from `moment_ms`.
     """
 
-    __slots__ = ("bytes_max", "now_ms")
+    __slots__ = ("_read", "bytes_max", "now_ms")
 
-    def __init__(self, now_ms: int = 0, bytes_max: int = STATE_BYTES_MAX_DEFAULT) -> None:
+    def __init__(
+        self,
+        now_ms: int = 0,
+        bytes_max: int = STATE_BYTES_MAX_DEFAULT,
+        read: Callable[[], int] | None = None,
+    ) -> None:
+        """`read` tells the time as it goes on; without it the clock stands still."""
         self.now_ms = now_ms
         self.bytes_max = bytes_max
         """The bound of one key's state; of one field's, if the state has fields."""
+        self._read = read
+
+    def moment_ms(self) -> int:
+        """Return the time at this very moment, from any thread. It never goes back."""
+        # Read first: `now_ms` may be set meanwhile, and the next moment is not before it.
+        moment_ms = self.now_ms if self._read is None else self._read()
+        return max(moment_ms, self.now_ms)
 
 
 class Undo(Protocol):

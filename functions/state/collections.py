@@ -323,7 +323,7 @@ class ListState(Generic[T]):
         for _ in range(dropped):
             self._remove_first()
         ttl_ms = self._kind.ttl_ms
-        expires_ms = None if ttl_ms is None else self._clock.now_ms + ttl_ms
+        expires_ms = None if ttl_ms is None else self._clock.moment_ms() + ttl_ms
         self._elements.extend((data, expires_ms) for data in added)
         self._size_bytes = size_bytes
 

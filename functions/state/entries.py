@@ -69,7 +69,7 @@ class Entries:
         if self._expires_ms:
             self._expires_ms.pop(subkey, None)
         if self._ttl_ms is not None:
-            self._expires_ms[subkey] = self._clock.now_ms + self._ttl_ms
+            self._expires_ms[subkey] = self._clock.moment_ms() + self._ttl_ms
 
     def delete(self, subkey: bytes) -> bool:
         """Remove a row; False if there was none."""

@@ -410,7 +410,7 @@ class ExpiringCell:
         settled = not self._inner.undo
         self._inner.set(value)
         ttl_ms = self._kind.ttl_ms
-        self._change_expiry(None if ttl_ms is None else self._clock.now_ms + ttl_ms, settled)
+        self._change_expiry(None if ttl_ms is None else self._clock.moment_ms() + ttl_ms, settled)
 
     def clear(self) -> None:
         self._expire()

@@ -126,6 +126,8 @@ class AppHandlers:
     # What the runtime asks for
 
     def cells(self, recovered: Recovered, cache: CacheShare) -> Cells:
+        # It need not be read as time goes on: handlers take none here, and what they wait for
+        # sets it.
         self._clock = StateClock(bytes_max=self._limits.state_bytes_max)
         if self.function.state_kind is None:
             return NoCells()

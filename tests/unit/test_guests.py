@@ -15,7 +15,7 @@ from sublet.functions.app import App, Function
 from sublet.functions.context import Batch, Context
 from sublet.functions.effects import Cancelled, Delayed, Emitted, Outgoing, WindowDue
 from sublet.functions.errors import RejectedError
-from sublet.functions.state import Count, Max, StateClock, Sum
+from sublet.functions.state import Count, Max, StateClock, Sum, Value
 from sublet.functions.state.partial import absorb
 from sublet.functions.windows import SessionWindow, TumblingWindow
 from sublet.runtime.executor import RunScope, SyncRunner
@@ -117,8 +117,8 @@ class Lessee:
     """What a worker has for its guests."""
 
     def __init__(self, bytes_max: int = 10**6) -> None:
-        self.states = GuestStates(lambda: bytes_max, 10_000)
         self.clock = Hands()
+        self.states = GuestStates(lambda: bytes_max, 10_000, self.clock)
         self.sync = SyncRunner(NoWatchdog())
 
     def accept(self, offered: Offer, function: Function) -> GuestWork:
@@ -423,6 +423,29 @@ def test_effects_leave_through_the_lessor_with_timers_of_the_lease() -> None:
         Cancelled(PARTITION, "3.1.1"),
     ]
     assert replies(result)[0] == f"{PARTITION}|3.1.1"
+
+
+def test_a_delay_of_a_guest_counts_from_when_its_handler_asks_for_it() -> None:
+    lessee = Lessee()
+    slow = App("slow", partitions=1)
+
+    @slow.function(state=Value(int, ttl="1s"))
+    def sets(ctx: Context, n: int) -> int:
+        began_ms = ctx.now_ms
+        lessee.clock.now_ms += 2_000
+        ctx.send_after("5s", remind, "x", "text")
+        ctx.state.set(n)
+        assert ctx.now_ms == began_ms
+        return began_ms
+
+    offered = offer(["a"], [1], [StoredState("a", 1, [])])
+    result = at_home(offered, lessee.run(offered, sets), sets)
+
+    assert replies(result) == [700_000]
+    [delayed] = result.effects
+    assert isinstance(delayed, Delayed)
+    assert delayed.due_ms == 707_000
+    assert [row.expires_ms for row in result.rows] == [703_000]
 
 
 def test_a_trace_goes_on_through_a_guest() -> None:

@@ -53,6 +53,21 @@ def test_a_map_reads_like_a_dict() -> None:
     assert (len(cell), cell.is_empty, cell.size_bytes) == (0, True, 0)
 
 
+@pytest.mark.parametrize("make", [new_map, new_list])
+def test_entries_live_from_when_they_were_written_not_from_when_the_handler_began(
+    make: Any,
+) -> None:
+    moments = iter([2_000, 3_500])
+    clock = StateClock(now_ms=1_000, read=lambda: next(moments))
+    cell = make(clock, ttl="1s")
+    for name in "12":
+        _ = cell.put(name, 1) if make is new_map else cell.append(1)
+
+    assert [row[2] for row in settle(cell)] == [3_000, 4_500]
+    clock.now_ms = 3_000
+    assert len(cell) == 1
+
+
 def test_a_map_stores_only_the_entries_that_were_touched() -> None:
     rows = [(packed(name), packed(1), None) for name in "abc"]
     cell = Map[str, int](str, int).cell(rows, StateClock())

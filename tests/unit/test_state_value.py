@@ -319,6 +319,24 @@ def test_setting_an_equal_value_lengthens_its_life() -> None:
     assert settle(cell) == [(b"", b"\x01", 1500)]
 
 
+def test_a_value_lives_from_when_it_was_set_however_long_the_handler_had_run_before() -> None:
+    clock = StateClock(now_ms=1_000, read=lambda: 4_000)
+    cell: Any = Value(int, ttl="1s").cell((), clock)
+    cell.set(1)
+
+    assert settle(cell) == [(b"", b"\x01", 5_000)]
+    clock.now_ms = 4_999
+    assert cell.exists
+    clock.now_ms = 5_000
+    assert not cell.exists
+
+
+def test_the_moment_is_never_before_the_clock_that_was_set() -> None:
+    assert StateClock(now_ms=1_000).moment_ms() == 1_000
+    assert StateClock(now_ms=1_000, read=lambda: 900).moment_ms() == 1_000
+    assert StateClock(now_ms=1_000, read=lambda: 1_100).moment_ms() == 1_100
+
+
 def test_a_shorter_ttl_counts_for_what_is_stored_and_none_honours_it() -> None:
     clock = StateClock()
     rows = [(b"", b"\x01", 10_000)]

@@ -251,6 +251,48 @@ def test_timers_show_what_is_to_come_and_fire_in_order(harness: Harness) -> None
     assert (harness.state(apps.ticks, "a"), harness.state(apps.ticks, "b")) == (2, 1)
 
 
+def test_a_delay_counts_from_when_a_handler_asks_for_it(harness: Harness) -> None:
+    start_ms = harness.now_ms
+
+    assert harness.call(apps.slow_timers, "k") == [start_ms, start_ms]
+
+    assert harness.now_ms == start_ms + 2_000
+    assert [(each.due_in, each.message) for each in harness.timers()] == [
+        (timedelta(seconds=1), "first"),
+        (timedelta(seconds=1.5), "second"),
+    ]
+    harness.advance("1.5s")
+    assert harness.state(apps.noted, "k") == ["first", "second"]
+
+
+def test_the_clock_of_a_handler_stands_still_while_others_run(
+    sublet_harness: type[Harness],
+) -> None:
+    app = App("one", partitions=1)
+
+    @app.function(state=int)
+    async def looks(ctx: Context, wait_s: float) -> list[int]:
+        before_ms = ctx.now_ms
+        await asyncio.sleep(wait_s)
+        ctx.emit("seen", [before_ms, ctx.now_ms])
+        return [before_ms, ctx.now_ms]
+
+    harness = sublet_harness(app)
+    start_ms = harness.now_ms
+    harness.send(looks, "slow", 2.0)
+    harness.advance("1s")
+
+    assert harness.call(looks, "quick", 0.0) == [start_ms + 1_000] * 2
+    harness.advance("1s")
+    assert harness.emitted("seen")[-1] == [start_ms] * 2
+
+
+def test_a_retry_waits_from_when_its_attempt_failed(harness: Harness) -> None:
+    start_ms = harness.now_ms
+
+    assert harness.call(apps.slow_at_first, "k") == start_ms + 2_000 + 50
+
+
 def test_a_timer_fires_at_its_time_however_far_the_clock_is_moved(harness: Harness) -> None:
     harness.send(apps.ticks, "a")
 

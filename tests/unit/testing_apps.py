@@ -97,6 +97,31 @@ def ticks(ctx: Context) -> None:
     ctx.send_after("1m", ticks, ctx.key)
 
 
+@odd.function
+async def slow_timers(ctx: Context) -> list[int]:
+    """Set a timer, wait, and set one that is shorter and yet due later."""
+    before_ms = ctx.now_ms
+    ctx.send_after("3s", noted, ctx.key, "first")
+    await asyncio.sleep(2)
+    ctx.send_after("1.5s", noted, ctx.key, "second")
+    return [before_ms, ctx.now_ms]
+
+
+@odd.function(state=List(str))
+def noted(ctx: Context, text: str) -> None:
+    """Keep what came, in order."""
+    ctx.state.append(text)
+
+
+@odd.function
+async def slow_at_first(ctx: Context) -> int:
+    """Fail after a while, then say when it was tried again."""
+    if ctx.attempt == 1:
+        await asyncio.sleep(2)
+        raise LookupError("at first")
+    return ctx.now_ms
+
+
 @odd.function(kind="stateless", blocking=True)
 def blocking(ctx: Context, text: str) -> str:
     """Would run in a thread of its own."""
