@@ -13,7 +13,7 @@ import typer
 
 from sublet.functions.errors import SubletError
 from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with
+from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with, tell_waiting
 from sublet.runtime.cli_table import print_table
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def backfill(asked: Asked, where: Where, as_json: bool) -> None:
             until=asked.until,
             rate=asked.rate,
         )
-        async with Client(list(reached.report.topology.workers.values())) as client:
+        addresses = list(reached.report.topology.workers.values())
+        async with Client(addresses, tell=tell_waiting) as client:
             with _Bar(wanted, quiet=as_json) as bar:
                 planned = await bridge.plan(client, wanted, bar.looked)
                 bar.go_on(planned)

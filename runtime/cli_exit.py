@@ -65,6 +65,11 @@ def exit_with(error: Exception, *, as_json: bool = False) -> NoReturn:
     raise typer.Exit(code_of(error))
 
 
+def tell_waiting(text: str) -> None:
+    """Say what a command waits for, beside its output."""
+    typer.echo(f"waiting: {text}", err=True)
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Return if it may be done; end the command if not.
 

@@ -16,7 +16,7 @@ import typer
 
 from sublet.functions.errors import OverloadedError, RejectedError, SubletError
 from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import ExitCode, UsageError, confirm, exit_with
+from sublet.runtime.cli_exit import ExitCode, UsageError, confirm, exit_with, tell_waiting
 from sublet.runtime.cli_table import one_line, print_table, time_text
 from sublet.runtime.client_pipeline import Pipeline
 from sublet.runtime.pipeline_driver import PipelineProgress
@@ -255,7 +255,8 @@ def _tell_left(found: Found, *, quiet: bool) -> None:
 async def _client(reached: Reached) -> AsyncIterator[Client]:
     from sublet.runtime.client import Client
 
-    async with Client(list(reached.report.topology.workers.values())) as client:
+    addresses = list(reached.report.topology.workers.values())
+    async with Client(addresses, tell=tell_waiting) as client:
         yield client
 
 

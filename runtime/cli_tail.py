@@ -12,7 +12,7 @@ import typer
 
 from sublet.functions.errors import RejectedError
 from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import UsageError, exit_with
+from sublet.runtime.cli_exit import UsageError, exit_with, tell_waiting
 from sublet.runtime.client_session import Patience
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_reader import EgressReader, EgressRecord, EgressSource
@@ -49,7 +49,9 @@ def tail(asked: Asked, where: Where, as_json: bool) -> None:
     async def question(reached: Reached) -> None:
         nonlocal reader
         addresses = list(reached.report.topology.workers.values())
-        source = EgressSource(lambda: addresses, patience=Patience(), limits=LinkLimits())
+        source = EgressSource(
+            lambda: addresses, patience=Patience(), limits=LinkLimits(), tell=tell_waiting
+        )
         try:
             reader = EgressReader(
                 source.read,

@@ -105,7 +105,7 @@ class Client:
     taken in the order in which they were asked for.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # All but the addresses are options, by name.
         self,
         addresses: Addresses,
         *,
@@ -115,17 +115,21 @@ class Client:
         lane: Literal["auto", "never"] = "auto",
         limits: LinkLimits | None = None,
         trace_sample_ratio: float = 0.0,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """
         - `addresses`: one `host:port` or several, of any workers of the cluster; the others are
           found through them. Or a function that returns them, asked again when all are lost.
         - `connect_timeout`: how long no worker, or not the one that owns a partition, may be
-          reachable before callers get `UnavailableError`.
+          reachable before callers get `UnavailableError`. The longer that goes on, the longer
+          is its `retry_after_ms`, up to 10 s.
         - `overload_retries`: how often a message that a full worker refuses is sent again by
           itself, each time after the pause that the worker asks for; then `OverloadedError`.
         - `in_flight_max`: messages that may be under way at once; further callers wait.
         - `lane`: "never" for plain gRPC also where the worker is on this machine.
         - `trace_sample_ratio`: which share of the calls that belong to no trace begins one.
+        - `tell`: hears once, when no worker is there for some seconds, what requests wait for;
+          without it, that is logged as a warning.
         """
         if not 0 <= trace_sample_ratio <= 1:
             raise ValueError(f"trace_sample_ratio is {trace_sample_ratio}; allowed: 0..1")
@@ -140,6 +144,7 @@ class Client:
         self._in_flight_max = in_flight_max
         self._lane: Literal["auto", "never"] = lane
         self._limits = limits or LinkLimits()
+        self._tell = tell
         self._stats = ClientStats()
         self._exit_stack = AsyncExitStack()
         self._routes: dict[str, _Route] = {}
@@ -203,7 +208,7 @@ class Client:
             chance=random.random,
         )
         self._stats.sessions += 1
-        events = Events(self._settled, self._welcomed, self._expired)
+        events = Events(self._settled, self._welcomed, self._expired, self._tell)
         return SessionLinks(
             session, self._addresses, events, self._tasks, lane=self._lane, limits=self._limits
         )
@@ -677,7 +682,10 @@ class Client:
             raise _closed()
         if self._egress_source is None:
             source = EgressSource(
-                self._reader_addresses, patience=self._patience, limits=self._limits
+                self._reader_addresses,
+                patience=self._patience,
+                limits=self._limits,
+                tell=self._tell,
             )
             self._egress_source = source
             self._exit_stack.push_async_callback(source.close)

@@ -19,6 +19,7 @@ from sublet.runtime.client_session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Sess
 from sublet.runtime.frames import Alive, Data, Frame, Goodbye, Hello, Refused, Topology, Welcome
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_grpc import connect
+from sublet.runtime.outage import RETRY_MS_MIN, TO_DO
 
 _log = structlog.get_logger(__name__)
 
@@ -32,6 +33,10 @@ OTHERS_ASKED_MAX = 3
 """In one standstill: it may as well be that all callers wait for something slow."""
 
 
+def _warn(problem: str) -> None:
+    _log.warning("requests wait for a worker", problem=problem)
+
+
 class Events:
     """What the client wants to hear from its links."""
 
@@ -40,12 +45,15 @@ class Events:
         settled: Callable[[], None],
         welcomed: Callable[[Welcome], None],
         expired: Callable[[SessionLinks], None],
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.settled = settled
         """Callers may have been told something."""
         self.welcomed = welcomed
         self.expired = expired
         """A partition has forgotten the session's name: go on under another."""
+        self.tell = tell or _warn
+        """What callers wait for in vain; once, not for each of them."""
 
 
 class SessionLinks:
@@ -82,6 +90,7 @@ class SessionLinks:
         self._retry_at_s: dict[str, float] = {}
         self._last_errors: dict[str, str] = {}
         self._given: list[str] = []
+        self._is_told_of_addresses = False
         self._keeper: asyncio.Task[None] | None = None
         self._awaited: dict[asyncio.Future[None], None] = {}
         """Of those who wait for any link at all, in their order."""
@@ -165,6 +174,10 @@ class SessionLinks:
                 if link is not None:
                     link.send(refused)
             session.refusals_to_send.clear()
+        if session.notices:
+            notices, session.notices = session.notices, []
+            for text in notices:
+                self._events.tell(text)
         for peer in self._links:
             if peer.ready or peer.replies_unacknowledged > REPLIES_UNACKNOWLEDGED_MAX:
                 self.plan_flush()
@@ -251,7 +264,8 @@ class SessionLinks:
                     failures += 1
         except TimeoutError:
             raise UnavailableError(
-                f"no worker was reached within {connect_timeout_s:g} s; {self._tried()}"
+                f"no worker was reached within {connect_timeout_s:g} s; {self._tried()}; {TO_DO}",
+                RETRY_MS_MIN,
             ) from None
         self.keep()
 
@@ -289,9 +303,12 @@ class SessionLinks:
         topology = self.session.topology
         try:
             self._given = list(self._addresses())
+            self._is_told_of_addresses = False
         except (OSError, SubletError) as error:
             # A directory that is away together with the workers: what it said before has to do.
-            _log.warning("the addresses of workers cannot be read", error=str(error))
+            if not self._is_told_of_addresses:
+                self._is_told_of_addresses = True
+                _log.warning("the addresses of workers cannot be read", error=str(error))
         known = [*self._given, *(topology.workers.values() if topology else ())]
         return list(dict.fromkeys(known))
 

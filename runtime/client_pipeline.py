@@ -279,7 +279,8 @@ async def _ask_patiently(
         try:
             return await asker.ask(index, request, codec)
         except (RetryLaterError, UnknownOutcomeError) as error:
-            wait_ms = max(backoff_ms, getattr(error, "retry_after_ms", 0))
+            # Who was sent away has waited for a worker already, and would only wait again.
+            wait_ms = max(backoff_ms, min(getattr(error, "retry_after_ms", 0), _BACKOFF_MS_MAX))
             wait_s = wait_ms / 1000.0 * (0.75 + random.random() / 2)
             if loop.time() + wait_s > give_up_s:
                 raise

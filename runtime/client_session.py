@@ -24,6 +24,7 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.client_channel import ANY, Channel, Gather, Segment, Waiter, error_of
 from sublet.runtime.frames import Ack, Batch, Data, ErrorInfo, Extra, Kind, Refused, Topology
+from sublet.runtime.outage import TO_DO, Outage
 from sublet.runtime.pipeline_messages import Ask
 
 FRAME_BYTES = 2**20
@@ -157,6 +158,8 @@ class Session:
         self.expired: Channel | None = None
         """A channel that its partition has forgotten: go on under another name (`succeed`)."""
         self.refusals_to_send: list[tuple[Peer, Refused]] = []
+        self.notices: list[str] = []
+        """What callers have been waiting for in vain: to be told once, by whoever takes them."""
         self.wake_ms = inf
         self._chance = chance
         self._stranded: dict[Channel, None] = {}
@@ -166,6 +169,9 @@ class Session:
         self._deadlines_max = _DEADLINES_KEPT_MIN
         self._holds: list[tuple[float, int, Channel]] = []
         self._doubted: dict[Channel, None] = {}
+        self._outages: dict[str, Outage] = {}
+        """Of workers that cannot be reached, and of partitions that have no owner, or one that
+        refuses what it is sent."""
         self._order = 0
 
     # From callers
@@ -333,6 +339,7 @@ class Session:
         """A worker has welcomed us; whatever it has not acknowledged is sent again."""
         assert worker not in self.peers
         peer = self.peers[worker] = Peer(worker, window)
+        self._outages.pop(worker, None)
         self.stats.links_opened += 1
         for channel in self.channels.values():
             if channel.worker == worker:
@@ -360,6 +367,8 @@ class Session:
         if known is not None and topology.version <= known.version and not trusted:
             return False
         self.topology = topology
+        for name in self._outages.keys() - topology.workers.keys() - self.channels.keys():
+            del self._outages[name]
         absent = [each.name for each in topology.functions if each.absent]
         self._absent = {name: self._absent.get(name) for name in absent}
         if absent:
@@ -525,6 +534,8 @@ class Session:
                 landed, settled = channel.acknowledged(ack.upto)
                 if landed:
                     channel.doubted_ms = None
+                    if self._outages:
+                        self._outages.pop(channel.partition, None)
                 stats.in_flight -= settled
                 if channel.peer is not None:
                     channel.peer.in_flight -= landed
@@ -629,9 +640,12 @@ class Session:
         """A new owner is on its way: what counts is how long it takes, not how often we ask."""
         if channel.stranded_ms is None or not channel.refusals:
             channel.stranded_ms = now_ms
+        outage = self._outage(channel.partition, now_ms)
+        why = f"{channel.partition} takes no messages: {error.message}"
+        self._notice(outage, why, now_ms)
         if now_ms - channel.stranded_ms >= self.patience.unreachable_ms:
             channel.stranded_ms = now_ms
-            self.fail_channel(channel, error.message)
+            self.fail_channel(channel, why, outage.retry_after_ms(now_ms))
         if error.code == "gap" and not channel.refusals:
             return
         if error.code == "gap":
@@ -702,14 +716,18 @@ class Session:
                 continue
             if channel.stranded_ms is None:
                 channel.stranded_ms = now_ms
+            outage = self._outage(channel.worker or channel.partition, now_ms)
+            why = self._why_stranded(channel, outage.lasts_s(now_ms))
             if self._is_absent(channel):
                 wake_ms = min(wake_ms, self._fail_absent(channel, now_ms))
                 if channel.is_idle():
                     del self._stranded[channel]
                     continue
+            else:
+                wake_ms = min(wake_ms, self._notice(outage, why, now_ms))
             due_ms = channel.stranded_ms + self.patience.unreachable_ms
             if due_ms <= now_ms:
-                self.fail_channel(channel, self._why_stranded(channel))
+                self.fail_channel(channel, why, outage.retry_after_ms(now_ms))
                 channel.stranded_ms = now_ms
                 due_ms = now_ms + self.patience.unreachable_ms
                 if channel.is_idle():
@@ -728,22 +746,44 @@ class Session:
         self.stats.in_flight -= channel.fail_unsent(lambda: _absent(channel))
         return inf
 
-    def _why_stranded(self, channel: Channel) -> str:
+    def _why_stranded(self, channel: Channel, lasts_s: float) -> str:
         if self._is_absent(channel):
             return _absent(channel).message
         if channel.worker is None:
-            return f"no worker owns {channel.partition}"
+            return f"no worker owns {channel.partition}, for {lasts_s:.0f} s now; {TO_DO}"
         workers = self.topology.workers if self.topology else {}
         address = workers.get(channel.worker, "unknown")
-        return (
-            f"worker {channel.worker} ({address}), the last known owner of {channel.partition}, "
-            "takes no messages: it is gone, or cannot reach the store"
-        )
+        owner = f"{channel.worker} ({address}), the last known owner of {channel.partition}"
+        if self.peers:
+            return (
+                f"worker {owner}, has taken no messages for {lasts_s:.0f} s: it is gone, or cannot "
+                "reach the store, and nobody has taken over; see `sublet status`"
+            )
+        return f"no worker can be reached, for {lasts_s:.0f} s now, not even {owner}; {TO_DO}"
 
-    def fail_channel(self, channel: Channel, reason: str) -> None:
+    def _outage(self, name: str, now_ms: float) -> Outage:
+        """Return that of a worker or a partition; a new one, if there was none of late."""
+        outage = self._outages.get(name)
+        if outage is None or not outage.goes_on(now_ms):
+            outage = self._outages[name] = Outage(now_ms)
+        return outage
+
+    def _notice(self, outage: Outage, why: str, now_ms: float) -> float:
+        """Tell once what is waited for; return when to look again."""
+        if outage.is_told:
+            return inf
+        due_ms = outage.since_ms + min(self.patience.standstill_ms, self.patience.unreachable_ms)
+        if due_ms > now_ms:
+            return due_ms
+        outage.is_told = True
+        patience_s = self.patience.unreachable_ms / 1000.0
+        self.notices.append(f"{why}. Each request waits for {patience_s:g} s, then it fails")
+        return inf
+
+    def fail_channel(self, channel: Channel, reason: str, retry_after_ms: int = 50) -> None:
         """Tell everybody who waits here."""
         self.stats.in_flight -= channel.fail_all(
-            lambda: UnavailableError(reason), lambda: UnknownOutcomeError(reason)
+            lambda: UnavailableError(reason, retry_after_ms), lambda: UnknownOutcomeError(reason)
         )
 
     # The end

@@ -26,6 +26,7 @@ from sublet.runtime.client_session import Patience
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
 from sublet.runtime.link import LinkLimits
+from sublet.runtime.outage import TO_DO, Outage
 from sublet.runtime.unary import (
     EGRESS_LIMIT_MAX,
     EgressGap,
@@ -42,6 +43,10 @@ ANSWER_TIMEOUT_S = 3.0
 LOST_KEPT_MAX = 1_000
 
 Start = str | EgressCursor
+
+
+def _warn(problem: str) -> None:
+    _log.warning("readers wait for a worker", problem=problem)
 
 
 class EgressRecord(NamedTuple):
@@ -78,11 +83,15 @@ class EgressSource:
         patience: Patience,
         limits: LinkLimits,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
+        """`tell` hears once, while nobody answers, what readers wait for; else it is logged."""
         self._addresses = addresses
         self._patience = patience
         self._workers = AskedWorkers(limits)
         self._answer_timeout_s = answer_timeout_s
+        self._tell = tell or _warn
+        self._outage: Outage | None = None
         self._current: str | None = None
         """The address of the worker that is asked."""
         self._tried: set[str] = set()
@@ -98,14 +107,26 @@ class EgressSource:
         failures, give_up_at = 0, 0.0
         while True:
             try:
-                return await self._ask_one(request)
+                page = await self._ask_one(request)
             except TimeoutError:
                 reason = "a worker did not answer"
             except (RetryLaterError, UnknownOutcomeError) as error:
                 reason = getattr(error, "message", str(error))
+            else:
+                self._outage = None
+                return page
+            now_ms = loop.time() * 1000
+            outage = self._outage
+            if outage is None or not outage.goes_on(now_ms):
+                outage = self._outage = Outage(now_ms)
+            lasts_s = outage.lasts_s(now_ms)
+            reason = f"the egress cannot be read, for {lasts_s:.0f} s now: {reason}; {TO_DO}"
+            if not outage.is_told and lasts_s * 1000 >= self._patience.standstill_ms:
+                outage.is_told = True
+                self._tell(f"{reason}. Readers wait for {patience_ms / 1000:g} s, then they fail")
             give_up_at = give_up_at or loop.time() + patience_ms / 1000
             if loop.time() >= give_up_at:
-                raise UnavailableError(f"the egress cannot be read: {reason}")
+                raise UnavailableError(reason, outage.retry_after_ms(now_ms))
             await asyncio.sleep(self._patience.backoff_ms(failures) / 1000)
             failures += 1
 

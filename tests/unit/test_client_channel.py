@@ -439,6 +439,80 @@ def test_a_refusal_of_long_ago_does_not_make_a_new_owner_unreachable() -> None:
     assert isinstance(waiter.error, UnavailableError)
 
 
+def sent_away(stage: Stage, at_ms: float) -> UnavailableError:
+    """Ask without a worker, until that fails."""
+    waiter = stage.ask("a")
+    stage.session.tick(at_ms)
+    stage.session.tick(at_ms + stage.session.patience.unreachable_ms)
+    assert isinstance(waiter.error, UnavailableError)
+    return waiter.error
+
+
+def test_the_longer_no_worker_is_there_the_later_callers_should_come_back() -> None:
+    stage = Stage(unreachable_ms=1_000)
+    stage.session.link_lost(stage.peer)
+
+    errors = [sent_away(stage, at_ms) for at_ms in range(0, 60_000, 10_000)]
+    assert [each.retry_after_ms for each in errors] == [
+        *(1_000, 2_750, 5_250, 7_750, 10_000, 10_000)
+    ]
+    assert "no worker can be reached, for 51 s now, not even w1 (one:1), the last known" in str(
+        errors[-1]
+    )
+    assert "start one with `sublet run`" in str(errors[-1])
+
+    stage.session.link_opened("w1", 100)
+    stage.session.link_lost(stage.session.peers["w1"])
+    assert sent_away(stage, 70_000).retry_after_ms == 1_000
+
+
+def test_an_outage_that_nobody_has_asked_about_for_long_counts_anew() -> None:
+    stage = Stage(unreachable_ms=1_000)
+    stage.session.link_lost(stage.peer)
+    sent_away(stage, 0)
+
+    error = sent_away(stage, 3_600_000)
+    assert error.retry_after_ms == 1_000
+    assert "no worker can be reached, for 1 s now" in str(error)
+
+
+def test_what_callers_wait_for_is_told_once_in_an_outage() -> None:
+    stage = Stage(unreachable_ms=10_000, standstill_ms=2_000)
+    stage.session.link_lost(stage.peer)
+    stage.ask("a")
+    stage.ask("b", partition=P1)
+    stage.session.tick(1_000)
+    assert stage.session.notices == []
+    assert stage.session.wake_ms == 3_000
+
+    for at_ms in range(3_000, 50_000, 500):
+        stage.session.tick(at_ms)
+        stage.ask("c", partition=P1)
+    [notice] = stage.session.notices
+    assert notice.startswith("no worker can be reached, for 2 s now")
+    assert notice.endswith("Each request waits for 10 s, then it fails")
+
+    stage.session.link_opened("w1", 100)
+    stage.session.link_lost(stage.session.peers["w1"])
+    stage.session.tick(60_000)
+    stage.session.tick(62_000)
+    assert len(stage.session.notices) == 2
+
+
+def test_an_owner_that_refuses_for_long_is_told_once() -> None:
+    stage = Stage(unreachable_ms=1_000, standstill_ms=500)
+    for began_ms in (0, 2_000):
+        waiter = stage.ask("a")
+        for at_ms in (0, 600, 1_000):
+            stage.session.tick(began_ms + at_ms)
+            stage.frame()
+            stage.refuse(1, "unavailable", now_ms=began_ms + at_ms)
+            stage.session.tick(began_ms + at_ms + 300)
+        assert waiter.error is not None
+    assert len(stage.session.notices) == 1
+    assert "shop/cart/0 takes no messages: no" in stage.session.notices[0]
+
+
 def test_a_function_that_no_worker_has_fails_its_callers_soon_and_says_so() -> None:
     stage = Stage(unreachable_ms=10_000, absent_ms=500)
     waiter = stage.ask("a")
