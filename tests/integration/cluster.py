@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sublet import Client, SubletError
+from sublet import Client, RetryLaterError, SubletError
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import EgressRequest, StatusReport
 from sublet.statestore.contract import Directory
@@ -158,6 +158,9 @@ class Cluster:
         directory = self._directory()
         try:
             view = await directory.view()
+        except RetryLaterError:
+            # A Redis Cluster says for a while that it is down, when a node of it was killed.
+            return False
         finally:
             await directory.close()
         if {member.pid for member in view.members.values()} != living.keys():
