@@ -29,6 +29,7 @@ from sublet.statestore.contract import Directory
 from sublet.statestore.sqlite_directory import SqliteDirectory
 
 _ANSWER_TIMEOUT_S = 5.0
+_ANSWER_LIMITS = LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)
 T = TypeVar("T")
 
 
@@ -81,15 +82,19 @@ def _no_log() -> Iterator[None]:
 async def reach(connect: str | None, settings: WorkerConfig) -> AsyncIterator[Reached]:
     """Connect to any worker of the cluster; raise `NoClusterError` if none answers."""
     addresses = [_checked(connect)] if connect is not None else await addresses_in(settings)
-    for address in addresses:
-        async with UnaryClient(address, LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)) as client:
-            try:
-                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                    report = await client.status()
-            except (UnavailableError, TimeoutError):
-                continue
-            yield Reached(client, report)
-            return
+    # Who is about to end may do so before it is asked for more: only if there is nobody else.
+    for is_any_fit in (False, True):
+        for address in addresses:
+            async with UnaryClient(address, _ANSWER_LIMITS) as client:
+                try:
+                    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                        report = await client.status()
+                except (UnavailableError, TimeoutError):
+                    continue
+                if report.draining and not is_any_fit:
+                    continue
+                yield Reached(client, report)
+                return
     if connect is not None:
         raise NoClusterError(
             f"no worker answers at {connect}; `sublet run` prints the addresses of its workers"

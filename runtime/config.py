@@ -112,6 +112,11 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0
     """A worker that is asked to stop (SIGTERM, Ctrl-C, `sublet drain`) hands its partitions over
     and answers what it has begun, for so long at most; 0: it ends at once."""
+    drain_notice_s: float = 5.0
+    """Of that time, so long (at most half of it) it goes on serving HTTP and unary gRPC while
+    `/ready` answers 503, so that load balancers can send their callers elsewhere before it closes
+    its ports. It does not wait if no other worker has its functions, or if it serves no HTTP and
+    had no unary calls in the last seconds."""
     link_silence_ms: int = 4_000
     """A client or worker at the other end of a link that says nothing for so long, not even when
     asked, is taken for lost; it connects again, or its messages go elsewhere."""
@@ -173,6 +178,7 @@ class WorkerConfig:
         # Fewer than five heartbeats in a term: one slow turn of a loop would look like a death.
         _check_range("member_term_ms", self.member_term_ms, 5 * self.heartbeat_ms, 600_000)
         _check_range("drain_timeout_s", self.drain_timeout_s, 0, 3_600)
+        _check_range("drain_notice_s", self.drain_notice_s, 0, 3_600)
         _check_range(
             "link_silence_ms",
             self.link_silence_ms,
@@ -195,6 +201,11 @@ class WorkerConfig:
                 "encrypted nor authenticated yet; allowed: 127.0.0.1, ::1, localhost, or any host "
                 "with --allow-remote (SUBLET_ALLOW_REMOTE=1) in a network that you trust"
             )
+
+    @property
+    def drain_notice_within_s(self) -> float:
+        """How long callers have to go elsewhere; the other half is for what they had asked for."""
+        return min(self.drain_notice_s, self.drain_timeout_s / 2)
 
     def _check_binding(self) -> None:
         """A policy of an app's own is not known before its module is imported: only a worker that

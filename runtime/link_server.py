@@ -20,7 +20,7 @@ import msgspec
 import structlog
 from grpc import aio
 
-from sublet.functions.errors import OverloadedError, SubletError
+from sublet.functions.errors import OverloadedError, SubletError, UnavailableError
 from sublet.runtime import wire
 from sublet.runtime.config import PortTakenError
 from sublet.runtime.frame_link import FrameLink
@@ -38,6 +38,7 @@ UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
 
 USED_S = 5.0
 """A worker that was called so recently is probably called again."""
+CLOSED_RETRY_MS = 500
 _DEADLINE_S_MAX = 365 * 24 * 3600.0
 
 
@@ -69,7 +70,10 @@ class LinkServer:
         self._links: set[FrameLink] = set()
         self._link_gone = asyncio.Event()
         self._unary_calls = 0
+        self._asked_calls = 0
+        """Those of them that callers wait for."""
         self._called_s = -USED_S
+        self._is_closed = False
         self._stopping = False
         self._grpc_server: aio.Server
         self._lane_server: asyncio.Server | None = None
@@ -92,12 +96,21 @@ class LinkServer:
     def link_count(self) -> int:
         return len(self._links)
 
-    def is_unused(self, noticed_s: float) -> bool:
-        """Tell whether no unary call is under way and none is to be expected: callers have had
-        until then (of the loop's time) to notice that the worker is about to end."""
+    @property
+    def is_used(self) -> bool:
+        """Whether unary calls are to be expected, as there were some lately."""
         now_s = asyncio.get_running_loop().time()
-        is_expected = now_s < noticed_s and now_s < self._called_s + USED_S
-        return not self._unary_calls and not is_expected
+        return bool(self._asked_calls) or now_s < self._called_s + USED_S
+
+    def close(self) -> None:
+        """Refuse unary calls from now on; nothing has happened then. Those under way are answered,
+        and links go on."""
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether, after `close`, every unary call has its reply."""
+        return self._is_closed and not self._asked_calls
 
     async def link_count_fallen(self, count: int) -> None:
         """Wait until there are no more than `count` links."""
@@ -206,10 +219,10 @@ class LinkServer:
         # Without serializers gRPC hands over the bytes as they are.
         methods = {
             "Connect": grpc.stream_stream_rpc_method_handler(self._connect),
-            "OpenLane": self._unary(self._open_lane),
+            "OpenLane": self._unary(self._open_lane, is_asked=False),
             "Call": self._unary(self._call),
             "Send": self._unary(self._send),
-            "Status": self._unary(self._status),
+            "Status": self._unary(self._status, is_asked=False),
             "ReadEgress": self._unary(self._read_egress),
             "ReadState": self._unary(self._read_state),
             "ListState": self._unary(self._list_state),
@@ -223,12 +236,22 @@ class LinkServer:
         }
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
-    def _unary(self, answer: UnaryHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def _unary(
+        self, answer: UnaryHandler, *, is_asked: bool = True
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """`is_asked`: it is something that the cluster is asked for; a worker that ends lets
+        others answer it."""
+
         async def handle(encoded: bytes, context: Context) -> bytes:
             if self._unary_calls >= self._limits.unary_calls_max:
                 return await _abort(context, OverloadedError("too many calls are under way"))
+            if self._is_closed and is_asked:
+                told = "this worker is about to end; ask another one"
+                return await _abort(context, UnavailableError(told, CLOSED_RETRY_MS))
             self._unary_calls += 1
-            self._called_s = asyncio.get_running_loop().time()
+            self._asked_calls += is_asked
+            if is_asked:
+                self._called_s = asyncio.get_running_loop().time()
             try:
                 return await answer(encoded, context)
             except SubletError as error:
@@ -238,6 +261,7 @@ class LinkServer:
                 return await _abort(context, SubletError("the worker failed; its log says why"))
             finally:
                 self._unary_calls -= 1
+                self._asked_calls -= is_asked
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -259,6 +283,7 @@ class LinkServer:
         return wire.encode_send_reply()
 
     async def _status(self, encoded: bytes, context: Context) -> bytes:
+        self._called_s = asyncio.get_running_loop().time()  # Who asks for it may ask for more.
         return wire.encode_status(await self._service.status())
 
     async def _read_egress(self, encoded: bytes, context: Context) -> bytes:

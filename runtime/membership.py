@@ -691,6 +691,15 @@ class Membership:
             for function in functions
         )
 
+    def has_successors(self) -> bool:
+        """Tell whether a worker that stays has some of our functions."""
+        view = self.view
+        return view is not None and any(
+            id_ in self._alive and not member.draining and any(map(member.has, self._functions))
+            for id_, member in view.members.items()
+            if id_ != self._member.id
+        )
+
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for our heartbeat to stop."""
         try:

@@ -79,6 +79,11 @@ class ServedWorker(Protocol):
         ...
 
     @property
+    def is_closing(self) -> bool:
+        """Whether it takes nothing new from callers without a link."""
+        ...
+
+    @property
     def set_aside(self) -> Mapping[str, str]:
         """Partitions that could not be recovered, with the reason."""
         ...
@@ -88,7 +93,7 @@ class ServedWorker(Protocol):
         ...
 
     def not_ready(self) -> str:
-        """Return why it cannot serve its callers now; nothing if it can."""
+        """Return why callers should go to another worker now; nothing if they need not."""
         ...
 
     def recover(self, partition: str) -> None:
@@ -170,7 +175,7 @@ class WorkerService:
         return self._worker.not_joined()
 
     def not_ready(self) -> str:
-        """Return why the worker cannot serve its callers now; nothing if it can."""
+        """Return why callers should go to another worker now; nothing if they need not."""
         return self._worker.not_ready()
 
     async def status(self) -> StatusReport:
@@ -240,7 +245,12 @@ class WorkerService:
         ]
 
     async def read_egress(self, request: EgressRequest) -> EgressPage:
-        return await self._egress.read(request, lambda: self._worker.is_draining)
+        """Read values, or wait for some. Who waits when the worker ends has to ask another one."""
+        return await self._egress.read(request, lambda: self._worker.is_closing)
+
+    async def egress_page(self, request: EgressRequest) -> EgressPage:
+        """As `read_egress`, for who waits so shortly that a worker that ends can wait, too."""
+        return await self._egress.read(request)
 
     async def read_state(self, request: StateRequest) -> StateReport:
         function = self._inspection.function(request.function)

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-NOTICE_S = 1.0
-"""Who calls without a link (HTTP, unary) learns within this time that the worker is not ready any
-more, before it closes its doors."""
+HANDED_ON_S = 1.0
+"""What callers without a link (HTTP, unary) have asked for is with its partition within this time;
+and replies are with them."""
 _LOOK_S = 0.01
 SOCKET_PATH_BYTES_MAX = 107
 
@@ -79,6 +79,7 @@ class Worker:
         self._clock = clock or SystemClock()
         self.stopping = asyncio.Event()
         """Set once it was asked to stop."""
+        self._closing = asyncio.Event()
         self.is_drained = False
         """Whether it ends because somebody has drained it in the directory."""
         self._server: LinkServer
@@ -96,6 +97,11 @@ class Worker:
     def is_draining(self) -> bool:
         """Whether it hands its partitions over and ends."""
         return self.stopping.is_set()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it takes nothing new from callers without a link (HTTP, unary)."""
+        return self._closing.is_set()
 
     @property
     def set_aside(self) -> Mapping[str, str]:
@@ -251,21 +257,19 @@ class Worker:
             self._http_server = server
             self.http_address = server.address
             _log.info("serving HTTP", worker=self.id, http=server.address)
-            stopping = tasks.create_task(self.stopping.wait())
+            closing = tasks.create_task(self._closing.wait())
             # Readers come back, to another worker.
-            stopping.add_done_callback(lambda _: feeds.stop())
+            closing.add_done_callback(lambda _: feeds.stop())
             try:
                 yield
             finally:
-                stopping.cancel()
+                closing.cancel()
                 feeds.stop()
                 # They would be cut off without a word.
                 app.end_open()
 
     def not_joined(self) -> str:
         """Return why this worker does not know its cluster now; nothing if it does."""
-        if self.stopping.is_set():
-            return "the worker stops"
         if not self.ready.is_set() or self.id not in self.exchange.topology.workers:
             problem = self._directory_problem() or self._untaken()
             return f"the worker has not joined its cluster yet{problem}"
@@ -274,7 +278,9 @@ class Worker:
         return ""
 
     def not_ready(self) -> str:
-        """Return why this worker cannot serve its callers now; nothing if it can."""
+        """Return why callers should go to another worker now; nothing if they need not."""
+        if self.stopping.is_set():
+            return "the worker stops"
         if reason := self.not_joined():
             return reason
         mine = self.membership.mine
@@ -374,34 +380,61 @@ class Worker:
                 await _until(lambda: self.exchange.has_said_goodbye)
 
     async def _drain(self, membership: Membership) -> None:
-        """Let others take over, and answer what was begun, for a bounded time."""
-        http = self._http_server
-        if http is not None:
-            http.drain()
+        """Let others take over, and callers go to them; answer what was begun. All of it for a
+        bounded time."""
+        if self._http_server is not None:
+            self._http_server.drain()
         timeout_s, is_last = self._config.drain_timeout_s, False
         loop = asyncio.get_running_loop()
-        noticed = loop.time() + NOTICE_S
+        noticed = loop.time() + self._config.drain_notice_within_s
         ends = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(ends) as limit:
                 is_last = not await membership.drain()
+                await self._let_callers_notice(membership, noticed)
+                await self._close_doors()
                 if is_last:
-                    if http is not None:
-                        # What HTTP has taken is on its way to its partition, and must get there.
-                        await _until(lambda: http.is_unused(0.0) or loop.time() > noticed)
+                    # What callers have asked for is on its way to its partition, and must get
+                    # there.
+                    handed_on = loop.time() + HANDED_ON_S
+                    await _until(lambda: self._has_answered or loop.time() > handed_on)
                     self.exchange.close_intake()
                     await _until(self.host.is_idle)
-                    # Whoever comes now finds nobody to ask; what waits for its next try is on
-                    # record.
-                    noticed = 0.0
-                    limit.reschedule(min(ends, loop.time() + NOTICE_S))
+                    # What waits for its next try is on record.
+                    limit.reschedule(min(ends, loop.time() + HANDED_ON_S))
                     await _until(lambda: not self.host.unanswered_of_clients())
-                await _until(lambda: self._server.is_unused(noticed))
-                if http is not None:
-                    await _until(lambda: http.is_unused(noticed))
+                await _until(lambda: self._has_answered)
         except TimeoutError:
             if not is_last:
                 _log.warning("did not finish in time; others do what is left", seconds=timeout_s)
+            await self._close_doors()
+
+    async def _let_callers_notice(self, membership: Membership, noticed: float) -> None:
+        """Serve callers without a link (HTTP, unary) until whoever sends them here had the time to
+        see that this worker is not ready; others own what they ask for. Without another worker
+        they have nowhere to go."""
+        loop = asyncio.get_running_loop()
+
+        def is_over() -> bool:
+            is_used = self._http_server is not None or self._server.is_used
+            return not is_used or loop.time() >= noticed or not membership.has_successors()
+
+        if not is_over():
+            _log.info("serves callers until they had time to go elsewhere", worker=self.id)
+        await _until(is_over)
+
+    async def _close_doors(self) -> None:
+        """Take nothing new from callers without a link."""
+        self._closing.set()
+        self._server.close()
+        if self._http_server is not None:
+            await self._http_server.close()
+
+    @property
+    def _has_answered(self) -> bool:
+        """Whether, with doors closed, nobody waits for a reply but on a link."""
+        http = self._http_server
+        return self._server.is_closed and (http is None or http.is_closed)
 
     def _tell_placed(self, event: str, partition: str, epoch: int | None) -> None:
         # At the start there are many at once; `ready` says how many.

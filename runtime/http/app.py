@@ -91,7 +91,7 @@ class IngressService(Protocol):
 
     async def read_state(self, request: StateRequest) -> StateReport: ...
 
-    async def read_egress(self, request: EgressRequest) -> EgressPage: ...
+    async def egress_page(self, request: EgressRequest) -> EgressPage: ...
 
     def metrics(self) -> bytes: ...
 
@@ -328,7 +328,7 @@ class HttpApp:
         left_ms = asked.wait_ms
         while True:
             piece_ms = min(left_ms, EGRESS_WAIT_PIECE_MS)
-            page = await self._service.read_egress(msgspec.structs.replace(asked, wait_ms=piece_ms))
+            page = await self._service.egress_page(msgspec.structs.replace(asked, wait_ms=piece_ms))
             left_ms -= piece_ms
             if page.entries or page.lost or not left_ms or self._feeds.is_stopping:
                 return page

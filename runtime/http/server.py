@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -14,11 +13,12 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from sublet.runtime.config import PortTakenError
 from sublet.runtime.http.errors import PROBLEM_TYPE, Problem, problem
 from sublet.runtime.http.leaving import CONNECTION
+from sublet.runtime.http.lingering import LingeringTransport
+from sublet.runtime.http.listening import BACKLOG, let_nobody_connect, listen
 from sublet.runtime.limits import Limits
 
 HEAD_BYTES_MAX = 32 * 1024
@@ -26,12 +26,19 @@ HEADERS_MAX = 100
 KEEP_ALIVE_S = 75
 STOP_TIMEOUT_S = 2
 CONNECTION_RETRY_MS = 1_000
-_BACKLOG = 1_024
+ACCEPTED_S = 0.1
+"""Who has connected, or nearly so, is accepted within this time."""
+FIRST_REQUEST_S = 1.0
+"""Who has connected before the server closed has so long to begin with a request."""
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class HttpServer:
-    """Serves between `async with` and its end, which lets requests finish for a short while."""
+    """Serves between `async with` and its end, which lets requests finish for a short while.
+
+    Its end in good order has three steps: `drain` lets callers go elsewhere, `close` takes nothing
+    new, and once `is_closed` nobody waits for a reply.
+    """
 
     def __init__(
         self, app: ASGIApp, tasks: asyncio.TaskGroup, *, host: str, port: int, limits: Limits
@@ -43,7 +50,7 @@ class HttpServer:
         self._port = port
         self._limits = limits
         self._is_draining = False
-        self._server: uvicorn.Server
+        self._server: _Server
         self._serving: asyncio.Task[None]
 
     @property
@@ -53,18 +60,31 @@ class HttpServer:
         return f"{host}:{self._port}"
 
     def drain(self) -> None:
-        """Close each connection after its next reply, which says so."""
+        """Serve as before, and close each connection after its next reply, which says so."""
         self._is_draining = True
+        for connection in self._connections:
+            connection.drain()
 
-    def is_unused(self, noticed_s: float) -> bool:
-        """Tell whether no request is under way and none is to be expected: who has a connection
-        has had until then (of the loop's time) to notice that it is about to be closed."""
+    async def close(self) -> None:
+        """Accept no more connections, and close those that are idle. Requests that are under way,
+        or on their way here, are answered. Doing it twice is doing it once."""
+        self.drain()
+        await self._server.stop_accepting()
+        for connection in tuple(self._connections):
+            connection.leave()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether, after `close`, every request has its reply."""
         state = self._server.server_state
-        is_expected = asyncio.get_running_loop().time() < noticed_s and bool(state.connections)
-        return not state.tasks and not is_expected
+        return not state.tasks and all(each.has_ended for each in self._connections)
+
+    @property
+    def _connections(self) -> set[BoundedProtocol]:
+        return self._server.server_state.connections  # type: ignore[return-value]  # All are ours.
 
     async def __aenter__(self) -> HttpServer:
-        listener = _listener(self._host, self._port)
+        listener = listen(self._host, self._port)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -80,12 +100,14 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             headers=[("x-content-type-options", "nosniff")],
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
-        self._server = _Server(config)
-        self._serving = self._tasks.create_task(self._server.serve(sockets=[listener]))
+        self._server = _Server(config, listener)
+        self._serving = self._tasks.create_task(self._server.serve([listener]))
+        while not (self._server.started or self._serving.done()):  # noqa: ASYNC110  # Nobody tells.
+            await asyncio.sleep(0)
         return self
 
     async def __aexit__(
@@ -99,22 +121,23 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        super().__init__(config)
+        self._listener = listener
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: they are the worker's."""
         yield
 
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortTakenError(port, "--http-port") from None
-        raise OSError(f"cannot listen for HTTP on {host}:{port}: {error.strerror}") from None
-    listener.setblocking(False)
-    return listener
+    async def stop_accepting(self) -> None:
+        if self._listener.fileno() < 0:
+            return
+        let_nobody_connect(self._listener)
+        await asyncio.sleep(ACCEPTED_S)
+        for server in self.servers:
+            server.close()
+        self._listener.close()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -130,6 +153,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._limits = limits
         self._is_draining = is_draining
+        self._lingering: LingeringTransport | None = None
+        self._is_leaving = False
+        self._last_cycle: RequestResponseCycle | None = None
+        """The one whose reply says that the connection is closed."""
         self._has_request = False
         """Whether there was one: from then on there is a `cycle`."""
         self._in_head = True
@@ -155,13 +182,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 )
             )
             return
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self.loop)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]  # Does what one does.
         self._arm_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_read_timer()
         self.resume_writing()
         super().connection_lost(exc)
+        if self._lingering is not None:
+            self._lingering.lost()
         self._is_lost = True
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
@@ -170,7 +200,40 @@ class BoundedProtocol(HttpToolsProtocol):
     def is_lost(self) -> bool:
         return self._is_lost
 
+    def drain(self) -> None:
+        """Close after the next reply, which says so."""
+        cycle = self.cycle
+        if self._has_request and cycle.keep_alive and not cycle.response_started:
+            cycle.keep_alive = False
+            self._last_cycle = cycle
+
+    def leave(self) -> None:
+        """Close as soon as nothing is under way. Called again after each reply."""
+        self._is_leaving = True
+        if not self._has_request and not self._head_bytes:
+            # Its first request may be on its way.
+            self.loop.call_later(FIRST_REQUEST_S, self._leave_unused)
+        elif not self._is_arriving and not self._head_bytes and self.cycle.response_complete:
+            self.transport.close()
+
+    def _leave_unused(self) -> None:
+        if not self._has_request and not self._head_bytes:
+            self.transport.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is to come from either side but the peer's end."""
+        found = self._lingering
+        return found is None or (found.is_closing() and found.has_sent_all)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_leaving:
+            self.leave()
+
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -197,13 +260,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_request = True
         super().on_headers_complete()
         if self._is_draining():
-            self.cycle.keep_alive = False
+            former, self._last_cycle = self._last_cycle, None
+            if former is not None and not former.response_started:
+                # The client has not waited for that reply; this one is the last.
+                former.keep_alive = True
+            self.drain()
 
     def on_message_complete(self) -> None:
         self._is_arriving = False
         # Bytes of the next head may follow.
         self._in_head = True
         super().on_message_complete()
+        if self._is_leaving:
+            self.leave()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or more of it than is allowed."""
@@ -264,6 +333,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, found: Problem) -> None:
         """Say why, unless something else is being said or due, and close."""
+        if self.transport.is_closing():
+            return
         if not self._is_answering:
             body = found.body
             headers = {

@@ -155,6 +155,8 @@ class Run:
             "member_term_ms": plan.member_term_ms,
             # Redis may be away meanwhile; what is not finished then is for others.
             "drain_timeout_s": PATIENCE_S / 2,
+            # Its callers by HTTP look before they ask.
+            "drain_notice_s": 1,
         }
         self._site = Site(folder, plan.workers + 1, settings, network)
         self._recoveries = Recoveries(self._site.partitions)

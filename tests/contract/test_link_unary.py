@@ -389,3 +389,25 @@ async def outcome(client: UnaryClient) -> SubletError | None:
     except SubletError as error:
         return error
     return None
+
+
+async def test_a_server_that_closes_answers_what_is_under_way_and_refuses_what_comes(
+    server: LinkServer, client: UnaryClient, shop: Shop
+) -> None:
+    shop.go_on.clear()
+    request = CallRequest(function="shop/cart", key="k", payload=b"\x01")
+    under_way = asyncio.ensure_future(client.call(request))
+    async with asyncio.timeout(PATIENCE_S):
+        await shop.entered.wait()
+        assert server.is_used
+        server.close()
+        assert not server.is_closed
+        with pytest.raises(UnavailableError, match="ask another one"):
+            await client.send(request)
+        # Who looks for another worker is still told.
+        assert await client.status() == STATUS
+        shop.go_on.set()
+
+        assert await under_way == b"\x01"
+        assert server.is_closed
+    assert shop.requests == [request]

@@ -33,6 +33,9 @@ PROJECT = Path(__file__).parents[2]
 # A death is noticed within the term; tests have no time for the default of two seconds.
 QUICK_DEATH = {"SUBLET_HEARTBEAT_MS": "60", "SUBLET_MEMBER_TERM_MS": "600"}
 
+# Callers in tests look more often than balancers do; who stops many workers has no time for more.
+SHORT_NOTICE = {"SUBLET_DRAIN_NOTICE_S": "1"}
+
 
 class WorkerProcess:
     """One `sublet worker`. Whatever a test does to it, `end` reaps it."""
@@ -114,6 +117,7 @@ class Cluster:
             "SUBLET_LOG_FORMAT": "json",
             "SUBLET_DATA_DIR": str(data_dir),
             **QUICK_DEATH,
+            **SHORT_NOTICE,
             **{f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()},
         }
 

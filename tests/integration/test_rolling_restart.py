@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
-from sublet import Client
+from sublet import BlockingClient, Client
+from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.cli_exit import ExitCode
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import AdministerRequest, CallRequest, DrainWorker
+from sublet.runtime.unary import CallRequest
 from tests.integration import count_app
 from tests.integration.cluster import (
     PROJECT,
@@ -28,26 +28,12 @@ from tests.integration.cluster import (
     running_cluster,
     until,
 )
+from tests.integration.leaving import Leave, by_command, by_signal, http_address, settings_for
 from tests.redis_process import RedisProcess
 
 APP = "tests.integration.count_app:app"
 WAYS = ("linked", "unary", "http")
 KEYS = [f"key{number}" for number in range(40)]
-Leave = Callable[[Cluster, WorkerProcess], Awaitable[None]]
-
-
-@contextmanager
-def settings_for(store: str, folder: Path) -> Iterator[dict[str, object]]:
-    if store == "sqlite":
-        yield {}
-        return
-    folder.mkdir()
-    redis = RedisProcess(folder)
-    redis.start()
-    try:
-        yield {"store": "redis", "redis_url": redis.url}
-    finally:
-        redis.kill()
 
 
 class Callers:
@@ -122,26 +108,6 @@ class Callers:
         assert dict(zip(KEYS, totals, strict=True)) == {key: self.sent[key] for key in KEYS}
 
 
-def http_address(cluster: Cluster, worker: WorkerProcess) -> str:
-    for line in cluster.log.splitlines():
-        entry = json.loads(line)
-        if entry["event"] == "serving HTTP" and entry["pid"] == worker.pid:
-            return str(entry["http"])
-    raise AssertionError("it serves no HTTP")
-
-
-async def by_signal(cluster: Cluster, worker: WorkerProcess) -> None:
-    worker.terminate()
-
-
-async def by_command(cluster: Cluster, worker: WorkerProcess) -> None:
-    worker.is_wanted = False
-    id_ = (await cluster.status(worker)).worker
-    other = next(each for each in cluster.living if each is not worker)
-    async with UnaryClient(other.address) as unary:
-        await unary.administer(AdministerRequest(action=DrainWorker(worker=id_)))
-
-
 @pytest.mark.parametrize(("store", "leave"), [("sqlite", by_command), ("redis", by_signal)])
 async def test_no_request_fails_while_workers_are_replaced_one_by_one(
     tmp_path: Path, store: str, leave: Leave
@@ -174,6 +140,102 @@ async def replace_all(tmp_path: Path, settings: dict[str, object], leave: Leave)
         assert "lost a link" not in cluster.log
 
 
+class Clients:
+    """Clients of every kind that has no worker of its own choice, each of which asks again and
+    again."""
+
+    def __init__(self, cluster: Cluster, client: Client) -> None:
+        self.done: Counter[str] = Counter()
+        self._cluster = cluster
+        self._client = client
+        self._is_over = False
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    async def run(self) -> None:
+        kinds = {
+            "blocking": lambda: asyncio.to_thread(self._blocking),
+            "command": self._command,
+            "snapshot": self._snapshot,
+            "pipeline": self._pipeline,
+            "egress": self._egress,
+        }
+        async with asyncio.TaskGroup() as tasks:
+            for kind, run in kinds.items():
+                tasks.create_task(self._again(kind, run))
+
+    async def _again(self, kind: str, run: Callable[[], Awaitable[None]]) -> None:
+        while not self._is_over:
+            await run()
+            self.done[kind] += 1
+
+    async def more(self, count: int) -> None:
+        before = self.done.copy()
+        kinds = ("blocking", "command", "snapshot", "pipeline", "egress")
+        await until(lambda: all(self.done[each] >= before[each] + count for each in kinds))
+
+    def _blocking(self) -> None:
+        with BlockingClient(self._cluster.addresses()) as client:
+            for _ in range(20):
+                client.call(count_app.count, "blocking", 1)
+
+    async def _command(self) -> None:
+        words = ("call", "count", "command", "1", "--data-dir", str(self._cluster.data_dir))
+        command = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sublet", *words, cwd=PROJECT, stdout=PIPE, stderr=STDOUT
+        )
+        told, _ = await command.communicate()
+        assert command.returncode == 0, told.decode()
+
+    async def _snapshot(self) -> None:
+        async with self._client.snapshot(count_app.count) as snapshot:
+            found = {each.key: each.state async for each in snapshot}
+        assert found["snapshot"] == 7
+
+    async def _pipeline(self) -> None:
+        """What Spark's sink does for each batch."""
+        pipeline = self._client.pipeline(count_app.count, "rows")
+        batch = self.done["pipeline"]
+        attempt = pipeline.attempt(batch)
+        index = partition_index_of("pipeline", pipeline.partition_count)
+        await attempt.add(index, ["pipeline"], msgspec.msgpack.encode([1]))
+        await pipeline.commit(batch, [await attempt.end()], completed=batch - 1)
+        await pipeline.wait_taken()
+
+    async def _egress(self) -> None:
+        _, end = await self._client.egress_bounds("relayed")
+        await self._client.call(count_app.relay, "egress", 1)
+        reader = self._client.egress("relayed", start=end)
+        assert (await anext(reader)).value == f"egress {self.done['egress'] + 1}"
+
+
+@pytest.mark.timeout(120)
+async def test_no_client_of_any_kind_fails_while_workers_are_replaced(tmp_path: Path) -> None:
+    async with (
+        running_cluster(tmp_path, 3, app=APP) as cluster,
+        cluster.client() as client,
+        asyncio.timeout(100),
+    ):
+        await client.call(count_app.count, "snapshot", 7)
+        clients = Clients(cluster, client)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(clients.run())
+            for leave in (by_signal, by_command, by_signal):
+                await clients.more(1)
+                worker = cluster.living[0]
+                await leave(cluster, worker)
+                assert await worker.ended() == 0
+                cluster.add_worker()
+                await cluster.ready()
+            await clients.more(1)
+            clients.stop()
+        kinds = ["blocking", "command", "pipeline"]
+        totals = await client.call_many(count_app.count, kinds, [0] * 3)
+        done = clients.done
+        assert totals == [20 * done["blocking"], done["command"], done["pipeline"]]
+
+
 async def test_no_request_fails_when_a_worker_is_stopped_while_redis_is_away(
     tmp_path: Path,
 ) -> None:
@@ -189,6 +251,8 @@ async def test_no_request_fails_when_a_worker_is_stopped_while_redis_is_away(
                 httpx.AsyncClient(base_url=url, timeout=30) as http,
                 asyncio.TaskGroup() as tasks,
             ):
+                # From then on it waits for its partitions, however long its directory is away.
+                assert (await http.post("/functions/count/count/first", json=0)).status_code == 200
                 redis.stop()
                 waiting = [
                     tasks.create_task(http.post(f"/functions/count/count/{key}", json=1))

@@ -361,3 +361,14 @@ def test_times_of_the_scheduler_are_more_than_nothing(setting: str) -> None:
 
 def test_every_order_that_there_is_can_be_set() -> None:
     assert typing.get_args(OrderName) == tuple(ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("notice_s", "timeout_s", "found_s"), [(5, 30, 5), (20, 30, 15), (5, 0, 0)]
+)
+def test_callers_have_at_most_half_of_the_time_to_notice(
+    notice_s: float, timeout_s: float, found_s: float
+) -> None:
+    config = WorkerConfig(drain_notice_s=notice_s, drain_timeout_s=timeout_s)
+
+    assert config.drain_notice_within_s == found_s

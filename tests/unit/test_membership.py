@@ -540,6 +540,22 @@ async def test_a_worker_that_drains_gives_everything_to_another() -> None:
         assert cluster.owned == set()
 
 
+async def test_successors_are_others_that_stay_and_have_some_of_the_same_functions() -> None:
+    cluster = Cluster()
+
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        assert not membership.has_successors()
+        stranger = msgspec.structs.replace(member("s"), functions=frozenset({"desk/other"}))
+        await cluster.others.join(stranger, {"desk/other": 1})
+        view = await cluster.others.join(member("x"), FUNCTIONS)
+        await until(lambda: membership.view is not None and "x" in membership.view.members)
+        await until(membership.has_successors)
+        assert await cluster.others.drain("x") is not None
+        await until(lambda: not membership.has_successors())
+        assert "s" in view.members
+
+
 async def test_the_last_worker_keeps_what_it_has() -> None:
     cluster = Cluster()
 
