@@ -1,0 +1,431 @@
+"""Promises for every kind of function and form of handler, by every way in, on every store.
+
+Each store has two workers (that of memory one), which all tests of it share; those that kill or
+drain one bring another. What a kill must not do is asked of one story a store, in which all kinds,
+forms and ways have their part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet import (
+    OverloadedError,
+    RejectedError,
+    RetryLaterError,
+)
+from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.unary import AdministerRequest, RecordEntry, TakeDeadLetter
+from tests.integration.cluster import until
+from tests.integration.promise_matrix_app import ATTEMPTS, EGRESS, FORMS, KINDS
+from tests.integration.promise_stories import (
+    READERS,
+    WITH_STATE,
+    Drains,
+    Story,
+    Teller,
+)
+from tests.integration.promise_world import World, function_of, key_of
+from tests.integration.ways_in import WAYS, Asked, error_of
+from tests.redis_process import RedisProcess
+
+STORES = ("memory", "sqlite", "redis")
+DURABLE = ("sqlite", "redis")
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    store: str = request.param
+    folder = tmp_path_factory.mktemp(store)
+    settings: dict[str, object] = {}
+    redis: RedisProcess | None = None
+    if store == "redis":
+        (folder / "redis").mkdir()
+        redis = RedisProcess(folder / "redis")
+        redis.start()
+        settings["redis_url"] = redis.url
+    world = World(store, folder, settings)
+    try:
+        asyncio.run(world.start(world.size))
+        yield world
+    finally:
+        world.close()
+        if redis is not None:
+            redis.kill()
+
+
+on_every_store = pytest.mark.parametrize("world", STORES, indirect=True)
+on_durable_stores = pytest.mark.parametrize("world", DURABLE, indirect=True)
+of_every_kind = pytest.mark.parametrize("kind", KINDS)
+of_kinds_with_state = pytest.mark.parametrize("kind", WITH_STATE)
+in_every_form = pytest.mark.parametrize("form", FORMS)
+by_every_way = pytest.mark.parametrize("way", WAYS)
+
+
+# 1. Exactly once: one story a store, in which a worker is killed
+
+
+@pytest.fixture(scope="module")
+def story(world: World) -> Story:
+    return asyncio.run(Teller(world).tell())
+
+
+@by_every_way
+@of_every_kind
+@on_durable_stores
+def test_a_killed_worker_costs_and_doubles_no_effect(
+    world: World, story: Story, kind: str, way: str
+) -> None:
+    orders = story.orders[kind, way]
+    ids = [id_ for _, id_ in orders]
+
+    assert {form for form, _ in orders} == set(FORMS if way in ("client", "http") else ["def"])
+    assert {id_: len(story.ledger[id_]) for id_ in ids} == dict.fromkeys(ids, 1)
+    assert {id_: story.emitted[id_] for id_ in ids} == dict.fromkeys(ids, 1)
+    if kind != "stateless":
+        assert {id_: story.states[id_] for id_ in ids} == dict.fromkeys(ids, 1)
+
+
+@on_durable_stores
+def test_timers_of_every_kind_and_form_ring_once_over_a_kill(world: World, story: Story) -> None:
+    rung = {id_: entries for id_, entries in story.ledger.items() if id_ in story.timers}
+
+    assert len(rung) == len(story.timers) > 50
+    assert {len(entries) for entries in rung.values()} == {1}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@on_durable_stores
+def test_a_reader_that_comes_back_reads_everything_once_and_in_order_over_a_kill(
+    world: World, story: Story, reader: str
+) -> None:
+    read = story.read[reader]
+    by_partition: defaultdict[str, list[int]] = defaultdict(list)
+    for partition, position, _ in read:
+        by_partition[partition].append(position)
+
+    assert Counter(value[2] for _, _, value in read) == story.emitted
+    for positions in by_partition.values():
+        assert positions == list(range(len(positions)))
+
+
+# 3. Order
+
+
+@by_every_way
+@of_kinds_with_state
+@on_every_store
+async def test_what_one_sender_sends_to_one_key_runs_in_order_also_if_some_fail_at_first(
+    world: World, kind: str, way: str
+) -> None:
+    forms = FORMS if way != "cli" else ("def",)
+    ids: dict[str, list[str]] = {}
+    async with AsyncExitStack() as stack:
+        ways = await world.ways(stack)
+
+        async def sent(form: str) -> None:
+            key = world.name("order", way)
+            ids[form] = [f"{key}/{number}" for number in range(6 if way != "cli" else 3)]
+            for number, id_ in enumerate(ids[form]):
+                do = "fail once" if number in (1, 3) else ""
+                await ways[way].send(Asked(function_of(kind, form), key, {"id": id_, "do": do}))
+
+        await asyncio.gather(*map(sent, forms))
+    await world.told(*(id_ for each in ids.values() for id_ in each))
+
+    for form in forms:
+        run = [id_ for _, id_ in await world.states(kind, form) if id_ in ids[form]]
+        assert run == ids[form], form
+
+
+@on_every_store
+@pytest.mark.parametrize("kind", WITH_STATE)
+async def test_what_is_pipelined_on_one_connection_runs_in_order(world: World, kind: str) -> None:
+    """HTTP keep-alive without waiting for the replies between requests."""
+    key = world.name("pipelined")
+    ids = [f"{key}/{number}" for number in range(8)]
+    host, _, port = world.http[world.living[0].pid].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for number, id_ in enumerate(ids):
+        body = f'{{"id": "{id_}", "do": "{"fail once" if number == 2 else ""}"}}'.encode()
+        head = (
+            f"POST /functions/{function_of(kind)}/{key}?mode=send HTTP/1.1\r\n"
+            f"Host: {host}:{port}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+    answers = [await reader.readuntil(b"\r\n\r\n") for _ in ids]
+    writer.close()
+    await writer.wait_closed()
+    await world.told(*ids)
+
+    assert [each.split()[1] for each in answers] == [b"202"] * len(ids)
+    assert [id_ for _, id_ in await world.states(kind, "def") if id_ in ids] == ids
+
+
+# 9. Dead letters
+
+
+async def letter_of(world: World, function: str, id_: str, place: int = 0) -> RecordEntry:
+    found: list[RecordEntry] = []
+
+    async def is_there() -> bool:
+        nonlocal found
+        letters = await world.records("dead", function, place)
+        found = [each for each in letters if f'"{id_}"' in each.json]
+        return bool(found)
+
+    await until(is_there)
+    assert len(found) == 1
+    return found[0]
+
+
+@in_every_form
+@of_every_kind
+@on_every_store
+async def test_what_fails_for_good_is_a_dead_letter_that_is_replayed_once(
+    world: World, tmp_path: Path, kind: str, form: str
+) -> None:
+    mended = tmp_path / "mended"
+    function = function_of(kind, form)
+    key = key_of(kind, world.name("dead"))
+    ids = [world.name("dead", kind, form) for _ in range(5)]
+    async with AsyncExitStack() as stack:
+        client = (await world.ways(stack))["client"]
+        sends = []
+        for number, id_ in enumerate(ids):
+            do = "fail until" if number == 2 else ""
+            message = {"id": id_, "do": do, "path": str(mended)}
+            sends.append(client.send(Asked(function, key, message)))
+        await asyncio.gather(*sends)
+        # Those beside it in its batch are done.
+        await world.told(*(each for each in ids if each != ids[2]))
+        letters = [
+            await letter_of(world, function, ids[2], place) for place in range(len(world.living))
+        ]
+        assert {each.id for each in letters} == {letters[0].id}
+        assert (letters[0].key, letters[0].attempts) == (key, ATTEMPTS)
+        mended.touch()
+
+        asked = AdministerRequest(action=TakeDeadLetter(id=letters[0].id, replay=True))
+        for worker in world.living:
+            async with UnaryClient(worker.address) as unary:
+                if worker is world.living[0]:
+                    await unary.administer(asked)
+                else:
+                    assert isinstance(await error_of(unary.administer(asked)), RejectedError)
+    told = await world.told(*ids)
+
+    assert {id_: len(entries) for id_, entries in told.items()} == dict.fromkeys(ids, 1)
+    for place in range(len(world.living)):
+        assert not [
+            each
+            for each in await world.records("dead", function, place)
+            if f'"{ids[2]}"' in each.json
+        ]
+
+
+@by_every_way
+@of_every_kind
+@on_every_store
+async def test_by_every_way_a_call_that_fails_is_told_and_a_send_is_kept(
+    world: World, kind: str, way: str
+) -> None:
+    function, key = function_of(kind), key_of(kind, world.name("failed"))
+    ids = {do: world.name("failed", kind, way) for do in ("fail", "reject")}
+    async with AsyncExitStack() as stack:
+        asking = (await world.ways(stack))[way]
+        called = [
+            await error_of(asking.call(Asked(function, key, {"id": id_, "do": do})))
+            for do, id_ in ids.items()
+        ]
+        for do, id_ in ids.items():
+            await asking.send(Asked(function, key, {"id": f"sent {id_}", "do": do}))
+        letters = [await letter_of(world, function, f"sent {id_}") for id_ in ids.values()]
+        beside = [each.json for each in await world.records("dead", function)]
+
+    codes = ["handler_failed", "rejected"]
+    assert [each.code for each in called] == codes
+    assert [each.error.code for each in letters if each.error] == codes
+    assert not [each for each in beside for id_ in ids.values() if f'"{id_}"' in each]
+
+
+# 10. Egress
+
+
+@by_every_way
+@on_every_store
+async def test_every_way_reads_the_whole_egress_once_from_every_worker(
+    world: World, way: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        client = (await world.ways(stack))["client"]
+        ids = [world.name("emitted", way) for _ in range(6)]
+        for number, id_ in enumerate(ids):
+            kind = KINDS[number % len(KINDS)]
+            form = FORMS[number % len(FORMS)]
+            await client.call(Asked(function_of(kind, form), key_of(kind, "emits"), {"id": id_}))
+        for place in range(len(world.living)):
+            reader = (await world.ways(stack, place))[way]
+            read = [value[2] for value in await reader.egress(EGRESS)]
+
+            assert sorted(each for each in read if each in ids) == sorted(ids)
+
+
+# 12. Drains
+
+
+@pytest.fixture(scope="module")
+def drains(world: World) -> Drains:
+    drains = Drains(world)
+    asyncio.run(drains.run())
+    return drains
+
+
+@by_every_way
+@of_every_kind
+@on_durable_stores
+def test_no_call_fails_while_workers_are_drained(
+    world: World, drains: Drains, kind: str, way: str
+) -> None:
+    assert drains.failed[way, kind] == []
+    assert drains.done[way, kind] >= 5
+
+
+@on_durable_stores
+def test_a_tail_goes_on_when_all_workers_that_it_began_with_are_gone(
+    world: World, drains: Drains
+) -> None:
+    assert {*drains.ids} - {*drains.tailed} == set(), drains.tailed[-1]
+    assert len(drains.tailed) == len(set(drains.tailed))
+
+
+# 15. Bounds
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A worker that takes hardly anything."""
+    world = World("memory", tmp_path_factory.mktemp("narrow"), {"in_flight_max": 2})
+    try:
+        asyncio.run(world.start(1))
+        yield world
+    finally:
+        world.close()
+
+
+@by_every_way
+@of_every_kind
+async def test_a_full_worker_refuses_by_every_way_and_says_when_to_come_back(
+    narrow: World, tmp_path: Path, kind: str, way: str
+) -> None:
+    gate = tmp_path / "gate"
+    function = function_of(kind, "async")
+    async with AsyncExitStack() as stack:
+        ways = await narrow.ways(stack)
+        waiting = []
+        ids = [narrow.name("bound", kind, way) for _ in range(2)]
+        for id_ in ids:
+            message = {"id": id_, "do": "wait", "path": str(gate)}
+            asked = Asked(function, key_of(kind, id_), message)
+            waiting.append(asyncio.ensure_future(ways["client"].call(asked)))
+
+        async def is_full() -> bool:
+            return (await narrow.counters())["in_flight"] >= 2
+
+        await until(is_full)
+        refused = [
+            await error_of(asking(Asked(function, key_of(kind, id_), {"id": id_})))
+            for id_, asking in (
+                (f"call {ids[0]}", ways[way].call),
+                (f"send {ids[0]}", ways[way].send),
+            )
+        ]
+        gate.touch()
+        await asyncio.gather(*waiting)
+        again = narrow.name("again", kind, way)
+        await ways[way].call(Asked(function, key_of(kind, again), {"id": again}))
+
+    assert {type(each) for each in refused} == {OverloadedError}
+    assert all(isinstance(each, RetryLaterError) and each.retry_after_ms > 0 for each in refused)
+    assert set(await narrow.told(*ids, again)) == {*ids, again}
+    assert await narrow.ledger(f"call {ids[0]}", f"send {ids[0]}") == {}
+
+
+# 16. What comes from outside
+
+NO_ORDERS: list[Any] = [
+    None,
+    7,
+    "text",
+    [],
+    {},
+    {"id": 1},
+    {"id": "x", "delay_ms": "soon"},
+    {"id": "x", "delay_ms": 1.5},
+    {"id": "x", "delay_ms": 2**70},
+]
+
+
+@by_every_way
+@of_every_kind
+@on_every_store
+async def test_what_is_no_message_is_refused_by_every_way_and_hinders_nobody(
+    world: World, kind: str, way: str
+) -> None:
+    forms = FORMS if way != "cli" else ("def",)
+    messages = NO_ORDERS if way != "cli" else NO_ORDERS[-3:]
+    async with AsyncExitStack() as stack:
+        asking = (await world.ways(stack))[way]
+        for form in forms:
+            key, id_ = key_of(kind, world.name("odd")), world.name("odd", kind, form)
+            function = function_of(kind, form)
+            errors = await asyncio.gather(
+                *(error_of(asking.call(Asked(function, key, each))) for each in messages)
+            )
+
+            assert (await asking.call(Asked(function, key, {"id": id_})))[0] == id_
+            codes = {each.code for each in errors}
+            assert codes <= {"bad_payload", "cannot_encode", "malformed", "usage"}, (form, errors)
+
+
+ODD_KEYS = ["a/b", " ", "\n", "..", "%2F", "ä日本", "\U0001f600", "k" * 500, "\u2028", "#?&=;"]
+
+
+@by_every_way
+@of_kinds_with_state
+@on_every_store
+async def test_any_text_is_a_key_by_every_way(world: World, kind: str, way: str) -> None:
+    keys = ODD_KEYS if way != "cli" else ODD_KEYS[:4]
+    prefix = world.name("odd key")
+    async with AsyncExitStack() as stack:
+        ways = await world.ways(stack)
+        for odd in keys:
+            key = f"{prefix}{odd}"
+            await ways[way].call(Asked(function_of(kind), key, {"id": key}))
+            for reader in (ways[way], ways["client"]):
+                assert [key, key] in await reader.state(function_of(kind), key)
+
+
+@by_every_way
+@on_every_store
+async def test_keys_that_cannot_be_are_refused_by_every_way(world: World, way: str) -> None:
+    async with AsyncExitStack() as stack:
+        asking = (await world.ways(stack))[way]
+        too_long = await error_of(
+            asking.call(Asked(function_of("keyed"), "k" * 5_000, {"id": "x"}))
+        )
+        unknown = await error_of(asking.call(Asked("matrix/nothing", "k", {"id": "x"})))
+
+    assert too_long.code == "bad_key"
+    assert unknown.code == "unknown_function"
