@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -10,16 +11,19 @@ from typing import Any, NamedTuple
 import msgspec
 import typer
 
-from sublet.functions.errors import RejectedError
+from sublet.functions.errors import RejectedError, SubletError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with, tell_waiting
+from sublet.runtime.client_links import PlainTaskGroup
 from sublet.runtime.client_session import Patience
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_reader import EgressReader, EgressRecord, EgressSource
 from sublet.runtime.link import LinkLimits
+from sublet.runtime.link_grpc import UnaryClient
 
 _STARTS = ("start", "now")
 _PAGE = 1_000
+_LOOK_EVERY_S = 1.0
 
 
 class Asked(NamedTuple):
@@ -52,18 +56,21 @@ def tail(asked: Asked, where: Where, as_json: bool) -> None:
         source = EgressSource(
             lambda: addresses, patience=Patience(), limits=LinkLimits(), tell=tell_waiting
         )
-        try:
-            reader = EgressReader(
-                source.read,
-                asked.egress,
-                start=asked.start,
-                until=None if asked.follow else "now",
-                lost="skip" if asked.skip_lost else "raise",
-                batch_max=_PAGE,
-            )
-            await _print_all(reader, asked, as_json)
-        finally:
-            await source.close()
+        async with PlainTaskGroup() as tasks:
+            looking = tasks.create_task(_keep_up_to_date(addresses))
+            try:
+                reader = EgressReader(
+                    source.read,
+                    asked.egress,
+                    start=asked.start,
+                    until=None if asked.follow else "now",
+                    lost="skip" if asked.skip_lost else "raise",
+                    batch_max=_PAGE,
+                )
+                await _print_all(reader, asked, as_json)
+            finally:
+                looking.cancel()
+                await source.close()
 
     try:
         ask(where, question, as_json)
@@ -76,6 +83,20 @@ def tail(asked: Asked, where: Where, as_json: bool) -> None:
     if as_json and reader is not None:
         # Where nothing was ever emitted, there is nothing to stand behind.
         typer.echo(json.dumps({"cursor": str(reader.cursor) or "start"}), err=True)
+
+
+async def _keep_up_to_date(addresses: list[str]) -> None:
+    """Learn of new workers: whoever follows for long outlives all that it began with."""
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        for address in tuple(addresses):
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S), UnaryClient(address) as worker:
+                    found = (await worker.status()).topology.workers
+            except (SubletError, TimeoutError):
+                continue
+            addresses[:] = found.values() or addresses
+            break
 
 
 async def _print_all(reader: EgressReader, asked: Asked, as_json: bool) -> None:
