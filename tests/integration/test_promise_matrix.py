@@ -173,6 +173,37 @@ async def test_what_is_pipelined_on_one_connection_runs_in_order(world: World, k
     assert [id_ for _, id_ in await world.states(kind, "def") if id_ in ids] == ids
 
 
+# 7. Timers
+
+
+@in_every_form
+@of_every_kind
+@on_every_store
+async def test_a_timer_rings_once_and_not_before_its_time(
+    world: World, kind: str, form: str
+) -> None:
+    ids = [world.name("timer", kind, form) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        client = (await world.ways(stack))["client"]
+        await asyncio.gather(
+            *(
+                client.call(
+                    Asked(
+                        function_of(kind, form),
+                        key_of(kind, id_),
+                        {"id": id_, "do": "timer", "delay_ms": 100},
+                    )
+                )
+                for id_ in ids
+            )
+        )
+    rung = await world.told(*ids)
+
+    assert [len(entries) for entries in rung.values()] == [1] * len(ids)
+    # Clocks count in whole milliseconds.
+    assert min(late_ms for entries in rung.values() for _, late_ms in entries) >= -1
+
+
 # 9. Dead letters
 
 
