@@ -29,8 +29,10 @@ from tests.integration.promise_stories import (
     READERS,
     WITH_STATE,
     Drains,
+    Reads,
     Story,
     Teller,
+    read_while_partitions_move,
 )
 from tests.integration.promise_world import World, function_of, key_of
 from tests.integration.ways_in import WAYS, Asked, error_of
@@ -171,6 +173,24 @@ async def test_what_is_pipelined_on_one_connection_runs_in_order(world: World, k
 
     assert [each.split()[1] for each in answers] == [b"202"] * len(ids)
     assert [id_ for _, id_ in await world.states(kind, "def") if id_ in ids] == ids
+
+
+# 4. A read sees what was answered before, whoever is asked
+
+
+@pytest.fixture(scope="module")
+def reads(world: World) -> Reads:
+    return asyncio.run(read_while_partitions_move(world))
+
+
+@by_every_way
+@of_kinds_with_state
+@on_every_store
+def test_every_worker_tells_what_was_answered_also_after_partitions_have_moved(
+    world: World, reads: Reads, kind: str, way: str
+) -> None:
+    assert len(reads.expected[kind, way]) >= (4 if world.store == "memory" else 28)
+    assert reads.found[kind, way] == reads.expected[kind, way]
 
 
 # 7. Timers
