@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sublet import (
+    IdempotencyConflictError,
     OverloadedError,
     RejectedError,
     RetryLaterError,
@@ -191,6 +192,151 @@ def test_every_worker_tells_what_was_answered_also_after_partitions_have_moved(
 ) -> None:
     assert len(reads.expected[kind, way]) >= (4 if world.store == "memory" else 28)
     assert reads.found[kind, way] == reads.expected[kind, way]
+
+
+# 5. Idempotency keys
+
+
+@in_every_form
+@of_every_kind
+@on_every_store
+async def test_an_idempotency_key_is_done_once_by_whatever_way_it_is_repeated(
+    world: World, kind: str, form: str
+) -> None:
+    key, id_ = key_of(kind, world.name("once")), world.name("once", kind, form)
+    asked = Asked(function_of(kind, form), key, {"id": id_}, f"key-of-{id_}")
+    # Others begin with each of the ways: processes take their time.
+    first = WAYS[(KINDS.index(kind) * len(FORMS) + FORMS.index(form)) % len(WAYS)]
+    others = [each for each in WAYS if each != first]
+    async with AsyncExitStack() as stack:
+        ways = await world.ways(stack)
+        elsewhere = await world.ways(stack, -1)
+
+        reply = await ways[first].call(asked)
+        repeated = await asyncio.gather(*(elsewhere[way].call(asked) for way in others))
+        sent = [elsewhere[way].send(asked) for way in ("client", "http", "grpc")]
+        await asyncio.gather(*sent)
+        another = asked._replace(message={"id": f"another {id_}"})
+        refused = await asyncio.gather(*(error_of(ways[way].call(another)) for way in WAYS))
+
+    assert repeated == [reply] * len(others)
+    assert {type(each) for each in refused} == {IdempotencyConflictError}
+    assert {**await world.told(id_), **await world.ledger(f"another {id_}")} == {
+        id_: [[f"{kind}_{form}"]]
+    }
+    if kind != "stateless":
+        assert [each for each in await world.states(kind, form) if each[1] == id_] == [[key, id_]]
+
+
+@of_every_kind
+@on_every_store
+async def test_repetitions_at_the_same_time_run_once(
+    world: World, tmp_path: Path, kind: str
+) -> None:
+    """All of them arrive while the first is under way."""
+    gate = tmp_path / "gate"
+    async with AsyncExitStack() as stack:
+        ways, elsewhere = await world.ways(stack), await world.ways(stack, -1)
+        asking, ids = [], []
+        for form in FORMS:
+            key, id_ = key_of(kind, world.name("at once")), world.name("at once", kind, form)
+            message = {"id": id_, "do": "wait", "path": str(gate)}
+            asked = Asked(function_of(kind, form), key, message, f"key-of-{id_}")
+            ids.append(id_)
+            asking.append(
+                [
+                    asyncio.ensure_future(each[way].call(asked))
+                    for each in (ways, elsewhere)
+                    for way in ("client", "http", "grpc", "blocking")
+                ]
+            )
+        begun = Path(f"{gate}.begun")
+        await until(begun.exists)
+        await asyncio.sleep(0.1)
+        gate.touch()
+        replies = [await asyncio.gather(*each) for each in asking]
+
+    for form, each in zip(FORMS, replies, strict=True):
+        assert each == [each[0]] * len(each), form
+    assert {
+        id_: len(entries) for id_, entries in (await world.told(*ids)).items()
+    } == dict.fromkeys(ids, 1)
+
+
+@by_every_way
+@on_every_store
+async def test_one_request_written_in_other_ways_is_the_same_request(
+    world: World, way: str
+) -> None:
+    """Left out or written out, in another order, `1` for `1.0`: it means the same."""
+    id_ = world.name("written")
+    asked = Asked(function_of("keyed"), id_, {"id": id_, "amount": 1.0}, id_)
+    forms: list[dict[str, Any]] = [
+        {"id": id_},
+        {"amount": 1, "id": id_},
+        {"do": "", "id": id_, "delay_ms": 0, "path": "", "amount": 1.0},
+    ]
+    async with AsyncExitStack() as stack:
+        ways = await world.ways(stack)
+        reply = await ways["client"].call(asked)
+
+        replies = [await ways[way].call(asked._replace(message=each)) for each in forms]
+
+    assert replies == [reply] * len(forms)
+
+
+@of_kinds_with_state
+@on_every_store
+async def test_an_idempotency_key_belongs_to_one_key(world: World, kind: str) -> None:
+    keys = [world.name("apart") for _ in range(6)]
+    async with AsyncExitStack() as stack:
+        client = (await world.ways(stack))["client"]
+        for key in keys:
+            await client.call(Asked(function_of(kind), key, {"id": key}, "the-same"))
+
+    assert {each: len(entries) for each, entries in (await world.told(*keys)).items()} == (
+        dict.fromkeys(keys, 1)
+    )
+
+
+@by_every_way
+@of_every_kind
+@on_every_store
+async def test_what_was_only_sent_under_a_key_answers_calls_under_it(
+    world: World, kind: str, way: str
+) -> None:
+    key, id_ = key_of(kind, world.name("sent")), world.name("sent", kind)
+    asked = Asked(function_of(kind), key, {"id": id_}, f"key-of-{id_}")
+    async with AsyncExitStack() as stack:
+        ways = await world.ways(stack)
+
+        await ways[way].send(asked)
+        replies = [await ways[each].call(asked) for each in ("client", "http")]
+
+    assert replies[0][0] == id_
+    assert replies[0] == replies[1]
+    assert await world.told(id_) == {id_: [[f"{kind}_def"]]}
+
+
+@by_every_way
+@of_every_kind
+@on_every_store
+async def test_another_message_that_is_sent_under_a_used_key_is_a_dead_letter(
+    world: World, kind: str, way: str
+) -> None:
+    """It was accepted before anybody looked: it must not vanish."""
+    key, id_ = key_of(kind, world.name("conflict")), world.name("conflict", kind)
+    asked = Asked(function_of(kind), key, {"id": id_}, f"key-of-{id_}")
+    async with AsyncExitStack() as stack:
+        ways = await world.ways(stack)
+        await ways["client"].call(asked)
+
+        await ways[way].send(asked._replace(message={"id": f"another {id_}"}))
+
+        letter = await letter_of(world, function_of(kind), f"another {id_}")
+    assert letter.error is not None
+    assert letter.error.code == "idempotency_conflict"
+    assert f"another {id_}" not in await world.ledger(id_, f"another {id_}")
 
 
 # 7. Timers
