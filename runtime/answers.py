@@ -10,13 +10,14 @@ that ends without an effect gives no answer: then those who waited run themselve
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import xxhash
 
-from sublet.functions.codec import codec_for
-from sublet.functions.errors import EncodeError
+from sublet.functions.codec import Codec, codec_for
+from sublet.functions.errors import EncodeError, PayloadError
 from sublet.runtime.calls import NIL
 from sublet.runtime.damage import decoded
 from sublet.runtime.frames import ErrorInfo, Kind
@@ -34,34 +35,44 @@ class Answer(msgspec.Struct, array_like=True):
     """What an idempotency record remembers."""
 
     digest: int
+    """Of the request as it was written."""
     result: msgspec.Raw
     error: ErrorInfo | None = None
     only_told: bool = False
     """It failed, and its caller was told; no dead letter keeps it."""
+    meaning: int = 0
+    """The digest of what it says, however it is written; 0: not known."""
 
-    def error_for(self, message: Message) -> ErrorInfo | None:
+    def is_for(self, message: Message, codec: Codec[Any]) -> bool:
+        """Tell whether a message asks for what was answered."""
+        if self.digest == _digest(bytes(message.payload)):
+            return True
+        return bool(self.meaning) and self.meaning == _meaning(message, codec)
+
+    def error_for(self, message: Message, codec: Codec[Any]) -> ErrorInfo | None:
         """Return the error to tell a message that asks again, which may not ask for the same."""
-        if self.digest == _digest(message):
+        if self.is_for(message, codec):
             return self.error
         return ErrorInfo(
             "idempotency_conflict",
             f"idempotency key {message.extra.idempotency_key!r} was used for another request",
         )
 
-    def loss_of(self, message: Message) -> ErrorInfo | None:
+    def loss_of(self, message: Message, codec: Codec[Any]) -> ErrorInfo | None:
         """Return why a message that nobody waits for would be lost if it just ended; None: what it
         asks for was done, or is kept."""
-        is_same = self.digest == _digest(message)
-        return None if is_same and not self.only_told else self.error_for(message)
+        if not self.only_told and self.is_for(message, codec):
+            return None
+        return self.error_for(message, codec)
 
 
 class DamagedAnswer(Answer):
     """Stands for a record that cannot be read: nobody knows whether the request has run."""
 
-    def error_for(self, message: Message) -> ErrorInfo | None:
+    def error_for(self, message: Message, codec: Codec[Any]) -> ErrorInfo | None:
         return self.error
 
-    def loss_of(self, message: Message) -> ErrorInfo | None:
+    def loss_of(self, message: Message, codec: Codec[Any]) -> ErrorInfo | None:
         return self.error
 
 
@@ -71,14 +82,16 @@ _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 class Answers:
     """The messages given to it have an idempotency key."""
 
-    __slots__ = ("_bytes_max", "claims", "given")
+    __slots__ = ("_bytes_max", "_codec", "claims", "given")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, codec: Codec[Any]) -> None:
+        """`codec` is that of the function's messages."""
         self.claims: dict[str, list[Waiting]] = {}
         """The message that runs for a key of a request, then those that want the same answer."""
         self.given: dict[str, Answer] = {}
         """Given, but not committed: a load does not find them yet."""
         self._bytes_max = bytes_max
+        self._codec = codec
 
     def claim(self, waiting: Waiting, asked: list[str]) -> bool:
         """Tell whether the message is the one to run; if it is new, `asked` gets the id of the
@@ -112,13 +125,19 @@ class Answers:
         size_bytes = len(bytes(result))
         if size_bytes > self._bytes_max:
             result, error = NIL, reply_too_large(size_bytes, self._bytes_max)
-        answer = Answer(_digest(message), result, error, only_told)
+        answer = Answer(
+            _digest(bytes(message.payload)),
+            result,
+            error,
+            only_told,
+            _meaning(message, self._codec),
+        )
         return answer, self._give(id_, answer, clock_ms), self.claims.pop(id_, [])[1:]
 
     def kept(self, message: Message, answer: Answer, clock_ms: int) -> tuple[Answer, Record] | None:
         """A message that got this answer is a dead letter now: if others that ask for the same
         need not be, return the answer that tells so, and its record for the commit."""
-        if not answer.only_told or answer.digest != _digest(message):
+        if not answer.only_told or not answer.is_for(message, self._codec):
             return None
         answer = msgspec.structs.replace(answer, only_told=False)
         return answer, self._give(idempotency_id(message), answer, clock_ms)
@@ -177,5 +196,15 @@ def _answer_in(partition: str, record: Record) -> Answer:
         return DamagedAnswer(0, NIL, ErrorInfo("bad_state", str(error)))
 
 
-def _digest(message: Message) -> int:
-    return int(xxhash.xxh64_intdigest(bytes(message.payload)))
+def _digest(payload: bytes) -> int:
+    return int(xxhash.xxh64_intdigest(payload))
+
+
+def _meaning(message: Message, codec: Codec[Any]) -> int:
+    """Ways in write one request differently: with what was left out or without, by another order
+    of fields, 1 for 1.0. So it is compared as its handler sees it."""
+    payload = bytes(message.payload)
+    # Of what is no message of this function nothing is known but its bytes.
+    with suppress(PayloadError, EncodeError):
+        payload = codec.encode_canonical(codec.decode(payload))
+    return _digest(payload)

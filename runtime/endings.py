@@ -74,7 +74,7 @@ class Endings:
         self.open_from_clients = 0
         """Messages of clients taken and not finished."""
         self.dead_count = dead_count
-        self.answers = Answers(limits.message_bytes_max)
+        self.answers = Answers(limits.message_bytes_max, function.message_codec)
         self.unrun: deque[Waiting] = deque(maxlen=UNRUN_KEPT_MAX)
         """The latest that expired while they waited."""
         self._name = name
@@ -401,8 +401,9 @@ class Endings:
         message = waiting.message
         # There is a newer one if another that got this answer has become a dead letter just now.
         answer = self.answers.given.get(idempotency_id(message), answer)
-        error = answer.error_for(message)
-        loss = None if message.kind is Kind.CALL else answer.loss_of(message)
+        codec = self._function.message_codec
+        error = answer.error_for(message, codec)
+        loss = None if message.kind is Kind.CALL else answer.loss_of(message, codec)
         if loss is not None:
             # It was accepted, and nobody waits to be told.
             if not self._has_room_for_dead():

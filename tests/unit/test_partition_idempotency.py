@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sublet import App, Function
 from sublet.runtime.answers import IDEMPOTENCY_TTL_MS
 from sublet.runtime.endings import NO_ROOM_WAIT_MS, DeadLetter
 from sublet.runtime.frames import Extra, Kind
@@ -170,6 +171,61 @@ def test_the_same_key_for_another_request_is_a_conflict_while_the_first_runs() -
     owner.settle()
 
     assert owner.replies(OTHER) == [(1, "idempotency_conflict")]
+
+
+class Item(msgspec.Struct):
+    sku: str
+    price: float = 1.0
+
+
+def takes_items() -> Function:
+    app = App("app", partitions=1)
+
+    @app.function(name="f")
+    def takes(ctx: Any, item: Item) -> None: ...
+
+    return takes
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "again"),
+    [
+        (takes_items(), {"sku": "tea"}, {"sku": "tea", "price": 1.0}),
+        (takes_items(), {"sku": "tea", "price": 1}, {"price": 1.0, "sku": "tea"}),
+        (make_function(), {"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 2, "c": 1}, "a": 1}),
+    ],
+)
+def test_one_request_that_is_written_in_two_ways_is_the_same_request(
+    function: Function, first: Any, again: Any
+) -> None:
+    owner = Owner(function)
+    ask(owner, 1, payload=first)
+    owner.settle()
+    ask(owner, 2, payload=again)
+    owner.settle()
+
+    assert owner.replies() == [(1, "done a"), (2, "done a")]
+    assert owner.partition.counters.runs == 1
+
+
+def test_another_value_of_a_field_that_was_left_out_is_a_conflict() -> None:
+    owner = Owner(takes_items())
+    ask(owner, 1, payload={"sku": "tea"})
+    owner.settle()
+    ask(owner, 2, payload={"sku": "tea", "price": 1.5})
+    owner.settle()
+
+    assert owner.replies() == [(1, "done a"), (2, "idempotency_conflict")]
+
+
+def test_a_request_that_no_type_fits_is_compared_as_it_is_written() -> None:
+    owner = Owner(takes_items())
+    for number, payload in enumerate(("no item", "no item", "another"), 1):
+        ask(owner, number, payload=payload)
+        owner.settle()
+
+    assert [code for _, code in owner.replies()][2] == "idempotency_conflict"
+    assert owner.replies()[0][1] == owner.replies()[1][1]
 
 
 def test_an_answer_is_forgotten_after_its_time() -> None:
