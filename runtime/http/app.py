@@ -217,7 +217,7 @@ class HttpApp:
         message: object = None
         if body or function.takes_message:
             form = form_of_body(content_type)
-            message = message_from(body, form, function)
+            message = message_from(body, form, function, as_written=bool(idempotency_key))
         reply_form = form_of_reply(headers.get("accept"), form)
         client = self._client or await self._open_client()
         ask = client.send if one_way else client.call

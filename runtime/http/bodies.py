@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -80,14 +81,25 @@ def _quality(parameters: list[str]) -> float:
     return 1.0
 
 
-def message_from(body: bytes, form: Form, function: Function) -> msgspec.Raw:
+def message_from(
+    body: bytes, form: Form, function: Function, *, as_written: bool = False
+) -> msgspec.Raw:
     """Return the message for a function, as msgpack.
+
+    With `as_written`, without the defaults that its type fills in, wherever that says the same:
+    they may differ each time, and it would not be seen that a request is repeated.
 
     400 if the body is no JSON or msgpack at all, `PayloadError` if it does not fit the function.
     """
     codec = function.message_codec
     try:
         message = codec.decode_json(body) if form == "json" else codec.decode(body)
+        if as_written:
+            with suppress(PayloadError, EncodeError):
+                # In JSON, some types are texts that they are not in msgpack.
+                written = body if form == "msgpack" else _ANY.encode(msgspec.json.decode(body))
+                codec.decode(written)
+                return msgspec.Raw(written)
         return msgspec.Raw(codec.encode(message))
     except EncodeError as error:
         # JSON knows larger numbers than msgpack.

@@ -183,6 +183,19 @@ def _declared(kind: Any, form: str) -> Function:
 FUNCTIONS = {(kind, form): _declared(kind, form) for kind in KINDS for form in FORMS}
 
 
+class Stamped(msgspec.Struct):
+    """Says of itself what its sender did not say: something else each time."""
+
+    id: str
+    stamp: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+
+
+@app.function
+def stamp(ctx: Context, stamped: Stamped) -> list[str]:
+    ctx.send(ledger, stamped.id, "stamp")
+    return [stamped.id, stamped.stamp]
+
+
 @app.function(state=list[list[Any]])
 def ledger(ctx: Context, told: str | Rung) -> None:
     """What has happened to the order whose id is the key."""

@@ -285,6 +285,21 @@ async def test_one_request_written_in_other_ways_is_the_same_request(
     assert replies == [reply] * len(forms)
 
 
+@by_every_way
+@on_every_store
+async def test_a_request_whose_defaults_differ_each_time_is_the_same_request(
+    world: World, way: str
+) -> None:
+    id_ = world.name("stamped")
+    asked = Asked("matrix/stamp", id_, {"id": id_}, id_)
+    async with AsyncExitStack() as stack:
+        ways = await world.ways(stack)
+        replies = [await ways[each].call(asked) for each in (way, way, "client")]
+
+    assert replies == [replies[0]] * 3
+    assert await world.told(id_) == {id_: [["stamp"]]}
+
+
 @of_kinds_with_state
 @on_every_store
 async def test_an_idempotency_key_belongs_to_one_key(world: World, kind: str) -> None:

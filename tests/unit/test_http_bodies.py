@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from typing import Any
 
 import msgspec
@@ -31,6 +32,15 @@ app = App("shop")
 @app.function
 def count(ctx: Context, amounts: dict[str, int]) -> int:
     return sum(amounts.values())
+
+
+class Stamped(msgspec.Struct):
+    content: bytes = b""
+    stamp: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+
+
+@app.function
+def stamp(ctx: Context, stamped: Stamped) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -95,6 +105,7 @@ def test_any_accept_header_ends_in_a_form_or_a_refusal(accept: str) -> None:
 def test_any_body_ends_in_a_message_or_a_refusal(body: bytes, form: Form) -> None:
     try:
         message = message_from(body, form, count)
+        message_from(body, form, count, as_written=True)
     except (HttpProblemError, PayloadError):
         return
     assert isinstance(msgspec.msgpack.decode(message, type=dict[str, int]), dict)
@@ -106,6 +117,26 @@ def test_a_message_is_the_same_in_both_forms(amounts: dict[str, int]) -> None:
     as_msgpack = message_from(encoded(amounts, "msgpack"), "msgpack", count)
 
     assert bytes(as_json) == bytes(as_msgpack) == msgspec.msgpack.encode(amounts)
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+def test_a_request_that_may_be_repeated_goes_on_as_it_was_written(form: Form) -> None:
+    body = encoded({}, form)
+
+    assert [bytes(message_from(body, form, stamp, as_written=True)) for _ in "12"] == [b"\x80"] * 2
+    assert message_from(body, form, stamp) != message_from(body, form, stamp)
+
+
+def test_what_is_text_in_json_alone_is_made_what_it_means() -> None:
+    message = message_from(b'{"content": "dGVh"}', "json", stamp, as_written=True)
+
+    assert msgspec.msgpack.decode(message, type=Stamped).content == b"tea"
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+def test_what_does_not_fit_is_refused_also_if_it_may_be_repeated(form: Form) -> None:
+    with pytest.raises(PayloadError):
+        message_from(encoded({"stamp": 1}, form), form, stamp, as_written=True)
 
 
 @pytest.mark.parametrize("value", [{(1, 2): 3}, object()])
