@@ -25,6 +25,7 @@ KINDS = ("keyed", "stateful", "stateless")
 FORMS = ("def", "async", "blocking", "batch_key", "batch", "columns")
 EGRESS = "done"
 ATTEMPTS = 4
+MANY = 20
 LOOK_EVERY_S = 0.01
 
 
@@ -49,6 +50,25 @@ _failed: set[str] = set()
 """Orders that have failed in this process."""
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("nobody can say what this is")
+
+
+ODD_ERRORS: dict[str, BaseException] = {
+    "exit": SystemExit(3),
+    "cancelled": asyncio.CancelledError(),
+    "generator": GeneratorExit(),
+    "iteration": StopIteration(1),
+    "memory": MemoryError(),
+    "no text": ValueError("\ud800"),
+    "long": ValueError("x" * 5_000_000),
+    "unspeakable": UnspeakableError(),
+    "group": ExceptionGroup("several", [ValueError("one"), OSError("two")]),
+}
+"""What no handler should raise, and some do."""
+
+
 def _obstacle(order: Order) -> bool:
     """Do what stands before an order; tell whether its run has to wait (and call again)."""
     match order.do:
@@ -56,6 +76,8 @@ def _obstacle(order: Order) -> bool:
             raise RejectedError(f"{order.id} is refused")
         case "fail":
             raise OSError(f"{order.id} fails")
+        case "raise":
+            raise ODD_ERRORS[order.path]
         case "fail once" if order.id not in _failed:
             _failed.add(order.id)
             raise OSError(f"{order.id} fails once")
@@ -74,6 +96,9 @@ def _done(ctx: Context, name: str, key: str, order: Order) -> list[Any]:
         time.sleep(order.delay_ms / 1000)
         due_ms = time.time_ns() // 1_000_000 + order.delay_ms
         ctx.send_after(f"{order.delay_ms}ms", ledger, order.id, Rung(name, due_ms))
+    elif order.do == "many":
+        for number in range(MANY):
+            ctx.send(ledger, order.id, str(number))
     else:
         ctx.send(ledger, order.id, name)
     ctx.emit(EGRESS, [name, key, order.id])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,19 @@ from sublet import (
     OverloadedError,
     RejectedError,
     RetryLaterError,
+    SubletError,
 )
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import AdministerRequest, RecordEntry, TakeDeadLetter
 from tests.integration.cluster import until
-from tests.integration.promise_matrix_app import ATTEMPTS, EGRESS, FORMS, KINDS
+from tests.integration.promise_matrix_app import (
+    ATTEMPTS,
+    EGRESS,
+    FORMS,
+    KINDS,
+    MANY,
+    ODD_ERRORS,
+)
 from tests.integration.promise_stories import (
     READERS,
     WITH_STATE,
@@ -174,6 +182,30 @@ async def test_what_is_pipelined_on_one_connection_runs_in_order(world: World, k
 
     assert [each.split()[1] for each in answers] == [b"202"] * len(ids)
     assert [id_ for _, id_ in await world.states(kind, "def") if id_ in ids] == ids
+
+
+@in_every_form
+@of_every_kind
+@on_every_store
+async def test_what_a_handler_sends_to_one_key_arrives_in_order(
+    world: World, kind: str, form: str
+) -> None:
+    ids = [world.name("many", kind, form) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        client = (await world.ways(stack))["client"]
+        asked = [
+            Asked(function_of(kind, form), key_of(kind, "many"), {"id": id_, "do": "many"})
+            for id_ in ids
+        ]
+        await asyncio.gather(*map(client.call, asked))
+    expected = {id_: [[str(number)] for number in range(MANY)] for id_ in ids}
+
+    async def all_there() -> bool:
+        found = await world.ledger(*ids)
+        return sum(map(len, found.values())) >= MANY * len(ids)
+
+    await until(all_there)
+    assert await world.ledger(*ids) == expected
 
 
 # 4. A read sees what was answered before, whoever is asked
@@ -528,7 +560,11 @@ def test_a_tail_goes_on_when_all_workers_that_it_began_with_are_gone(
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A worker that takes hardly anything."""
-    world = World("memory", tmp_path_factory.mktemp("narrow"), {"in_flight_max": 2})
+    world = World(
+        "memory",
+        tmp_path_factory.mktemp("narrow"),
+        {"in_flight_max": 2, "message_bytes_max": 20_000},
+    )
     try:
         asyncio.run(world.start(1))
         yield world
@@ -611,6 +647,58 @@ async def test_what_is_no_message_is_refused_by_every_way_and_hinders_nobody(
             assert codes <= {"bad_payload", "cannot_encode", "malformed", "usage"}, (form, errors)
 
 
+@in_every_form
+@of_every_kind
+@on_every_store
+async def test_whatever_a_handler_raises_costs_its_message_and_no_worker(
+    world: World, kind: str, form: str
+) -> None:
+    function, workers = function_of(kind, form), [each.pid for each in world.living]
+    async with AsyncExitStack() as stack:
+        client = (await world.ways(stack))["client"]
+        asked = [
+            Asked(
+                function,
+                key_of(kind, f"raised {what}"),
+                {"id": world.name(what), "do": "raise", "path": what},
+            )
+            for what in ODD_ERRORS
+        ]
+        errors = await asyncio.gather(*(error_of(client.call(each)) for each in asked))
+        await asyncio.gather(*map(client.send, asked))
+        for each in asked:
+            await letter_of(world, function, each.message["id"])
+        id_ = world.name("raised", kind, form)
+        reply = await client.call(Asked(function, key_of(kind, "raised"), {"id": id_}))
+
+    assert {each.code for each in errors} == {"handler_failed"}
+    assert reply[0] == id_
+    assert [each.pid for each in world.living] == workers
+
+
+@of_every_kind
+@on_every_store
+async def test_a_number_that_columns_cannot_hold_fails_alone(world: World, kind: str) -> None:
+    function, key = function_of(kind, "columns"), key_of(kind, world.name("large"))
+    ids = [world.name("large", kind) for _ in range(5)]
+    async with AsyncExitStack() as stack:
+        client = (await world.ways(stack))["client"]
+        replies = await asyncio.gather(
+            *(
+                client.call(
+                    Asked(function, key, {"id": id_, "delay_ms": 2**63 if id_ == ids[2] else 0})
+                )
+                for id_ in ids
+            ),
+            return_exceptions=True,
+        )
+
+    assert isinstance(replies[2], SubletError)
+    assert [each[0] for each in replies if not isinstance(each, BaseException)] == [
+        each for each in ids if each != ids[2]
+    ]
+
+
 ODD_KEYS = ["a/b", " ", "\n", "..", "%2F", "ä日本", "\U0001f600", "k" * 500, "\u2028", "#?&=;"]
 
 
@@ -641,3 +729,33 @@ async def test_keys_that_cannot_be_are_refused_by_every_way(world: World, way: s
 
     assert too_long.code == "bad_key"
     assert unknown.code == "unknown_function"
+
+
+@by_every_way
+@of_every_kind
+async def test_a_message_above_its_bound_is_refused_by_every_way(
+    narrow: World, kind: str, way: str
+) -> None:
+    function, id_ = function_of(kind), narrow.name("fits")
+    async with AsyncExitStack() as stack:
+        asking = (await narrow.ways(stack))[way]
+        refused = [
+            await error_of(asking.call(Asked(function, key_of(kind, "k"), {"id": "x" * size})))
+            for size in (20_001, 300_000, 6_000_000)
+        ]
+        await asking.call(Asked(function, key_of(kind, "k"), {"id": id_}))
+
+    assert [each.code for each in refused] == ["too_large"] * 3
+    assert [*await narrow.told(id_)] == [id_]
+
+
+@by_every_way
+@on_every_store
+async def test_the_state_of_what_has_none_is_refused_or_nothing(world: World, way: str) -> None:
+    """And it is not taken for the state of something else."""
+    async with AsyncExitStack() as stack:
+        reader = (await world.ways(stack))[way]
+        await reader.call(Asked(function_of("stateful"), "a", {"id": world.name("none")}))
+        for function in (function_of("stateless"), "matrix/nothing"):
+            with suppress(RejectedError):
+                assert not await reader.state(function, "a")

@@ -235,6 +235,8 @@ class ByGrpc:
             trailers = {str(name): value for name, value in error.trailing_metadata() or ()}
             if error.code() is grpc.StatusCode.UNAVAILABLE and "sublet-code" not in trailers:
                 raise told("unavailable", error.details() or "") from None
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "sublet-code" not in trailers:
+                raise told("too_large", error.details() or "") from None
             code = str(trailers["sublet-code"])
             after_ms = int(str(trailers.get("sublet-retry-after-ms", 0)))
             raise told(code, error.details() or "", after_ms) from None
@@ -275,8 +277,7 @@ class ByCommandLine:
         return await self.for_scripts(command, asked.function, asked.key, message, *options)
 
     async def state(self, function: str, key: str) -> Any:
-        printed = await self.printed("state", "get", function, key)
-        return json.loads(printed)
+        return (await self.for_scripts("state", "get", function, key))["value"]
 
     async def egress(self, name: str) -> list[Any]:
         printed = await self.printed("tail", name, "--from", "start", "--no-follow")
