@@ -27,6 +27,7 @@ EGRESS = "done"
 ATTEMPTS = 4
 MANY = 20
 LOOK_EVERY_S = 0.01
+SLOW_S = 0.004
 
 
 class Order(msgspec.Struct):
@@ -83,6 +84,9 @@ def _obstacle(order: Order) -> bool:
             raise OSError(f"{order.id} fails once")
         case "fail until" if not Path(order.path).exists():
             raise OSError(f"{order.id} fails until it is mended")
+        case "slow" if order.path != "once":
+            order.path = "once"
+            time.sleep(SLOW_S)
         case "wait":
             Path(f"{order.path}.begun").touch()
             return not Path(order.path).exists()

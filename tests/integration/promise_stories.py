@@ -240,7 +240,7 @@ class Drains:
                     while not self._is_over and not await self._is_leaving(way, worker, asking):
                         id_ = self._world.name("drain", way, kind)
                         key = key_of(kind, f"drain{place % 5}")
-                        form = "async" if self.done[way, kind] % 2 else "def"
+                        form = FORMS[self.done[way, kind] % len(FORMS)]
                         self.ids.append(id_)
                         try:
                             await asking.call(Asked(function_of(kind, form), key, {"id": id_}))

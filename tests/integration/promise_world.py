@@ -102,6 +102,11 @@ class World(Cluster):
     async def emitted(self) -> Counter[str]:
         return Counter(value[2] for value in await self.egress(EGRESS))
 
+    async def lent(self, function: str) -> float:
+        """How many leases of a function were worked off elsewhere."""
+        reports = [(await self.status(each)).leases.get(function) for each in self.living]
+        return sum(each.counts.get("returned", 0) for each in reports if each is not None)
+
     async def records(self, kind: RecordKind, function: str, place: int = 0) -> list[RecordEntry]:
         async with UnaryClient(self.living[place].address) as unary:
             request = RecordsRequest(kind=kind, function=function, limit=1_000)

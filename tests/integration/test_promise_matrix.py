@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sublet import (
@@ -23,6 +24,7 @@ from sublet import (
     RetryLaterError,
     SubletError,
 )
+from sublet.functions.address import partition_index_of
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.unary import AdministerRequest, RecordEntry, TakeDeadLetter
 from tests.integration.cluster import until
@@ -45,7 +47,7 @@ from tests.integration.promise_stories import (
 )
 from tests.integration.promise_world import World, function_of, key_of
 from tests.integration.ways_in import WAYS, Asked, error_of
-from tests.redis_process import RedisProcess
+from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 STORES = ("memory", "sqlite", "redis")
 DURABLE = ("sqlite", "redis")
@@ -59,24 +61,32 @@ def world(
     store: str = request.param
     folder = tmp_path_factory.mktemp(store)
     settings: dict[str, object] = {}
-    redis: RedisProcess | None = None
+    redis: RedisProcess | RedisClusterProcesses | None = None
+    (folder / "redis").mkdir()
     if store == "redis":
-        (folder / "redis").mkdir()
         redis = RedisProcess(folder / "redis")
-        redis.start()
-        settings["redis_url"] = redis.url
-    world = World(store, folder, settings)
+    elif store == "redis_cluster":
+        redis = RedisClusterProcesses(folder / "redis")
     try:
-        asyncio.run(world.start(world.size))
-        yield world
-    finally:
-        world.close()
         if redis is not None:
-            redis.kill()
+            redis.start()
+            settings["redis_url"] = redis.url
+        world = World(store.removesuffix("_cluster"), folder, settings)
+        try:
+            asyncio.run(world.start(world.size))
+            yield world
+        finally:
+            world.close()
+    finally:
+        if redis is not None:
+            redis.stop()
 
 
 on_every_store = pytest.mark.parametrize("world", STORES, indirect=True)
 on_durable_stores = pytest.mark.parametrize("world", DURABLE, indirect=True)
+on_durable_stores_and_a_cluster = pytest.mark.parametrize(
+    "world", [*DURABLE, "redis_cluster"], indirect=True
+)
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
 of_kinds_with_state = pytest.mark.parametrize("kind", WITH_STATE)
 in_every_form = pytest.mark.parametrize("form", FORMS)
@@ -93,7 +103,7 @@ def story(world: World) -> Story:
 
 @by_every_way
 @of_every_kind
-@on_durable_stores
+@on_durable_stores_and_a_cluster
 def test_a_killed_worker_costs_and_doubles_no_effect(
     world: World, story: Story, kind: str, way: str
 ) -> None:
@@ -107,7 +117,7 @@ def test_a_killed_worker_costs_and_doubles_no_effect(
         assert {id_: story.states[id_] for id_ in ids} == dict.fromkeys(ids, 1)
 
 
-@on_durable_stores
+@on_durable_stores_and_a_cluster
 def test_timers_of_every_kind_and_form_ring_once_over_a_kill(world: World, story: Story) -> None:
     rung = {id_: entries for id_, entries in story.ledger.items() if id_ in story.timers}
 
@@ -116,7 +126,7 @@ def test_timers_of_every_kind_and_form_ring_once_over_a_kill(world: World, story
 
 
 @pytest.mark.parametrize("reader", READERS)
-@on_durable_stores
+@on_durable_stores_and_a_cluster
 def test_a_reader_that_comes_back_reads_everything_once_and_in_order_over_a_kill(
     world: World, story: Story, reader: str
 ) -> None:
@@ -526,6 +536,45 @@ async def test_every_way_reads_the_whole_egress_once_from_every_worker(
             assert sorted(each for each in read if each in ids) == sorted(ids)
 
 
+# 11. Leases
+
+
+@pytest.fixture(scope="module")
+def lenders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two workers that lend to each other whatever waits for long."""
+    settings = {"binding": "queue-direct"}
+    world = World("sqlite", tmp_path_factory.mktemp("lenders"), settings)
+    try:
+        asyncio.run(world.start(2))
+        yield world
+    finally:
+        world.close()
+
+
+@in_every_form
+@of_kinds_with_state
+async def test_what_is_lent_is_done_once_and_in_order(lenders: World, kind: str, form: str) -> None:
+    function, ids = function_of(kind, form), []
+    # All of them in one partition, so that one of the workers has too much to do.
+    keys = [f"lent{number}" for number in range(200)]
+    keys = [each for each in keys if partition_index_of(each, 2) == 0][:20]
+    async with asyncio.timeout(40), lenders.client() as client:
+        while not (await lenders.lent(function)):
+            more = [lenders.name("lent", kind, form) for _ in range(120)]
+            messages = [{"id": id_, "do": "slow"} for id_ in more]
+            some_keys = [keys[number % len(keys)] for number in range(len(more))]
+            replies = await client.call_many(function, some_keys, messages)
+            assert [each[0] for each in replies] == more
+            ids += more
+    told = await lenders.told(*ids)
+    by_key: defaultdict[str, list[str]] = defaultdict(list)
+    for key, id_ in await lenders.states(kind, form):
+        by_key[key].append(id_)
+
+    assert {len(entries) for entries in told.values()} == {1}
+    assert by_key == {key: ids[number :: len(keys)] for number, key in enumerate(keys)}
+
+
 # 12. Drains
 
 
@@ -552,6 +601,47 @@ def test_a_tail_goes_on_when_all_workers_that_it_began_with_are_gone(
 ) -> None:
     assert {*drains.ids} - {*drains.tailed} == set(), drains.tailed[-1]
     assert len(drains.tailed) == len(set(drains.tailed))
+
+
+# 18. Rows in batches, which is what Spark brings
+
+
+@in_every_form
+@of_every_kind
+@on_every_store
+async def test_rows_of_a_batch_count_once_however_often_it_is_begun_and_committed(
+    world: World, kind: str, form: str
+) -> None:
+    function, name = function_of(kind, form), world.name("pipeline", kind, form)
+    ids = [f"{name}/{number}" for number in range(10)]
+    async with world.client() as client:
+        for turn in range(2):
+            pipeline = client.pipeline(function, name)
+            await pipeline.begin()
+            attempts = []
+            for rows in (ids[:5], ids[5:]):
+                attempt = pipeline.attempt(0)
+                for index in range(pipeline.partition_count):
+                    some = rows[index :: pipeline.partition_count]
+                    column = msgspec.msgpack.encode([{"id": f"{each}"} for each in some])
+                    await attempt.add(index, [_key_in(index)] * len(some), column)
+                attempts.append(await attempt.end())
+            # A task that Spark has begun twice: its rows are staged and never named.
+            stray = pipeline.attempt(0)
+            await stray.add(0, [_key_in(0)], msgspec.msgpack.encode([{"id": f"stray {name}"}]))
+            await stray.end()
+            _, is_new = await pipeline.commit(0, attempts)
+            assert is_new == (turn == 0)
+        await pipeline.wait_taken()
+    told = await world.told(*ids)
+
+    assert {id_: len(entries) for id_, entries in told.items()} == dict.fromkeys(ids, 1)
+    assert await world.ledger(f"stray {name}") == {}
+
+
+def _key_in(index: int) -> str:
+    """Some key of a partition."""
+    return next(f"row{each}" for each in range(100) if partition_index_of(f"row{each}", 2) == index)
 
 
 # 15. Bounds
