@@ -46,6 +46,7 @@ class ClusterOracle(Oracle):
             store=cluster.store,
             backend=SimpleNamespace(partitions={}),
             owners={},
+            repeats=[],
         )
         super().__init__(view)
         self.functions_of: dict[str, Set[str]] = {}

@@ -55,6 +55,7 @@ from tests.simulation.cluster_loss import CONNECT_TIMEOUT_MS, Loss, Losses, Loss
 from tests.simulation.cluster_loss_oracle import LossOracle
 from tests.simulation.cluster_oracle import ClusterOracle
 from tests.simulation.cluster_releases import Release, Releases
+from tests.simulation.cluster_sides import side_stories
 from tests.simulation.cluster_store import News, SimulatedDirectory, SimulatedStore, StoreFaults
 from tests.simulation.cluster_surroundings import StoryClock, surrounded
 from tests.simulation.handlers import Stories
@@ -335,6 +336,9 @@ class ClusterWorld:
         self.functions = functions(declare(chance, self.spec, self._fail_sometimes))
         self.releases = Releases(seed, self.functions)
         self.backend.functions.update(self.releases.known_before())
+        self.sides = side_stories(self, seed)
+        for side in self.sides:
+            self.functions.update(functions(side.declare()))
         self.keys = KEYS[: chance.choice([1, 2, 4])]
         self.sources_go = Random(f"ends of sources {seed}").random() < 0.5
         """They say so once they have told all."""
@@ -344,6 +348,8 @@ class ClusterWorld:
         self.skewed = chance.choice([0.0, 0.0, 0.5])
         self.worker_count = chance.randint(2, 5)
         self.config = self._random_config()
+        for side in self.sides:
+            self.config = side.configure(self.config)
         self.workers: list[StoryWorker] = []
         self.callers: list[Caller] = []
         self.script: list[tuple[Any, str, Said]] = []
@@ -440,6 +446,9 @@ class ClusterWorld:
             release = self.releases.at_first()
             loop.call_later(delay_s, self.add_worker, release, context=loop.world.home)
         story_ms = self._plan_script()
+        for side in self.sides:
+            self.note(f"beside it: {side.name}")
+            side.plan(story_ms)
         for caller in self.callers:
             caller.start()
         self._plan_faults(story_ms)
@@ -454,6 +463,8 @@ class ClusterWorld:
         if self.losses.are_there:
             self._ask_everybody_again()
         self.oracle.judge()
+        for side in self.sides:
+            side.judge()
         for caller in self.callers:
             caller.leave()
         loop.run_until(loop.now_ms + 3_000)

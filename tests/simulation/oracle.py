@@ -14,6 +14,7 @@ from sublet.runtime.pending import EgressColumns
 from sublet.runtime.timers import Timer
 from sublet.statestore.contract import AHEAD, DEAD, JOURNAL, PARKED, TIMER, Commit
 from tests.simulation.handlers import ATTEMPTS, DONE, EGRESS, PARTITIONS_PER_FUNCTION, KeyState
+from tests.simulation.repeats import dead_letters, is_repeat, judge_repeats
 from tests.simulation.verdict import check, now_done
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Oracle:
         self._check_balances()
         self._check_replies()
         self._check_egress()
+        self._check_repeats()
 
     def committed(self, commit: Commit) -> None:
         """A timer that was cancelled must not fire in this commit or any later one.
@@ -177,7 +179,7 @@ class Oracle:
             if place[1] == "":
                 continue
             self._check_deserter(history)
-            found_counts = Counter(uid for uid in history if not uid.startswith("~gone"))
+            found_counts = Counter(uid for uid in history if not _is_beside(uid))
             for uid in maybe.keys() & set(history):
                 often = found_counts.pop(uid) > maybe[uid]
                 check(not often, "a timer or a call had its effect twice", uid)
@@ -191,7 +193,8 @@ class Oracle:
 
     def _check_dead(self, dead: set[str]) -> None:
         found = self._dead_letters()
-        check(found == Counter(dead), "dead letters", found, dead)
+        mine = Counter({uid: count for uid, count in found.items() if not is_repeat(uid)})
+        check(mine == Counter(dead), "dead letters", mine, dead)
 
     def _dead_letters(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -219,7 +222,7 @@ class Oracle:
             value = found[b""].value if found else None
             history = [] if value is None else _decode(value, type=KeyState).history
             self._check_deserter(history)
-            stayed = Counter(uid for uid in history if not uid.startswith("~gone"))
+            stayed = Counter(uid for uid in history if not _is_beside(uid))
             for uid in maybe.keys() & set(history):
                 check(stayed.pop(uid) <= maybe[uid], "it had its effect twice", uid)
             check(stayed == merged, "history", name, history, merged)
@@ -312,6 +315,19 @@ class Oracle:
         wanted = Counter(emitted - self._unrun())
         check(found == wanted, "egress", found - wanted, wanted - found)
 
+    def _check_repeats(self) -> None:
+        """Compare what became of requests that conflict with others."""
+        repeats = self._world.repeats
+        if not repeats:
+            return
+        effects: Counter[str] = Counter()
+        for history in self._histories().values():
+            effects.update(filter(is_repeat, history))
+        letters: Counter[tuple[str, str]] = Counter()
+        for tables in self._world.backend.partitions.values():
+            letters += dead_letters(tables.records.get(DEAD, {}).values())
+        judge_repeats(repeats, lambda said: said.payload[0] == "reject", effects, letters)
+
     def _emitted(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for name in self._world.backend.partitions:
@@ -324,3 +340,8 @@ class Oracle:
                 found.update(values)
                 position += entry.length
         return found
+
+
+def _is_beside(uid: str) -> bool:
+    """Tell whether an effect is of somebody that others look at."""
+    return uid.startswith("~gone") or is_repeat(uid)

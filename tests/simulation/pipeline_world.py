@@ -477,6 +477,8 @@ class PipelineOracle(Oracle):
 
 
 class PipelineWorld(World):
+    repeats_share = 0.0
+
     def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
         super().__init__(seed, mutant)
         self.seed = seed

@@ -143,6 +143,8 @@ class Reader:
 
 
 class SnapshotWorld(World):
+    repeats_share = 0.0
+
     def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
         super().__init__(seed, mutant)
         self.snapshot_chance = chance = random.Random(f"snapshots {seed}")

@@ -38,6 +38,7 @@ from tests.simulation.handlers import (
 )
 from tests.simulation.node import Node
 from tests.simulation.oracle import Oracle
+from tests.simulation.repeats import Asking, draw_askings
 from tests.simulation.swarm import Swarm
 from tests.simulation.verdict import check, now_done
 
@@ -74,6 +75,9 @@ class Mutant:
 
 
 class World:
+    repeats_share = 0.25
+    """How many of the seeds have requests that conflict with others under one idempotency key."""
+
     def __init__(self, seed: int, mutant: Mutant | None = None) -> None:
         chance = self.chance = random.Random(seed)
         # By itself, so that the other choices of a seed stay what they were.
@@ -128,6 +132,8 @@ class World:
         self.told: dict[str, Node] = {}
         """Who owned the partitions when the deserter left."""
         self.script: list[tuple[Client, str, Said]] = []
+        self.repeats_chance = random.Random(f"repeats {seed}")
+        self.repeats: list[Asking] = []
 
     def new_swarm(self, seed: int) -> Swarm:
         return Swarm(self, seed)
@@ -332,6 +338,8 @@ class World:
         for number in range(count):
             self._plan_message(number)
         faults_ms = count * self.pause_ms + 20 * self.slowness + 50
+        if self.repeats_chance.random() < self.repeats_share:
+            self._plan_repeats(faults_ms)
         if chance.random() < 0.3:
             self._plan_deserter(faults_ms)
         for _ in range(chance.choice([0, 3, 8, 16])):
@@ -402,6 +410,28 @@ class World:
             for _ in range(self.chance.choice([1, 1, 2])):
                 after_ms = at_ms + self.chance.random() * self.chance.choice([1, 10, 100])
                 self.after(after_ms, client.withdraw, function, said)
+
+    def _plan_repeats(self, faults_ms: float) -> None:
+        """Let some ask for different things under one idempotency key."""
+        chance = self.repeats_chance
+        functions = [each for each in self.targets() if self.interprets(each)]
+        used: set[tuple[str, str, str]] = set()
+        for number in range(chance.randint(2, 8)):
+            function, key = chance.choice(functions), chance.choice(self.keys)
+            askings = draw_askings(chance, number, function, key, self._repeated)
+            idempotency_key = askings[0].said.idempotency_key
+            if (function, key, idempotency_key) in used or not idempotency_key:
+                continue
+            used.add((function, key, idempotency_key))
+            at_ms = chance.random() * faults_ms
+            for asking in askings:
+                self.repeats.append(asking)
+                client = chance.choice(self.clients)
+                self.after(at_ms + asking.after_ms, client.say, function, asking.said)
+
+    def _repeated(self, uid: str) -> list[Any]:
+        # Amounts are the business of others.
+        return self.repeats_chance.choice([["add", uid, 0], ["add", uid, 0], ["reject", uid]])
 
     def _plan_deserter(self, faults_ms: float) -> None:
         """Let a client say goodbye while its messages are on their way."""
