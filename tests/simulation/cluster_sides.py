@@ -1,5 +1,5 @@
-"""What some clusters tell beside their story: each side story with functions, callers, chance and an
-oracle of its own.
+"""What some clusters tell beside their story: side stories, each with functions, callers, chance
+and an oracle of its own.
 
 The stories of the other seeds stay what they were: who is not chosen draws nothing. Clusters that
 lose data, or whose workers have different functions, have no side stories.
@@ -65,6 +65,7 @@ def side_stories(world: ClusterWorld, seed: int) -> list[SideStory]:
 
 
 def _kinds() -> list[type[SideStory]]:
+    from tests.simulation.cluster_clockwork import Clockwork
     from tests.simulation.cluster_repeats import Repeats
 
-    return [Repeats]
+    return [Repeats, Clockwork]
