@@ -1,9 +1,9 @@
 """Side story: time passes inside of handlers, and they set timers meanwhile.
 
-A handler awaits something, calls somebody slow, or blocks its worker; before, between and after that
-it sets timers. Each has its delay from the moment at which it was set: none may ring earlier, and
-those of one handler with one delay ring in the order in which they were set. A handler that is run
-again sets them anew; those of one run ring, once each.
+A handler awaits something, calls somebody slow, or blocks its worker; in between it sets timers.
+Each has its delay from the moment at which it was set: none may ring earlier, and those of one
+handler with one delay ring in the order in which they were set. A handler that is run again sets
+them anew; those of one run ring, once each.
 """
 
 from __future__ import annotations

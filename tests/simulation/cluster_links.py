@@ -263,6 +263,7 @@ class SimulatedLinkServer(LinkServer):
 
     def __init__(self, receiver_factory: Any, service: Any, limits: LinkLimits, **_: Any) -> None:
         super().__init__(receiver_factory, service, limits=self.network.hurried(limits))
+        self.service = service
         self._in_order: dict[FrameLink, None] = {}
         self.process = Process.current()
         self.context = self.process.home

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sublet.functions.app import App
 from sublet.runtime.config import WorkerConfig
+from sublet.statestore.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from tests.simulation.cluster_world import Caller, ClusterWorld
@@ -39,6 +40,10 @@ class SideStory:
         """Return what workers are to be like."""
         return config
 
+    def new_backend(self) -> MemoryBackend | None:
+        """Return what the cluster's data is to be in, if that is not all the same."""
+        return None
+
     def plan(self, story_ms: int) -> None:
         """Let callers and others do what they do until then."""
         raise NotImplementedError
@@ -46,6 +51,9 @@ class SideStory:
     def judge(self) -> None:
         """Raise `ViolationError` if anything is not as it must be; the cluster rests."""
         raise NotImplementedError
+
+    def end(self) -> None:
+        """Give back what it has taken of the machine."""
 
     def new_callers(self, count: int) -> list[Caller]:
         """Return clients that only this story has."""
@@ -66,6 +74,7 @@ def side_stories(world: ClusterWorld, seed: int) -> list[SideStory]:
 
 def _kinds() -> list[type[SideStory]]:
     from tests.simulation.cluster_clockwork import Clockwork
+    from tests.simulation.cluster_readers import Readers
     from tests.simulation.cluster_repeats import Repeats
 
-    return [Repeats, Clockwork]
+    return [Repeats, Clockwork, Readers]

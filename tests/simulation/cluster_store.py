@@ -18,6 +18,7 @@ from sublet.statestore.contract import Commit, Outcome, Recovered
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 from tests.simulation.cluster_loop import ClusterLoop, Process
 from tests.simulation.cluster_loss import LossyBackend, LossyStore
+from tests.simulation.cluster_sqlite import MirroredBackend, MirroredStore
 
 T = TypeVar("T")
 
@@ -109,8 +110,7 @@ class SimulatedStore:
         on_acquire: Callable[[str], None],
     ) -> None:
         self.backend = backend
-        is_lossy = isinstance(backend, LossyBackend)
-        self.inner = LossyStore(backend) if is_lossy else MemoryStore(backend)
+        self.inner = _opened(backend)
         self.faults = faults
         self.on_commit = on_commit
         self.on_acquire = on_acquire
@@ -160,6 +160,14 @@ class SimulatedStore:
             return await _answered(self.faults, lambda: immediately(method(*args, **kwargs)))
 
         return ask
+
+
+def _opened(backend: MemoryBackend) -> MemoryStore | MirroredStore:
+    if isinstance(backend, LossyBackend):
+        return LossyStore(backend)
+    if isinstance(backend, MirroredBackend):
+        return MirroredStore(backend)
+    return MemoryStore(backend)
 
 
 async def _answered(faults: StoreFaults, do: Callable[[], T]) -> T:

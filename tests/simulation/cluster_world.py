@@ -242,7 +242,7 @@ class Caller:
 
     def plan(self, at_ms: int, function: str, said: Said, cancel_ms: int | None) -> None:
         def say(client: Client) -> Any:
-            return self._say(client, function, said)
+            return self.ask(client, function, said)
 
         self.script.append((at_ms, say, cancel_ms))
 
@@ -250,9 +250,10 @@ class Caller:
         """Say something when all that was planned is over."""
         while self.client is None:  # noqa: ASYNC110  # The loop is virtual.
             await asyncio.sleep(0.05)
-        await self._say(self.client, function, said)
+        await self.ask(self.client, function, said)
 
-    async def _say(self, client: Client, function: str, said: Said) -> None:
+    async def ask(self, client: Client, function: str, said: Said) -> None:
+        """Say something now, and keep what comes of it."""
         world = self.world
         said.said_ms = world.loop.now_ms
         partition = world.partition_of(function, said.key)
@@ -324,21 +325,17 @@ class ClusterWorld:
             self.store_faults.late = max(self.store_faults.late, self.losses.late)
         self.connect_timeout_ms = CONNECT_TIMEOUT_MS if self.losses.are_there else HOUR_MS
         self.redis_clock_ms = WALL_MS
-        self.backend = (
-            LossyBackend(lambda: self.redis_clock_ms + self.loop.now_ms)
-            if self.losses.are_there
-            else MemoryBackend()
-        )
-        self.store = MemoryStore(self.backend)
-        self.news = News(self.backend, self.loop, Random(f"news {seed}"))
         self.failures = chance.choice([0.0, 0.1, 0.3])
         self.spec = random_windows(chance)
         self.functions = functions(declare(chance, self.spec, self._fail_sometimes))
         self.releases = Releases(seed, self.functions)
-        self.backend.functions.update(self.releases.known_before())
         self.sides = side_stories(self, seed)
         for side in self.sides:
             self.functions.update(functions(side.declare()))
+        self.backend = self._new_backend()
+        self.backend.functions.update(self.releases.known_before())
+        self.store = MemoryStore(self.backend)
+        self.news = News(self.backend, self.loop, Random(f"news {seed}"))
         self.keys = KEYS[: chance.choice([1, 2, 4])]
         self.sources_go = Random(f"ends of sources {seed}").random() < 0.5
         """They say so once they have told all."""
@@ -359,6 +356,12 @@ class ClusterWorld:
         self.oracle = LossOracle(self) if self.losses.are_there else ClusterOracle(self)
         self.news.on_change = self.oracle.directory_changed
         self._born = 0
+
+    def _new_backend(self) -> MemoryBackend:
+        if self.losses.are_there:
+            return LossyBackend(lambda: self.redis_clock_ms + self.loop.now_ms)
+        wanted = [backend for side in self.sides if (backend := side.new_backend()) is not None]
+        return wanted[0] if wanted else MemoryBackend()
 
     def _random_config(self) -> WorkerConfig:
         chance = self.chance
@@ -476,6 +479,8 @@ class ClusterWorld:
         self.loop.end(self._processes(self.workers))
         # It knows functions whose handlers know this world, with all its tasks.
         in_parts.cache_clear()
+        for side in self.sides:
+            side.end()
 
     def _told_releases(self) -> str:
         former, other = self.releases.former, self.releases.next
