@@ -145,6 +145,9 @@ class ClusterOracle(Oracle):
             if not caller.done:
                 open_count = 0 if caller.client is None else caller.client.stats.in_flight
                 return f"{caller.name} waits for {open_count} answers"
+        for side in cluster.sides:
+            if found := side.unrest():
+                return found
         living = {each.process.name: each.worker for each in cluster.living()}
         placement = cluster.backend.placement
         for function in cluster.functions.values():

@@ -7,6 +7,7 @@ lose data, or whose workers have different functions, have no side stories.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +16,7 @@ from sublet.runtime.config import WorkerConfig
 from sublet.statestore.memory import MemoryBackend
 
 if TYPE_CHECKING:
+    from tests.simulation.cluster_loop import Process
     from tests.simulation.cluster_world import Caller, ClusterWorld
 
 SHARE = 0.4
@@ -28,6 +30,9 @@ class SideStory:
     share: ClassVar[float] = 0.5
     """How often it is told where there are side stories."""
 
+    is_quiet = False
+    """Whether nothing may go wrong beside it, but that workers come and leave."""
+
     def __init__(self, world: ClusterWorld, seed: int) -> None:
         self.world = world
         self.chance = Random(f"{self.name} {seed}")
@@ -39,6 +44,18 @@ class SideStory:
     def configure(self, config: WorkerConfig) -> WorkerConfig:
         """Return what workers are to be like."""
         return config
+
+    def replaced(self) -> Mapping[str, object]:
+        """Return what stands in workers instead of what they have: `module:name` to that."""
+        return {}
+
+    def processes(self) -> Sequence[Process]:
+        """Return those that are neither workers nor clients."""
+        return ()
+
+    def unrest(self) -> str:
+        """Say what still has to happen; nothing if it is over."""
+        return ""
 
     def new_backend(self) -> MemoryBackend | None:
         """Return what the cluster's data is to be in, if that is not all the same."""
@@ -74,7 +91,8 @@ def side_stories(world: ClusterWorld, seed: int) -> list[SideStory]:
 
 def _kinds() -> list[type[SideStory]]:
     from tests.simulation.cluster_clockwork import Clockwork
+    from tests.simulation.cluster_http import Balancer
     from tests.simulation.cluster_readers import Readers
     from tests.simulation.cluster_repeats import Repeats
 
-    return [Repeats, Clockwork, Readers]
+    return [Repeats, Clockwork, Readers, Balancer]

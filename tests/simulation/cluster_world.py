@@ -433,7 +433,10 @@ class ClusterWorld:
 
     def run(self) -> None:
         """Let everything happen, then compare."""
-        replaced = {**self.oracle.observers(), **self.mutant.replaced}
+        replaced = dict(self.oracle.observers())
+        for side in self.sides:
+            replaced.update(side.replaced())
+        replaced.update(self.mutant.replaced)
         with surrounded(self.network, Random(self.chance.random()), replaced):
             try:
                 self._play()
@@ -476,7 +479,8 @@ class ClusterWorld:
         self.over = True
         self.network.heal()
         self.store_faults.heal()
-        self.loop.end(self._processes(self.workers))
+        others = [process for side in self.sides for process in side.processes()]
+        self.loop.end([*self._processes(self.workers), *others])
         # It knows functions whose handlers know this world, with all its tasks.
         in_parts.cache_clear()
         for side in self.sides:
@@ -688,6 +692,9 @@ class ClusterWorld:
             (self._set_clock, some(1, 4)),
             (self._refuse_links, some(1, 2)),
         ]
+        if any(side.is_quiet for side in self.sides):
+            self.store_faults.heal()
+            kinds = [(self._leave, chance.randint(1, 3)), (self._join, chance.randint(1, 3))]
         if calm:
             self.store_faults.heal()
         for what, count in kinds:
