@@ -21,6 +21,13 @@ LONG_AGO_MS = -(2**62)
 T = TypeVar("T")
 
 
+def in_order(number: int) -> str:
+    """Return a number as text that stands behind that of every smaller one, in memory and in every
+    store: records that are due at one time are given out in the order of their ids."""
+    digits = str(number)
+    return f"{chr(ord('a') + len(digits) - 1)}{digits}"
+
+
 class DueRecords(Generic[T]):
     """Each record is given out once, unless it is over before. Ids are never used again."""
 

@@ -21,6 +21,7 @@ from sublet.functions.effects import Routes
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.due_records import in_order
 from sublet.runtime.executor import Place
 from sublet.runtime.frames import ErrorInfo
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation, invocation_lock
@@ -324,7 +325,7 @@ class GuestWork:
             clock=self._home.clock,
             routes=routes,
             limits=limits,
-            next_timer=lambda: f"{prefix}{next(numbers)}",
+            next_timer=lambda: f"{prefix}{in_order(next(numbers))}",
             monotonic_ms=monotonic_ms,
             clock_ms=self._home.clock_ms,
             progress=GuestProgress(offer.watermark_ms),

@@ -32,6 +32,7 @@ from sublet.runtime.channels import Inbox, Outbox, endpoint_of
 from sublet.runtime.commit_size import CommitSize
 from sublet.runtime.commit_under_way import CommitUnderWay
 from sublet.runtime.damage import check_outbox, damaged, decoded
+from sublet.runtime.due_records import in_order
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.endings import Endings
 from sublet.runtime.frames import Batch, ErrorInfo, Kind, Refused
@@ -1248,8 +1249,9 @@ class Partition:
     # Timers
 
     def next_timer(self) -> str:
-        """Return an id for a delayed message; unique for all owners of the partition."""
-        return f"{self.epoch}.{next(self._timers.numbers)}"
+        """Return an id for a delayed message; unique for all owners of the partition, and behind
+        those that were given before."""
+        return f"{in_order(self.epoch)}.{in_order(next(self._timers.numbers))}"
 
     def timers_loaded(self, records: Sequence[Record], until_ms: int, now_ms: float) -> None:
         """Timers of the near future are here; later ones stay in the store."""

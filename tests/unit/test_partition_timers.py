@@ -272,6 +272,28 @@ def test_timers_of_all_owners_have_names_of_their_own() -> None:
     assert len(names) == 3
 
 
+def test_timers_that_are_due_at_one_time_are_sent_in_the_order_in_which_they_were_set() -> None:
+    """Their ids were compared as text: the tenth came before the second."""
+    owner = Owner()
+    owner.arrive(1, ["a"], kind=Kind.SEND)
+    owner.finish(effects=[delayed(owner, 100, value=value) for value in range(1, 13)])
+    owner.settle()
+    owner.pass_time(100)
+    owner.settle()
+
+    assert owner.sent() == list(range(1, 13))
+
+
+def test_ids_of_later_timers_stand_behind_those_of_all_owners_before() -> None:
+    owner = Owner()
+    names = []
+    for _ in range(11):
+        names += [owner.partition.next_timer() for _ in range(11)]
+        owner = owner.take_over()
+
+    assert names == sorted(names)
+
+
 def test_a_partition_wakes_exactly_when_its_timer_is_due() -> None:
     owner = Owner(now_ms=0.3)
     set_timer(owner, 1, 100)
