@@ -59,7 +59,7 @@ class Clockwork(SideStory):
         """By what stands on the timer."""
         self._rung_ms: dict[str, int] = {}
         """When each was first handled."""
-        self._went_back: list[tuple[str, int, int]] = []
+        self._moved: list[tuple[str, int, int]] = []
         self._said: list[tuple[str, Said]] = []
 
     def declare(self) -> App:
@@ -69,7 +69,7 @@ class Clockwork(SideStory):
         @app.function(retry=retry)
         async def waits(ctx: Context, message: Any) -> Any:
             _, uid, steps, fails = message
-            run, before_ms = next(self._runs), 0
+            run, begun_ms = next(self._runs), ctx.now_ms
             for place, (how, pause_ms, delay_ms) in enumerate(steps):
                 if how == "call":
                     await ctx.call(SLOW, "", pause_ms, timeout="1h")
@@ -77,7 +77,7 @@ class Clockwork(SideStory):
                     await asyncio.sleep(pause_ms / 1000)
                 else:
                     self._spend(pause_ms)
-                before_ms = self._look(uid, ctx.now_ms, before_ms)
+                self._look(uid, ctx.now_ms, begun_ms)
                 self._set_timer(ctx, Set(uid, run, place, delay_ms, self.world.loop.now_ms))
             await asyncio.sleep(steps[-1][1] / 1000)
             if ctx.attempt <= fails:
@@ -108,10 +108,10 @@ class Clockwork(SideStory):
 
     def _block(self, ctx: Context, attempt: int, message: Any) -> Any:
         _, uid, steps, fails = message
-        run, before_ms = next(self._runs), 0
+        run, begun_ms = next(self._runs), ctx.now_ms
         for place, (_, pause_ms, delay_ms) in enumerate(steps):
             self._spend(pause_ms)
-            before_ms = self._look(uid, ctx.now_ms, before_ms)
+            self._look(uid, ctx.now_ms, begun_ms)
             self._set_timer(ctx, Set(uid, run, place, delay_ms, self.world.loop.now_ms))
         if 0 < attempt <= fails:
             raise NotYetError(uid)
@@ -121,10 +121,10 @@ class Clockwork(SideStory):
         """Let time pass while nobody else gets to run."""
         self.world.loop.now_ms += pause_ms
 
-    def _look(self, uid: str, now_ms: int, before_ms: int) -> int:
-        if now_ms < before_ms:
-            self._went_back.append((uid, before_ms, now_ms))
-        return now_ms
+    def _look(self, uid: str, now_ms: int, begun_ms: int) -> None:
+        """What a handler is told of the time does not change while it runs."""
+        if now_ms != begun_ms:
+            self._moved.append((uid, begun_ms, now_ms))
 
     def _set_timer(self, ctx: Context, timer: Set) -> None:
         name = f"{timer.uid}.{timer.run}.{timer.place}"
@@ -163,7 +163,7 @@ class Clockwork(SideStory):
         ]
 
     def judge(self) -> None:
-        check(not self._went_back, "time went back inside of a handler", self._went_back[:3])
+        check(not self._moved, "time went on inside of a handler", self._moved[:3])
         histories = self._histories()
         for function, said in self._said:
             error = getattr(said, "taken_error", None) or (said.replies and said.replies[0][1])

@@ -208,7 +208,11 @@ class Balancer(SideStory):
         return app
 
     def configure(self, config: WorkerConfig) -> WorkerConfig:
-        return replace(config, http_port=0)
+        limits = config.limits
+        if self.is_quiet:
+            # Who is full may refuse, drained or not.
+            limits = replace(limits, in_flight_max=15_000, queue_max=10_000)
+        return replace(config, http_port=0, limits=limits)
 
     def replaced(self) -> Mapping[str, object]:
         door = type("BalancedHttpServer", (StoryHttpServer,), {"balancer": self})

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from math import inf
 from typing import Any, ClassVar
 
 import msgspec
 
+from sublet.functions.context import Context
 from sublet.functions.errors import UnavailableError
+from sublet.functions.state import StateClock
 from sublet.runtime.admission import Admission
 from sublet.runtime.client_channel import Channel
 from sublet.runtime.client_session import Session
@@ -28,6 +31,7 @@ from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.steps import Acknowledge
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View
+from sublet.statestore.memory import MemoryBackend, MemoryStore
 from tests.simulation import mutants
 from tests.simulation.cluster_store import SimulatedDirectory, SimulatedStore
 from tests.simulation.cluster_world import ClusterMutant
@@ -193,6 +197,84 @@ class TakesEveryLossForAFormerOwner(_LossMutant):
             return 0 < refused.epoch < channel.epoch
 
     replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+
+
+# Former owners that are asked
+
+
+class ReadsItsOwnCopyAsFormerOwner(ClusterMutant):
+    """Reads what it has stored itself of a partition that it owned, whoever writes there since."""
+
+    class store(SimulatedStore):  # noqa: N801
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._own = MemoryBackend()
+
+        def _acquired(self, partition: str, worker: str) -> Recovered:
+            recovered = super()._acquired(partition, worker)
+            self._own.partitions[partition] = deepcopy(self.backend.partitions[partition])
+            return recovered
+
+        def apply(self, commits: Sequence[Commit]) -> list[Outcome]:
+            outcomes = super().apply(commits)
+            for commit, outcome in zip(commits, outcomes, strict=True):
+                if outcome is Outcome.DONE and commit.partition in self._own.partitions:
+                    self._own.partitions[commit.partition].apply(commit)
+            return outcomes
+
+        async def load(self, partition: str, keys: Sequence[str]) -> Any:
+            return await self._read("load", partition, keys)
+
+        async def records_due(self, partition: str, *what: Any) -> Any:
+            return await self._read("records_due", partition, *what)
+
+        async def record_ids(self, partition: str, *what: Any) -> Any:
+            return await self._read("record_ids", partition, *what)
+
+        async def _read(self, name: str, partition: str, *what: Any) -> Any:
+            found = await self.__getattr__(name)(partition, *what)
+            if partition in self._own.partitions:
+                found = await getattr(MemoryStore(self._own), name)(partition, *what)
+            return found
+
+
+class TakesItselfForTheOwnerOfAFile(ClusterMutant):
+    """On SQLite, reads as the owner without a look at the epoch."""
+
+    replaced: ClassVar = {"sublet.statestore.sqlite:_epoch": lambda source: None}
+
+
+# Time
+
+
+class CountsDelaysFromTheBeginning(ClusterMutant):
+    """Counts the delays of timers from when the run of their handler began."""
+
+    class clock(StateClock):  # noqa: N801
+        def moment_ms(self) -> int:
+            return self.now_ms
+
+    replaced: ClassVar = {
+        f"{RUNTIME}.host:StateClock": clock,
+        f"{RUNTIME}.guests:StateClock": clock,
+    }
+
+
+class LetsTimeGoOnInsideOfHandlers(ClusterMutant):
+    """Tells handlers the time at which another run of their partition began."""
+
+    class context(Context):  # noqa: N801
+        @property
+        def now_ms(self) -> int:
+            return self._scope.clock.now_ms
+
+    replaced: ClassVar = {f"{RUNTIME}.invocations:Context": context}
+
+
+class ComparesTimersAsText(ClusterMutant):
+    """Sends timers that are due at one time in the order of their numbers as texts."""
+
+    replaced: ClassVar = {f"{RUNTIME}.partition:in_order": str}
 
 
 # Group commit

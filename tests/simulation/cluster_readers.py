@@ -43,7 +43,8 @@ class Readers(SideStory):
 
     def __init__(self, world: ClusterWorld, seed: int) -> None:
         super().__init__(world, seed)
-        self.has_sqlite = Random(f"sqlite {seed}").random() < 0.5
+        self._store_chance = Random(f"sqlite {seed}")
+        self.has_sqlite = self._store_chance.random() < 0.5
         self._answered: dict[str, dict[str, int]] = {}
         """Key to what was answered for it, and when."""
         self._timers: dict[str, int] = {}
@@ -71,7 +72,7 @@ class Readers(SideStory):
         return app
 
     def new_backend(self) -> MemoryBackend | None:
-        return MirroredBackend() if self.has_sqlite else None
+        return MirroredBackend(self._store_chance) if self.has_sqlite else None
 
     def plan(self, story_ms: int) -> None:
         chance = self.chance

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from inspect import iscoroutinefunction
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -27,16 +28,19 @@ NEVER_S = 3_600.0
 class MirroredBackend(MemoryBackend):
     """A file of SQLite, and what must be in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: Random) -> None:
         super().__init__()
+        self.chance = chance
+        self.folds = chance.choice([0.0, 0.1, 1.0])
+        """How often what a store has committed is folded right after."""
         self._stores: list[SqliteStore] = []
         # Made with the first store: some worlds are never played.
         self._loop: asyncio.AbstractEventLoop
         self._folder: TemporaryDirectory[str]
 
     def open_store(self) -> SqliteStore:
-        """Return that of one more worker. What it commits is folded by who takes it over, so that
-        nothing depends on how fast the machine is."""
+        """Return that of one more worker. It folds when it is told to, or takes something over, so
+        that nothing depends on how fast the machine is."""
 
         async def opened() -> SqliteStore:
             policy = FoldPolicy(rows_max=10**6, age_max_s=NEVER_S)
@@ -84,6 +88,8 @@ class MirroredStore:
         outcomes = self._backend.blocking(self._sqlite.commit(commits))
         mirrored = await self._mirror.commit(commits)
         check(outcomes == mirrored, "outcomes of commits", outcomes, mirrored)
+        if self._backend.chance.random() < self._backend.folds:
+            self._backend.blocking(self._sqlite.fold())
         return outcomes
 
     def __getattr__(self, name: str) -> Any:
