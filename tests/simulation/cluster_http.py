@@ -235,6 +235,11 @@ class Balancer(SideStory):
             at_ms = int(chance.random() * story_ms)
             self._open += 1
             self.process.start(self._use(wanted, at_ms))
+            if wanted.idempotency_key and chance.random() < 0.5:
+                # Somebody else wants the very same.
+                self._wanted.append(again := replace(wanted))
+                self._open += 1
+                self.process.start(self._use(again, at_ms + chance.choice([0, 20, 500])))
 
     def processes(self) -> Sequence[Process]:
         return [self.process]

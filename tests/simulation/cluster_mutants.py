@@ -16,6 +16,8 @@ from sublet.functions.context import Context
 from sublet.functions.errors import UnavailableError
 from sublet.functions.state import StateClock
 from sublet.runtime.admission import Admission
+from sublet.runtime.answers import idempotency_id
+from sublet.runtime.client import Client
 from sublet.runtime.client_channel import Channel
 from sublet.runtime.client_session import Session
 from sublet.runtime.exchange import Exchange
@@ -29,6 +31,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.port import Port
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.steps import Acknowledge
+from sublet.runtime.work import Message
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View
 from sublet.statestore.memory import MemoryBackend, MemoryStore
@@ -197,6 +200,39 @@ class TakesEveryLossForAFormerOwner(_LossMutant):
             return 0 < refused.epoch < channel.epoch
 
     replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+
+
+# Idempotency keys
+
+
+class _SpreadingClient(Client):
+    def _channel(self, route: Any, key: str, idempotency_key: str = "") -> Channel:
+        return super()._channel(route, key)
+
+
+class SpreadsRepeatedRequests(ClusterMutant):
+    """A client brings requests without a key anywhere, whatever their idempotency key is."""
+
+    replaced: ClassVar = {"tests.simulation.cluster_world:Client": _SpreadingClient}
+
+
+class SpreadsRepeatedRequestsByHttp(ClusterMutant):
+    """The client of a worker brings requests without a key anywhere."""
+
+    replaced: ClassVar = {f"{RUNTIME}.service:Client": _SpreadingClient}
+
+
+class RunsWhatConflicts(ClusterMutant):
+    """Takes requests for different ones if their messages differ, under one idempotency key."""
+
+    @staticmethod
+    def name_of(message: Message) -> str:
+        return f"{idempotency_id(message)}\0{bytes(message.payload).hex()}"
+
+    replaced: ClassVar = {
+        f"{RUNTIME}.answers:idempotency_id": name_of,
+        f"{RUNTIME}.endings:idempotency_id": name_of,
+    }
 
 
 # Former owners that are asked

@@ -9,6 +9,7 @@ import msgspec
 
 from sublet.functions.address import is_client
 from sublet.runtime.admission import Admission
+from sublet.runtime.answers import Answer, Answers, _digest, idempotency_id
 from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
 from sublet.runtime.endings import Endings
@@ -20,7 +21,7 @@ from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
 from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.steps import Acknowledge, Deliver, Interrupt, Store
-from sublet.runtime.work import Chunk, Waiting, Work
+from sublet.runtime.work import Chunk, Message, Waiting, Work
 from sublet.runtime.work_queue import WorkQueue
 from sublet.statestore.contract import (
     AHEAD,
@@ -344,6 +345,53 @@ class RemembersThatItDidNotRun(Mutant):
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._endings.__class__ = _RememberingEndings
+            super().start(now_ms)
+
+
+class _CarelessEndings(Endings):
+    def _bury(self, message: Message, error: ErrorInfo, now_ms: float) -> None:
+        if error.code != "idempotency_conflict":
+            super()._bury(message, error, now_ms)
+
+
+class DropsSendsThatConflict(Mutant):
+    """Forgets an accepted send whose idempotency key is that of another request."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._endings.__class__ = _CarelessEndings
+            super().start(now_ms)
+
+
+class _ForgetfulAnswers(Answers):
+    __slots__ = ()
+
+    def kept(self, message: Message, answer: Answer, clock_ms: int) -> None:
+        return None
+
+
+class BuriesEveryRepeat(Mutant):
+    """Makes a dead letter of each send that asks for what has failed before."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._endings.answers.__class__ = _ForgetfulAnswers
+            super().start(now_ms)
+
+
+class _BlindEndings(Endings):
+    def _answer_from_record(self, waiting: Waiting, answer: Answer, now_ms: float) -> None:
+        answer = msgspec.structs.replace(answer, digest=_digest(waiting.message))
+        self.answers.given.pop(idempotency_id(waiting.message), None)
+        super()._answer_from_record(waiting, answer, now_ms)
+
+
+class TakesAnotherRequestForTheSame(Mutant):
+    """Answers a request with what another one under its idempotency key has come to."""
+
+    class partition(Partition):  # noqa: N801
+        def start(self, now_ms: float) -> None:
+            self._endings.__class__ = _BlindEndings
             super().start(now_ms)
 
 

@@ -145,9 +145,9 @@ def _judge_answers(
         check((error is not None) == failed, "the reply", place, uid, error)
         check((value, error) == calls[0].replies[0], "two answers to one request", place, uid)
     letters = sum(count for (name, _), count in dead.items() if name == uid)
-    # Whoever came first has run: a call tells its caller, all others are told nothing more.
-    least, most = int(failed and not calls), int(failed and len(calls) < len(same))
-    check(least <= letters <= most, "dead letters of a request", place, uid, letters)
+    # Whoever waits for no answer is told by a dead letter, once for all of them.
+    wanted = int(failed and len(calls) < len(same))
+    check(letters == wanted, "dead letters of a request", place, uid, letters, wanted)
 
 
 def _code(said: Said) -> str:
