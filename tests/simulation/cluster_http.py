@@ -106,6 +106,8 @@ class StoryHttpServer:
 
     async def _serve(self, request: Request, answer: asyncio.Future[Reply]) -> None:
         is_last = self._is_draining
+        if is_last and request.method == "POST":
+            self.balancer.world.fault("request to a worker that drains", self.process.name)
         sent: list[Any] = []
         received = [{"type": "http.request", "body": request.body, "more_body": False}]
 
@@ -271,7 +273,7 @@ class Balancer(SideStory):
             return "unknown"
         if reply.status in (200, 202):
             told = msgspec.json.decode(reply.body)[0] if wanted.is_call else wanted.uid
-            world.oracle._check_at_once(told == wanted.uid, "another's reply", wanted, told)
+            world.oracle.check_at_once(told == wanted.uid, "another's reply", wanted, told)
             return "done"
         code = reply.problem()
         if code != "overloaded":
@@ -292,7 +294,7 @@ class Balancer(SideStory):
 
     def _judge_failure(self, wanted: Wanted, before: set[str], why: str) -> None:
         if self.is_quiet and before & self._serving():
-            self.world.oracle._check_at_once(
+            self.world.oracle.check_at_once(
                 False, "a request failed while another worker was ready", wanted.uid, why
             )
 

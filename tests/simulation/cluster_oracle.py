@@ -83,7 +83,11 @@ class ClusterOracle(Oracle):
     def written(self, worker: str, commit: Commit) -> None:
         """Only whoever was the last to take a partition writes to it."""
         writer = self._writers.get(commit.partition)
-        self._check_at_once(worker == writer, "two write", commit.partition, worker, writer)
+        self.check_at_once(worker == writer, "two write", commit.partition, worker, writer)
+
+    def writer_of(self, partition: str) -> str | None:
+        """Return the worker that has taken a partition last."""
+        return self._writers.get(partition)
 
     def committed_by(self, worker: str, commit: Commit) -> None:
         self._check_has(worker, commit.partition, "a worker commits what it cannot serve")
@@ -93,9 +97,9 @@ class ClusterOracle(Oracle):
 
     def _check_has(self, worker: str, partition: str, what: str) -> None:
         is_there = partition.rpartition("/")[0] in self.functions_of[worker]
-        self._check_at_once(is_there, what, worker, partition)
+        self.check_at_once(is_there, what, worker, partition)
 
-    def _check_at_once(self, condition: object, what: str, *details: object) -> None:
+    def check_at_once(self, condition: object, what: str, *details: object) -> None:
         """As `check`, from inside of workers and clients, which might catch what it raises."""
         try:
             check(condition, what, *details)
@@ -105,7 +109,7 @@ class ClusterOracle(Oracle):
     def told_unknown(self, function: str, version: int) -> None:
         """A caller, who knows this version, was told that there is no such function."""
         is_unknown = any(function not in each for each in self._known[version])
-        self._check_at_once(is_unknown, "a function is known", function, version)
+        self.check_at_once(is_unknown, "a function is known", function, version)
 
     def told_absent(
         self, function: str, versions: tuple[int, int], deadline_ms: float | None
@@ -119,11 +123,11 @@ class ClusterOracle(Oracle):
             if first <= version <= last
             for each in found
         )
-        self._check_at_once(is_absent, "somebody has it", function, versions)
+        self.check_at_once(is_absent, "somebody has it", function, versions)
         now_ms = self._cluster.loop.now_ms
         waited_ms = now_ms - self._absent_ms.get(function, now_ms)
         is_due = deadline_ms is not None and now_ms + 1 >= deadline_ms
-        self._check_at_once(is_due or waited_ms >= ABSENT_MS, "it was told too soon", function)
+        self.check_at_once(is_due or waited_ms >= ABSENT_MS, "it was told too soon", function)
 
     def observers(self) -> dict[str, object]:
         """Return what stands in workers so that we hear of what they lend."""

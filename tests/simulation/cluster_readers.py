@@ -126,6 +126,8 @@ class Readers(SideStory):
 
     async def _read_state(self, worker: str, service: WorkerService, key: str) -> None:
         known = set(self._answered.get(key, ()))
+        if self.world.oracle.writer_of(self.world.partition_of(BOOK, key)) != worker:
+            self.world.fault("read by another than the owner", worker)
         report = await service.read_state(StateRequest(function=BOOK, key=key))
         seen: set[str] = set()
         if report.rows:

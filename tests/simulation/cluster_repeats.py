@@ -23,7 +23,7 @@ from tests.simulation.client import Said
 from tests.simulation.cluster_app import NotYetError
 from tests.simulation.cluster_sides import SideStory
 from tests.simulation.handlers import ATTEMPTS, KeyState
-from tests.simulation.repeats import Asking, dead_letters, draw_askings, judge_repeats
+from tests.simulation.repeats import CONFLICT, Asking, dead_letters, draw_askings, judge_repeats
 from tests.simulation.verdict import check
 
 if TYPE_CHECKING:
@@ -113,6 +113,9 @@ class Repeats(SideStory):
 
     def judge(self) -> None:
         for asking in self._askings:
+            answer = asking.said.replies[0][1] if asking.said.replies else None
+            if answer is not None and answer.code == CONFLICT:
+                self.world.fault("conflict", asking.said.uid)
             error = getattr(asking.said, "taken_error", None)
             check(error is None, "a message was not taken", asking.said.uid, error)
         partitions = [

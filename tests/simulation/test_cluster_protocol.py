@@ -9,14 +9,17 @@ from __future__ import annotations
 import gc
 import json
 import os
+from collections import Counter
 from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.simulation.cluster_http import Balancer
 from tests.simulation.cluster_loss import Losses
 from tests.simulation.cluster_mutants import MUTANTS
+from tests.simulation.cluster_readers import Readers
 from tests.simulation.cluster_world import ClusterWorld, run_seed
 from tests.simulation.verdict import ViolationError
 
@@ -105,6 +108,29 @@ def test_some_clusters_lose_data_all_of_it_or_what_is_newest() -> None:
     kept_ms = [kept for world in told for kept, _ in world.losses.happened]
     assert any(kept_ms)
     assert not all(kept_ms)
+
+
+def test_some_clusters_tell_side_stories_of_every_kind() -> None:
+    worlds = [ClusterWorld(seed) for seed in range(200)]
+    sides = [side for world in worlds for side in world.sides]
+    told = Counter(side.name for side in sides)
+
+    assert told.keys() == {"repeats", "clockwork", "readers", "http"}
+    assert min(told.values()) >= 10
+    assert sum(1 for world in worlds if world.sides) < 70
+    stores = Counter(side.has_sqlite for side in sides if isinstance(side, Readers))
+    assert stores.keys() == {False, True}
+    assert {side.is_quiet for side in sides if isinstance(side, Balancer)} == {False, True}
+
+
+@pytest.mark.parametrize(
+    "happening",
+    ["conflict", "read by another than the owner", "request to a worker that drains"],
+)
+def test_side_stories_get_to_what_they_are_about(happening: str) -> None:
+    seeds = [seed for seed in range(60) if ClusterWorld(seed).sides]
+
+    assert any(happening in _faults_of(seed) for seed in seeds)
 
 
 def test_callers_are_told_somewhere_that_nobody_has_a_function() -> None:
