@@ -46,8 +46,6 @@ TIRED_S = 0.1
 class Reply(NamedTuple):
     status: int
     body: bytes
-    is_last: bool
-    """The worker closes the connection behind it."""
 
     def problem(self) -> str:
         return str(msgspec.json.decode(self.body)["code"]) if self.status >= 400 else ""
@@ -72,15 +70,19 @@ class StoryHttpServer:
         self._requests: set[asyncio.Task[None]] = set()
         self.process = Process.current()
         self.address = f"http://{self.process.address}"
-        self.idle_connections = 0
-        """Those that are kept for later requests."""
+        self.arriving = 0
+        """Requests of those who have connected, and are not heard yet."""
 
     def drain(self) -> None:
         self._is_draining = True
 
-    def is_unused(self, noticed_s: float) -> bool:
-        is_noticed = asyncio.get_running_loop().time() >= noticed_s
-        return not self._requests and (is_noticed or not self.idle_connections)
+    async def close(self) -> None:
+        self.drain()
+        self.balancer.doors.pop(self.process.name, None)
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._requests and not self.arriving
 
     async def __aenter__(self) -> StoryHttpServer:
         self.balancer.doors[self.process.name] = self
@@ -92,7 +94,7 @@ class StoryHttpServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        del self.balancer.doors[self.process.name]
+        self.balancer.doors.pop(self.process.name, None)
         if self._requests:
             await asyncio.wait(self._requests, timeout=STOP_TIMEOUT_S)
         for request in self._requests:
@@ -100,13 +102,13 @@ class StoryHttpServer:
 
     def begin(self, request: Request, answer: asyncio.Future[Reply]) -> None:
         """Take a request that has come; in the worker's process."""
+        self.arriving -= 1
         task = self.process.start(self._serve(request, answer))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
     async def _serve(self, request: Request, answer: asyncio.Future[Reply]) -> None:
-        is_last = self._is_draining
-        if is_last and request.method == "POST":
+        if self._is_draining and request.method == "POST":
             self.balancer.world.fault("request to a worker that drains", self.process.name)
         sent: list[Any] = []
         received = [{"type": "http.request", "body": request.body, "more_body": False}]
@@ -123,7 +125,7 @@ class StoryHttpServer:
             begun = next((each for each in sent if each["type"] == "http.response.start"), None)
             if begun is not None:
                 body = b"".join(each.get("body", b"") for each in sent)
-                self.balancer.carry_back(answer, Reply(begun["status"], body, is_last))
+                self.balancer.carry_back(answer, Reply(begun["status"], body))
 
 
 @dataclass(slots=True)
@@ -182,10 +184,8 @@ class Balancer(SideStory):
         """Of workers by name, as long as they listen."""
         self.process = Process(world.loop, "balancer")
         self._ready: list[str] = []
-        self._kept: dict[str, StoryHttpServer] = {}
-        """To whom the balancer keeps a connection."""
         self._wanted: list[Wanted] = []
-        self._look_ms = self.chance.choice([50, 200, 400])
+        self._look_ms = self.chance.choice([50, 400, 1_500])
         self._open = 0
 
     def declare(self) -> App:
@@ -214,7 +214,9 @@ class Balancer(SideStory):
         if self.is_quiet:
             # Who is full may refuse, drained or not.
             limits = replace(limits, in_flight_max=15_000, queue_max=10_000)
-        return replace(config, http_port=0, limits=limits)
+        # With little of it, requests still come when the doors are closed.
+        notice_s = self.chance.choice([0.0, 0.2, 5.0])
+        return replace(config, http_port=0, limits=limits, drain_notice_s=notice_s)
 
     def replaced(self) -> Mapping[str, object]:
         door = type("BalancedHttpServer", (StoryHttpServer,), {"balancer": self})
@@ -229,12 +231,13 @@ class Balancer(SideStory):
                 function,
                 chance.choice(self.world.keys) if function == NAMED else "",
                 str(number),
-                chance.choice([0, 0, 5, 200]),
+                chance.choice([0, 5, 200, 600]),
                 chance.random() < 0.8,
                 f"h{number}" if chance.random() < 0.5 else "",
             )
             self._wanted.append(wanted)
-            at_ms = int(chance.random() * story_ms)
+            # Some come while those who were drained last go.
+            at_ms = int(chance.random() * (story_ms + 2_000))
             self._open += 1
             self.process.start(self._use(wanted, at_ms))
             if wanted.idempotency_key and chance.random() < 0.5:
@@ -304,16 +307,11 @@ class Balancer(SideStory):
         while True:
             ready = []
             for name, door in list(self.doors.items()):
-                if name not in self._kept:
-                    self._kept[name] = door
-                    door.idle_connections += 1
                 try:
                     async with asyncio.timeout(1):
                         reply = await self._ask(door, Request("GET", "/ready"))
                 except (TimeoutError, CutOffError, NobodyThereError):
                     continue
-                if reply.is_last and self._kept.pop(name, None) is not None:
-                    door.idle_connections -= 1
                 if reply.status == 200:
                     ready.append(name)
             self._ready = ready
@@ -339,7 +337,9 @@ class Balancer(SideStory):
         if self.doors.get(door.process.name) is not door or not door.process.alive:
             raise NobodyThereError(door.process.name)
         answer: asyncio.Future[Reply] = loop.create_future()
-        loop.call_soon(door.begin, request, answer, context=door.process.home)
+        door.arriving += 1
+        delay_s = network.delay_ms(len(request.body)) / 1000
+        loop.call_later(delay_s, door.begin, request, answer, context=door.process.home)
         while not answer.done():
             if not door.process.alive:
                 raise CutOffError(door.process.name)

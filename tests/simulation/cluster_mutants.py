@@ -32,6 +32,7 @@ from sublet.runtime.port import Port
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.steps import Acknowledge
 from sublet.runtime.work import Message
+from sublet.runtime.worker import Worker
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View
 from sublet.statestore.memory import MemoryBackend, MemoryStore
@@ -277,7 +278,37 @@ class ReadsItsOwnCopyAsFormerOwner(ClusterMutant):
 class TakesItselfForTheOwnerOfAFile(ClusterMutant):
     """On SQLite, reads as the owner without a look at the epoch."""
 
-    replaced: ClassVar = {"sublet.statestore.sqlite:_epoch": lambda source: None}
+    @staticmethod
+    async def settled(store: Any, partition: str) -> None:
+        return
+
+    replaced: ClassVar = {
+        "sublet.statestore.sqlite:_epoch": lambda source: None,
+        f"{RUNTIME}.inspection:settled": settled,
+        f"{RUNTIME}.service:settled": settled,
+    }
+
+
+# Workers that are drained
+
+
+class RefusesHttpWhileItDrains(ClusterMutant):
+    """A worker that is asked to stop refuses what comes by HTTP as long as its door is open."""
+
+    class worker(Worker):  # noqa: N801
+        def not_joined(self) -> str:
+            return "the worker stops" if self.stopping.is_set() else super().not_joined()
+
+    replaced: ClassVar = {"tests.simulation.cluster_world:Worker": worker}
+
+
+class EndsBeforeItHasAnswered(ClusterMutant):
+    """A worker that is drained does not wait until all who came by HTTP have their reply."""
+
+    class worker(Worker):  # noqa: N801
+        _has_answered = True
+
+    replaced: ClassVar = {"tests.simulation.cluster_world:Worker": worker}
 
 
 # Time

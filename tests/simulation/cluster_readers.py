@@ -2,7 +2,7 @@
 
 Readers ask workers that own what they want, have given it away, were replaced without their
 knowledge, or never had it. A read that begins after an answer was received sees what that tells of;
-and what one reader has seen, nobody misses who asks later. In half of these clusters the store is a
+and what one reader has seen, nobody misses who asks later. In most of these clusters the store is a
 file of SQLite.
 """
 
@@ -44,7 +44,7 @@ class Readers(SideStory):
     def __init__(self, world: ClusterWorld, seed: int) -> None:
         super().__init__(world, seed)
         self._store_chance = Random(f"sqlite {seed}")
-        self.has_sqlite = self._store_chance.random() < 0.5
+        self.has_sqlite = self._store_chance.random() < 0.7
         self._answered: dict[str, dict[str, int]] = {}
         """Key to what was answered for it, and when."""
         self._timers: dict[str, int] = {}
@@ -85,7 +85,11 @@ class Readers(SideStory):
             caller, at_ms = chance.choice(callers), int(chance.random() * story_ms)
             caller.script.append((at_ms, self._asker(caller, said), None))
         home = self.world.loop.world.home
-        for _ in range(chance.choice([0, 5, 20])):
+        for _ in range(chance.choice([1, 2])):
+            # Whoever comes takes partitions of those who stay.
+            at_s = chance.random() * story_ms / 1000
+            self.world.loop.call_later(at_s, self.world.join, context=home)
+        for _ in range(chance.choice([5, 20, 50])):
             # Also when nobody has just been answered.
             at_s = chance.random() * (story_ms + 2_000) / 1000
             self.world.loop.call_later(at_s, self._read_somewhere, context=home)

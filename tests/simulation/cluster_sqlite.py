@@ -31,7 +31,7 @@ class MirroredBackend(MemoryBackend):
     def __init__(self, chance: Random) -> None:
         super().__init__()
         self.chance = chance
-        self.folds = chance.choice([0.0, 0.1, 1.0])
+        self.folds = chance.choice([0.0, 0.0, 0.1, 1.0])
         """How often what a store has committed is folded right after."""
         self._stores: list[SqliteStore] = []
         # Made with the first store: some worlds are never played.

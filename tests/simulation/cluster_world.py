@@ -684,7 +684,7 @@ class ClusterWorld:
             (self._crash, some(1, 3, 6)),
             (self._freeze, some(1, 3, 6)),
             (self._leave, some(1, 2)),
-            (self._join, some(1, 2)),
+            (self.join, some(1, 2)),
             (self.reset_link, some(3, 10)),
             (self._cut_link, some(1, 4)),
             (self._store_away, some(1, 3)),
@@ -694,7 +694,7 @@ class ClusterWorld:
         ]
         if any(side.is_quiet for side in self.sides):
             self.store_faults.heal()
-            kinds = [(self._leave, chance.randint(1, 3)), (self._join, chance.randint(1, 3))]
+            kinds = [(self._leave, chance.randint(1, 3)), (self.join, chance.randint(1, 3))]
         if calm:
             self.store_faults.heal()
         for what, count in kinds:
@@ -785,7 +785,7 @@ class ClusterWorld:
             self.fault("leave", worker.process.name)
             worker.stop()
 
-    def _join(self) -> None:
+    def join(self) -> None:
         if self.faulty:
             self.fault("join")
             self.add_worker(self.releases.later())
