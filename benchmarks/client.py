@@ -27,7 +27,9 @@ import uvloop
 from benchmarks.processes import Child, exit_on_terminate
 from benchmarks.workload import zipf_keys
 from sublet.runtime.client import Client
-from sublet.runtime.frames import (
+from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.link_server import LinkServer
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -38,9 +40,7 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.link import Link, LinkReceiver
-from sublet.runtime.link_server import LinkServer
-from sublet.runtime.unary import Service
+from sublet.runtime.protocol.rpc import Service
 
 ROUNDS = 3
 SAMPLE_S = 1.0

@@ -323,8 +323,8 @@ def main() -> None:
     rounds = max(result.round for result in results) + 1
     (folder / f"{NAME}.md").write_text(
         f"# The laxity queue against the O(n) algorithms: medians of {rounds} rounds\n\n"
-        f"Written by `benchmarks.{NAME}`, whose first lines say what the queues and columns are. "
-        "Compare ratios within this page, not figures across.\n"
+        f"Written by `benchmarks.{NAME}`, whose first lines say what the queues and "
+        "columns are. Compare ratios within this page, not figures across.\n"
         f"{machine_line(run)}\n\n{markdown(table)}\n"
         f"![Time of one operation by the length of the queue]({NAME}.svg)\n"
     )

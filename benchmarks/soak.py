@@ -40,7 +40,7 @@ from benchmarks.soak_report import Verdict, judge, percentile, write
 from sublet import Client
 from sublet.functions.errors import SubletError
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import EgressRequest
+from sublet.runtime.protocol.rpc import EgressRequest
 from tests.integration.cluster import Cluster, running_cluster
 
 OVERLOAD = 3.0

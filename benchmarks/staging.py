@@ -33,7 +33,7 @@ from benchmarks.processes import exit_on_terminate
 from benchmarks.sublet_cases import Cluster
 from sublet import Client
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import StateRequest
+from sublet.runtime.protocol.rpc import StateRequest
 from sublet.spark_bridge.rows import RowSplitter, layout_of
 
 NAME = "staging"

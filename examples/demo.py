@@ -41,8 +41,8 @@ from sublet.runtime.client import Client  # noqa: E402
 from sublet.runtime.config import WorkerConfig  # noqa: E402
 from sublet.runtime.link_grpc import UnaryClient  # noqa: E402
 from sublet.runtime.log import set_up_logging  # noqa: E402
+from sublet.runtime.protocol.rpc import StatusReport  # noqa: E402
 from sublet.runtime.supervisor import GaveUpError, Launch, Supervisor  # noqa: E402
-from sublet.runtime.unary import StatusReport  # noqa: E402
 
 START_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 30.0

@@ -25,9 +25,9 @@ from sublet.functions.app import Function
 from sublet.runtime.backlog import Backlog
 from sublet.runtime.channels import AHEAD_MAX, Inbox, Outbox
 from sublet.runtime.endings import Endings
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.known_clients import Clients
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.staging import Staging
 from sublet.runtime.steps import Acknowledge, Counters, Refuse
 from sublet.runtime.windows import SOURCES_MAX, StreamProgress

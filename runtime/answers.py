@@ -20,8 +20,8 @@ from sublet.functions.codec import Codec, codec_for
 from sublet.functions.errors import EncodeError, PayloadError
 from sublet.runtime.calls import NIL
 from sublet.runtime.damage import decoded
-from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.pending import reply_too_large
+from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.work import Message, Waiting
 from sublet.statestore.contract import IDEMPOTENCY, DamagedError, Record
 

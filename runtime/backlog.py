@@ -16,7 +16,7 @@ from itertools import islice
 from operator import itemgetter
 
 from sublet.functions.address import is_client, is_pipeline
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.work import Chunk, Span
 
 PULL_MS = 2.0

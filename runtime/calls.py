@@ -19,8 +19,8 @@ import xxhash
 from sublet.functions.address import Address, split_partition_name
 from sublet.runtime.channels import REPLY_MARK
 from sublet.runtime.damage import decoded
-from sublet.runtime.frames import Batch, ErrorInfo, Extra
 from sublet.runtime.pending import OutgoingCall, Pending
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra
 from sublet.runtime.steps import Resume
 from sublet.runtime.work import Recorded, Waiting
 from sublet.statestore.contract import JOURNAL, Record

@@ -16,9 +16,9 @@ from sublet.functions.duration import milliseconds
 from sublet.functions.errors import DeadlineExceededError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
-from sublet.runtime.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import CallInfo, CallRequest
+from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
+from sublet.runtime.protocol.rpc import CallInfo, CallRequest
 
 _PATIENCE_S = 5.0
 """The worker answers when the deadline has passed; so long after it nobody waits for that."""

@@ -24,7 +24,7 @@ from sublet.runtime.config import (
 )
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import StatusReport
+from sublet.runtime.protocol.rpc import StatusReport
 from sublet.statestore.contract import Directory
 from sublet.statestore.sqlite_directory import SqliteDirectory
 

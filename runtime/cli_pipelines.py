@@ -20,7 +20,7 @@ from sublet.runtime.cli_exit import ExitCode, UsageError, confirm, exit_with, te
 from sublet.runtime.cli_table import one_line, print_table, time_text
 from sublet.runtime.client_pipeline import Pipeline
 from sublet.runtime.pipeline_driver import PipelineProgress
-from sublet.runtime.pipeline_messages import MARK_MAX, KnownPipeline
+from sublet.runtime.protocol.pipeline_messages import MARK_MAX, KnownPipeline
 
 if TYPE_CHECKING:
     from sublet.runtime.client import Client

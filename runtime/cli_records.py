@@ -12,7 +12,7 @@ from sublet.functions.errors import RejectedError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, confirm
 from sublet.runtime.cli_table import print_table, time_text
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,
     AdministerRequest,
     RecordEntry,

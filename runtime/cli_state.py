@@ -11,7 +11,7 @@ from sublet.runtime.cli_calls import payload_of, text_of
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, confirm, exit_with
 from sublet.runtime.cli_table import print_table
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     DeleteState,
     PutState,

@@ -12,9 +12,9 @@ from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import NotLeftError, UsageError, exit_with
-from sublet.runtime.frames import Topology
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import AdministerRequest, DrainWorker, RecoverPartition
+from sublet.runtime.protocol.frames import Topology
+from sublet.runtime.protocol.rpc import AdministerRequest, DrainWorker, RecoverPartition
 
 _LOOK_S = 0.1
 TIMEOUT_S_MAX = 3_600

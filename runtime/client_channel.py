@@ -19,7 +19,7 @@ import msgspec
 
 from sublet.functions.codec import Codec, codec_for, join_column, split_column
 from sublet.functions.errors import PayloadError, SubletError, UnknownOutcomeError, error_from_code
-from sublet.runtime.frames import ANSWERED, Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.frames import ANSWERED, Batch, ErrorInfo, Extra, Kind
 
 ANY = codec_for(Any)
 

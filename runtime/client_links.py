@@ -16,10 +16,19 @@ import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.client_session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Session
-from sublet.runtime.frames import Alive, Data, Frame, Goodbye, Hello, Refused, Topology, Welcome
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.outage import RETRY_MS_MIN, TO_DO
+from sublet.runtime.protocol.frames import (
+    Alive,
+    Data,
+    Frame,
+    Goodbye,
+    Hello,
+    Refused,
+    Topology,
+    Welcome,
+)
 
 _log = structlog.get_logger(__name__)
 

@@ -39,7 +39,7 @@ from sublet.runtime.pipeline_driver import (
     Story,
     answer_codec,
 )
-from sublet.runtime.pipeline_messages import (
+from sublet.runtime.protocol.pipeline_messages import (
     IF_EXISTS,
     LOWEST_LEFT_MS,
     Description,

@@ -23,9 +23,18 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.client_channel import ANY, Channel, Gather, Segment, Waiter, error_of
-from sublet.runtime.frames import Ack, Batch, Data, ErrorInfo, Extra, Kind, Refused, Topology
 from sublet.runtime.outage import TO_DO, Outage
-from sublet.runtime.pipeline_messages import Ask
+from sublet.runtime.protocol.frames import (
+    Ack,
+    Batch,
+    Data,
+    ErrorInfo,
+    Extra,
+    Kind,
+    Refused,
+    Topology,
+)
+from sublet.runtime.protocol.pipeline_messages import Ask
 
 FRAME_BYTES = 2**20
 """A frame is closed when it has reached this size."""

@@ -40,11 +40,10 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.asked_workers import AskedWorkers
 from sublet.runtime.client_session import Patience
-from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.read_ahead import Begin, one_ahead
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.frames import FunctionInfo, Topology
+from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,
     SNAPSHOT_KEYS_MAX,
     EndSnapshotRequest,
@@ -52,6 +51,7 @@ from sublet.runtime.unary import (
     SnapshotPage,
     SnapshotPageRequest,
 )
+from sublet.runtime.read_ahead import Begin, one_ahead
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox
 from sublet.runtime.commit_size import CommitSize
 from sublet.runtime.endings import Endings
-from sublet.runtime.frames import Ack
 from sublet.runtime.known_clients import Clients
 from sublet.runtime.pending import Pending, Sealer
+from sublet.runtime.protocol.frames import Ack
 from sublet.runtime.snapshots import Snapshots
 from sublet.runtime.staging import Staging
 from sublet.runtime.steps import Acknowledge, Deliver, LoadOld, Settled, StepEffect, Store

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sublet.runtime.frames import Batch
+from sublet.runtime.protocol.frames import Batch
 from sublet.statestore.contract import DamagedError, OutboxEntry, Record
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush
 
 from sublet.functions.codec import split_column
-from sublet.runtime.frames import Batch, ErrorInfo
+from sublet.runtime.protocol.frames import Batch, ErrorInfo
 from sublet.runtime.work import Waiting
 
 EXPIRED = "deadline_exceeded"

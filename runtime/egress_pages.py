@@ -13,7 +13,7 @@ import msgspec
 
 from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
 from sublet.runtime.pending import EgressColumns
-from sublet.runtime.unary import EgressGap, EgressPage, EgressRequest, EgressValues
+from sublet.runtime.protocol.rpc import EgressGap, EgressPage, EgressRequest, EgressValues
 from sublet.statestore.contract import EgressEntry, Store
 
 LOOK_EVERY_S = 0.05

@@ -18,14 +18,14 @@ from sublet.functions.errors import EgressLostError, RejectedError, UnavailableE
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
 from sublet.runtime.egress_reader import FOLLOW_WAIT_MS, LOST_KEPT_MAX
-from sublet.runtime.read_ahead import Begin, one_ahead
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
     EgressGap,
     EgressPage,
     EgressRequest,
     EgressValues,
 )
+from sublet.runtime.read_ahead import Begin, one_ahead
 
 _log = structlog.get_logger(__name__)
 

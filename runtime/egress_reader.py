@@ -27,7 +27,7 @@ from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.outage import TO_DO, Outage
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
     EgressGap,
     EgressPage,

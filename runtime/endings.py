@@ -21,10 +21,10 @@ from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox
 from sublet.runtime.early_ends import EXPIRED, WITHDRAWN
-from sublet.runtime.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending
+from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.staging import Staging
 from sublet.runtime.steps import Counters
 from sublet.runtime.windows import StreamProgress

@@ -17,7 +17,11 @@ from sublet.functions.address import CLIENT_MARK, is_client
 from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.channels import REPLY_MARK, endpoint_of
-from sublet.runtime.frames import (
+from sublet.runtime.host import Host, Hosted
+from sublet.runtime.limits import Limits
+from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.port import Port
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -29,11 +33,7 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.host import Host, Hosted
-from sublet.runtime.lease_messages import HandoverMessage, handover_message
-from sublet.runtime.limits import Limits
-from sublet.runtime.link import Link, LinkReceiver
-from sublet.runtime.port import Port
+from sublet.runtime.protocol.lease_messages import HandoverMessage, handover_message
 from sublet.runtime.windows import refusal_of_markers
 from sublet.statestore.contract import OutboxEntry, Outcome
 

@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Protocol
 
 from sublet.functions.errors import TooLargeError
-from sublet.runtime.frames import Alive, Data, Frame, Goodbye, Hello, Welcome
 from sublet.runtime.link import LinkLimits, LinkReceiver
-from sublet.runtime.wire import WireError, decode_frame, encode_frame
+from sublet.runtime.protocol.frames import Alive, Data, Frame, Goodbye, Hello, Welcome
+from sublet.runtime.protocol.wire import WireError, decode_frame, encode_frame
 
 _ALIVE = encode_frame(Alive())
 _ASK = encode_frame(Alive(asks=True))

@@ -33,11 +33,9 @@ from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.channels import endpoint_of
 from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.guests import AsyncGuests, GuestWork
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
-from sublet.runtime.lease_messages import Released
 from sublet.runtime.leases import Lease
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessor import TERM_MS
@@ -45,6 +43,8 @@ from sublet.runtime.limits import Limits
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.notices import Notices
 from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.protocol.lease_messages import Released
 from sublet.runtime.snapshots import Snapshot, SnapshotRoom
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.steps import (

@@ -17,10 +17,7 @@ from sublet.functions.app import Function
 from sublet.functions.codec import COLUMNS_MARK, type_name
 from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
 from sublet.runtime.endings import DeadLetter
-from sublet.runtime.state_assignment import schema_of
-from sublet.runtime.state_view import state_json
-from sublet.runtime.timers import Timer
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     FunctionDescription,
     RecordEntry,
     RecordPage,
@@ -29,6 +26,9 @@ from sublet.runtime.unary import (
     StateListRequest,
     StatePage,
 )
+from sublet.runtime.state_assignment import schema_of
+from sublet.runtime.state_view import state_json
+from sublet.runtime.timers import Timer
 from sublet.statestore.contract import DEAD, TIMER, Record, Store, settled
 
 PAGE_BYTES = 1024 * 1024

@@ -14,8 +14,8 @@ from sublet.runtime.backlog import Backlog
 from sublet.runtime.channels import Inbox
 from sublet.runtime.early_ends import Expiries, expired, withdrawals
 from sublet.runtime.endings import Endings
-from sublet.runtime.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.key_lines import KeyLines
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.steps import Interrupt
 from sublet.runtime.work import Waiting

@@ -16,7 +16,11 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet.functions.app import Function
 from sublet.runtime.lease_measures import LeaseMeasures
-from sublet.runtime.lease_messages import (
+from sublet.runtime.leases import Lease
+from sublet.runtime.lessee import Lessee
+from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
     LeaseMessage,
@@ -28,10 +32,6 @@ from sublet.runtime.lease_messages import (
     Return,
     Revoke,
 )
-from sublet.runtime.leases import Lease
-from sublet.runtime.lessee import Lessee
-from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
-from sublet.runtime.partition import Partition
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sublet.runtime.lease_messages import LeaseId
+from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.scheduler.binding import Bindable, BindingPolicy
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from sublet.functions.app import Function
-from sublet.runtime.frames import Kind
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.leases import Lease, StateVersions
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.steps import Cells, Load, Merger
 from sublet.runtime.work import RunResult, Waiting, Work
 

@@ -7,7 +7,7 @@ both.
 
 from __future__ import annotations
 
-from sublet.runtime.lease_messages import LeaseId, Load
+from sublet.runtime.protocol.lease_messages import LeaseId, Load
 from sublet.scheduler.laxity_queue import Entry, LaxityQueue
 
 GUEST_MESSAGES_MAX = 20_000

@@ -17,9 +17,17 @@ import xxhash
 
 from sublet.functions.app import Function
 from sublet.runtime.backlog import KEY_FACTOR, NOT_LENT
-from sublet.runtime.lease_messages import Answer, LeaseId, LeaseMessage, Load, Probe, Reply, Revoke
 from sublet.runtime.leases import Lease, LeaseState
 from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.lease_messages import (
+    Answer,
+    LeaseId,
+    LeaseMessage,
+    Load,
+    Probe,
+    Reply,
+    Revoke,
+)
 from sublet.runtime.work import Chunk, RunResult, Waiting
 from sublet.scheduler.binding import (
     Ask,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from sublet.runtime.frames import Frame, Hello
+from sublet.runtime.protocol.frames import Frame, Hello
 
 PROTOCOL = 1
 SILENCE_S_MIN = 0.1

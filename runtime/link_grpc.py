@@ -16,13 +16,12 @@ import msgspec
 from grpc import aio
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime import wire
 from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.frames import Frame, Hello, Welcome
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_lane import LaneCarrier
-from sublet.runtime.tracing import current_traceparent
-from sublet.runtime.unary import (
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import Frame, Hello, Welcome
+from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallInfo,
     CallRequest,
@@ -44,6 +43,7 @@ from sublet.runtime.unary import (
     StateRequest,
     StatusReport,
 )
+from sublet.runtime.tracing import current_traceparent
 
 # A frame somewhat above the limit still arrives, and is answered by a goodbye that says why.
 # One far above it is refused by gRPC itself, before it is in memory.

@@ -24,7 +24,6 @@ import xxhash
 
 from sublet.functions.errors import RejectedError, RetryLaterError, SubletError, UnavailableError
 from sublet.runtime.config import is_loopback_host
-from sublet.runtime.frames import FunctionInfo, Topology
 from sublet.runtime.handover import (
     Acquire,
     Drop,
@@ -35,7 +34,8 @@ from sublet.runtime.handover import (
     Quarantine,
     Tell,
 )
-from sublet.runtime.lease_messages import HandoverMessage, Look, Released, Took
+from sublet.runtime.protocol.frames import FunctionInfo, Topology
+from sublet.runtime.protocol.lease_messages import HandoverMessage, Look, Released, Took
 from sublet.scheduler.placement import a_few_moves, place
 from sublet.statestore.contract import (
     Directory,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from sublet.runtime.frames import Refused
+from sublet.runtime.protocol.frames import Refused
 from sublet.runtime.telemetry import Spells
 from sublet.runtime.work import Failure
 

@@ -26,7 +26,7 @@ from sublet.functions.state.partial import (
     partial_windows,
     runs_in_parts,
 )
-from sublet.runtime.lease_messages import PartialState
+from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.work import RunResult, Work
 

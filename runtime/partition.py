@@ -35,7 +35,6 @@ from sublet.runtime.damage import check_outbox, damaged, decoded
 from sublet.runtime.due_records import in_order
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.endings import Endings
-from sublet.runtime.frames import Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.interrupts import Interrupts
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.known_clients import Clients
@@ -44,6 +43,7 @@ from sublet.runtime.lent_work import LentWork
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Sealer, as_oldest
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.runs import Runs
 from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.snapshots import Snapshot, SnapshotRoom, Snapshots

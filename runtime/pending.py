@@ -12,7 +12,7 @@ from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoi
 from sublet.functions.errors import EncodeError, TooLargeError
 from sublet.runtime.channels import REPLY_MARK, Outbox
 from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.timers import Timer
 from sublet.statestore.contract import (
     TIMER,

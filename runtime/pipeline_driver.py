@@ -16,7 +16,7 @@ import msgspec
 
 from sublet.functions.codec import Codec, codec_for
 from sublet.functions.errors import TooLargeError
-from sublet.runtime.pipeline_messages import (
+from sublet.runtime.protocol.pipeline_messages import (
     Ask,
     Begin,
     Chosen,

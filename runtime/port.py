@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sublet.runtime.channels import endpoint_of
-from sublet.runtime.frames import Ack, Batch, Data
 from sublet.runtime.link import Link
+from sublet.runtime.protocol.frames import Ack, Batch, Data
 from sublet.statestore.contract import OutboxEntry
 
 FRAME_BYTES = 1024 * 1024

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from sublet.functions.address import is_placed_by_key, partition_index_of, partition_name
 from sublet.functions.errors import UnknownFunctionError
-from sublet.runtime.frames import FunctionInfo
+from sublet.runtime.protocol.frames import FunctionInfo
 
 CACHE_MAX = 100_000
 

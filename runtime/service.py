@@ -23,12 +23,7 @@ from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
 from sublet.runtime.inspection import Inspection
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.routes import PartitionRoutes
-from sublet.runtime.snapshot_pages import SnapshotPages
-from sublet.runtime.state_view import state_json
-from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
-from sublet.runtime.tracing import Tracing
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallRequest,
     DrainWorker,
@@ -56,6 +51,11 @@ from sublet.runtime.unary import (
     StatusReport,
     answering,
 )
+from sublet.runtime.routes import PartitionRoutes
+from sublet.runtime.snapshot_pages import SnapshotPages
+from sublet.runtime.state_view import state_json
+from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
+from sublet.runtime.tracing import Tracing
 from sublet.statestore.contract import Store, settled
 
 

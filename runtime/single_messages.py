@@ -13,9 +13,9 @@ from sublet.functions.app import Function
 from sublet.runtime.backlog import Place
 from sublet.runtime.early_ends import expired
 from sublet.runtime.endings import Endings
-from sublet.runtime.frames import ErrorInfo
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.lent_work import is_lendable
+from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.windows import StreamProgress
 from sublet.runtime.work import Chunk, Span, Waiting, Work
 from sublet.runtime.work_queue import WorkQueue

@@ -24,9 +24,7 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.host import Host, Hosted
-from sublet.runtime.snapshots import OfKey, Snapshot
-from sublet.runtime.state_view import state_msgpack
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     SNAPSHOT_KEYS_MAX,
     EndSnapshotRequest,
     PinnedPartition,
@@ -34,6 +32,8 @@ from sublet.runtime.unary import (
     SnapshotPage,
     SnapshotPageRequest,
 )
+from sublet.runtime.snapshots import OfKey, Snapshot
+from sublet.runtime.state_view import state_msgpack
 from sublet.statestore.contract import StateRow, StatesPage, Store
 
 PAGE_BYTES = 1024 * 1024

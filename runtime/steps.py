@@ -14,8 +14,8 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
-from sublet.runtime.frames import Ack, ErrorInfo, Refused
-from sublet.runtime.lease_messages import PartialState
+from sublet.runtime.protocol.frames import Ack, ErrorInfo, Refused
+from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.runtime.work import Work
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome, StateRow
 

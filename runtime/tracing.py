@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from structlog.contextvars import bound_contextvars
 
-from sublet.runtime.frames import ErrorInfo, Kind
+from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.telemetry import STAGES, SpanTimes, request_id
 from sublet.runtime.work import Message, Traced
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.work import Failure
 
 UNSTORABLE = Failure(

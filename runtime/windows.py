@@ -29,7 +29,7 @@ from sublet.functions.window_runs import Closing
 from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
 from sublet.runtime.damage import decoded
 from sublet.runtime.due_records import LOADED_MAX, DueRecords
-from sublet.runtime.frames import Batch, Kind
+from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.work import Chunk, Message
 from sublet.scheduler.frontier import ClockFrontier, EventTimeFrontier
 from sublet.statestore.contract import WATERMARK, WINDOW, Record

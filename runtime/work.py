@@ -15,14 +15,14 @@ import msgspec
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
-from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.scheduler.laxity_queue import Entry
 from sublet.scheduler.urgency import BACKGROUND_MS
 from sublet.statestore.contract import StateRow
 
 if TYPE_CHECKING:
-    from sublet.runtime.lease_messages import PartialState
     from sublet.runtime.leases import Lease
+    from sublet.runtime.protocol.lease_messages import PartialState
 
 NO_EXTRA = Extra()
 

@@ -18,14 +18,14 @@ import structlog
 from sublet.functions.app import Function
 from sublet.runtime.config import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.frames import FunctionInfo, Hello, Topology
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
-from sublet.runtime.lease_messages import Released
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
 from sublet.runtime.membership import Membership, Ownership, new_worker_id
+from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
+from sublet.runtime.protocol.lease_messages import Released
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.service import WorkerService
 from sublet.runtime.tracing import Tracing, open_tracing

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from sublet.functions.errors import RejectedError
-from sublet.runtime.pipeline_messages import IfExists
+from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.commit import commit
 from sublet.spark_bridge.options import OptionsError, SinkOptions, bulk_options
 from sublet.spark_bridge.sink import (

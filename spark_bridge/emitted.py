@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sublet.functions.address import split_partition_name
 from sublet.functions.errors import PayloadError
-from sublet.runtime.unary import EgressValues
+from sublet.runtime.protocol.rpc import EgressValues
 from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.shapes import Columns, Form, Shape
 from sublet.spark_bridge.values import Unfit

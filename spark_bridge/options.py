@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError
 from sublet.runtime.egress_cursor import EgressCursor
-from sublet.runtime.pipeline_messages import IfExists
+from sublet.runtime.protocol.pipeline_messages import IfExists
 
 ADDRESS_DEFAULT = "127.0.0.1:7337"
 ADDRESS_VARIABLE = "SUBLET_ADDRESS"

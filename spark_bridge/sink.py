@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from sublet.functions.columns import ALLOWED
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.pipeline_messages import IfExists
+from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options

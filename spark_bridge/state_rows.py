@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.client_snapshot import SnapshotStates
-from sublet.runtime.unary import SNAPSHOT_KEYS_MAX
+from sublet.runtime.protocol.rpc import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.shapes import Form, Shape
 from sublet.spark_bridge.values import Unfit
 

@@ -22,7 +22,7 @@ from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client_pipeline import BlockingPipeline
 from sublet.runtime.pipeline_driver import Staged
-from sublet.runtime.pipeline_messages import IfExists
+from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.connections import asked, client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.rows import RowSplitter, layout_of

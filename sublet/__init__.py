@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from sublet.runtime.egress_range import BlockingEgressRange, EgressRange
     from sublet.runtime.egress_reader import EgressReader, EgressRecord
     from sublet.runtime.pipeline_driver import Committed, PipelineProgress, Staged
-    from sublet.runtime.unary import CallInfo, EgressGap, EgressValues
+    from sublet.runtime.protocol.rpc import CallInfo, EgressGap, EgressValues
 
 __version__ = "0.1.0"
 
@@ -80,13 +80,13 @@ _LATER = {
     "BlockingClient": "sublet.runtime.blocking_client",
     "BlockingEgressRange": "sublet.runtime.egress_range",
     "BlockingEgressReader": "sublet.runtime.blocking_client",
-    "CallInfo": "sublet.runtime.unary",
+    "CallInfo": "sublet.runtime.protocol.rpc",
     "EgressCursor": "sublet.runtime.egress_cursor",
-    "EgressGap": "sublet.runtime.unary",
+    "EgressGap": "sublet.runtime.protocol.rpc",
     "EgressRange": "sublet.runtime.egress_range",
     "EgressReader": "sublet.runtime.egress_reader",
     "EgressRecord": "sublet.runtime.egress_reader",
-    "EgressValues": "sublet.runtime.unary",
+    "EgressValues": "sublet.runtime.protocol.rpc",
     "Attempt": "sublet.runtime.client_pipeline",
     "BlockingAttempt": "sublet.runtime.client_pipeline",
     "BlockingPipeline": "sublet.runtime.client_pipeline",

@@ -54,8 +54,7 @@ from sublet.runtime.http.reading import (
 )
 from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
 from sublet.runtime.limits import Limits
-from sublet.runtime.tracing import Tracing
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_DEFAULT,
     EGRESS_LIMIT_MAX,
     EGRESS_WAIT_MS_MAX,
@@ -66,6 +65,7 @@ from sublet.runtime.unary import (
     StateReport,
     StateRequest,
 )
+from sublet.runtime.tracing import Tracing
 from sublet.statestore.contract import Store
 
 _log = structlog.get_logger(__name__)

@@ -18,7 +18,7 @@ from sublet.runtime.http.errors import PROBLEM_TYPE, STATUS_BY_CODE, problem_sch
 from sublet.runtime.http.reading import DEADLINE_PATTERN, IDEMPOTENCY_KEY_PATTERN
 from sublet.runtime.http.sse import STREAM_TYPE
 from sublet.runtime.limits import Limits
-from sublet.runtime.unary import EGRESS_LIMIT_DEFAULT, EGRESS_LIMIT_MAX, EGRESS_WAIT_MS_MAX
+from sublet.runtime.protocol.rpc import EGRESS_LIMIT_DEFAULT, EGRESS_LIMIT_MAX, EGRESS_WAIT_MS_MAX
 
 KEYS_LIMIT_DEFAULT = 100
 KEYS_LIMIT_MAX = 1_000

@@ -13,7 +13,7 @@ from sublet.functions.duration import milliseconds
 from sublet.functions.errors import KeyRejectedError, TooLargeError
 from sublet.runtime.config import is_loopback_host
 from sublet.runtime.http.errors import HttpProblemError
-from sublet.runtime.idempotency_key import (
+from sublet.runtime.protocol.idempotency_key import (
     IDEMPOTENCY_KEY_BYTES_MAX,
     refusal_of_idempotency_key,
 )

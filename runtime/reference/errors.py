@@ -13,13 +13,13 @@ from sublet.functions.errors import (
     SubletError,
     UnknownOutcomeError,
 )
-from sublet.runtime import wire
 from sublet.runtime.http.errors import STATUS_BY_CODE as HTTP_STATUS_BY_CODE
+from sublet.runtime.protocol import wire
 
 _HEAD = """# Reference: errors
 
-<!-- Made by `make reference` from functions/errors.py, runtime/wire.py and runtime/http/errors.py.
--->
+<!-- Made by `make reference` from functions/errors.py, runtime/protocol/wire.py and
+runtime/http/errors.py. -->
 
 Every error has a stable code. Python raises its class, gRPC carries it as the trailing metadata
 `sublet-code`, HTTP as `code` of the problem, the command line with `--json` as `error.code`.

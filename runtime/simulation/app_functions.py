@@ -23,9 +23,9 @@ from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell, StateClock
 from sublet.runtime.channels import REPLY_MARK
 from sublet.runtime.executor import Place, RunScope, SyncRunner, decode_messages, failure_of
-from sublet.runtime.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.invocations import invocation_lock
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, stream
 from sublet.runtime.simulation.events import Events

@@ -17,7 +17,10 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
-from sublet.runtime.lease_messages import (
+from sublet.runtime.leases import Lease
+from sublet.runtime.lending import PATIENCE_LEFT_MS
+from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.lease_messages import (
     LeaseId,
     LeaseMessage,
     Offer,
@@ -26,9 +29,6 @@ from sublet.runtime.lease_messages import (
     Return,
     StoredState,
 )
-from sublet.runtime.leases import Lease
-from sublet.runtime.lending import PATIENCE_LEFT_MS
-from sublet.runtime.partition import Partition
 from sublet.runtime.simulation.ledger import LeaseTally
 from sublet.runtime.simulation.scenario import StoreModel
 from sublet.runtime.simulation.store import ENTRY_BYTES

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from sublet.functions.duration import milliseconds
 from sublet.runtime.channels import endpoint_of
-from sublet.runtime.frames import Ack, Batch, Refused
-from sublet.runtime.lease_messages import LeaseMessage
+from sublet.runtime.protocol.frames import Ack, Batch, Refused
+from sublet.runtime.protocol.lease_messages import LeaseMessage
 from sublet.runtime.simulation.chance import distribution, stream
 from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.scenario import Network

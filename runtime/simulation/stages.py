@@ -13,7 +13,7 @@ from sublet.functions.app import App, Function
 from sublet.functions.duration import milliseconds
 from sublet.functions.effects import Effect, Outgoing
 from sublet.runtime.channels import REPLY_MARK
-from sublet.runtime.lease_messages import PartialState
+from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, KeySampler, keys_of, stream
 from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent, roots_of

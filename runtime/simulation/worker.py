@@ -16,10 +16,10 @@ import msgspec
 from sublet.functions.address import is_client, split_partition_name
 from sublet.functions.app import Function
 from sublet.runtime.channels import endpoint_of
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Refused
-from sublet.runtime.lease_messages import LeaseMessage
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.protocol.lease_messages import LeaseMessage
 from sublet.runtime.simulation.chance import stream
 from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.hosted import Handlers, Hosted

@@ -28,8 +28,8 @@ from sublet.functions.errors import (
 from sublet.functions.state import StateClock, StateKind
 from sublet.functions.windows import watermark_ms_of
 from sublet.runtime.endings import DeadLetter as StoredLetter
-from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.testing.fallible_store import CommitFault
 from sublet.runtime.testing.ledger import DeadLetter, Reply, Sent, Step, Timer, function_of
 from sublet.runtime.testing.local_exchange import Asked

@@ -15,8 +15,8 @@ from sublet.functions.app import Function
 from sublet.functions.codec import codec_for, split_column
 from sublet.functions.errors import PayloadError, SubletError
 from sublet.runtime.channels import REPLY_MARK
-from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.pending import EgressColumns
+from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome
 
 TRACE_MAX = 100_000

@@ -17,7 +17,7 @@ from sublet.functions.app import Function
 from sublet.functions.context import Batch, Context
 from sublet.functions.errors import SubletError, error_from_code
 from sublet.runtime.executor import failure_of
-from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.testing.virtual_loop import StuckError
 
 RAISED_MAX = 10_000

@@ -11,7 +11,7 @@ import msgspec
 from sublet import Client, SubletError
 from sublet.functions.app import Function
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import RecordsRequest
+from sublet.runtime.protocol.rpc import RecordsRequest
 from tests.chaos import app
 from tests.chaos.ledger import EgressLog, Found, Ledger, Numbers
 

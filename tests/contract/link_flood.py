@@ -6,10 +6,10 @@
 import asyncio
 import sys
 
-from sublet.runtime.frames import Hello
 from sublet.runtime.link import Link
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
+from sublet.runtime.protocol.frames import Hello
 from tests.contract.link_setting import WELCOME, Keeper, Lane, NoService, batch_frame
 
 

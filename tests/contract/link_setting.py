@@ -13,12 +13,21 @@ from typing import Literal, Protocol
 import msgspec
 from grpc import aio
 
-from sublet.runtime import wire
-from sublet.runtime.frames import Batch, Data, Frame, FunctionInfo, Hello, Kind, Topology, Welcome
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_grpc import channel_options, connect
 from sublet.runtime.link_server import LinkServer
-from sublet.runtime.unary import (
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import (
+    Batch,
+    Data,
+    Frame,
+    FunctionInfo,
+    Hello,
+    Kind,
+    Topology,
+    Welcome,
+)
+from sublet.runtime.protocol.rpc import (
     CallRequest,
     EgressPage,
     EgressRequest,

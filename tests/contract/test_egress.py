@@ -20,7 +20,7 @@ from sublet.runtime.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.egress_retention import EgressRetention
 from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending, Sealer
-from sublet.runtime.unary import EgressPage, EgressRequest
+from sublet.runtime.protocol.rpc import EgressPage, EgressRequest
 from sublet.statestore.contract import Outcome, Store
 from tests.integration.cluster import until
 

@@ -16,10 +16,14 @@ import pytest
 import uvloop
 
 from sublet.functions.errors import OverloadedError, TooLargeError, UnavailableError
-from sublet.runtime import wire
 from sublet.runtime.config import PortTakenError
 from sublet.runtime.frame_link import LOOKS_IN_SILENCE
-from sublet.runtime.frames import (
+from sublet.runtime.link import Link, LinkLimits
+from sublet.runtime.link_grpc import connect
+from sublet.runtime.link_lane import PATH_BYTES_MAX, TOKEN_LIFE_S, TOKENS_MAX, LaneTokens
+from sublet.runtime.link_server import LinkServer
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import (
     Ack,
     Alive,
     Data,
@@ -30,10 +34,6 @@ from sublet.runtime.frames import (
     Refused,
     Welcome,
 )
-from sublet.runtime.link import Link, LinkLimits
-from sublet.runtime.link_grpc import connect
-from sublet.runtime.link_lane import PATH_BYTES_MAX, TOKEN_LIFE_S, TOKENS_MAX, LaneTokens
-from sublet.runtime.link_server import LinkServer
 from tests.contract.link_setting import (
     PATIENCE_S,
     TOPOLOGY,

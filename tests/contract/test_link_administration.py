@@ -12,11 +12,11 @@ from grpc import aio
 
 from sublet.functions.errors import RejectedError, SnapshotLostError, UnavailableError
 from sublet.proto import sublet_pb2, sublet_pb2_grpc
-from sublet.runtime.frames import ErrorInfo, Hello
 from sublet.runtime.link import Link
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.link_server import LinkServer
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.frames import ErrorInfo, Hello
+from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
     AdministerRequest,

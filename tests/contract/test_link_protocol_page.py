@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from sublet.functions.address import partition_index_of, slot_of
-from sublet.runtime.frames import Ack, Batch, Data, ErrorInfo, Frame, Hello, Kind
 from sublet.runtime.link import Link
 from sublet.runtime.link_server import LinkServer
-from sublet.runtime.unary import CallRequest
-from sublet.runtime.wire import STATUS_BY_CODE
+from sublet.runtime.protocol.frames import Ack, Batch, Data, ErrorInfo, Frame, Hello, Kind
+from sublet.runtime.protocol.rpc import CallRequest
+from sublet.runtime.protocol.wire import STATUS_BY_CODE
 from tests.contract.link_setting import PATIENCE_S, WELCOME, Keeper, NoService
 
 ROOT = Path(__file__).resolve().parents[2]

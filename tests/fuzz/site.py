@@ -19,12 +19,21 @@ from sublet.functions.windows import TumblingWindow
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.frames import Ack, Batch, Data, Frame, FunctionInfo, Hello, Kind, Topology
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import Binding, Clock, Host, SystemClock
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_lane import LaneCarrier
+from sublet.runtime.protocol.frames import (
+    Ack,
+    Batch,
+    Data,
+    Frame,
+    FunctionInfo,
+    Hello,
+    Kind,
+    Topology,
+)
 from sublet.runtime.routes import PartitionRoutes
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Recovered

@@ -11,10 +11,10 @@ from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.errors import SubletError
 from sublet.runtime.answers import Answer, still_valid
 from sublet.runtime.egress_retention import Extent
-from sublet.runtime.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
-from sublet.runtime.pipeline_messages import Decision, Stage
+from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.pipeline_messages import Decision, Stage
 from sublet.runtime.staging import Part, Pipeline
 from sublet.runtime.steps import NoCells
 from sublet.runtime.timers import Timer

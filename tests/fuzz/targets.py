@@ -31,10 +31,13 @@ from sublet.functions.state import (
     Value,
 )
 from sublet.functions.state.fields import state_kind_of
-from sublet.runtime import wire
 from sublet.runtime.config import ConfigError, read_config
 from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.frames import (
+from sublet.runtime.lease_results import LeaseResultError, decode_result
+from sublet.runtime.link import Link, LinkLimits
+from sublet.runtime.link_lane import LENGTH, LaneCarrier
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -49,7 +52,7 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.lease_messages import (
+from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
     Load,
@@ -62,11 +65,8 @@ from sublet.runtime.lease_messages import (
     Revoke,
     StoredState,
 )
-from sublet.runtime.lease_results import LeaseResultError, decode_result
-from sublet.runtime.link import Link, LinkLimits
-from sublet.runtime.link_lane import LENGTH, LaneCarrier
+from sublet.runtime.protocol.rpc import AdministerRequest, CallRequest, EgressRequest, PutState
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.unary import AdministerRequest, CallRequest, EgressRequest, PutState
 from sublet.runtime.work import Message, Waiting, Work
 from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
 from sublet.statestore.delta import DamagedCommitError, Delta

@@ -18,7 +18,7 @@ import msgspec
 
 from sublet import Client, RetryLaterError, SubletError
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import EgressRequest, StatusReport
+from sublet.runtime.protocol.rpc import EgressRequest, StatusReport
 from sublet.statestore.contract import Directory
 from sublet.statestore.redis_directory import RedisDirectory
 from sublet.statestore.sqlite_directory import SqliteDirectory

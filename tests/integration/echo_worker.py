@@ -10,7 +10,9 @@ import msgspec
 
 from sublet.functions.codec import join_column, split_column
 from sublet.runtime.channels import Inbox
-from sublet.runtime.frames import (
+from sublet.runtime.link import Link, LinkLimits, LinkReceiver
+from sublet.runtime.link_server import LinkServer
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -23,9 +25,7 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.link import Link, LinkLimits, LinkReceiver
-from sublet.runtime.link_server import LinkServer
-from sublet.runtime.unary import Service
+from sublet.runtime.protocol.rpc import Service
 
 FUNCTIONS = [
     FunctionInfo("shop/echo", 8, "keyed"),

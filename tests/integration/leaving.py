@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import AdministerRequest, DrainWorker
+from sublet.runtime.protocol.rpc import AdministerRequest, DrainWorker
 from tests.integration.cluster import Cluster, WorkerProcess
 from tests.redis_process import RedisProcess
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sublet import SubletError
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import RecordEntry, RecordKind, RecordsRequest
+from sublet.runtime.protocol.rpc import RecordEntry, RecordKind, RecordsRequest
 from tests.integration.cluster import Cluster, WorkerProcess, until
 from tests.integration.promise_matrix_app import EGRESS
 from tests.integration.ways_in import Way, ways_to

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from sublet.functions.address import partition_index_of, partition_name
-from sublet.runtime.frames import (
+from sublet.runtime.link import Link
+from sublet.runtime.link_grpc import connect
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -20,8 +22,6 @@ from sublet.runtime.frames import (
     Refused,
     Welcome,
 )
-from sublet.runtime.link import Link
-from sublet.runtime.link_grpc import connect
 from tests.integration.cluster import PATIENCE_S
 
 

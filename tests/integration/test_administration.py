@@ -10,7 +10,7 @@ import pytest
 
 from sublet import Client, RejectedError
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     DeleteState,
     PutState,

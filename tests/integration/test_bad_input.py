@@ -24,8 +24,9 @@ from sublet import (
     TooLargeError,
     UnknownFunctionError,
 )
-from sublet.runtime import wire
-from sublet.runtime.frames import (
+from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -36,8 +37,7 @@ from sublet.runtime.frames import (
     Kind,
     Refused,
 )
-from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import CallRequest
+from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import apps
 from tests.integration.cluster import Cluster, until
 from tests.integration.raw_client import RawClient, raw_client

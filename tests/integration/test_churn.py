@@ -12,7 +12,11 @@ import msgspec
 import pytest
 
 from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.frames import (
+from sublet.runtime.http.server import HttpServer
+from sublet.runtime.http.sse import EgressFeeds
+from sublet.runtime.limits import Limits
+from sublet.runtime.link_lane import LaneCarrier
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -24,11 +28,7 @@ from sublet.runtime.frames import (
     Kind,
     Refused,
 )
-from sublet.runtime.http.server import HttpServer
-from sublet.runtime.http.sse import EgressFeeds
-from sublet.runtime.limits import Limits
-from sublet.runtime.link_lane import LaneCarrier
-from sublet.runtime.wire import encode_frame
+from sublet.runtime.protocol.wire import encode_frame
 from tests.fuzz.http_site import HttpSite
 from tests.fuzz.site import Site, count
 from tests.fuzz.targets import on_lane

@@ -31,8 +31,8 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client import Client
-from sublet.runtime.frames import Batch, ErrorInfo, Hello
 from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Hello
 from tests.integration import apps
 from tests.integration.cluster import Cluster
 from tests.integration.cluster import running_cluster as real_cluster

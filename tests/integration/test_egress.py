@@ -21,7 +21,7 @@ from sublet import (
     UnknownOutcomeError,
 )
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import EgressRequest, RecordsRequest
+from sublet.runtime.protocol.rpc import EgressRequest, RecordsRequest
 from tests.integration import promise_app
 from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
 from tests.integration.http_worker import http_worker

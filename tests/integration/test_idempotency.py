@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sublet import BlockingClient, Client, IdempotencyConflictError, RejectedError
 from sublet.runtime.cli import cli
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallRequest,
     RecordEntry,

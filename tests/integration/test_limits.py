@@ -19,8 +19,8 @@ from sublet import (
     StateTooLargeError,
     TooLargeError,
 )
-from sublet.runtime import wire
-from sublet.runtime.frames import Batch, Data, Hello, Kind
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import Batch, Data, Hello, Kind
 from tests.integration.cluster import PROJECT, Cluster, running_cluster, until
 from tests.integration.raw_client import raw_client
 

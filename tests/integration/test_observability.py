@@ -25,9 +25,9 @@ from sublet.runtime.config import WorkerConfig
 from sublet.runtime.limits import Limits
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.metrics import METRICS
+from sublet.runtime.protocol.rpc import CallRequest, ExplainRequest
 from sublet.runtime.telemetry import STAGES
 from sublet.runtime.tracing import Tracing
-from sublet.runtime.unary import CallRequest, ExplainRequest
 from sublet.runtime.worker import Worker
 from tests.integration.cluster import until
 
@@ -408,7 +408,7 @@ async def test_refusals_are_counted_by_their_reason(tmp_path: Path) -> None:
 
 
 def test_a_request_id_is_part_of_an_error_as_it_crosses_the_wire() -> None:
-    from sublet.runtime import wire
+    from sublet.runtime.protocol import wire
 
     error = OverloadedError("full", 50)
     error.request_id = "a/f/0@~c:1"

@@ -26,7 +26,7 @@ from sublet import (
 )
 from sublet.functions.address import partition_index_of
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import AdministerRequest, RecordEntry, TakeDeadLetter
+from sublet.runtime.protocol.rpc import AdministerRequest, RecordEntry, TakeDeadLetter
 from tests.integration.cluster import until
 from tests.integration.promise_matrix_app import (
     ATTEMPTS,

@@ -25,7 +25,7 @@ from sublet import (
     UnknownOutcomeError,
 )
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     RecordKind,
     RecordPage,

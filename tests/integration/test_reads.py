@@ -23,7 +23,7 @@ from sublet import Client
 from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,
     AdministerRequest,
     EgressRequest,

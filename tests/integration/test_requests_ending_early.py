@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from sublet import Client, DeadlineExceededError, Function
-from sublet.runtime.frames import Kind
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import CallRequest
+from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import early_app
 from tests.integration.cluster import PATIENCE_S, PROJECT, Cluster, until
 from tests.integration.http_worker import http_worker

@@ -19,7 +19,7 @@ from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.cli_exit import ExitCode
 from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.unary import CallRequest
+from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import count_app
 from tests.integration.cluster import (
     PROJECT,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sublet.functions.codec import join_column, split_column
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from tests.simulation.verdict import check
 
 if TYPE_CHECKING:

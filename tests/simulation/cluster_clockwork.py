@@ -18,7 +18,7 @@ import msgspec
 from sublet.functions.app import App
 from sublet.functions.context import Batch, Context
 from sublet.functions.retry import Retry
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from tests.simulation.client import Said
 from tests.simulation.cluster_app import NotYetError
 from tests.simulation.cluster_sides import SideStory

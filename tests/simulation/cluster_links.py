@@ -20,10 +20,10 @@ import msgspec
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.frames import Hello
 from sublet.runtime.link import LinkLimits, LinkReceiver
 from sublet.runtime.link_grpc import Greeter
 from sublet.runtime.link_server import LinkServer, _Doorkeeper
+from sublet.runtime.protocol.frames import Hello
 from tests.simulation.cluster_loop import ClusterLoop, Process
 
 SILENCE_S = 30.0

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import JOURNAL, PARKED, TIMER
 from tests.simulation.client import Said
 from tests.simulation.cluster_oracle import ClusterOracle

@@ -21,7 +21,6 @@ from sublet.runtime.client import Client
 from sublet.runtime.client_channel import Channel
 from sublet.runtime.client_session import Session
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.handover import Handover
 from sublet.runtime.host import Binding, Host
@@ -29,6 +28,7 @@ from sublet.runtime.lending import Lending
 from sublet.runtime.membership import DeathWatch, Membership
 from sublet.runtime.partition import Partition
 from sublet.runtime.port import Port
+from sublet.runtime.protocol.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.steps import Acknowledge
 from sublet.runtime.work import Message

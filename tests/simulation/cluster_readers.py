@@ -17,9 +17,9 @@ from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.functions.errors import RejectedError, SubletError
 from sublet.runtime.client import Client
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.rpc import RecordsRequest, StateRequest
 from sublet.runtime.service import WorkerService
-from sublet.runtime.unary import RecordsRequest, StateRequest
 from sublet.statestore.memory import MemoryBackend
 from tests.simulation.client import Said
 from tests.simulation.cluster_sides import SideStory

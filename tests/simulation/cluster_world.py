@@ -30,10 +30,10 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.client import Client
 from sublet.runtime.config import WorkerConfig
-from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.partial_runs import in_parts
+from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.tracing import Tracing
 from sublet.runtime.worker import Worker
 from sublet.scheduler.binding import binding_names

@@ -9,12 +9,12 @@ from sublet.functions.app import Function
 from sublet.functions.effects import Effect
 from sublet.runtime.endings import Endings
 from sublet.runtime.guests import GuestStates
-from sublet.runtime.lease_messages import LeaseId, Load, PartialState, StoredState
 from sublet.runtime.leases import Lease, LeaseState, StateVersions
 from sublet.runtime.lent_work import LentWork
 from sublet.runtime.lessee import Lessee
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, StoredState
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.windows import OpenMessages
 from sublet.runtime.work import RunResult, Waiting, Work

@@ -13,12 +13,12 @@ from sublet.runtime.answers import Answer, Answers, _digest, idempotency_id
 from sublet.runtime.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.channels import Inbox
 from sublet.runtime.endings import Endings
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.interrupts import Interrupts
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.known_clients import Clients
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import Pending
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.single_messages import SingleMessages
 from sublet.runtime.steps import Acknowledge, Deliver, Interrupt, Store
 from sublet.runtime.work import Chunk, Message, Waiting, Work

@@ -10,8 +10,8 @@ import msgspec
 from sublet.functions.codec import split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.channels import endpoint_of
-from sublet.runtime.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.steps import (
     Acknowledge,
     Deliver,

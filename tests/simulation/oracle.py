@@ -9,8 +9,8 @@ import msgspec
 
 from sublet.functions.address import partition_name
 from sublet.functions.codec import split_column
-from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.pending import EgressColumns
+from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.timers import Timer
 from sublet.statestore.contract import AHEAD, DEAD, JOURNAL, PARKED, TIMER, Commit
 from tests.simulation.handlers import ATTEMPTS, DONE, EGRESS, PARTITIONS_PER_FUNCTION, KeyState

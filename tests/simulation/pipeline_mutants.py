@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from sublet.runtime.frames import Kind
 from sublet.runtime.partition import Partition
 from sublet.runtime.pipeline_driver import Committed, PipelineDriver, Plan, Story
-from sublet.runtime.pipeline_messages import Complete, Decide, Forget, Seal
+from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.pipeline_messages import Complete, Decide, Forget, Seal
 from sublet.runtime.staging import Handled, Part, Staging, _Flow
 from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import STAGED, STAGING, Commit, Record, Recovered

@@ -20,7 +20,6 @@ import pyarrow as pa
 from sublet.functions.address import PIPELINE_MARK, partition_index_of, partition_name
 from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.key_column import column_of
-from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.pipeline_driver import (
     PipelineDriver,
@@ -31,7 +30,8 @@ from sublet.runtime.pipeline_driver import (
     answer_codec,
     decode_plan,
 )
-from sublet.runtime.pipeline_messages import (
+from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.pipeline_messages import (
     LOWEST_LEFT_MS,
     Decision,
     Description,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sublet.runtime.endings import DeadLetter
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import Record
 from tests.simulation.client import Said
 from tests.simulation.verdict import check

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sublet.runtime.frames import Ack, Batch, Refused
+from sublet.runtime.protocol.frames import Ack, Batch, Refused
 from sublet.statestore.contract import Commit, Outcome
 
 if TYPE_CHECKING:

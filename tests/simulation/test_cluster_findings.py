@@ -12,7 +12,11 @@ import pytest
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config import WorkerConfig
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.frames import (
+from sublet.runtime.host import Host
+from sublet.runtime.limits import Limits
+from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.port import Port
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,
@@ -23,10 +27,6 @@ from sublet.runtime.frames import (
     Refused,
     Topology,
 )
-from sublet.runtime.host import Host
-from sublet.runtime.limits import Limits
-from sublet.runtime.link import Link, LinkReceiver
-from sublet.runtime.port import Port
 from sublet.runtime.worker import link_limits_of
 from sublet.statestore.contract import OutboxEntry
 from tests.simulation.cluster_world import run_seed

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from sublet.functions.state import Sum
-from sublet.runtime.frames import ErrorInfo, Extra
-from sublet.runtime.lease_messages import LeaseId
 from sublet.runtime.lessee import Lessee
 from sublet.runtime.lessor import TERM_MS
+from sublet.runtime.protocol.frames import ErrorInfo, Extra
+from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.scheduler.binding import Asked
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.statestore.contract import StateRow

@@ -24,9 +24,9 @@ from sublet.functions.retry import Retry
 from sublet.functions.state import StateClock, Sum
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, WindowSpec
 from sublet.runtime.executor import Place, SyncRunner
-from sublet.runtime.frames import Kind
 from sublet.runtime.partition import Partition
 from sublet.runtime.pending import EgressColumns
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.steps import NoCells
 from sublet.runtime.testing.machine import NoWatchdog

@@ -25,7 +25,7 @@ import msgspec
 
 from sublet.runtime import client_pipeline
 from sublet.runtime.pipeline_driver import Committed, Round
-from sublet.runtime.pipeline_messages import Decide, Seal
+from sublet.runtime.protocol.pipeline_messages import Decide, Seal
 from tests.spark.cluster import kill, wait_for
 
 BEGUN = "begun"

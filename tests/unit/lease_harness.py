@@ -10,7 +10,9 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
-from sublet.runtime.lease_messages import (
+from sublet.runtime.leases import Lease
+from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
     LeaseMessage,
@@ -20,8 +22,6 @@ from sublet.runtime.lease_messages import (
     Reply,
     Revoke,
 )
-from sublet.runtime.leases import Lease
-from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
 from sublet.runtime.work import Failure, RunResult
 from sublet.scheduler.binding import Ask, Asked, Bid, Bindable, Choice, Neighbour, Scene
 from sublet.scheduler.binding import Lend as LendTo

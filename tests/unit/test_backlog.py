@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sublet.functions.codec import join_column
 from sublet.runtime.backlog import IN_LINE, KEY_FACTOR, LOOKED_THROUGH_MAX, PULL_MS, Backlog
-from sublet.runtime.frames import Batch, Kind
+from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.work import Chunk, Span
 
 PATIENCE_MS = 100

@@ -14,9 +14,9 @@ from sublet.functions.codec import join_column
 from sublet.functions.state import StateClock
 from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.executor import Place
-from sublet.runtime.frames import Batch, Kind
 from sublet.runtime.limits import Limits
-from sublet.runtime.pipeline_messages import IfExists, assignments
+from sublet.runtime.protocol.frames import Batch, Kind
+from sublet.runtime.protocol.pipeline_messages import IfExists, assignments
 from sublet.runtime.state_assignment import schema_of
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.state_view import shown

@@ -6,7 +6,7 @@ import pytest
 
 from sublet.runtime.cli_pipelines import Found, question_of, unknown
 from sublet.runtime.pipeline_driver import PipelineProgress
-from sublet.runtime.pipeline_messages import KnownPipeline
+from sublet.runtime.protocol.pipeline_messages import KnownPipeline
 
 
 def found(name: str, *, completed_ms: int | None = None, staged: int = 0) -> Found:

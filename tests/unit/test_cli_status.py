@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from sublet.runtime.cli_status import _show, describe
-from sublet.runtime.frames import FunctionInfo, Topology
-from sublet.runtime.unary import FunctionLeases, StatusReport
+from sublet.runtime.protocol.frames import FunctionInfo, Topology
+from sublet.runtime.protocol.rpc import FunctionLeases, StatusReport
 
 TOPOLOGY = Topology(
     version=1,

@@ -30,7 +30,7 @@ from sublet.runtime.client_session import (
     Session,
     with_extra,
 )
-from sublet.runtime.frames import (
+from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
     Data,

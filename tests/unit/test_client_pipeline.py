@@ -11,7 +11,7 @@ import pytest
 from sublet.functions.codec import Codec
 from sublet.functions.errors import RejectedError
 from sublet.runtime.client_pipeline import Pipeline
-from sublet.runtime.pipeline_messages import Progress
+from sublet.runtime.protocol.pipeline_messages import Progress
 
 
 class FakeAsker:

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from sublet.functions.errors import SnapshotLostError, UnavailableError
 from sublet.runtime.client_snapshot import KEEP_EVERY_MS, SnapshotPin, StateSnapshot
-from sublet.runtime.frames import FunctionInfo
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.frames import FunctionInfo
+from sublet.runtime.protocol.rpc import (
     EndSnapshotRequest,
     PinnedPartition,
     PinRequest,

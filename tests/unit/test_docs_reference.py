@@ -10,9 +10,9 @@ import pytest
 
 import sublet
 from sublet.functions.errors import SubletError, error_from_code
-from sublet.runtime import wire
 from sublet.runtime.http.errors import STATUS_BY_CODE
 from sublet.runtime.metrics import METRICS
+from sublet.runtime.protocol import wire
 from sublet.runtime.reference.api import names_on_page
 from sublet.runtime.reference.command_line import helps
 from sublet.runtime.reference.contract import CONTRACT, declared

@@ -13,11 +13,20 @@ import msgspec
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.exchange import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
-from sublet.runtime.frames import Batch, Data, ErrorInfo, Frame, Hello, Kind, Refused, Topology
 from sublet.runtime.host import Host
 from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
+from sublet.runtime.protocol.frames import (
+    Batch,
+    Data,
+    ErrorInfo,
+    Frame,
+    Hello,
+    Kind,
+    Refused,
+    Topology,
+)
 from sublet.statestore.contract import OutboxEntry
 
 PATIENCE_S = 10.0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from sublet.runtime import wire
 from sublet.runtime.frame_link import LARGE_BYTES, LARGE_PATIENCE, FrameLink
-from sublet.runtime.frames import Alive, Data, ErrorInfo, Frame, Goodbye, Hello, Refused
 from sublet.runtime.link import SILENCE_S_MAX, SILENCE_S_MIN, Link, LinkLimits
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import Alive, Data, ErrorInfo, Frame, Goodbye, Hello, Refused
 from sublet.runtime.testing.virtual_loop import VirtualLoop
 
 LIMITS = LinkLimits(silence_s=4.0)

@@ -19,11 +19,18 @@ from sublet.functions.state import Count, Max, StateClock, Sum, Value
 from sublet.functions.state.partial import absorb
 from sublet.functions.windows import SessionWindow, TumblingWindow
 from sublet.runtime.executor import RunScope, SyncRunner
-from sublet.runtime.frames import Extra, Kind
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
-from sublet.runtime.lease_messages import LeaseId, Load, Offer, PartialState, Return, StoredState
 from sublet.runtime.lease_results import decode_result
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Extra, Kind
+from sublet.runtime.protocol.lease_messages import (
+    LeaseId,
+    Load,
+    Offer,
+    PartialState,
+    Return,
+    StoredState,
+)
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.threads import Watchdog
 from sublet.runtime.windows import closing_message

@@ -23,7 +23,7 @@ from sublet.runtime.handover import (
     Quarantine,
     Tell,
 )
-from sublet.runtime.lease_messages import (
+from sublet.runtime.protocol.lease_messages import (
     Claim,
     HandoverMessage,
     Look,

@@ -9,9 +9,9 @@ import pytest
 
 from sublet.functions.app import App
 from sublet.functions.context import Context
-from sublet.runtime.frames import Ack, Kind
-from sublet.runtime.lease_messages import Released
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Ack, Kind
+from sublet.runtime.protocol.lease_messages import Released
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.testing.machine import Machine
 from sublet.runtime.testing.virtual_loop import immediately

@@ -24,7 +24,7 @@ from sublet.runtime.http.reading import (
     query_of,
     read_body,
 )
-from sublet.runtime.idempotency_key import refusal_of_idempotency_key
+from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
 
 app = App("shop")
 

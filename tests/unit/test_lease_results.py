@@ -22,8 +22,6 @@ from sublet.functions.effects import (
     WindowDue,
 )
 from sublet.functions.state import Sum
-from sublet.runtime.frames import ErrorInfo, Kind
-from sublet.runtime.lease_messages import LeaseId, Load, PartialState, Return
 from sublet.runtime.lease_results import (
     LeaseResultError,
     covers_of,
@@ -32,6 +30,8 @@ from sublet.runtime.lease_results import (
     timer_prefix,
 )
 from sublet.runtime.pending import Replies, _encode_results
+from sublet.runtime.protocol.frames import ErrorInfo, Kind
+from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, Return
 from sublet.runtime.work import Failure, Message, RunResult, Waiting, Work
 from sublet.statestore.contract import StateRow
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sublet.runtime.lease_messages import LeaseId
 from sublet.runtime.lessee import GUEST_MESSAGES_MAX, OVER_KEPT_MAX, Lessee
+from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.scheduler.laxity_queue import LaxityQueue
 
 FAR_MS = 10_000.0

@@ -10,8 +10,6 @@ import pytest
 
 from sublet.functions.app import Function
 from sublet.functions.state import Sum
-from sublet.runtime.frames import Kind
-from sublet.runtime.lease_messages import Load
 from sublet.runtime.leases import Lease, LeaseState
 from sublet.runtime.lessor import (
     ASK_MS,
@@ -22,6 +20,8 @@ from sublet.runtime.lessor import (
     TERM_MS,
     WORKS_MAX,
 )
+from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.lease_messages import Load
 from sublet.scheduler.binding import Asked, Bindable
 from sublet.scheduler.binding import Lend as LendTo
 from sublet.statestore.contract import Outcome, StateRow

@@ -9,10 +9,10 @@ import pytest
 
 from sublet.functions.codec import join_column
 from sublet.functions.context import CALL_DEPTH_MAX
-from sublet.runtime import wire
-from sublet.runtime.frames import Batch, Data, Extra, Kind
 from sublet.runtime.limits import HIGHEST, Limits
 from sublet.runtime.link import LinkLimits
+from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.frames import Batch, Data, Extra, Kind
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Limits)])

@@ -15,8 +15,6 @@ import structlog
 
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.exchange import NOWHERE
-from sublet.runtime.frames import FunctionInfo, Topology
-from sublet.runtime.lease_messages import Claim, Released
 from sublet.runtime.membership import (
     VERSIONS_UNSEEN,
     DeathWatch,
@@ -25,6 +23,8 @@ from sublet.runtime.membership import (
     new_worker_id,
     process_is_gone,
 )
+from sublet.runtime.protocol.frames import FunctionInfo, Topology
+from sublet.runtime.protocol.lease_messages import Claim, Released
 from sublet.statestore.contract import Member, Recovered, StoreServerError, View
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 

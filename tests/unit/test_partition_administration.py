@@ -12,9 +12,9 @@ from sublet.functions.context import Context
 from sublet.functions.retry import NO_RETRY
 from sublet.functions.state import StateClock
 from sublet.runtime.endings import DeadLetter
-from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.steps import Load, Ready, Run, Settled, Store
 from sublet.runtime.work import Failure, Message, RunResult, Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.runtime import runs
-from sublet.runtime.pipeline_messages import LOWEST_LEFT_MS
+from sublet.runtime.protocol.pipeline_messages import LOWEST_LEFT_MS
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import BACKGROUND_PAUSES, LIVE_MS, Urgency
 from tests.unit.partition_harness import Owner, batch

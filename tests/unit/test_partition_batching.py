@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.functions.app import Function
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from tests.unit.partition_harness import CLIENT, PEER, Owner, make_function

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import JOURNAL, PARKED
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, PEER, Owner, make_function, replies
 

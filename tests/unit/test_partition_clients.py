@@ -6,9 +6,9 @@ import pytest
 
 from sublet.runtime import admission
 from sublet.runtime.admission import CLIENT_SILENT_MS
-from sublet.runtime.frames import Kind
 from sublet.runtime.known_clients import CLIENT_TTL_MS, GONE_CLIENTS_MAX, SILENCE_NOTED_MS
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.timers import HORIZON_MS
 from sublet.statestore.contract import EXPIRED, SILENT
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, make_function

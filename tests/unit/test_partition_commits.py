@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from sublet.functions.effects import Emitted, Outgoing
-from sublet.runtime.frames import Kind
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.unstorable import UNSTORABLE_AWAITED_MAX
 from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow
 from tests.simulation.cluster_loss import LossyBackend, LossyStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.work import RunResult
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.runtime import staging
-from sublet.runtime.pipeline_messages import Begin, Complete, Describe
+from sublet.runtime.protocol.pipeline_messages import Begin, Complete, Describe
 from tests.unit.partition_harness import Owner
 from tests.unit.test_partition_staging import Driver, Q
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.functions.app import App
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.functions.app import App
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from tests.unit.partition_harness import Owner, make_function
 
 

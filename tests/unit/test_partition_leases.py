@@ -7,7 +7,7 @@ from typing import Any
 from sublet.functions.effects import Outgoing
 from sublet.functions.state import Sum
 from sublet.functions.windows import TumblingWindow
-from sublet.runtime.frames import ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.work import Failure
 from sublet.scheduler.binding import Asked
 from sublet.statestore.contract import PARKED, Outcome, StateRow

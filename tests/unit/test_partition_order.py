@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet.functions.retry import NO_RETRY
-from sublet.runtime.frames import ErrorInfo, Kind
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.work import Failure
 from sublet.statestore.contract import DEAD, PARKED
 from tests.unit.partition_harness import BROKEN, CLIENT, PEER, REJECTED, Owner, make_function

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sublet.runtime.frames import Kind
 from sublet.runtime.prefetch import CHUNKS_MAX, READS_MAX
+from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import Outcome, StateRow
 from tests.unit.partition_harness import KnownCells, Owner, make_function
 

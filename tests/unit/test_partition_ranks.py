@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.runtime.frames import Kind
+from sublet.runtime.protocol.frames import Kind
 from sublet.scheduler.api import WorkView
 from sublet.scheduler.orders import LeastLaxity, LeastLaxityLateLast, TokenFair
 from sublet.scheduler.urgency import Urgency

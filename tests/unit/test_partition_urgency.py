@@ -9,9 +9,9 @@ import pytest
 
 from sublet.runtime import channels
 from sublet.runtime.early_ends import EXPIRIES_SPARE
-from sublet.runtime.frames import Batch, Extra, Kind
 from sublet.runtime.known_clients import CLIENT_TTL_MS
 from sublet.runtime.limits import Limits
+from sublet.runtime.protocol.frames import Batch, Extra, Kind
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency

@@ -10,7 +10,6 @@ import pytest
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
 from sublet.runtime.channels import Outbox
 from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.pending import (
     ENTRY_BYTES_MAX,
     ENTRY_MESSAGES_MAX,
@@ -19,7 +18,8 @@ from sublet.runtime.pending import (
     Pending,
     Sealer,
 )
-from sublet.runtime.wire import BATCH_COUNT_MAX
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.wire import BATCH_COUNT_MAX
 from sublet.statestore.contract import TIMER, Commit
 
 NAME, PEER, CLIENT = "app/f/0", "app/g/1", "~c"

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.functions.errors import TooLargeError
 from sublet.runtime.pipeline_driver import Committed, PipelineDriver, Plan, Staged, Story
-from sublet.runtime.pipeline_messages import (
+from sublet.runtime.protocol.pipeline_messages import (
     Ask,
     Begin,
     Complete,

@@ -6,7 +6,7 @@ import pytest
 
 from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnknownFunctionError
-from sublet.runtime.frames import FunctionInfo
+from sublet.runtime.protocol.frames import FunctionInfo
 from sublet.runtime.routes import PartitionRoutes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime.lease_messages import LeaseId, Offer, StoredState
+from sublet.runtime.protocol.lease_messages import LeaseId, Offer, StoredState
 from sublet.runtime.simulation.lending import StatesOfOthers
 from sublet.simulation import (
     Crash,

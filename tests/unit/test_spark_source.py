@@ -13,7 +13,7 @@ import pytest
 
 from sublet.functions.errors import EgressLostError, PayloadError, RejectedError
 from sublet.runtime.egress_cursor import EgressCursor
-from sublet.runtime.unary import EgressValues
+from sublet.runtime.protocol.rpc import EgressValues
 from sublet.spark_bridge.emitted import SHAPE, EmittedRows
 from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.offsets import (

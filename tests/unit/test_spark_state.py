@@ -10,7 +10,7 @@ import pytest
 
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.client_snapshot import SnapshotStates
-from sublet.runtime.unary import SNAPSHOT_KEYS_MAX
+from sublet.runtime.protocol.rpc import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.options import OptionsError, state_options
 from sublet.spark_bridge.shapes import Form

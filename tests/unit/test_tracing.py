@@ -15,8 +15,8 @@ from opentelemetry.trace import StatusCode
 from sublet.functions.effects import Outgoing
 from sublet.runtime.channels import Outbox
 from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.pending import Pending, Sealer
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.telemetry import SpanTimes
 from sublet.runtime.tracing import (
     Tracing,

@@ -16,7 +16,7 @@ from sublet.functions.state import StateClock
 from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.endings import DeadLetter
-from sublet.runtime.frames import Batch, Kind
+from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.state_view import shown
 from sublet.runtime.windows import (
     MARKERS_WAITING_MAX,

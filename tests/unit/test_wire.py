@@ -20,7 +20,7 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.proto import sublet_pb2
-from sublet.runtime.frames import (
+from sublet.runtime.protocol.frames import (
     Ack,
     Alive,
     Batch,
@@ -36,7 +36,7 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.wire import (
+from sublet.runtime.protocol.wire import (
     BATCH_COUNT_MAX,
     NAME_BYTES_MAX,
     NUMBER_MAX,

@@ -27,7 +27,7 @@ from sublet.functions.errors import (
     error_from_code,
 )
 from sublet.proto import sublet_pb2 as pb
-from sublet.runtime.frames import (
+from sublet.runtime.protocol.frames import (
     Alive,
     Batch,
     Control,
@@ -42,8 +42,8 @@ from sublet.runtime.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.idempotency_key import refusal_of_idempotency_key
-from sublet.runtime.unary import (
+from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
+from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_DEFAULT,
     EGRESS_LIMIT_MAX,
     EGRESS_WAIT_MS_MAX,

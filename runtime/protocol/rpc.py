@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from sublet.runtime.frames import ErrorInfo, Topology
+from sublet.runtime.protocol.frames import ErrorInfo, Topology
 
 EGRESS_LIMIT_DEFAULT = 1_000
 EGRESS_LIMIT_MAX = 100_000

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from sublet.runtime.frames import ErrorInfo
+from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.work import Message
 
 
