@@ -45,8 +45,8 @@ from benchmarks.processes import Child, exit_on_terminate
 from benchmarks.workload import CALLER_STRIDE, SEED, percentile, zipf_keys
 from sublet import App, Batch, Client, Context
 from sublet.functions.app import functions_of
-from sublet.runtime.config import WorkerConfig
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.log import set_up_logging
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import Commit, Outcome, StateRow

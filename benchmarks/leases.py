@@ -65,7 +65,7 @@ from benchmarks.leases_report import show
 from benchmarks.processes import exit_on_terminate
 from benchmarks.workload import percentile
 from sublet.functions.errors import SubletError
-from sublet.runtime.config import ConfigError, WorkerConfig
+from sublet.runtime.config.settings import ConfigError, WorkerConfig
 
 NAME = "leases"
 COUNT_APP = "benchmarks.count_app:app"

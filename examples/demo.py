@@ -38,7 +38,7 @@ from word_lines import VOCABULARY, WORDS_IN_A_LINE, generate_lines  # noqa: E402
 
 from sublet.functions.errors import RetryLaterError, SubletError  # noqa: E402
 from sublet.runtime.client import Client  # noqa: E402
-from sublet.runtime.config import WorkerConfig  # noqa: E402
+from sublet.runtime.config.settings import WorkerConfig  # noqa: E402
 from sublet.runtime.link_grpc import UnaryClient  # noqa: E402
 from sublet.runtime.log import set_up_logging  # noqa: E402
 from sublet.runtime.protocol.rpc import StatusReport  # noqa: E402

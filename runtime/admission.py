@@ -24,9 +24,9 @@ from sublet.functions.address import is_client
 from sublet.functions.app import Function
 from sublet.runtime.backlog import Backlog
 from sublet.runtime.channels import AHEAD_MAX, Inbox, Outbox
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.endings import Endings
 from sublet.runtime.known_clients import Clients
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.runtime.staging import Staging
 from sublet.runtime.steps import Acknowledge, Counters, Refuse

@@ -15,7 +15,7 @@ import structlog
 from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
 from sublet.runtime.cli_exit import NoClusterError, NotLeftError, UsageError, exit_with
 from sublet.runtime.cli_settings import settings_of
-from sublet.runtime.config import (
+from sublet.runtime.config.settings import (
     DATABASE_NAME,
     PORT_MAX,
     ConfigError,

@@ -15,7 +15,7 @@ import typer
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.cli_run import ProcessLog, on_signals, target_of
 from sublet.runtime.cli_settings import settings_of
-from sublet.runtime.config import ConfigError, WorkerConfig
+from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.source_watch import FILES_MAX, SourceWatch
 from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 

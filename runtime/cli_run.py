@@ -19,7 +19,7 @@ import typer
 from sublet.functions.errors import SubletError
 from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with
 from sublet.runtime.cli_settings import settings_of
-from sublet.runtime.config import ConfigError, WorkerConfig
+from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.supervisor import (
     GaveUpError,
     Launch,
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from sublet.functions.app import Function
     from sublet.runtime.worker import Worker
 
-_LOADER = re.compile(r"^<frozen importlib|/runtime/(cli_run|loading)\.py$|/importlib/__init__\.py$")
+_LOADER = re.compile(
+    r"^<frozen importlib|/runtime/(cli_run|config/app_loading)\.py$|/importlib/__init__\.py$"
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SWITCH_INTERVAL_S = 0.001
 _START_FAILURES = (SubletError, ValueError, OSError)
@@ -157,7 +159,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 def _functions(target: str) -> dict[str, Function]:
-    from sublet.runtime.loading import LoadError, load_functions
+    from sublet.runtime.config.app_loading import LoadError, load_functions
 
     try:
         return load_functions(target, Path.cwd())

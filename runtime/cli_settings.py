@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from sublet.runtime.cli_exit import exit_with
-from sublet.runtime.config import (
+from sublet.runtime.config.settings import (
     ConfigError,
     Resolved,
     WorkerConfig,
@@ -21,8 +21,8 @@ from sublet.runtime.config import (
     resolve,
     without_password,
 )
-from sublet.runtime.config import settings as known_settings
-from sublet.runtime.config_documentation import documentation
+from sublet.runtime.config.settings import settings as known_settings
+from sublet.runtime.config.settings_docs import documentation
 
 _SHORT = {"data_dir": "-d", "port": "-p"}
 _METAVAR = {"data_dir": "DIR"}

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.damage import decoded
-from sublet.runtime.limits import Limits
 from sublet.statestore.contract import EGRESS, EgressEntry, Record
 
 PIECES = 8

@@ -20,9 +20,9 @@ from sublet.functions.app import Function
 from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
 from sublet.runtime.calls import Calls
 from sublet.runtime.channels import REPLY_MARK, Inbox
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.early_ends import EXPIRED, WITHDRAWN
 from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.staging import Staging

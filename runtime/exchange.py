@@ -17,8 +17,8 @@ from sublet.functions.address import CLIENT_MARK, is_client
 from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.channels import REPLY_MARK, endpoint_of
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.host import Host, Hosted
-from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (

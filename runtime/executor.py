@@ -26,7 +26,7 @@ from sublet.functions.errors import (
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.column_runs import decode_each, gather_columns
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.threads import HandlerInterrupt, Watchdog

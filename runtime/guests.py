@@ -21,11 +21,11 @@ from sublet.functions.effects import Routes
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.due_records import in_order
 from sublet.runtime.executor import Place
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation, invocation_lock
 from sublet.runtime.lease_results import encode_result, lent_cells, timer_prefix
-from sublet.runtime.limits import Limits
 from sublet.runtime.partial_runs import gather, in_parts, partial_cache
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, Offer, Return, StoredState

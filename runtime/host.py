@@ -32,6 +32,7 @@ from sublet.functions.state import StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.channels import endpoint_of
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.guests import AsyncGuests, GuestWork
@@ -39,7 +40,6 @@ from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocatio
 from sublet.runtime.leases import Lease
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessor import TERM_MS
-from sublet.runtime.limits import Limits
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.notices import Notices
 from sublet.runtime.partition import Partition

@@ -17,12 +17,12 @@ import structlog
 from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import StateTypeError
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
 from sublet.runtime.lease_results import LeaseResultError, decode_result, encode_result
 from sublet.runtime.leases import Lease
 from sublet.runtime.lessor import TERM_MS
-from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
     LeaseMessage,

@@ -21,7 +21,7 @@ import structlog
 from grpc import aio
 
 from sublet.functions.errors import OverloadedError, SubletError, UnavailableError
-from sublet.runtime.config import PortTakenError
+from sublet.runtime.config.settings import PortTakenError
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
 from sublet.runtime.link_grpc import GrpcCarrier, Stream, server_options

@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from sublet.runtime.config import LogFormat, LogLevel
+from sublet.runtime.config.settings import LogFormat, LogLevel
 
 _LEVELS: dict[LogLevel, int] = {
     "debug": logging.DEBUG,

@@ -23,7 +23,7 @@ import structlog
 import xxhash
 
 from sublet.functions.errors import RejectedError, RetryLaterError, SubletError, UnavailableError
-from sublet.runtime.config import is_loopback_host
+from sublet.runtime.config.settings import is_loopback_host
 from sublet.runtime.handover import (
     Acquire,
     Drop,

@@ -31,6 +31,7 @@ from sublet.runtime.calls import Calls
 from sublet.runtime.channels import Inbox, Outbox, endpoint_of
 from sublet.runtime.commit_size import CommitSize
 from sublet.runtime.commit_under_way import CommitUnderWay
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.damage import check_outbox, damaged, decoded
 from sublet.runtime.due_records import in_order
 from sublet.runtime.egress_retention import EgressRetention
@@ -40,7 +41,6 @@ from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.known_clients import Clients
 from sublet.runtime.leases import Lease
 from sublet.runtime.lent_work import LentWork
-from sublet.runtime.limits import Limits
 from sublet.runtime.pending import OutgoingCall, Sealer, as_oldest
 from sublet.runtime.prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind, Refused

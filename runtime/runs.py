@@ -15,10 +15,10 @@ from __future__ import annotations
 from sublet.functions.app import Function
 from sublet.runtime.commit_size import ROWS_AHEAD_MAX, CommitSize
 from sublet.runtime.commit_under_way import CommitUnderWay
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.endings import Endings
 from sublet.runtime.key_lines import KeyLines
 from sublet.runtime.lent_work import LentWork
-from sublet.runtime.limits import Limits
 from sublet.runtime.staging import Staging
 from sublet.runtime.steps import Cells, Pace
 from sublet.runtime.unstorable import Unstorable

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from sublet.runtime.config import ConfigError, WorkerConfig, environment_of
+from sublet.runtime.config.settings import ConfigError, WorkerConfig, environment_of
 
 EXIT_USAGE = 2
 LINE_BYTES_MAX = 64 * 1024

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sublet.functions.app import Function
 from sublet.runtime.backlog import IN_LINE, NOT_LENT, Backlog, Place
 from sublet.runtime.channels import Inbox
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.steps import Ready
 from sublet.runtime.work import Chunk, Span, Waiting, Work

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from sublet.functions.app import Function
-from sublet.runtime.config import ConfigError, WorkerConfig, is_loopback_host
+from sublet.runtime.config.settings import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock

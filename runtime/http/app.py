@@ -30,6 +30,7 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.client import Client
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.http.bodies import (
     JSON_TYPE,
@@ -53,7 +54,6 @@ from sublet.runtime.http.reading import (
     read_body,
 )
 from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_DEFAULT,
     EGRESS_LIMIT_MAX,

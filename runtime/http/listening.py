@@ -8,7 +8,7 @@ import errno
 import socket
 import struct
 
-from sublet.runtime.config import PortTakenError
+from sublet.runtime.config.settings import PortTakenError
 
 BACKLOG = 1_024
 

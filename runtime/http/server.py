@@ -15,11 +15,11 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.http.errors import PROBLEM_TYPE, Problem, problem
 from sublet.runtime.http.leaving import CONNECTION
 from sublet.runtime.http.lingering import LingeringTransport
 from sublet.runtime.http.listening import BACKLOG, let_nobody_connect, listen
-from sublet.runtime.limits import Limits
 
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100

@@ -6,8 +6,8 @@ from typing import Any
 
 from sublet.functions.app import App
 from sublet.functions.context import Context
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.http.openapi import describe
-from sublet.runtime.limits import Limits
 
 _HEAD = """# Reference: HTTP
 

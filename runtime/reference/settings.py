@@ -6,8 +6,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from sublet.runtime.config import FILE_VARIABLE, Setting, settings
-from sublet.runtime.config_documentation import documentation
+from sublet.runtime.config.settings import FILE_VARIABLE, Setting, settings
+from sublet.runtime.config.settings_docs import documentation
 
 _TYPES = {
     bool: "yes or no",
@@ -20,7 +20,7 @@ _TYPES = {
 
 _CONFIG_HEAD = f"""# Reference: settings
 
-<!-- Made by `make reference` from runtime/config.py and runtime/limits.py. -->
+<!-- Made by `make reference` from runtime/config/settings.py and runtime/config/limits.py. -->
 
 [Configuration](../configuration.md) explains where settings come from. In the file a setting is
 a key of its name; as a variable it is in capitals, with `SUBLET_` before it; every command that

@@ -22,9 +22,9 @@ from sublet.functions.effects import Effect, Effects, Outgoing
 from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell, StateClock
 from sublet.runtime.channels import REPLY_MARK
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import Place, RunScope, SyncRunner, decode_messages, failure_of
 from sublet.runtime.invocations import invocation_lock
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, stream

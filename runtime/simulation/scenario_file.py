@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sublet.runtime.limits import Limits
-from sublet.runtime.loading import LoadError, load_functions
+from sublet.runtime.config.app_loading import LoadError, load_functions
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.simulation.scenario import (
     Crash,
     Cut,

@@ -10,7 +10,7 @@ from typing import Any
 
 from sublet.functions.app import App, Function, functions_of
 from sublet.functions.duration import Duration, milliseconds
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.app_functions import AppHandlers
 from sublet.runtime.simulation.chance import Cost, stream

@@ -16,7 +16,7 @@ import msgspec
 from sublet.functions.address import is_client, split_partition_name
 from sublet.functions.app import Function
 from sublet.runtime.channels import endpoint_of
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition import Partition
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import LeaseMessage

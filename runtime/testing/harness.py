@@ -27,8 +27,8 @@ from sublet.functions.errors import (
 )
 from sublet.functions.state import StateClock, StateKind
 from sublet.functions.windows import watermark_ms_of
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.endings import DeadLetter as StoredLetter
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.testing.fallible_store import CommitFault
 from sublet.runtime.testing.ledger import DeadLetter, Reply, Sent, Step, Timer, function_of

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from sublet.functions.app import Function
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.host import Host, Hosted
-from sublet.runtime.limits import Limits
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.testing.fallible_store import FallibleStore
 from sublet.runtime.testing.ledger import Ledger, Reply

@@ -13,12 +13,12 @@ import pytest
 from sublet.functions.effects import Emitted
 from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
 from sublet.runtime.channels import Outbox
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.egress_range import EgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.limits import Limits
 from sublet.runtime.pending import Pending, Sealer
 from sublet.runtime.protocol.rpc import EgressPage, EgressRequest
 from sublet.statestore.contract import Outcome, Store

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from sublet.functions.errors import OverloadedError, TooLargeError, UnavailableError
-from sublet.runtime.config import PortTakenError
+from sublet.runtime.config.settings import PortTakenError
 from sublet.runtime.frame_link import LOOKS_IN_SILENCE
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_grpc import connect

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sublet.runtime.config import WorkerConfig
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.worker import Worker
 from sublet.statestore.memory import MemoryStore
 from tests.fuzz.site import app

@@ -16,12 +16,12 @@ from sublet.functions.app import App, Function
 from sublet.functions.context import Context
 from sublet.functions.state import Sum, Value
 from sublet.functions.windows import TumblingWindow
-from sublet.runtime.config import WorkerConfig
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import Binding, Clock, Host, SystemClock
-from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_lane import LaneCarrier
 from sublet.runtime.protocol.frames import (

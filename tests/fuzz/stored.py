@@ -10,8 +10,8 @@ import pyarrow as pa
 from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.errors import SubletError
 from sublet.runtime.answers import Answer, still_valid
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.egress_retention import Extent
-from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.pipeline_messages import Decision, Stage

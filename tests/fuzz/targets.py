@@ -31,7 +31,7 @@ from sublet.functions.state import (
     Value,
 )
 from sublet.functions.state.fields import state_kind_of
-from sublet.runtime.config import ConfigError, read_config
+from sublet.runtime.config.settings import ConfigError, read_config
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.lease_results import LeaseResultError, decode_result
 from sublet.runtime.link import Link, LinkLimits

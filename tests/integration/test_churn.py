@@ -11,10 +11,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.http.server import HttpServer
 from sublet.runtime.http.sse import EgressFeeds
-from sublet.runtime.limits import Limits
 from sublet.runtime.link_lane import LaneCarrier
 from sublet.runtime.protocol.frames import (
     Ack,

@@ -36,7 +36,7 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.cli import cli
 from sublet.runtime.cli_exit import ExitCode, NoClusterError, UsageError, code_of, exit_with
-from sublet.runtime.config import WorkerConfig, settings
+from sublet.runtime.config.settings import WorkerConfig, settings
 from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import StoreServerError

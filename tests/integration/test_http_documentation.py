@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet.runtime.config import WorkerConfig
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.http.errors import STATUS_BY_CODE
-from sublet.runtime.limits import Limits
 from tests.integration.http_worker import PATIENCE_S, http_worker
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text()

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.http.lingering import LINGER_S
 from sublet.runtime.http.server import HttpServer
-from sublet.runtime.limits import Limits
 
 PATIENCE_S = 20.0
 GET = b"GET /%b HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -19,9 +19,9 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.http.bodies import MSGPACK_TYPE
 from sublet.runtime.http.openapi import describe
-from sublet.runtime.limits import Limits
 from tests.integration.http_app import app
 from tests.integration.http_worker import http_worker
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from sublet import App, Client, Context
 from sublet.binding import Asked, Bid, Bindable, Choice, Lend, Scene, binding_policy
 from sublet.functions.app import functions_of
-from sublet.runtime.config import ConfigError, WorkerConfig
+from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.protocol.rpc import ExplainRequest
 from sublet.runtime.tracing import Tracing

@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sublet import App, CallInfo, Client, Context, HandlerError, OverloadedError, Retry
 from sublet.functions.app import functions_of
 from sublet.functions.errors import DeadlineExceededError
-from sublet.runtime.config import WorkerConfig
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.metrics import METRICS
 from sublet.runtime.protocol.rpc import CallRequest, ExplainRequest

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sublet import Client, Function, OverloadedError, TooLargeError, UnavailableError
-from sublet.runtime.config import WorkerConfig
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import Commit, Outcome, Record, Recovered, StateRow
 from sublet.statestore.sqlite import SqliteStore

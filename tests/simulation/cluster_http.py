@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from sublet.functions.app import App
 from sublet.functions.context import Context
-from sublet.runtime.config import WorkerConfig
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.pending import EgressColumns
 from tests.simulation.cluster_loop import Process
 from tests.simulation.cluster_sides import SideStory

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from sublet.functions.app import App
-from sublet.runtime.config import WorkerConfig
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.statestore.memory import MemoryBackend
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.client import Client
-from sublet.runtime.config import WorkerConfig
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.partial_runs import in_parts
 from sublet.runtime.protocol.frames import ErrorInfo, Kind

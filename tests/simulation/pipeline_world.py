@@ -20,7 +20,7 @@ import pyarrow as pa
 from sublet.functions.address import PIPELINE_MARK, partition_index_of, partition_name
 from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.key_column import column_of
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.pipeline_driver import (
     PipelineDriver,
     PipelineProgress,

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.config import WorkerConfig
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
-from sublet.runtime.limits import Limits
 from sublet.runtime.link import Link, LinkReceiver
 from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (

@@ -15,7 +15,7 @@ from sublet.functions.app import App, Function
 from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
 from sublet.functions.retry import Retry
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition import Partition
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.steps import (

@@ -13,8 +13,8 @@ from sublet.functions.app import Function
 from sublet.functions.codec import join_column
 from sublet.functions.state import StateClock
 from sublet.runtime.bulk_states import assign_states
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import Place
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.pipeline_messages import IfExists, assignments
 from sublet.runtime.state_assignment import schema_of

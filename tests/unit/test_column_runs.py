@@ -16,8 +16,8 @@ from sublet.functions.columns import encode_columns, normal_columns  # noqa: E40
 from sublet.functions.context import Batch  # noqa: E402
 from sublet.functions.key_column import column_of  # noqa: E402
 from sublet.functions.state import StateClock  # noqa: E402
+from sublet.runtime.config.limits import Limits  # noqa: E402
 from sublet.runtime.executor import Place, SyncRunner  # noqa: E402
-from sublet.runtime.limits import Limits  # noqa: E402
 from sublet.runtime.protocol import frames  # noqa: E402
 from sublet.runtime.protocol.frames import Kind  # noqa: E402
 from sublet.runtime.protocol.pipeline_messages import Chosen, Seal, Stage  # noqa: E402

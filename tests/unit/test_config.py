@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sublet.runtime.config import (
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import (
     FILE_BYTES_MAX,
     ConfigError,
     OrderName,
@@ -19,8 +20,7 @@ from sublet.runtime.config import (
     resolve,
     settings,
 )
-from sublet.runtime.config_documentation import documentation
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.settings_docs import documentation
 from sublet.scheduler.orders import ORDERS
 
 

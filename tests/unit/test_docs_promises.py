@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sublet.runtime.config import WorkerConfig
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.config.settings import WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMISES = (ROOT / "docs" / "promises.md").read_text()

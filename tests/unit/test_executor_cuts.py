@@ -11,8 +11,8 @@ from sublet.functions.address import partition_name
 from sublet.functions.app import App, Function
 from sublet.functions.context import Context
 from sublet.functions.state import StateClock
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import LOOK_EVERY_MAX, Place, RunScope, SyncRunner
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.threads import Watchdog

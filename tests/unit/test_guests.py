@@ -18,10 +18,10 @@ from sublet.functions.errors import RejectedError
 from sublet.functions.state import Count, Max, StateClock, Sum, Value
 from sublet.functions.state.partial import absorb
 from sublet.functions.windows import SessionWindow, TumblingWindow
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import RunScope, SyncRunner
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.lease_results import decode_result
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.runtime.protocol.lease_messages import (
     LeaseId,

@@ -9,7 +9,7 @@ import pytest
 
 from sublet.functions.app import App
 from sublet.functions.context import Context
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.protocol.frames import Ack, Kind
 from sublet.runtime.protocol.lease_messages import Released
 from sublet.runtime.state_cache import StateCache

@@ -10,10 +10,10 @@ import pydantic
 import pytest
 
 from sublet import App, Context
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.http.docs_page import docs_page
 from sublet.runtime.http.errors import STATUS_BY_CODE
 from sublet.runtime.http.openapi import describe, examples_of
-from sublet.runtime.limits import Limits
 
 
 class Item(msgspec.Struct):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.runtime.config import ConfigError, WorkerConfig, environment_of, read_config
+from sublet.runtime.config.settings import ConfigError, WorkerConfig, environment_of, read_config
 from sublet.runtime.supervisor import Launch
 
 ROOT = Path(__file__).resolve().parents[2]

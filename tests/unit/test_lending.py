@@ -13,11 +13,11 @@ from sublet.functions.address import partition_name
 from sublet.functions.app import Function
 from sublet.functions.state import StateClock
 from sublet.functions.state.partial import runs_in_parts
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import SyncRunner
 from sublet.runtime.guests import AsyncGuests, GuestWork
 from sublet.runtime.leases import Lease
 from sublet.runtime.lending import OFFER_BYTES_MAX, Lending
-from sublet.runtime.limits import Limits
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.partition import Partition
 from sublet.runtime.protocol.lease_messages import LeaseMessage, Needs, Offer, Return

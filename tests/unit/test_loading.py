@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from sublet.runtime.loading import LoadError, load_functions
+from sublet.runtime.config.app_loading import LoadError, load_functions
 
 SHOP = """
 from sublet.functions.app import App

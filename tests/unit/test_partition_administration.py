@@ -11,8 +11,8 @@ from sublet.functions.app import App, Function
 from sublet.functions.context import Context
 from sublet.functions.retry import NO_RETRY
 from sublet.functions.state import StateClock
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.endings import DeadLetter
-from sublet.runtime.limits import Limits
 from sublet.runtime.partition import Partition
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.state_cache import StateCache

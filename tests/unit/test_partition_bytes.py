@@ -8,7 +8,7 @@ import pytest
 from sublet.functions.effects import Outgoing
 from sublet.runtime.admission import CLIENT_SILENT_MS
 from sublet.runtime.commit_size import COMMIT_BYTES_MAX, ROW_BYTES, ROWS_AHEAD_MAX, CommitSize
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import Commit, StateRow
 from tests.unit.partition_harness import CLIENT, NAME, PEER, Owner

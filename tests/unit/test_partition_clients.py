@@ -6,8 +6,8 @@ import pytest
 
 from sublet.runtime import admission
 from sublet.runtime.admission import CLIENT_SILENT_MS
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.known_clients import CLIENT_TTL_MS, GONE_CLIENTS_MAX, SILENCE_NOTED_MS
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.timers import HORIZON_MS
 from sublet.statestore.contract import EXPIRED, SILENT

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sublet.functions.effects import Emitted, Outgoing
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.unstorable import UNSTORABLE_AWAITED_MAX
 from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow

@@ -9,8 +9,8 @@ import pytest
 
 from sublet import App, Function
 from sublet.runtime.answers import IDEMPOTENCY_TTL_MS
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.endings import NO_ROOM_WAIT_MS, DeadLetter
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.runtime.work import RunResult
 from sublet.statestore.contract import DEAD, IDEMPOTENCY, PARKED, Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.functions.retry import NO_RETRY
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.work import Failure
 from sublet.statestore.contract import DEAD, PARKED

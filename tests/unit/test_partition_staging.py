@@ -12,8 +12,8 @@ import pytest
 from sublet.functions.codec import join_column
 from sublet.functions.retry import Retry
 from sublet.runtime import staging
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.known_clients import CLIENT_TTL_MS
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.pipeline_messages import (
     LOWEST_LEFT_MS,

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from sublet.runtime import channels
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.early_ends import EXPIRIES_SPARE
 from sublet.runtime.known_clients import CLIENT_TTL_MS
-from sublet.runtime.limits import Limits
 from sublet.runtime.protocol.frames import Batch, Extra, Kind
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity

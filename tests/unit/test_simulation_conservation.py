@@ -103,7 +103,7 @@ def test_every_seed_conserves_messages(seed: int) -> None:
 
 
 def test_a_full_partition_refuses_and_gets_it_later() -> None:
-    from sublet.runtime.limits import Limits
+    from sublet.runtime.config.limits import Limits
 
     simulation = pipeline(limits=Limits(queue_max=20, in_flight_max=60))
     report = simulation.but(

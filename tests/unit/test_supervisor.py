@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.runtime.config import ConfigError, WorkerConfig, read_config
+from sublet.runtime.config.settings import ConfigError, WorkerConfig, read_config
 from sublet.runtime.supervisor import Launch, RestartBudget, line_for_log
 
 

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from sublet.runtime.client_channel import ANY, Channel, Segment
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.notices import SLOW_COMMIT_MS, Notices
 from sublet.runtime.protocol.frames import ErrorInfo, Kind, Refused
 from sublet.runtime.steps import Counters

@@ -22,7 +22,7 @@ from sublet import (
     TooLargeError,
     UnknownFunctionError,
 )
-from sublet.runtime.limits import Limits
+from sublet.runtime.config.limits import Limits
 from sublet.testing import DeadLetter, Harness, Reply, Sent, StuckError, Timer
 from tests.unit import testing_apps as apps
 from tests.unit.testing_apps import Move

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
 
-from sublet.runtime import config, limits
+from sublet.runtime.config import limits, settings
 
 
 @cache
 def documentation() -> Mapping[str, str]:
     """Return each setting's text in one line; empty for all where the source is not installed."""
-    return {**_field_texts(config, "WorkerConfig"), **_field_texts(limits, "Limits")}
+    return {**_field_texts(settings, "WorkerConfig"), **_field_texts(limits, "Limits")}
 
 
 def _field_texts(module: ModuleType, class_name: str) -> dict[str, str]:
