@@ -246,8 +246,8 @@ def put_stopwatches() -> Stopwatches:
     """Wrap the functions on the way of a message, before any worker is made."""
     from sublet.runtime import executor, frame_link, group_commit, host, invocations, link_lane
     from sublet.runtime.exchange import Exchange
-    from sublet.runtime.partition import Partition
-    from sublet.runtime.pending import Sealer
+    from sublet.runtime.partition.partition import Partition
+    from sublet.runtime.partition.records.pending_commit import Sealer
     from sublet.runtime.port import Port
     from sublet.runtime.state_cache import StateCache
     from sublet.statestore.memory import MemoryStore

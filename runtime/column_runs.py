@@ -14,8 +14,8 @@ import msgspec
 from sublet.functions.app import Function
 from sublet.functions.codec import is_arrow, split_column
 from sublet.functions.errors import PayloadError
+from sublet.runtime.partition.model.work import Chunk, Failure, Work
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.work import Chunk, Failure, Work
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

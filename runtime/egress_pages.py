@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.runtime.protocol.rpc import EgressGap, EgressPage, EgressRequest, EgressValues
 from sublet.statestore.contract import EgressEntry, Store
 

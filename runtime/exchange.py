@@ -16,10 +16,11 @@ import structlog
 from sublet.functions.address import CLIENT_MARK, is_client
 from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.channels import REPLY_MARK, endpoint_of
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.host import Host, Hosted
 from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.partition.records.channels import REPLY_MARK, endpoint_of
+from sublet.runtime.partition.records.watermarks import refusal_of_markers
 from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (
     Ack,
@@ -34,7 +35,6 @@ from sublet.runtime.protocol.frames import (
     Welcome,
 )
 from sublet.runtime.protocol.lease_messages import HandoverMessage, handover_message
-from sublet.runtime.windows import refusal_of_markers
 from sublet.statestore.contract import OutboxEntry, Outcome
 
 _log = structlog.get_logger(__name__)

@@ -27,11 +27,11 @@ from sublet.functions.state import Cell, StateClock
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.column_runs import decode_each, gather_columns
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.records.watermarks import closing_of
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.threads import HandlerInterrupt, Watchdog
-from sublet.runtime.windows import closing_of
-from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import StateRow
 
 ERROR_TEXT_MAX = 2_000

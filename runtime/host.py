@@ -31,23 +31,16 @@ from sublet.functions.errors import (
 from sublet.functions.state import StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.bulk_states import assign_states
-from sublet.runtime.channels import endpoint_of
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.guests import AsyncGuests, GuestWork
 from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
-from sublet.runtime.leases import Lease
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessor import TERM_MS
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.notices import Notices
-from sublet.runtime.partition import Partition
-from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
-from sublet.runtime.protocol.lease_messages import Released
-from sublet.runtime.snapshots import Snapshot, SnapshotRoom
-from sublet.runtime.state_cache import StateCache
-from sublet.runtime.steps import (
+from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
     DeliverAnew,
@@ -70,7 +63,16 @@ from sublet.runtime.steps import (
     Stop,
     WakeAt,
 )
-from sublet.runtime.steps import Store as StoreCommit
+from sublet.runtime.partition.model.effects import Store as StoreCommit
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.channels import endpoint_of
+from sublet.runtime.partition.records.snapshots import Snapshot, SnapshotRoom
+from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.protocol.lease_messages import Released
+from sublet.runtime.state_cache import StateCache
 from sublet.runtime.telemetry import PartitionTimes, Telemetry
 from sublet.runtime.threads import (
     HandlerInterrupt,
@@ -80,8 +82,6 @@ from sublet.runtime.threads import (
     Watchdog,
 )
 from sublet.runtime.tracing import Tracing
-from sublet.runtime.windows import downstream_partitions, expected_sources
-from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue

@@ -16,10 +16,10 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet.functions.app import Function
 from sublet.runtime.lease_measures import LeaseMeasures
-from sublet.runtime.leases import Lease
 from sublet.runtime.lessee import Lessee
 from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,

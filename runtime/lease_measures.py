@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sublet.runtime.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, Lessor, Tally
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.partition import Partition
 from sublet.scheduler.auto_binding import AutoBinding, Measured
 from sublet.scheduler.urgency import Urgency
 

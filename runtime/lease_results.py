@@ -25,10 +25,10 @@ from sublet.functions.effects import (
     WindowDue,
 )
 from sublet.functions.errors import EncodeError, PayloadError
-from sublet.runtime.pending import reply_too_large
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.records.pending_commit import reply_too_large
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, Return
-from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import StateRow
 
 INT_64_MAX = 2**63 - 1

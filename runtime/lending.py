@@ -21,9 +21,10 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
 from sublet.runtime.lease_results import LeaseResultError, decode_result, encode_result
-from sublet.runtime.leases import Lease
 from sublet.runtime.lessor import TERM_MS
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.work import RunResult
+from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
     LeaseMessage,
     Offer,
@@ -31,7 +32,6 @@ from sublet.runtime.protocol.lease_messages import (
     StoredState,
 )
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.work import RunResult
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 

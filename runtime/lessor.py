@@ -16,9 +16,10 @@ from typing import NamedTuple, Protocol, cast
 import xxhash
 
 from sublet.functions.app import Function
-from sublet.runtime.backlog import KEY_FACTOR, NOT_LENT
-from sublet.runtime.leases import Lease, LeaseState
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.model.lease import Lease, LeaseState
+from sublet.runtime.partition.model.work import Chunk, RunResult, Waiting
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.queue.backlog import KEY_FACTOR, NOT_LENT
 from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
@@ -28,7 +29,6 @@ from sublet.runtime.protocol.lease_messages import (
     Reply,
     Revoke,
 )
-from sublet.runtime.work import Chunk, RunResult, Waiting
 from sublet.scheduler.binding import (
     Ask,
     Asked,

@@ -1,8 +1,8 @@
 """Answers readers of snapshots: pins partitions of this worker, and reads their pages.
 
 A page is read from the store and put together with what was kept for its reader
-(`runtime/snapshots.py`); then the states are made readable, a moment at a time, so that the
-messages of this worker do not wait for a reader.
+(`partition/records/snapshots.py`); then the states are made readable, a moment at a time, so that
+the messages of this worker do not wait for a reader.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.host import Host, Hosted
+from sublet.runtime.partition.records.snapshots import OfKey, Snapshot
 from sublet.runtime.protocol.rpc import (
     SNAPSHOT_KEYS_MAX,
     EndSnapshotRequest,
@@ -32,7 +33,6 @@ from sublet.runtime.protocol.rpc import (
     SnapshotPage,
     SnapshotPageRequest,
 )
-from sublet.runtime.snapshots import OfKey, Snapshot
 from sublet.runtime.state_view import state_msgpack
 from sublet.statestore.contract import StateRow, StatesPage, Store
 

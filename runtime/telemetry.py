@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from sublet.runtime.work import Failure, RunResult, Traced, Waiting, Work
+from sublet.runtime.partition.model.work import Failure, RunResult, Traced, Waiting, Work
 
 LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)

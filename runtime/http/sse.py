@@ -27,7 +27,7 @@ from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import check_not_ahead
 from sublet.runtime.http.bodies import encoded
 from sublet.runtime.http.errors import HttpProblemError, problem_of
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.statestore.contract import EgressEntry, Store
 
 _log = structlog.get_logger(__name__)

@@ -21,10 +21,19 @@ from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects, Outgoing
 from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell, StateClock
-from sublet.runtime.channels import REPLY_MARK
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import Place, RunScope, SyncRunner, decode_messages, failure_of
 from sublet.runtime.invocations import invocation_lock
+from sublet.runtime.partition.model.effects import (
+    Cells,
+    Fetchable,
+    Interrupt,
+    Merger,
+    NoCells,
+    Resume,
+)
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, stream
@@ -33,8 +42,6 @@ from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent,
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.store import SimulatedStore, at_once
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.steps import Cells, Fetchable, Interrupt, Merger, NoCells, Resume
-from sublet.runtime.work import Failure, RunResult, Work
 from sublet.statestore.contract import TIMER, Commit, Recovered, StateRow
 
 FAR_MS = 1 << 60

@@ -17,9 +17,9 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
-from sublet.runtime.leases import Lease
 from sublet.runtime.lending import PATIENCE_LEFT_MS
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
     LeaseId,
     LeaseMessage,

@@ -12,7 +12,9 @@ from msgspec import Raw
 from sublet.functions.app import App, Function
 from sublet.functions.duration import milliseconds
 from sublet.functions.effects import Effect, Outgoing
-from sublet.runtime.channels import REPLY_MARK
+from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger, NoCells
+from sublet.runtime.partition.model.work import RunResult, Work
+from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, KeySampler, keys_of, stream
@@ -20,8 +22,6 @@ from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent,
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.scenario import Stage, To
 from sublet.runtime.simulation.store import ModelledCells
-from sublet.runtime.steps import Cells, Fetchable, Merger, NoCells
-from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
 APP = "sim"

@@ -15,9 +15,28 @@ import msgspec
 
 from sublet.functions.address import is_client, split_partition_name
 from sublet.functions.app import Function
-from sublet.runtime.channels import endpoint_of
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.model.effects import (
+    Acknowledge,
+    Deliver,
+    DeliverAnew,
+    Fetch,
+    Lend,
+    Load,
+    LoadStaged,
+    LoadTimers,
+    LoadWindows,
+    Ready,
+    Refuse,
+    Run,
+    Stop,
+    WakeAt,
+)
+from sublet.runtime.partition.model.effects import Store as StoreCommit
+from sublet.runtime.partition.model.work import Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.channels import endpoint_of
+from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import LeaseMessage
 from sublet.runtime.simulation.chance import stream
@@ -34,25 +53,6 @@ from sublet.runtime.simulation.store import (
     at_once,
 )
 from sublet.runtime.simulation.trace import Trace
-from sublet.runtime.steps import (
-    Acknowledge,
-    Deliver,
-    DeliverAnew,
-    Fetch,
-    Lend,
-    Load,
-    LoadStaged,
-    LoadTimers,
-    LoadWindows,
-    Ready,
-    Refuse,
-    Run,
-    Stop,
-    WakeAt,
-)
-from sublet.runtime.steps import Store as StoreCommit
-from sublet.runtime.windows import downstream_partitions, expected_sources
-from sublet.runtime.work import Work
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX

@@ -28,7 +28,10 @@ from sublet.functions.errors import (
 from sublet.functions.state import StateClock, StateKind
 from sublet.functions.windows import watermark_ms_of
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.endings import DeadLetter as StoredLetter
+from sublet.runtime.partition.lifecycle.completion import DeadLetter as StoredLetter
+from sublet.runtime.partition.model.work import Message
+from sublet.runtime.partition.records.timers import Timer as StoredTimer
+from sublet.runtime.partition.records.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.testing.fallible_store import CommitFault
 from sublet.runtime.testing.ledger import DeadLetter, Reply, Sent, Step, Timer, function_of
@@ -37,9 +40,6 @@ from sublet.runtime.testing.machine import RECORDS_MAX, Machine
 from sublet.runtime.testing.observed_handlers import HandlerFault
 from sublet.runtime.testing.plain_state import arrange, plain_value
 from sublet.runtime.testing.virtual_loop import StuckError, immediately
-from sublet.runtime.timers import Timer as StoredTimer
-from sublet.runtime.windows import check_takes_watermarks, refusal_of_source
-from sublet.runtime.work import Message
 from sublet.statestore.contract import DEAD, StateRow
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

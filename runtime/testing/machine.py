@@ -14,13 +14,13 @@ import msgspec
 from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.host import Host, Hosted
+from sublet.runtime.partition.model.work import Message
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.testing.fallible_store import FallibleStore
 from sublet.runtime.testing.ledger import Ledger, Reply
 from sublet.runtime.testing.local_exchange import Asked, LocalExchange
 from sublet.runtime.testing.observed_handlers import ObservedHandlers
 from sublet.runtime.testing.virtual_loop import LooseTasks, StuckError, VirtualLoop, immediately
-from sublet.runtime.work import Message
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import PARKED, TIMER, WINDOW, Commit, Record, StateRow

@@ -36,6 +36,7 @@ from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.lease_results import LeaseResultError, decode_result
 from sublet.runtime.link import Link, LinkLimits
 from sublet.runtime.link_lane import LENGTH, LaneCarrier
+from sublet.runtime.partition.model.work import Message, Waiting, Work
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,
@@ -67,7 +68,6 @@ from sublet.runtime.protocol.lease_messages import (
 )
 from sublet.runtime.protocol.rpc import AdministerRequest, CallRequest, EgressRequest, PutState
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.work import Message, Waiting, Work
 from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
 from sublet.statestore.delta import DamagedCommitError, Delta
 from tests.fuzz.columns import column_seeds, columns

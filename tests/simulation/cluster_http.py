@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.records.pending_commit import EgressColumns
 from tests.simulation.cluster_loop import Process
 from tests.simulation.cluster_sides import SideStory
 from tests.simulation.handlers import KeyState

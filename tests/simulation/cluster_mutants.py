@@ -15,8 +15,6 @@ import msgspec
 from sublet.functions.context import Context
 from sublet.functions.errors import UnavailableError
 from sublet.functions.state import StateClock
-from sublet.runtime.admission import Admission
-from sublet.runtime.answers import idempotency_id
 from sublet.runtime.client import Client
 from sublet.runtime.client_channel import Channel
 from sublet.runtime.client_session import Session
@@ -26,12 +24,14 @@ from sublet.runtime.handover import Handover
 from sublet.runtime.host import Binding, Host
 from sublet.runtime.lending import Lending
 from sublet.runtime.membership import DeathWatch, Membership
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.lifecycle.admission import Admission
+from sublet.runtime.partition.model.effects import Acknowledge
+from sublet.runtime.partition.model.work import Message
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.idempotency import idempotency_id
 from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
 from sublet.runtime.routes import PartitionRoutes
-from sublet.runtime.steps import Acknowledge
-from sublet.runtime.work import Message
 from sublet.runtime.worker import Worker
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View
@@ -178,7 +178,7 @@ class AcknowledgesWhatMayBeLost(_LossMutant):
             self.resend_from(destination, first)
 
     replaced: ClassVar = {
-        f"{RUNTIME}.partition:Admission": admission,
+        f"{RUNTIME}.partition.partition:Admission": admission,
         f"{RUNTIME}.host:Partition": partition,
     }
 
@@ -231,8 +231,8 @@ class RunsWhatConflicts(ClusterMutant):
         return f"{idempotency_id(message)}\0{bytes(message.payload).hex()}"
 
     replaced: ClassVar = {
-        f"{RUNTIME}.answers:idempotency_id": name_of,
-        f"{RUNTIME}.endings:idempotency_id": name_of,
+        f"{RUNTIME}.partition.records.idempotency:idempotency_id": name_of,
+        f"{RUNTIME}.partition.lifecycle.completion:idempotency_id": name_of,
     }
 
 
@@ -341,7 +341,7 @@ class LetsTimeGoOnInsideOfHandlers(ClusterMutant):
 class ComparesTimersAsText(ClusterMutant):
     """Sends timers that are due at one time in the order of their numbers as texts."""
 
-    replaced: ClassVar = {f"{RUNTIME}.partition:in_order": str}
+    replaced: ClassVar = {f"{RUNTIME}.partition.partition:in_order": str}
 
 
 # Group commit

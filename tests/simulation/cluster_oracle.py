@@ -11,9 +11,9 @@ import msgspec
 
 from sublet.functions.codec import split_column
 from sublet.functions.state import StateClock, Sum
-from sublet.runtime.leases import Lease
 from sublet.runtime.lending import Lending
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.statestore.contract import AHEAD, JOURNAL, PARKED, TIMER, WINDOW, Commit
 from tests.simulation.cluster_app import POT, STORY_FUNCTIONS, SUMS, TOTAL
 from tests.simulation.oracle import Oracle

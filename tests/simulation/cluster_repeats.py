@@ -17,7 +17,7 @@ from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.functions.errors import RejectedError
 from sublet.functions.retry import Retry
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.statestore.contract import DEAD
 from tests.simulation.client import Said
 from tests.simulation.cluster_app import NotYetError

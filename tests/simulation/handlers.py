@@ -11,8 +11,8 @@ import msgspec
 from sublet.functions.app import App, Function, functions_of
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
 from sublet.functions.retry import Retry
+from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.work import Failure
 from sublet.statestore.contract import StateRow
 from tests.simulation.verdict import check
 

@@ -7,17 +7,17 @@ from typing import Any, ClassVar, cast
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
-from sublet.runtime.endings import Endings
 from sublet.runtime.guests import GuestStates
-from sublet.runtime.leases import Lease, LeaseState, StateVersions
-from sublet.runtime.lent_work import LentWork
 from sublet.runtime.lessee import Lessee
 from sublet.runtime.merging import StateMerger
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
+from sublet.runtime.partition.model.work import RunResult, Waiting, Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.queue.leased_work import LentWork
+from sublet.runtime.partition.records.watermarks import OpenMessages
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, StoredState
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.windows import OpenMessages
-from sublet.runtime.work import RunResult, Waiting, Work
 from sublet.statestore.contract import Outcome, StateRow
 from tests.simulation.lease_worker import LeaseMutant, TimedLending, WatchedLessor
 

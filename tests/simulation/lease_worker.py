@@ -16,18 +16,18 @@ import msgspec
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.executor import SyncRunner
 from sublet.runtime.guests import CALLS, AsyncGuests, GuestStates, GuestWork
-from sublet.runtime.leases import Lease, LeaseState, StateVersions
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessee import Lessee
 from sublet.runtime.lessor import Lessor
 from sublet.runtime.merging import StateMerger
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.model.effects import Merger
+from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.steps import Merger
 from sublet.runtime.testing.machine import NoWatchdog
-from sublet.runtime.work import Failure, RunResult, Work
 from sublet.scheduler.binding import Bindable, BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.urgency import Urgency

@@ -20,9 +20,9 @@ from sublet.functions.errors import RejectedError, RetryLaterError
 from sublet.functions.retry import Retry
 from sublet.functions.state import Merged
 from sublet.runtime.guests import GuestWork
-from sublet.runtime.leases import Lease
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.work import Work
 from sublet.runtime.protocol.lease_messages import LeaseId, LeaseMessage, Return
-from sublet.runtime.work import Work
 from sublet.scheduler.binding import (
     Ask,
     Asked,

@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 
 from sublet.functions.address import is_client
-from sublet.runtime.admission import Admission
-from sublet.runtime.answers import Answer, Answers, _digest, idempotency_id
-from sublet.runtime.backlog import PULL_MS, Backlog, Place
-from sublet.runtime.channels import Inbox
-from sublet.runtime.endings import Endings
-from sublet.runtime.interrupts import Interrupts
-from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.known_clients import Clients
-from sublet.runtime.partition import Partition
-from sublet.runtime.pending import Pending
+from sublet.runtime.partition.lifecycle.admission import Admission
+from sublet.runtime.partition.lifecycle.cancellation import Interrupts
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
+from sublet.runtime.partition.model.effects import Acknowledge, Deliver, Interrupt, Store
+from sublet.runtime.partition.model.work import Chunk, Message, Waiting, Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.queue.backlog import PULL_MS, Backlog, Place
+from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.work_queue import WorkQueue
+from sublet.runtime.partition.records.channels import Inbox
+from sublet.runtime.partition.records.client_sessions import Clients
+from sublet.runtime.partition.records.idempotency import Answer, Answers, _digest, idempotency_id
+from sublet.runtime.partition.records.pending_commit import Pending
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind
-from sublet.runtime.single_messages import SingleMessages
-from sublet.runtime.steps import Acknowledge, Deliver, Interrupt, Store
-from sublet.runtime.work import Chunk, Message, Waiting, Work
-from sublet.runtime.work_queue import WorkQueue
 from sublet.statestore.contract import (
     AHEAD,
     IDEMPOTENCY,

@@ -9,10 +9,7 @@ import msgspec
 
 from sublet.functions.codec import split_column
 from sublet.functions.effects import Effect
-from sublet.runtime.channels import endpoint_of
-from sublet.runtime.partition import Partition
-from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
-from sublet.runtime.steps import (
+from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
     DeliverAnew,
@@ -32,8 +29,11 @@ from sublet.runtime.steps import (
     Stop,
     WakeAt,
 )
-from sublet.runtime.steps import Store as StoreCommit
-from sublet.runtime.work import Failure, RunResult, Work
+from sublet.runtime.partition.model.effects import Store as StoreCommit
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.channels import endpoint_of
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
 from sublet.statestore.contract import (
     IDEMPOTENCY,
     STAGED,

@@ -9,9 +9,9 @@ import msgspec
 
 from sublet.functions.address import partition_name
 from sublet.functions.codec import split_column
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.partition.records.timers import Timer
 from sublet.runtime.protocol.frames import Batch, Kind
-from sublet.runtime.timers import Timer
 from sublet.statestore.contract import AHEAD, DEAD, JOURNAL, PARKED, TIMER, Commit
 from tests.simulation.handlers import ATTEMPTS, DONE, EGRESS, PARTITIONS_PER_FUNCTION, KeyState
 from tests.simulation.repeats import dead_letters, is_repeat, judge_repeats

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from sublet.runtime.partition import Partition
+from sublet.runtime.partition.model.work import RunResult, Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.staged_batches import Handled, Part, Staging, _Flow
 from sublet.runtime.pipeline_driver import Committed, PipelineDriver, Plan, Story
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.pipeline_messages import Complete, Decide, Forget, Seal
-from sublet.runtime.staging import Handled, Part, Staging, _Flow
-from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import STAGED, STAGING, Commit, Record, Recovered
 from tests.simulation.world import Mutant
 

@@ -21,6 +21,8 @@ from sublet.functions.address import PIPELINE_MARK, partition_index_of, partitio
 from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.key_column import column_of
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.model.work import Message
+from sublet.runtime.partition.records.staged_batches import RETRY_AFTER_MS, Part
 from sublet.runtime.pipeline_driver import (
     PipelineDriver,
     PipelineProgress,
@@ -39,8 +41,6 @@ from sublet.runtime.protocol.pipeline_messages import (
     Request,
     Stage,
 )
-from sublet.runtime.staging import RETRY_AFTER_MS, Part
-from sublet.runtime.work import Message
 from sublet.statestore.contract import PARKED, STAGED, STAGING
 from tests.simulation.client import Client, ClientChannel, Said
 from tests.simulation.handlers import ATTEMPTS, PARTITIONS_PER_FUNCTION

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sublet.runtime.endings import DeadLetter
+from sublet.runtime.partition.lifecycle.completion import DeadLetter
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import Record
 from tests.simulation.client import Said

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sublet.runtime.partition import Partition
-from sublet.runtime.snapshots import OfKey, Snapshot, Snapshots
-from sublet.runtime.steps import LoadOld, Settled, Store
+from sublet.runtime.partition.model.effects import LoadOld, Settled, Store
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.snapshots import OfKey, Snapshot, Snapshots
 from sublet.statestore.contract import StateRow
 from tests.simulation.snapshot_world import SnapshotMutant
 

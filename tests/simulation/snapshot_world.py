@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 from sublet.functions.errors import OverloadedError, SnapshotLostError
-from sublet.runtime.snapshots import KEY_BYTES, SnapshotRoom
+from sublet.runtime.partition.records.snapshots import KEY_BYTES, SnapshotRoom
 from sublet.statestore.contract import Commit, Outcome, StateRow
 from tests.simulation.node import Node
 from tests.simulation.verdict import check

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from sublet.runtime.partition import Partition
-from sublet.runtime.pending import Pending
-from sublet.runtime.windows import OpenMessages, StreamProgress, Watermarks
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.pending_commit import Pending
+from sublet.runtime.partition.records.watermarks import OpenMessages, StreamProgress, Watermarks
 from sublet.statestore.contract import WATERMARK, WINDOW, Commit
 from tests.simulation.world import Mutant
 

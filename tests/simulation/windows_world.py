@@ -24,14 +24,14 @@ from sublet.functions.retry import Retry
 from sublet.functions.state import StateClock, Sum
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, WindowSpec
 from sublet.runtime.executor import Place, SyncRunner
-from sublet.runtime.partition import Partition
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.model.effects import NoCells
+from sublet.runtime.partition.model.work import RunResult, Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.steps import NoCells
 from sublet.runtime.testing.machine import NoWatchdog
-from sublet.runtime.windows import downstream_partitions, expected_sources
-from sublet.runtime.work import RunResult, Work
 from sublet.statestore.contract import PARKED, WINDOW
 from tests.simulation.client import Client, ClientChannel, Said
 from tests.simulation.handlers import PARTITIONS_PER_FUNCTION

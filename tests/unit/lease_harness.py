@@ -10,8 +10,9 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
-from sublet.runtime.leases import Lease
 from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.work import Failure, RunResult
 from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
@@ -22,7 +23,6 @@ from sublet.runtime.protocol.lease_messages import (
     Reply,
     Revoke,
 )
-from sublet.runtime.work import Failure, RunResult
 from sublet.scheduler.binding import Ask, Asked, Bid, Bindable, Choice, Neighbour, Scene
 from sublet.scheduler.binding import Lend as LendTo
 from sublet.scheduler.laxity_queue import LaxityQueue

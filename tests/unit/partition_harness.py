@@ -16,9 +16,7 @@ from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
 from sublet.functions.retry import Retry
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition import Partition
-from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
-from sublet.runtime.steps import (
+from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
     DeliverAnew,
@@ -43,8 +41,10 @@ from sublet.runtime.steps import (
     Store,
     WakeAt,
 )
-from sublet.runtime.timers import LOADED_MAX
-from sublet.runtime.work import Failure, RunResult, Work
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.timers import LOADED_MAX
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.scheduler.batching import Curve
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (

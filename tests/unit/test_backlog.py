@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sublet.functions.codec import join_column
-from sublet.runtime.backlog import IN_LINE, KEY_FACTOR, LOOKED_THROUGH_MAX, PULL_MS, Backlog
+from sublet.runtime.partition.model.work import Chunk, Span
+from sublet.runtime.partition.queue.backlog import (
+    IN_LINE,
+    KEY_FACTOR,
+    LOOKED_THROUGH_MAX,
+    PULL_MS,
+    Backlog,
+)
 from sublet.runtime.protocol.frames import Batch, Kind
-from sublet.runtime.work import Chunk, Span
 
 PATIENCE_MS = 100
 CLIENT, PEER = "~c", "app/g/1"

@@ -15,12 +15,12 @@ from sublet.functions.state import StateClock
 from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import Place
+from sublet.runtime.partition.model.work import Chunk, Message, RunResult, Span, Waiting, Work
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.pipeline_messages import IfExists, assignments
 from sublet.runtime.state_assignment import schema_of
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.state_view import shown
-from sublet.runtime.work import Chunk, Message, RunResult, Span, Waiting, Work
 from sublet.statestore.contract import StateRow
 
 encode = msgspec.msgpack.encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.runtime.channels import Inbox, Outbox, endpoint_of
+from sublet.runtime.partition.records.channels import Inbox, Outbox, endpoint_of
 from sublet.statestore.contract import OutboxEntry
 
 SOURCE, DESTINATION = "~c", "app/g/1"

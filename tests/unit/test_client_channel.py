@@ -20,7 +20,6 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.channels import Inbox
 from sublet.runtime.client_channel import ANY, SEGMENT_MESSAGES_MAX, Gather, Segment
 from sublet.runtime.client_session import (
     FRAME_BYTES,
@@ -30,6 +29,7 @@ from sublet.runtime.client_session import (
     Session,
     with_extra,
 )
+from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,

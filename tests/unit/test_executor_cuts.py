@@ -13,10 +13,10 @@ from sublet.functions.context import Context
 from sublet.functions.state import StateClock
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import LOOK_EVERY_MAX, Place, RunScope, SyncRunner
+from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Work
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.threads import Watchdog
-from sublet.runtime.work import Chunk, RunResult, Span, Work
 from tests.unit.partition_harness import batch
 
 app = App("app")

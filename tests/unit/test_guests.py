@@ -22,6 +22,8 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.executor import RunScope, SyncRunner
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.lease_results import decode_result
+from sublet.runtime.partition.model.work import Message, RunResult, Waiting, Work
+from sublet.runtime.partition.records.watermarks import closing_message
 from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.runtime.protocol.lease_messages import (
     LeaseId,
@@ -33,8 +35,6 @@ from sublet.runtime.protocol.lease_messages import (
 )
 from sublet.runtime.state_cache import StateCache
 from sublet.runtime.threads import Watchdog
-from sublet.runtime.windows import closing_message
-from sublet.runtime.work import Message, RunResult, Waiting, Work
 from sublet.statestore.contract import StateRow
 
 PATIENCE_S = 5

@@ -15,7 +15,7 @@ from sublet.functions.errors import OverloadedError, RejectedError
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.http.errors import HttpProblemError
 from sublet.runtime.http.sse import CHUNK_BYTES, EgressFeeds
-from sublet.runtime.pending import EgressColumns
+from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.statestore.contract import Commit, EgressEntry
 from sublet.statestore.memory import MemoryStore
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from sublet.runtime.leases import VERSIONED_KEYS_MAX, StateVersions
+from sublet.runtime.partition.model.lease import VERSIONED_KEYS_MAX, StateVersions
 
 
 def test_a_lessee_that_returns_an_unchanged_state_has_it_beside_others() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from sublet.functions.app import Function
 from sublet.functions.state import Sum
-from sublet.runtime.leases import Lease, LeaseState
 from sublet.runtime.lessor import (
     ASK_MS,
     CROWD_MS,
@@ -20,6 +19,7 @@ from sublet.runtime.lessor import (
     TERM_MS,
     WORKS_MAX,
 )
+from sublet.runtime.partition.model.lease import Lease, LeaseState
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.lease_messages import Load
 from sublet.scheduler.binding import Asked, Bindable

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sublet.functions.effects import Outgoing
-from sublet.runtime.channels import AHEAD_MAX
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.records.channels import AHEAD_MAX
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from tests.unit.partition_harness import CLIENT, NAME, PEER, Owner, batch, make_function, replies
 

@@ -6,9 +6,14 @@ import msgspec
 import pytest
 
 from sublet.functions.effects import Outgoing
-from sublet.runtime.admission import CLIENT_SILENT_MS
-from sublet.runtime.commit_size import COMMIT_BYTES_MAX, ROW_BYTES, ROWS_AHEAD_MAX, CommitSize
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.lifecycle.admission import CLIENT_SILENT_MS
+from sublet.runtime.partition.records.commit_budget import (
+    COMMIT_BYTES_MAX,
+    ROW_BYTES,
+    ROWS_AHEAD_MAX,
+    CommitSize,
+)
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import Commit, StateRow
 from tests.unit.partition_harness import CLIENT, NAME, PEER, Owner

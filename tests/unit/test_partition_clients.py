@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime import admission
-from sublet.runtime.admission import CLIENT_SILENT_MS
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.known_clients import CLIENT_TTL_MS, GONE_CLIENTS_MAX, SILENCE_NOTED_MS
+from sublet.runtime.partition.lifecycle import admission
+from sublet.runtime.partition.lifecycle.admission import CLIENT_SILENT_MS
+from sublet.runtime.partition.records.client_sessions import (
+    CLIENT_TTL_MS,
+    GONE_CLIENTS_MAX,
+    SILENCE_NOTED_MS,
+)
+from sublet.runtime.partition.records.timers import HORIZON_MS
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.timers import HORIZON_MS
 from sublet.statestore.contract import EXPIRED, SILENT
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, make_function
 

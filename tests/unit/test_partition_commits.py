@@ -9,8 +9,8 @@ import pytest
 
 from sublet.functions.effects import Emitted, Outgoing
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.records.oversized_messages import UNSTORABLE_AWAITED_MAX
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.unstorable import UNSTORABLE_AWAITED_MAX
 from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow
 from tests.simulation.cluster_loss import LossyBackend, LossyStore
 from tests.unit.partition_harness import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sublet.runtime.partition.model.work import RunResult
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.work import RunResult
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import PARKED, Outcome

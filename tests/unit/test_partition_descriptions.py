@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime import staging
+from sublet.runtime.partition.records import staged_batches
 from sublet.runtime.protocol.pipeline_messages import Begin, Complete, Describe
 from tests.unit.partition_harness import Owner
 from tests.unit.test_partition_staging import Driver, Q
@@ -44,7 +44,7 @@ def test_a_driver_completes_nothing_when_another_one_has_begun() -> None:
 
 
 def test_what_is_replaced_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "DESCRIPTIONS_BYTES_MAX", 10)
+    monkeypatch.setattr(staged_batches, "DESCRIPTIONS_BYTES_MAX", 10)
     driver = Driver(Owner())
     generation = begun(driver)
     for text in (b"12345678", b"87654321", b"1234567890"):

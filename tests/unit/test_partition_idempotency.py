@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from sublet import App, Function
-from sublet.runtime.answers import IDEMPOTENCY_TTL_MS
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.endings import NO_ROOM_WAIT_MS, DeadLetter
+from sublet.runtime.partition.lifecycle.completion import NO_ROOM_WAIT_MS, DeadLetter
+from sublet.runtime.partition.model.work import RunResult
+from sublet.runtime.partition.records.idempotency import IDEMPOTENCY_TTL_MS
 from sublet.runtime.protocol.frames import Extra, Kind
-from sublet.runtime.work import RunResult
 from sublet.statestore.contract import DEAD, IDEMPOTENCY, PARKED, Record
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, REJECTED, Owner, make_function
 

@@ -7,8 +7,8 @@ from typing import Any
 from sublet.functions.effects import Outgoing
 from sublet.functions.state import Sum
 from sublet.functions.windows import TumblingWindow
+from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
-from sublet.runtime.work import Failure
 from sublet.scheduler.binding import Asked
 from sublet.statestore.contract import PARKED, Outcome, StateRow
 from tests.unit.lease_harness import Adder, Lender, Scripted, TakenCells, keeps, lends_to, result_of

@@ -6,8 +6,8 @@ import pytest
 
 from sublet.functions.retry import NO_RETRY
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.runtime.work import Failure
 from sublet.statestore.contract import DEAD, PARKED
 from tests.unit.partition_harness import BROKEN, CLIENT, PEER, REJECTED, Owner, make_function
 

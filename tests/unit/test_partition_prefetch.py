@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sublet.runtime.prefetch import CHUNKS_MAX, READS_MAX
+from sublet.runtime.partition.queue.state_prefetch import CHUNKS_MAX, READS_MAX
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import Outcome, StateRow
 from tests.unit.partition_harness import KnownCells, Owner, make_function

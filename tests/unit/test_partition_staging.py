@@ -11,9 +11,15 @@ import pytest
 
 from sublet.functions.codec import join_column
 from sublet.functions.retry import Retry
-from sublet.runtime import staging
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.known_clients import CLIENT_TTL_MS
+from sublet.runtime.partition.records import staged_batches
+from sublet.runtime.partition.records.client_sessions import CLIENT_TTL_MS
+from sublet.runtime.partition.records.staged_batches import (
+    FLOOR,
+    ORPHAN_MS,
+    ORPHAN_SPARED_MS,
+    RUNS_KNOWN_MAX,
+)
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.pipeline_messages import (
     LOWEST_LEFT_MS,
@@ -31,7 +37,6 @@ from sublet.runtime.protocol.pipeline_messages import (
     Survey,
     assignments,
 )
-from sublet.runtime.staging import FLOOR, ORPHAN_MS, ORPHAN_SPARED_MS, RUNS_KNOWN_MAX
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import DEAD, PARKED, STAGED, STAGING, Outcome
@@ -372,7 +377,7 @@ def test_deadlines_count_from_the_seal() -> None:
 def test_a_pipeline_puts_only_so_many_bytes_into_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(staging, "FEED_BYTES_MAX", 150)
+    monkeypatch.setattr(staged_batches, "FEED_BYTES_MAX", 150)
     owner = Owner()
     owner.held = True
     driver = Driver(owner)
@@ -483,7 +488,7 @@ def test_an_heir_knows_how_much_is_staged() -> None:
 
 
 def test_only_so_many_parts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "PARTS_MAX", 2)
+    monkeypatch.setattr(staged_batches, "PARTS_MAX", 2)
     driver = Driver(Owner())
     driver.ask(stage(["a"]), stage(["a"], part=1))
     assert driver.ask(stage(["a"], attempt="b")) == "overloaded"
@@ -491,7 +496,7 @@ def test_only_so_many_parts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pipelines_are_listed_by_name_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "SURVEY_MAX", 2)
+    monkeypatch.setattr(staged_batches, "SURVEY_MAX", 2)
     driver = Driver(Owner())
     driver.ask(Decide("p2", 7, plan([])), stage(["a"], pipeline="p1"), Complete("p3", "end"))
     first = driver.ask(Survey())
@@ -505,7 +510,7 @@ def test_pipelines_are_listed_by_name_a_page_at_a_time(monkeypatch: pytest.Monke
 def test_a_pipeline_of_which_several_things_are_known_is_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(staging, "PIPELINES_MAX", 2)
+    monkeypatch.setattr(staged_batches, "PIPELINES_MAX", 2)
     driver = Driver(Owner())
     driver.ask(stage(["a"], pipeline="p1"), Decide("p1", 0, plan([])), Describe("p1", b"x"))
     assert driver.ask(stage(["a"], pipeline="p2")) == [-1, 0, 1, 0]
@@ -513,7 +518,7 @@ def test_a_pipeline_of_which_several_things_are_known_is_counted_once(
 
 
 def test_only_so_many_pipelines_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "PIPELINES_MAX", 2)
+    monkeypatch.setattr(staged_batches, "PIPELINES_MAX", 2)
     driver = Driver(Owner())
     driver.ask(stage(["a"], pipeline="p1"), Decide("p2", 0, plan([])))
     assert driver.ask(stage(["a"], pipeline="p3")) == "rejected"
@@ -523,7 +528,7 @@ def test_only_so_many_pipelines_are_known(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_commit_holds_only_so_many_staged_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "COMMIT_BYTES_MAX", 100)
+    monkeypatch.setattr(staged_batches, "COMMIT_BYTES_MAX", 100)
     owner = Owner()
     driver = Driver(owner)
     driver.say(stage(["a" * 30]))  # In the commit that is under way.
@@ -538,7 +543,7 @@ def test_a_commit_holds_only_so_many_staged_bytes(monkeypatch: pytest.MonkeyPatc
 def test_rows_beyond_what_is_kept_in_memory_are_read_from_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 100)
+    monkeypatch.setattr(staged_batches, "KEPT_BYTES_MAX", 100)
     owner = Owner()
     driver = Driver(owner)
     for part in range(4):
@@ -552,7 +557,7 @@ def test_rows_beyond_what_is_kept_in_memory_are_read_from_the_store(
 def test_what_is_staged_and_not_stored_yet_is_fed_from_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 0)
+    monkeypatch.setattr(staged_batches, "KEPT_BYTES_MAX", 0)
     owner = Owner()
     driver = Driver(owner)
     driver.say(Ask(Q))  # Its commit is under way while the others come.
@@ -863,7 +868,7 @@ def test_the_first_description_of_a_pipeline_stays_and_it_is_complete_once() -> 
 
 
 def test_descriptions_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "DESCRIPTIONS_BYTES_MAX", 10)
+    monkeypatch.setattr(staged_batches, "DESCRIPTIONS_BYTES_MAX", 10)
     driver = Driver(Owner())
     driver.ask(Describe("p1", b"12345678"))
     refused = driver.ask(Describe("p2", b"123"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet.functions.effects import Cancelled, Delayed
+from sublet.runtime.partition.records.timers import HORIZON_MS, Timers
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.timers import HORIZON_MS, Timers
 from sublet.statestore.contract import TIMER, Outcome, Record
 from tests.unit.partition_harness import NAME, PEER, Owner, now_done
 

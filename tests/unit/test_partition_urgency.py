@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from sublet.runtime import channels
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.early_ends import EXPIRIES_SPARE
-from sublet.runtime.known_clients import CLIENT_TTL_MS
+from sublet.runtime.partition.lifecycle.expiry import EXPIRIES_SPARE
+from sublet.runtime.partition.records import channels
+from sublet.runtime.partition.records.client_sessions import CLIENT_TTL_MS
 from sublet.runtime.protocol.frames import Batch, Extra, Kind
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity

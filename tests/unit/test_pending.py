@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
-from sublet.runtime.channels import Outbox
-from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.pending import (
+from sublet.runtime.partition.records.channels import Outbox
+from sublet.runtime.partition.records.egress_retention import EgressRetention
+from sublet.runtime.partition.records.pending_commit import (
     ENTRY_BYTES_MAX,
     ENTRY_MESSAGES_MAX,
     EgressColumns,

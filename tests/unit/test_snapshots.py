@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from sublet.functions.errors import OverloadedError, SnapshotLostError
-from sublet.runtime.snapshots import (
+from sublet.runtime.partition.records.snapshots import (
     ENDED_KEPT_MAX,
     IDLE_MS,
     KEY_BYTES,

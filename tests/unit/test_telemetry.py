@@ -11,8 +11,9 @@ import structlog
 from sublet.runtime.client_channel import ANY, Channel, Segment
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.notices import SLOW_COMMIT_MS, Notices
+from sublet.runtime.partition.model.effects import Counters
+from sublet.runtime.partition.model.work import Failure, Message, RunResult, Waiting, Work
 from sublet.runtime.protocol.frames import ErrorInfo, Kind, Refused
-from sublet.runtime.steps import Counters
 from sublet.runtime.telemetry import (
     Histogram,
     PartitionTimes,
@@ -23,7 +24,6 @@ from sublet.runtime.telemetry import (
     parse_request_id,
     request_id,
 )
-from sublet.runtime.work import Failure, Message, RunResult, Waiting, Work
 from tests.unit.partition_harness import Owner, batch
 
 

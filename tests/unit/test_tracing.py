@@ -13,9 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from sublet.functions.effects import Outgoing
-from sublet.runtime.channels import Outbox
-from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.pending import Pending, Sealer
+from sublet.runtime.partition.model.work import Message
+from sublet.runtime.partition.records.channels import Outbox
+from sublet.runtime.partition.records.egress_retention import EgressRetention
+from sublet.runtime.partition.records.pending_commit import Pending, Sealer
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.telemetry import SpanTimes
 from sublet.runtime.tracing import (
@@ -25,7 +26,6 @@ from sublet.runtime.tracing import (
     open_tracing,
     sampled_traceparent,
 )
-from sublet.runtime.work import Message
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -20,7 +20,7 @@ from sublet import (
     Window,
 )
 from sublet.functions.windows import WindowSpec
-from sublet.runtime import windows
+from sublet.runtime.partition.records import watermarks
 from sublet.testing import Harness
 
 
@@ -337,7 +337,7 @@ def test_a_key_cannot_have_more_open_windows_than_allowed() -> None:
 
 
 def test_more_windows_end_at_once_than_are_closed_or_read_at_once() -> None:
-    count = 3 * windows.CLOSINGS_MAX + 7
+    count = 3 * watermarks.CLOSINGS_MAX + 7
     with Harness(make_app(EVENTS), runs_max=10 * count) as harness:
         harness.send_many("app/f", [f"k{each}" for each in range(count)], [Event(3)] * count)
         harness.settle()

@@ -15,10 +15,8 @@ from sublet.functions.effects import WindowDue
 from sublet.functions.state import StateClock
 from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
 from sublet.functions.windows import BEGINNING_MS
-from sublet.runtime.endings import DeadLetter
-from sublet.runtime.protocol.frames import Batch, Kind
-from sublet.runtime.state_view import shown
-from sublet.runtime.windows import (
+from sublet.runtime.partition.lifecycle.completion import DeadLetter
+from sublet.runtime.partition.records.watermarks import (
     MARKERS_WAITING_MAX,
     SOURCES_MAX,
     OpenMessages,
@@ -26,6 +24,8 @@ from sublet.runtime.windows import (
     Watermarks,
     refusal_of_markers,
 )
+from sublet.runtime.protocol.frames import Batch, Kind
+from sublet.runtime.state_view import shown
 from sublet.scheduler.orders import EarliestDeadline
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import DEAD, PARKED, WATERMARK, WINDOW, Record

@@ -14,9 +14,9 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
+from sublet.runtime.partition.model.work import Work
 from sublet.runtime.protocol.frames import Ack, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import PartialState
-from sublet.runtime.work import Work
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome, StateRow
 
 

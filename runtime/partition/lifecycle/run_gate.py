@@ -13,17 +13,17 @@ more run has to wait
 from __future__ import annotations
 
 from sublet.functions.app import Function
-from sublet.runtime.commit_size import ROWS_AHEAD_MAX, CommitSize
-from sublet.runtime.commit_under_way import CommitUnderWay
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.endings import Endings
-from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.lent_work import LentWork
-from sublet.runtime.staging import Staging
-from sublet.runtime.steps import Cells, Pace
-from sublet.runtime.unstorable import Unstorable
-from sublet.runtime.work import Waiting, Work
-from sublet.runtime.work_queue import WorkQueue
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.inflight_commit import CommitUnderWay
+from sublet.runtime.partition.model.effects import Cells, Pace
+from sublet.runtime.partition.model.work import Waiting, Work
+from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.leased_work import LentWork
+from sublet.runtime.partition.queue.work_queue import WorkQueue
+from sublet.runtime.partition.records.commit_budget import ROWS_AHEAD_MAX, CommitSize
+from sublet.runtime.partition.records.oversized_messages import Unstorable
+from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.scheduler.pace import RUNS_AT_ONCE
 from sublet.scheduler.urgency import Urgency
 

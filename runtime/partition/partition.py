@@ -25,30 +25,15 @@ import msgspec
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
 from sublet.functions.effects import Cancelled, Effect, Outgoing
-from sublet.runtime.admission import Admission, infeasible
-from sublet.runtime.backlog import IN_LINE
-from sublet.runtime.calls import Calls
-from sublet.runtime.channels import Inbox, Outbox, endpoint_of
-from sublet.runtime.commit_size import CommitSize
-from sublet.runtime.commit_under_way import CommitUnderWay
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.damage import check_outbox, damaged, decoded
-from sublet.runtime.due_records import in_order
-from sublet.runtime.egress_retention import EgressRetention
-from sublet.runtime.endings import Endings
-from sublet.runtime.interrupts import Interrupts
-from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.known_clients import Clients
-from sublet.runtime.leases import Lease
-from sublet.runtime.lent_work import LentWork
-from sublet.runtime.pending import OutgoingCall, Sealer, as_oldest
-from sublet.runtime.prefetch import KEYS_MAX, Prefetch
-from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind, Refused
-from sublet.runtime.runs import Runs
-from sublet.runtime.single_messages import SingleMessages
-from sublet.runtime.snapshots import Snapshot, SnapshotRoom, Snapshots
-from sublet.runtime.staging import Staging, requests_of
-from sublet.runtime.steps import (
+from sublet.runtime.partition.lifecycle.admission import Admission, infeasible
+from sublet.runtime.partition.lifecycle.cancellation import Interrupts
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.inflight_commit import CommitUnderWay
+from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
+from sublet.runtime.partition.lifecycle.run_gate import Runs
+from sublet.runtime.partition.model.corruption import check_outbox, damaged, decoded
+from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Cells,
     Counters,
@@ -73,11 +58,38 @@ from sublet.runtime.steps import (
     Store,
     WakeAt,
 )
-from sublet.runtime.timers import HORIZON_MS, LOADED_MAX, Timers
-from sublet.runtime.unstorable import UNSTORABLE, Unstorable
-from sublet.runtime.windows import StreamProgress, closing_message, decode_marker
-from sublet.runtime.work import Chunk, Failure, Message, RunResult, Span, Waiting, Work
-from sublet.runtime.work_queue import Singly, WorkQueue
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.work import (
+    Chunk,
+    Failure,
+    Message,
+    RunResult,
+    Span,
+    Waiting,
+    Work,
+)
+from sublet.runtime.partition.queue.backlog import IN_LINE
+from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.leased_work import LentWork
+from sublet.runtime.partition.queue.state_prefetch import KEYS_MAX, Prefetch
+from sublet.runtime.partition.queue.work_queue import Singly, WorkQueue
+from sublet.runtime.partition.records.call_journal import Calls
+from sublet.runtime.partition.records.channels import Inbox, Outbox, endpoint_of
+from sublet.runtime.partition.records.client_sessions import Clients
+from sublet.runtime.partition.records.commit_budget import CommitSize
+from sublet.runtime.partition.records.due_index import in_order
+from sublet.runtime.partition.records.egress_retention import EgressRetention
+from sublet.runtime.partition.records.oversized_messages import UNSTORABLE, Unstorable
+from sublet.runtime.partition.records.pending_commit import OutgoingCall, Sealer, as_oldest
+from sublet.runtime.partition.records.snapshots import Snapshot, SnapshotRoom, Snapshots
+from sublet.runtime.partition.records.staged_batches import Staging, requests_of
+from sublet.runtime.partition.records.timers import HORIZON_MS, LOADED_MAX, Timers
+from sublet.runtime.partition.records.watermarks import (
+    StreamProgress,
+    closing_message,
+    decode_marker,
+)
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind, Refused
 from sublet.scheduler.batching import Curve
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sublet.runtime.backlog import Backlog
-from sublet.runtime.channels import Inbox
-from sublet.runtime.early_ends import Expiries, expired, withdrawals
-from sublet.runtime.endings import Endings
-from sublet.runtime.key_lines import KeyLines
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.expiry import Expiries, expired, withdrawals
+from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
+from sublet.runtime.partition.model.effects import Interrupt
+from sublet.runtime.partition.model.work import Waiting
+from sublet.runtime.partition.queue.backlog import Backlog
+from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
-from sublet.runtime.single_messages import SingleMessages
-from sublet.runtime.steps import Interrupt
-from sublet.runtime.work import Waiting
 
 
 class Interrupts:

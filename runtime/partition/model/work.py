@@ -21,7 +21,7 @@ from sublet.scheduler.urgency import BACKGROUND_MS
 from sublet.statestore.contract import StateRow
 
 if TYPE_CHECKING:
-    from sublet.runtime.leases import Lease
+    from sublet.runtime.partition.model.lease import Lease
     from sublet.runtime.protocol.lease_messages import PartialState
 
 NO_EXTRA = Extra()

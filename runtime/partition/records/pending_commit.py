@@ -10,10 +10,10 @@ import msgspec
 from sublet.functions.codec import codec_for, join_column, split_column
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
 from sublet.functions.errors import EncodeError, TooLargeError
-from sublet.runtime.channels import REPLY_MARK, Outbox
-from sublet.runtime.egress_retention import EgressRetention
+from sublet.runtime.partition.records.channels import REPLY_MARK, Outbox
+from sublet.runtime.partition.records.egress_retention import EgressRetention
+from sublet.runtime.partition.records.timers import Timer
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
-from sublet.runtime.timers import Timer
 from sublet.statestore.contract import (
     TIMER,
     Commit,

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from sublet.runtime.work import Message, Waiting
+from sublet.runtime.partition.model.work import Message, Waiting
 
 
 class KeyLines:

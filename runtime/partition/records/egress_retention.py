@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.damage import decoded
+from sublet.runtime.partition.model.corruption import decoded
 from sublet.statestore.contract import EGRESS, EgressEntry, Record
 
 PIECES = 8

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sublet.functions.address import is_client
-from sublet.runtime.pending import Pending
+from sublet.runtime.partition.records.pending_commit import Pending
 from sublet.statestore.contract import EXPIRED, SILENT, Record
 
 CLIENT_TTL_MS = 24 * 3_600_000

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from sublet.runtime.damage import decoded
+from sublet.runtime.partition.model.corruption import decoded
 from sublet.statestore.contract import DamagedError, Record
 
 HORIZON_MS = 60_000

@@ -17,12 +17,12 @@ import msgspec
 import xxhash
 
 from sublet.functions.address import Address, split_partition_name
-from sublet.runtime.channels import REPLY_MARK
-from sublet.runtime.damage import decoded
-from sublet.runtime.pending import OutgoingCall, Pending
+from sublet.runtime.partition.model.corruption import decoded
+from sublet.runtime.partition.model.effects import Resume
+from sublet.runtime.partition.model.work import Recorded, Waiting
+from sublet.runtime.partition.records.channels import REPLY_MARK
+from sublet.runtime.partition.records.pending_commit import OutgoingCall, Pending
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra
-from sublet.runtime.steps import Resume
-from sublet.runtime.work import Recorded, Waiting
 from sublet.statestore.contract import JOURNAL, Record
 
 NIL = msgspec.Raw(b"\xc0")

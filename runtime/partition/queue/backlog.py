@@ -16,8 +16,8 @@ from itertools import islice
 from operator import itemgetter
 
 from sublet.functions.address import is_client, is_pipeline
+from sublet.runtime.partition.model.work import Chunk, Span
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.work import Chunk, Span
 
 PULL_MS = 2.0
 """Less of a difference is not worth leaving the order of a line."""

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sublet.functions.app import Function
-from sublet.runtime.backlog import IN_LINE, NOT_LENT, Backlog, Place
-from sublet.runtime.channels import Inbox
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.model.effects import Ready
+from sublet.runtime.partition.model.work import Chunk, Span, Waiting, Work
+from sublet.runtime.partition.queue.backlog import IN_LINE, NOT_LENT, Backlog, Place
+from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.steps import Ready
-from sublet.runtime.work import Chunk, Span, Waiting, Work
 from sublet.scheduler.batching import Curve, batching_of
 from sublet.scheduler.grouped_queue import GroupedQueue
 from sublet.scheduler.orders import BEHIND_MS

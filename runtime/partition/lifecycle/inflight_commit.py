@@ -18,18 +18,25 @@ import msgspec
 
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
-from sublet.runtime.calls import Calls
-from sublet.runtime.channels import REPLY_MARK, Inbox, Outbox
-from sublet.runtime.commit_size import CommitSize
-from sublet.runtime.endings import Endings
-from sublet.runtime.known_clients import Clients
-from sublet.runtime.pending import Pending, Sealer
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.model.effects import (
+    Acknowledge,
+    Deliver,
+    LoadOld,
+    Settled,
+    StepEffect,
+    Store,
+)
+from sublet.runtime.partition.records.call_journal import Calls
+from sublet.runtime.partition.records.channels import REPLY_MARK, Inbox, Outbox
+from sublet.runtime.partition.records.client_sessions import Clients
+from sublet.runtime.partition.records.commit_budget import CommitSize
+from sublet.runtime.partition.records.pending_commit import Pending, Sealer
+from sublet.runtime.partition.records.snapshots import Snapshots
+from sublet.runtime.partition.records.staged_batches import Staging
+from sublet.runtime.partition.records.timers import Timers
+from sublet.runtime.partition.records.watermarks import StreamProgress
 from sublet.runtime.protocol.frames import Ack
-from sublet.runtime.snapshots import Snapshots
-from sublet.runtime.staging import Staging
-from sublet.runtime.steps import Acknowledge, Deliver, LoadOld, Settled, StepEffect, Store
-from sublet.runtime.timers import Timers
-from sublet.runtime.windows import StreamProgress
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import AHEAD, Commit, Record, StateRow
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sublet.functions.app import Function
-from sublet.runtime.backlog import Place
-from sublet.runtime.early_ends import expired
-from sublet.runtime.endings import Endings
-from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.lent_work import is_lendable
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.expiry import expired
+from sublet.runtime.partition.model.work import Chunk, Span, Waiting, Work
+from sublet.runtime.partition.queue.backlog import Place
+from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.leased_work import is_lendable
+from sublet.runtime.partition.queue.work_queue import WorkQueue
+from sublet.runtime.partition.records.watermarks import StreamProgress
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.windows import StreamProgress
-from sublet.runtime.work import Chunk, Span, Waiting, Work
-from sublet.runtime.work_queue import WorkQueue
 
 
 class SingleMessages:

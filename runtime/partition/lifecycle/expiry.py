@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush
 
 from sublet.functions.codec import split_column
+from sublet.runtime.partition.model.work import Waiting
 from sublet.runtime.protocol.frames import Batch, ErrorInfo
-from sublet.runtime.work import Waiting
 
 EXPIRED = "deadline_exceeded"
 TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")

@@ -17,19 +17,24 @@ import msgspec
 
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
-from sublet.runtime.answers import Answer, Answers, idempotency_id, still_valid
-from sublet.runtime.calls import Calls
-from sublet.runtime.channels import REPLY_MARK, Inbox
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.early_ends import EXPIRED, WITHDRAWN
-from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.pending import Pending
+from sublet.runtime.partition.lifecycle.expiry import EXPIRED, WITHDRAWN
+from sublet.runtime.partition.model.effects import Counters
+from sublet.runtime.partition.model.work import Failure, Message, RunResult, Span, Waiting
+from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.work_queue import WorkQueue
+from sublet.runtime.partition.records.call_journal import Calls
+from sublet.runtime.partition.records.channels import REPLY_MARK, Inbox
+from sublet.runtime.partition.records.idempotency import (
+    Answer,
+    Answers,
+    idempotency_id,
+    still_valid,
+)
+from sublet.runtime.partition.records.pending_commit import Pending
+from sublet.runtime.partition.records.staged_batches import Staging
+from sublet.runtime.partition.records.watermarks import StreamProgress
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
-from sublet.runtime.staging import Staging
-from sublet.runtime.steps import Counters
-from sublet.runtime.windows import StreamProgress
-from sublet.runtime.work import Failure, Message, RunResult, Span, Waiting
-from sublet.runtime.work_queue import WorkQueue
 from sublet.statestore.contract import DEAD, PARKED, Record
 
 UNRUN_KEPT_MAX = 256

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.work import Failure
 
 UNSTORABLE = Failure(
     ErrorInfo(

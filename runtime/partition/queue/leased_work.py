@@ -17,11 +17,11 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from sublet.functions.app import Function
-from sublet.runtime.key_lines import KeyLines
-from sublet.runtime.leases import Lease, StateVersions
+from sublet.runtime.partition.model.effects import Cells, Load, Merger
+from sublet.runtime.partition.model.lease import Lease, StateVersions
+from sublet.runtime.partition.model.work import RunResult, Waiting, Work
+from sublet.runtime.partition.queue.key_locks import KeyLines
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.steps import Cells, Load, Merger
-from sublet.runtime.work import RunResult, Waiting, Work
 
 
 class Part(NamedTuple):

@@ -37,7 +37,7 @@ from sublet.functions.codec import (
 from sublet.functions.errors import PayloadError
 from sublet.functions.key_column import KeyColumn
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.damage import UNREADABLE, damaged, decoded
+from sublet.runtime.partition.model.corruption import UNREADABLE, damaged, decoded
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.protocol.pipeline_messages import (
     Ask,

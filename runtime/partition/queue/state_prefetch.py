@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from sublet.runtime.steps import Fetchable
-from sublet.runtime.work import Chunk, Work
+from sublet.runtime.partition.model.effects import Fetchable
+from sublet.runtime.partition.model.work import Chunk, Work
 
 KEYS_MAX = 1_000
 """Keys of one partition that are being read ahead, or were and are not used yet."""

@@ -24,8 +24,8 @@ from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.scheduler.binding import Bindable, BindingPolicy
 
 if TYPE_CHECKING:
-    from sublet.runtime.partition import Partition
-    from sublet.runtime.work import Work
+    from sublet.runtime.partition.model.work import Work
+    from sublet.runtime.partition.partition import Partition
 
 VERSIONED_KEYS_MAX = 50_000
 

@@ -22,16 +22,16 @@ from collections.abc import Callable
 
 from sublet.functions.address import is_client
 from sublet.functions.app import Function
-from sublet.runtime.backlog import Backlog
-from sublet.runtime.channels import AHEAD_MAX, Inbox, Outbox
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.endings import Endings
-from sublet.runtime.known_clients import Clients
+from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.model.effects import Acknowledge, Counters, Refuse
+from sublet.runtime.partition.model.work import Chunk
+from sublet.runtime.partition.queue.backlog import Backlog
+from sublet.runtime.partition.records.channels import AHEAD_MAX, Inbox, Outbox
+from sublet.runtime.partition.records.client_sessions import Clients
+from sublet.runtime.partition.records.staged_batches import Staging
+from sublet.runtime.partition.records.watermarks import SOURCES_MAX, StreamProgress
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
-from sublet.runtime.staging import Staging
-from sublet.runtime.steps import Acknowledge, Counters, Refuse
-from sublet.runtime.windows import SOURCES_MAX, StreamProgress
-from sublet.runtime.work import Chunk
 from sublet.scheduler.urgency import Urgency
 
 CLIENT_SILENT_MS = 60_000

@@ -8,7 +8,7 @@ from itertools import count
 import msgspec
 
 from sublet.functions.effects import Cancelled, Delayed, Effect
-from sublet.runtime.due_records import HORIZON_MS, LOADED_MAX, DueRecords
+from sublet.runtime.partition.records.due_index import HORIZON_MS, LOADED_MAX, DueRecords
 
 __all__ = ["HORIZON_MS", "LOADED_MAX", "Timer", "Timers"]
 

@@ -1,0 +1,4 @@
+"""The values that the parts of a partition share: effects, queued work, leases, corrupt data.
+
+No part of a partition lives here, and nothing here changes by itself.
+"""
