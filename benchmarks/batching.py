@@ -47,7 +47,7 @@ from sublet import App, Batch, Client, Context
 from sublet.functions.app import functions_of
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.log import set_up_logging
+from sublet.runtime.observability.logging_setup import set_up_logging
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import Commit, Outcome, StateRow
 from sublet.statestore.memory import MemoryDirectory, MemoryStore

@@ -37,7 +37,7 @@ from benchmarks.tables import Grid, print_grid
 from sublet import App, Client, Context, Function
 from sublet.functions.address import partition_index_of
 from sublet.runtime.config.settings import read_config
-from sublet.runtime.log import set_up_logging
+from sublet.runtime.observability.logging_setup import set_up_logging
 from sublet.runtime.service import counters_of
 from sublet.runtime.worker import Worker
 

@@ -154,7 +154,7 @@ def main() -> None:
         measure_imports(
             "imports of a worker",
             "import sublet.runtime.cli, sublet.runtime.cli_run, sublet.runtime.worker, uvloop\n"
-            "import sublet.runtime.log, sublet.statestore.sqlite\n"
+            "import sublet.runtime.observability.logging_setup, sublet.statestore.sqlite\n"
             "import sublet.statestore.sqlite_directory, benchmarks.count_app",
         ),
     ]

@@ -40,7 +40,7 @@ from sublet.functions.errors import RetryLaterError, SubletError  # noqa: E402
 from sublet.runtime.client import Client  # noqa: E402
 from sublet.runtime.config.settings import WorkerConfig  # noqa: E402
 from sublet.runtime.link_grpc import UnaryClient  # noqa: E402
-from sublet.runtime.log import set_up_logging  # noqa: E402
+from sublet.runtime.observability.logging_setup import set_up_logging  # noqa: E402
 from sublet.runtime.protocol.rpc import StatusReport  # noqa: E402
 from sublet.runtime.supervisor import GaveUpError, Launch, Supervisor  # noqa: E402
 

@@ -27,10 +27,10 @@ from sublet.runtime.client_snapshot import BlockingStateSnapshot, SnapshotPin, S
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_range import BlockingEgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressRecord
+from sublet.runtime.observability.tracing import current_traceparent
 from sublet.runtime.protocol.frames import Topology
 from sublet.runtime.protocol.pipeline_messages import KnownPipeline
 from sublet.runtime.protocol.rpc import CallInfo, EgressGap
-from sublet.runtime.tracing import current_traceparent
 
 _Request = tuple[Callable[[], Coroutine[Any, Any, Any]], "Future[Any]"]
 

@@ -15,8 +15,8 @@ from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.cli_table import print_table
 from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.observability.telemetry import parse_request_id
 from sublet.runtime.protocol.rpc import ExplainRequest, RequestTimes
-from sublet.runtime.telemetry import parse_request_id
 
 BAR_CHARS = 30
 _ANSWER_TIMEOUT_S = 5.0

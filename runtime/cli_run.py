@@ -130,7 +130,7 @@ def run_worker(target: str | None, flags: Mapping[str, object], supervisor_fd: i
         exit_with(error)
     import uvloop
 
-    from sublet.runtime.log import set_up_logging
+    from sublet.runtime.observability.logging_setup import set_up_logging
 
     set_up_logging(config.log_level, config.log_format, colors=sys.stderr.isatty(), pid=os.getpid())
     # A handler that computes in a thread lets the loop go on after this time, not after 5 ms: the

@@ -57,6 +57,8 @@ from sublet.runtime.egress_range import EgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
 from sublet.runtime.link import LinkLimits
 from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.observability.telemetry import request_id
+from sublet.runtime.observability.tracing import current_traceparent, new_traceparent
 from sublet.runtime.partition.records.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.runtime.protocol.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
@@ -67,8 +69,6 @@ from sublet.runtime.protocol.rpc import (
     EgressRequest,
     FunctionDescription,
 )
-from sublet.runtime.telemetry import request_id
-from sublet.runtime.tracing import current_traceparent, new_traceparent
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
 

@@ -39,7 +39,9 @@ from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocatio
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessor import TERM_MS
 from sublet.runtime.merging import StateMerger
-from sublet.runtime.notices import Notices
+from sublet.runtime.observability.telemetry import PartitionTimes, Telemetry
+from sublet.runtime.observability.throttled_log import Notices
+from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
@@ -73,7 +75,6 @@ from sublet.runtime.partition.records.watermarks import downstream_partitions, e
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import Released
 from sublet.runtime.state_cache import StateCache
-from sublet.runtime.telemetry import PartitionTimes, Telemetry
 from sublet.runtime.threads import (
     HandlerInterrupt,
     LoopWatchdog,
@@ -81,7 +82,6 @@ from sublet.runtime.threads import (
     RunnerThreads,
     Watchdog,
 )
-from sublet.runtime.tracing import Tracing
 from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue

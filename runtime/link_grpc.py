@@ -19,6 +19,7 @@ from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_lane import LaneCarrier
+from sublet.runtime.observability.tracing import current_traceparent
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Frame, Hello, Welcome
 from sublet.runtime.protocol.rpc import (
@@ -43,7 +44,6 @@ from sublet.runtime.protocol.rpc import (
     StateRequest,
     StatusReport,
 )
-from sublet.runtime.tracing import current_traceparent
 
 # A frame somewhat above the limit still arrives, and is answered by a goodbye that says why.
 # One far above it is refused by gRPC itself, before it is in memory.

@@ -26,10 +26,10 @@ from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
 from sublet.runtime.link_grpc import GrpcCarrier, Stream, server_options
 from sublet.runtime.link_lane import LaneCarrier, LaneTokens, prepare_lane_path, remove_lane_socket
+from sublet.runtime.observability.tracing import TRACEPARENT_CHARS_MAX
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Frame, Goodbye, Hello
 from sublet.runtime.protocol.rpc import CallInfo, CallRequest, Service, answering
-from sublet.runtime.tracing import TRACEPARENT_CHARS_MAX
 
 _log = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.observability.telemetry import Histogram
 from sublet.runtime.service import ServedWorker, bindings_of, costs_of
-from sublet.runtime.telemetry import Histogram
 
 
 class Described(NamedTuple):

@@ -23,6 +23,8 @@ from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
 from sublet.runtime.inspection import Inspection
 from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.observability.telemetry import STAGES, parse_request_id, request_id
+from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallRequest,
@@ -54,8 +56,6 @@ from sublet.runtime.protocol.rpc import (
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.snapshot_pages import SnapshotPages
 from sublet.runtime.state_view import state_json
-from sublet.runtime.telemetry import STAGES, parse_request_id, request_id
-from sublet.runtime.tracing import Tracing
 from sublet.statestore.contract import Store, settled
 
 

@@ -24,11 +24,11 @@ from sublet.runtime.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.link_grpc import connect
 from sublet.runtime.link_server import LinkServer
 from sublet.runtime.membership import Membership, Ownership, new_worker_id
+from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
 from sublet.runtime.protocol.lease_messages import Released
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.service import WorkerService
-from sublet.runtime.tracing import Tracing, open_tracing
 from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Directory, Member, Recovered, Store

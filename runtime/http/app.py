@@ -54,6 +54,7 @@ from sublet.runtime.http.reading import (
     read_body,
 )
 from sublet.runtime.http.sse import STREAM_TYPE, EgressFeeds
+from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_DEFAULT,
     EGRESS_LIMIT_MAX,
@@ -65,7 +66,6 @@ from sublet.runtime.protocol.rpc import (
     StateReport,
     StateRequest,
 )
-from sublet.runtime.tracing import Tracing
 from sublet.statestore.contract import Store
 
 _log = structlog.get_logger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.runtime.metrics import METRICS, Described
-from sublet.runtime.telemetry import STAGES
+from sublet.runtime.observability.telemetry import STAGES
 
 _HEAD = f"""# Reference: metrics
 

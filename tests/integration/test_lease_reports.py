@@ -17,8 +17,8 @@ from sublet.binding import Asked, Bid, Bindable, Choice, Lend, Scene, binding_po
 from sublet.functions.app import functions_of
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.rpc import ExplainRequest
-from sublet.runtime.tracing import Tracing
 from sublet.runtime.worker import Worker
 from tests.integration.cluster import until
 

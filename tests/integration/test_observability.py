@@ -25,9 +25,9 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.link_grpc import UnaryClient
 from sublet.runtime.metrics import METRICS
+from sublet.runtime.observability.telemetry import STAGES
+from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.rpc import CallRequest, ExplainRequest
-from sublet.runtime.telemetry import STAGES
-from sublet.runtime.tracing import Tracing
 from sublet.runtime.worker import Worker
 from tests.integration.cluster import until
 

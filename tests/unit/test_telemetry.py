@@ -10,11 +10,7 @@ import structlog
 
 from sublet.runtime.client_channel import ANY, Channel, Segment
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.notices import SLOW_COMMIT_MS, Notices
-from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import Failure, Message, RunResult, Waiting, Work
-from sublet.runtime.protocol.frames import ErrorInfo, Kind, Refused
-from sublet.runtime.telemetry import (
+from sublet.runtime.observability.telemetry import (
     Histogram,
     PartitionTimes,
     SlowLog,
@@ -24,6 +20,10 @@ from sublet.runtime.telemetry import (
     parse_request_id,
     request_id,
 )
+from sublet.runtime.observability.throttled_log import SLOW_COMMIT_MS, Notices
+from sublet.runtime.partition.model.effects import Counters
+from sublet.runtime.partition.model.work import Failure, Message, RunResult, Waiting, Work
+from sublet.runtime.protocol.frames import ErrorInfo, Kind, Refused
 from tests.unit.partition_harness import Owner, batch
 
 

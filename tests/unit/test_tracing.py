@@ -13,19 +13,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from sublet.functions.effects import Outgoing
-from sublet.runtime.partition.model.work import Message
-from sublet.runtime.partition.records.channels import Outbox
-from sublet.runtime.partition.records.egress_retention import EgressRetention
-from sublet.runtime.partition.records.pending_commit import Pending, Sealer
-from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
-from sublet.runtime.telemetry import SpanTimes
-from sublet.runtime.tracing import (
+from sublet.runtime.observability.telemetry import SpanTimes
+from sublet.runtime.observability.tracing import (
     Tracing,
     current_traceparent,
     new_traceparent,
     open_tracing,
     sampled_traceparent,
 )
+from sublet.runtime.partition.model.work import Message
+from sublet.runtime.partition.records.channels import Outbox
+from sublet.runtime.partition.records.egress_retention import EgressRetention
+from sublet.runtime.partition.records.pending_commit import Pending, Sealer
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"00-{TRACE}-b7ad6b7169203331-01"

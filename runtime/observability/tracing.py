@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from structlog.contextvars import bound_contextvars
 
+from sublet.runtime.observability.telemetry import STAGES, SpanTimes, request_id
 from sublet.runtime.partition.model.work import Message, Traced
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.runtime.telemetry import STAGES, SpanTimes, request_id
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

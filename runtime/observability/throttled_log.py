@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from sublet.runtime.observability.telemetry import Spells
 from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import Refused
-from sublet.runtime.telemetry import Spells
 
 SLOW_COMMIT_MS = 1_000
 """A transaction of the store that takes longer is worth a line."""
