@@ -27,8 +27,8 @@ import uvloop
 from benchmarks.processes import Child, exit_on_terminate
 from benchmarks.workload import zipf_keys
 from sublet.runtime.client import Client
-from sublet.runtime.link import Link, LinkReceiver
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.link import Link, LinkReceiver
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,

@@ -23,7 +23,7 @@ from benchmarks.sublet_cases import Cluster
 from benchmarks.workload import SEED, ArrivalSchedule, percentile
 from sublet import Client
 from sublet.functions.address import partition_index_of, partition_name
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.frames import Topology
 
 APP = "benchmarks.leases_app:app"

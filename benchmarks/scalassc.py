@@ -61,7 +61,7 @@ from benchmarks.scalassc_report import (
 from benchmarks.sublet_cases import STORES, Cluster
 from benchmarks.workload import ArrivalSchedule
 from sublet import Client, SubletError
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 QUICK_SIZES = (1, 20, 500)

@@ -21,7 +21,7 @@ from examples.machine_outlier_observations import MACHINE_COUNT, generate_observ
 from examples.spike_detection_readings import generate_readings
 from examples.word_count_text import generate_lines
 from sublet import Client
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 
 SEED = 1
 ITEMS_IN_FLIGHT = 2_000

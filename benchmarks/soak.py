@@ -39,7 +39,7 @@ from benchmarks.soak_app import COST_MS, EGRESS, work
 from benchmarks.soak_report import Verdict, judge, percentile, write
 from sublet import Client
 from sublet.functions.errors import SubletError
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import EgressRequest
 from tests.integration.cluster import Cluster, running_cluster
 

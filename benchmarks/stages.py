@@ -244,8 +244,9 @@ class _Steps:
 
 def put_stopwatches() -> Stopwatches:
     """Wrap the functions on the way of a message, before any worker is made."""
-    from sublet.runtime import executor, frame_link, group_commit, host, invocations, link_lane
+    from sublet.runtime import executor, group_commit, host, invocations
     from sublet.runtime.exchange import Exchange
+    from sublet.runtime.links import lifecycle, raw_lane
     from sublet.runtime.partition.partition import Partition
     from sublet.runtime.partition.records.pending_commit import Sealer
     from sublet.runtime.port import Port
@@ -258,11 +259,11 @@ def put_stopwatches() -> Stopwatches:
     _watch_waits(watches, host.Host, group_commit.GroupCommitter)
     by_stage: dict[str, list[tuple[Any, tuple[str, ...]]]] = {
         "receive": [
-            (link_lane.LaneCarrier, ("data_received",)),
-            (frame_link.FrameLink, ("bytes_received",)),
+            (raw_lane.LaneCarrier, ("data_received",)),
+            (lifecycle.FrameLink, ("bytes_received",)),
         ],
         "decode": [
-            (frame_link, ("decode_frame",)),
+            (lifecycle, ("decode_frame",)),
             (executor, ("decode_messages",)),
             (invocations, ("decode_messages",)),
         ],

@@ -32,7 +32,7 @@ from benchmarks import machine
 from benchmarks.processes import exit_on_terminate
 from benchmarks.sublet_cases import Cluster
 from sublet import Client
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import StateRequest
 from sublet.spark_bridge.rows import RowSplitter, layout_of
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from sublet.functions.errors import UnavailableError, UnknownOutcomeError
-from sublet.runtime.link import LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import LinkLimits
 
 T = TypeVar("T")
 

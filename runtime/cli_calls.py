@@ -16,7 +16,7 @@ from sublet.functions.duration import milliseconds
 from sublet.functions.errors import DeadlineExceededError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.protocol.rpc import CallInfo, CallRequest
 

@@ -22,8 +22,8 @@ from sublet.runtime.config.settings import (
     WorkerConfig,
     without_password,
 )
-from sublet.runtime.link import LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.rpc import StatusReport
 from sublet.statestore.contract import Directory
 from sublet.statestore.sqlite_directory import SqliteDirectory

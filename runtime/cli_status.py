@@ -17,7 +17,7 @@ from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with
 from sublet.runtime.cli_table import print_table
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     FunctionCost,
     FunctionDescription,

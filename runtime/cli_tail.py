@@ -18,8 +18,8 @@ from sublet.runtime.client_links import PlainTaskGroup
 from sublet.runtime.client_session import Patience
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_reader import EgressReader, EgressRecord, EgressSource
-from sublet.runtime.link import LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import LinkLimits
 
 _STARTS = ("start", "now")
 _PAGE = 1_000

@@ -12,7 +12,7 @@ from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import NotLeftError, UsageError, exit_with
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.frames import Topology
 from sublet.runtime.protocol.rpc import AdministerRequest, DrainWorker, RecoverPartition
 

@@ -55,8 +55,8 @@ from sublet.runtime.client_snapshot import SnapshotPin, SnapshotSource, StateSna
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_range import EgressRange
 from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
-from sublet.runtime.link import LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.observability.telemetry import request_id
 from sublet.runtime.observability.tracing import current_traceparent, new_traceparent
 from sublet.runtime.partition.records.watermarks import check_takes_watermarks, refusal_of_source

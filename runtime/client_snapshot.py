@@ -40,8 +40,8 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.asked_workers import AskedWorkers
 from sublet.runtime.client_session import Patience
-from sublet.runtime.link import LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,

@@ -25,7 +25,7 @@ from sublet.runtime.asked_workers import AskedWorkers
 from sublet.runtime.client_session import Patience
 from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
-from sublet.runtime.link import LinkLimits
+from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.outage import TO_DO, Outage
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,

@@ -18,7 +18,7 @@ from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.host import Host, Hosted
-from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.partition.records.channels import REPLY_MARK, endpoint_of
 from sublet.runtime.partition.records.watermarks import refusal_of_markers
 from sublet.runtime.port import Port

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from sublet.runtime.link import Link
+from sublet.runtime.links.link import Link
 from sublet.runtime.partition.records.channels import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, Data
 from sublet.statestore.contract import OutboxEntry

@@ -22,7 +22,7 @@ from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
 from sublet.runtime.inspection import Inspection
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.observability.telemetry import STAGES, parse_request_id, request_id
 from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.rpc import (

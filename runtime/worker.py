@@ -20,9 +20,9 @@ from sublet.runtime.config.settings import ConfigError, WorkerConfig, is_loopbac
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
-from sublet.runtime.link import Link, LinkLimits, LinkReceiver
-from sublet.runtime.link_grpc import connect
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.grpc_link import connect
+from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.membership import Membership, Ownership, new_worker_id
 from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.link import SILENCE_S_MAX, SILENCE_S_MIN
+from sublet.runtime.links.link import SILENCE_S_MAX, SILENCE_S_MIN
 from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.api import QueueOrder
 from sublet.scheduler.binding import BindingPolicy, binding_named, binding_names

@@ -10,7 +10,7 @@ import msgspec
 
 from sublet import Client, SubletError
 from sublet.functions.app import Function
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import RecordsRequest
 from tests.chaos import app
 from tests.chaos.ledger import EgressLog, Found, Ledger, Numbers

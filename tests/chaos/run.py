@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sublet import Client, SubletError
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from tests.chaos.app import SOURCES
 from tests.chaos.faults import Faults, Happened
 from tests.chaos.ledger import EgressLog, Ledger, merged

@@ -6,9 +6,9 @@
 import asyncio
 import sys
 
-from sublet.runtime.link import Link
-from sublet.runtime.link_grpc import connect
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.grpc_link import connect
+from sublet.runtime.links.link import Link
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Hello
 from tests.contract.link_setting import WELCOME, Keeper, Lane, NoService, batch_frame
 

@@ -13,9 +13,9 @@ from typing import Literal, Protocol
 import msgspec
 from grpc import aio
 
-from sublet.runtime.link import Link, LinkLimits
-from sublet.runtime.link_grpc import channel_options, connect
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.grpc_link import channel_options, connect
+from sublet.runtime.links.link import Link, LinkLimits
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Batch,

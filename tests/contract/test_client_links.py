@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from sublet.runtime.client_channel import ANY
 from sublet.runtime.client_links import OTHERS_ASKED_MAX, Events, PlainTaskGroup, SessionLinks
 from sublet.runtime.client_session import ClientStats, Patience, Session
-from sublet.runtime.link import Link, LinkLimits
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.link import Link, LinkLimits
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Data, FunctionInfo, Hello, Kind, Topology, Welcome
 from tests.contract.link_setting import PATIENCE_S, Keeper, NoService
 

@@ -17,11 +17,11 @@ import uvloop
 
 from sublet.functions.errors import OverloadedError, TooLargeError, UnavailableError
 from sublet.runtime.config.settings import PortTakenError
-from sublet.runtime.frame_link import LOOKS_IN_SILENCE
-from sublet.runtime.link import Link, LinkLimits
-from sublet.runtime.link_grpc import connect
-from sublet.runtime.link_lane import PATH_BYTES_MAX, TOKEN_LIFE_S, TOKENS_MAX, LaneTokens
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.grpc_link import connect
+from sublet.runtime.links.lifecycle import LOOKS_IN_SILENCE
+from sublet.runtime.links.link import Link, LinkLimits
+from sublet.runtime.links.raw_lane import PATH_BYTES_MAX, TOKEN_LIFE_S, TOKENS_MAX, LaneTokens
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,

@@ -12,9 +12,9 @@ from grpc import aio
 
 from sublet.functions.errors import RejectedError, SnapshotLostError, UnavailableError
 from sublet.proto import sublet_pb2, sublet_pb2_grpc
-from sublet.runtime.link import Link
-from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import Link
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import ErrorInfo, Hello
 from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_DEFAULT,

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from sublet.functions.address import partition_index_of, slot_of
-from sublet.runtime.link import Link
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.link import Link
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Ack, Batch, Data, ErrorInfo, Frame, Hello, Kind
 from sublet.runtime.protocol.rpc import CallRequest
 from sublet.runtime.protocol.wire import STATUS_BY_CODE

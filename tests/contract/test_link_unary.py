@@ -25,9 +25,9 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.proto import sublet_pb2, sublet_pb2_grpc
-from sublet.runtime.link import Link, LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import Link, LinkLimits
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Hello
 from sublet.runtime.protocol.rpc import (
     CallRequest,

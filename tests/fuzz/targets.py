@@ -32,10 +32,10 @@ from sublet.functions.state import (
 )
 from sublet.functions.state.fields import state_kind_of
 from sublet.runtime.config.settings import ConfigError, read_config
-from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.lease_results import LeaseResultError, decode_result
-from sublet.runtime.link import Link, LinkLimits
-from sublet.runtime.link_lane import LENGTH, LaneCarrier
+from sublet.runtime.links.lifecycle import FrameLink
+from sublet.runtime.links.link import Link, LinkLimits
+from sublet.runtime.links.raw_lane import LENGTH, LaneCarrier
 from sublet.runtime.partition.model.work import Message, Waiting, Work
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from sublet import Client, RetryLaterError, SubletError
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import EgressRequest, StatusReport
 from sublet.statestore.contract import Directory
 from sublet.statestore.redis_directory import RedisDirectory

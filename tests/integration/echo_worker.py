@@ -9,8 +9,8 @@ from typing import cast
 import msgspec
 
 from sublet.functions.codec import join_column, split_column
-from sublet.runtime.link import Link, LinkLimits, LinkReceiver
-from sublet.runtime.link_server import LinkServer
+from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
+from sublet.runtime.links.server import LinkServer
 from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import (
     Ack,

@@ -11,7 +11,7 @@ import msgspec
 
 from sublet import BlockingClient, Client
 from sublet.runtime.egress_cursor import EgressCursor
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import EgressRequest
 from tests.integration.cluster import WorkerProcess
 from tests.integration.ways_in import PATIENCE_S, ByCommandLine

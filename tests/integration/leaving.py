@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import AdministerRequest, DrainWorker
 from tests.integration.cluster import Cluster, WorkerProcess
 from tests.redis_process import RedisProcess

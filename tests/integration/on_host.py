@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sublet import Client
-from sublet.runtime.link import LinkLimits
+from sublet.runtime.links.link import LinkLimits
 from sublet.statestore.contract import View
 from sublet.statestore.redis_directory import RedisDirectory
 from tests.integration.cluster import PROJECT, Cluster, WorkerProcess, until

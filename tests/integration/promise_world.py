@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet import SubletError
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import RecordEntry, RecordKind, RecordsRequest
 from tests.integration.cluster import Cluster, WorkerProcess, until
 from tests.integration.promise_matrix_app import EGRESS

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from sublet.functions.address import partition_index_of, partition_name
-from sublet.runtime.link import Link
-from sublet.runtime.link_grpc import connect
+from sublet.runtime.links.grpc_link import connect
+from sublet.runtime.links.link import Link
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,

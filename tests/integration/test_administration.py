@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sublet import Client, RejectedError
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     DeleteState,

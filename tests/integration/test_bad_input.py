@@ -24,7 +24,7 @@ from sublet import (
     TooLargeError,
     UnknownFunctionError,
 )
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,

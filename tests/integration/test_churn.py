@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.frame_link import FrameLink
 from sublet.runtime.http.server import HttpServer
 from sublet.runtime.http.sse import EgressFeeds
-from sublet.runtime.link_lane import LaneCarrier
+from sublet.runtime.links.lifecycle import FrameLink
+from sublet.runtime.links.raw_lane import LaneCarrier
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,

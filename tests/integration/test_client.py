@@ -31,7 +31,7 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.blocking_client import BlockingClient
 from sublet.runtime.client import Client
-from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Hello
 from tests.integration import apps
 from tests.integration.cluster import Cluster

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import balanced_app
 from tests.integration.balancer import FAILURES, Backend, Balancer, ask_once

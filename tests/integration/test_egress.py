@@ -20,7 +20,7 @@ from sublet import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import EgressRequest, RecordsRequest
 from tests.integration import promise_app
 from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until

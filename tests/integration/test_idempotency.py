@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from sublet import BlockingClient, Client, IdempotencyConflictError, RejectedError
 from sublet.runtime.cli import cli
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallRequest,

@@ -16,7 +16,7 @@ from sublet import App, Client, Context
 from sublet.binding import Asked, Bid, Bindable, Choice, Lend, Scene, binding_policy
 from sublet.functions.app import functions_of
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.rpc import ExplainRequest
 from sublet.runtime.worker import Worker

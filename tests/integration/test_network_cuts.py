@@ -11,8 +11,8 @@ import pytest
 
 from sublet import UnavailableError, UnknownOutcomeError
 from sublet.functions.address import partition_index_of, partition_name
-from sublet.runtime.link import LinkLimits
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.links.link import LinkLimits
 from tests.integration import count_app
 from tests.integration.on_host import HOSTS, SILENCE_S, WORKERS, HostProcess, Hosts, on_host
 from tests.integration.worker_load import Load, rounds_more

@@ -23,7 +23,7 @@ from sublet.functions.app import functions_of
 from sublet.functions.errors import DeadlineExceededError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.metrics import METRICS
 from sublet.runtime.observability.telemetry import STAGES
 from sublet.runtime.observability.tracing import Tracing

@@ -25,7 +25,7 @@ from sublet import (
     SubletError,
 )
 from sublet.functions.address import partition_index_of
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import AdministerRequest, RecordEntry, TakeDeadLetter
 from tests.integration.cluster import until
 from tests.integration.promise_matrix_app import (

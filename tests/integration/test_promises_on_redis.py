@@ -24,7 +24,7 @@ from sublet import (
     RetryLaterError,
     UnknownOutcomeError,
 )
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     RecordKind,

@@ -22,7 +22,7 @@ import pytest
 from sublet import Client
 from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,
     AdministerRequest,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from sublet import Client, DeadlineExceededError, Function
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import early_app

@@ -18,7 +18,7 @@ from sublet import BlockingClient, Client
 from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.cli_exit import ExitCode
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import count_app
 from tests.integration.cluster import (

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.link import LinkLimits, LinkReceiver
-from sublet.runtime.link_grpc import Greeter
-from sublet.runtime.link_server import LinkServer, _Doorkeeper
+from sublet.runtime.links.grpc_link import Greeter
+from sublet.runtime.links.lifecycle import FrameLink
+from sublet.runtime.links.link import LinkLimits, LinkReceiver
+from sublet.runtime.links.server import LinkServer, _Doorkeeper
 from sublet.runtime.protocol.frames import Hello
 from tests.simulation.cluster_loop import ClusterLoop, Process
 

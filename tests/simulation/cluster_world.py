@@ -31,7 +31,7 @@ from sublet.functions.errors import (
 from sublet.runtime.client import Client
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.link import LinkLimits
+from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.partial_runs import in_parts
 from sublet.runtime.protocol.frames import ErrorInfo, Kind

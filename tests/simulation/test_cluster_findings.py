@@ -14,7 +14,7 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import Host
-from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (
     Ack,

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from sublet import BlockingClient, RejectedError
 from sublet.functions.address import partition_index_of
-from sublet.runtime.link_grpc import UnaryClient
+from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.spark_bridge import clustered, register
 from sublet.spark_bridge.connections import client_of, close_clients
 from sublet.spark_bridge.options import Connection

@@ -15,7 +15,7 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.exchange import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
 from sublet.runtime.host import Host
-from sublet.runtime.link import Link, LinkReceiver
+from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (
     Batch,

@@ -10,7 +10,7 @@ import pytest
 from sublet.functions.codec import join_column
 from sublet.functions.context import CALL_DEPTH_MAX
 from sublet.runtime.config.limits import HIGHEST, Limits
-from sublet.runtime.link import LinkLimits
+from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Batch, Data, Extra, Kind
 

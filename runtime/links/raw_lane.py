@@ -14,8 +14,8 @@ from pathlib import Path
 from struct import Struct
 from typing import cast
 
-from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.link import LinkLimits
+from sublet.runtime.links.lifecycle import FrameLink
+from sublet.runtime.links.link import LinkLimits
 
 LENGTH = Struct("<I")
 TOKENS_MAX = 1_000

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from sublet.functions.errors import TooLargeError
-from sublet.runtime.link import LinkLimits, LinkReceiver
+from sublet.runtime.links.link import LinkLimits, LinkReceiver
 from sublet.runtime.protocol.frames import Alive, Data, Frame, Goodbye, Hello, Welcome
 from sublet.runtime.protocol.wire import WireError, decode_frame, encode_frame
 

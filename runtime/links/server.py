@@ -22,10 +22,15 @@ from grpc import aio
 
 from sublet.functions.errors import OverloadedError, SubletError, UnavailableError
 from sublet.runtime.config.settings import PortTakenError
-from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
-from sublet.runtime.link_grpc import GrpcCarrier, Stream, server_options
-from sublet.runtime.link_lane import LaneCarrier, LaneTokens, prepare_lane_path, remove_lane_socket
+from sublet.runtime.links.grpc_link import GrpcCarrier, Stream, server_options
+from sublet.runtime.links.lifecycle import FrameLink
+from sublet.runtime.links.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
+from sublet.runtime.links.raw_lane import (
+    LaneCarrier,
+    LaneTokens,
+    prepare_lane_path,
+    remove_lane_socket,
+)
 from sublet.runtime.observability.tracing import TRACEPARENT_CHARS_MAX
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Frame, Goodbye, Hello

@@ -16,9 +16,9 @@ import msgspec
 from grpc import aio
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.frame_link import FrameLink
-from sublet.runtime.link import Link, LinkLimits, LinkReceiver
-from sublet.runtime.link_lane import LaneCarrier
+from sublet.runtime.links.lifecycle import FrameLink
+from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
+from sublet.runtime.links.raw_lane import LaneCarrier
 from sublet.runtime.observability.tracing import current_traceparent
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Frame, Hello, Welcome
