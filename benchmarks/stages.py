@@ -244,13 +244,14 @@ class _Steps:
 
 def put_stopwatches() -> Stopwatches:
     """Wrap the functions on the way of a message, before any worker is made."""
-    from sublet.runtime import executor, group_commit, host, invocations
+    from sublet.runtime import group_commit, host
     from sublet.runtime.exchange import Exchange
+    from sublet.runtime.execution import async_runner, sync_runner
+    from sublet.runtime.execution.state_cache import StateCache
     from sublet.runtime.links import lifecycle, raw_lane
     from sublet.runtime.partition.partition import Partition
     from sublet.runtime.partition.records.pending_commit import Sealer
     from sublet.runtime.port import Port
-    from sublet.runtime.state_cache import StateCache
     from sublet.statestore.memory import MemoryStore
     from sublet.statestore.sqlite import SqliteStore
     from sublet.statestore.sqlite_writer import Writer
@@ -264,8 +265,8 @@ def put_stopwatches() -> Stopwatches:
         ],
         "decode": [
             (lifecycle, ("decode_frame",)),
-            (executor, ("decode_messages",)),
-            (invocations, ("decode_messages",)),
+            (sync_runner, ("decode_messages",)),
+            (async_runner, ("decode_messages",)),
         ],
         "route": [(Exchange, ("frame_received", "deliver", "acknowledge"))],
         "partition": [
@@ -275,9 +276,9 @@ def put_stopwatches() -> Stopwatches:
         "host": [(host.Host, ("_carry_out", "pump", "_pump", "_run_here", "_commit_ended"))],
         "state": [
             (StateCache, ("missing", "insert", "changed", "over_bound", "shrink")),
-            (executor.Place, ("drain",)),
+            (sync_runner.Place, ("drain",)),
         ],
-        "run": [(executor.SyncRunner, ("run",))],
+        "run": [(sync_runner.SyncRunner, ("run",))],
         "encode": [(Sealer, ("seal",))],
         "send": [(Port, ("offer", "acknowledge", "acknowledged", "_flush"))],
     }
@@ -285,7 +286,7 @@ def put_stopwatches() -> Stopwatches:
         for owner, names in owners:
             for name in names:
                 watches.wrap(owner, name, stage)
-    watches.wrap_handler(executor.SyncRunner)
+    watches.wrap_handler(sync_runner.SyncRunner)
     for store in (MemoryStore, SqliteStore):
         watches.wrap_coroutine(store, "commit", "commit")
         watches.wrap_coroutine(store, "load", "state")

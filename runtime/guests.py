@@ -22,16 +22,22 @@ from sublet.functions.state import Cell, StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.executor import Place
-from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation, invocation_lock
+from sublet.runtime.execution.async_runner import (
+    AsyncRunner,
+    CallOpened,
+    Ended,
+    Invocation,
+    invocation_lock,
+)
+from sublet.runtime.execution.state_cache import ENTRY_BYTES, StateCache
+from sublet.runtime.execution.sync_runner import Place
+from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.lease_results import encode_result, lent_cells, timer_prefix
 from sublet.runtime.partial_runs import gather, in_parts, partial_cache
 from sublet.runtime.partition.model.work import RunResult, Waiting, Work
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, Offer, Return, StoredState
-from sublet.runtime.state_cache import ENTRY_BYTES, StateCache
-from sublet.runtime.threads import Watchdog
 from sublet.statestore.contract import StateRow
 
 CALLS = "calls"

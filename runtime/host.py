@@ -30,12 +30,20 @@ from sublet.functions.errors import (
 )
 from sublet.functions.state import StateClock
 from sublet.functions.state.partial import runs_in_parts
-from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.executor import Place, RunScope, SyncRunner, failure_of
+from sublet.runtime.execution.async_runner import AsyncRunner, CallOpened, Ended, Invocation
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.state_import import assign_states
+from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner, failure_of
+from sublet.runtime.execution.threads import (
+    HandlerInterrupt,
+    LoopWatchdog,
+    RunnerThread,
+    RunnerThreads,
+    Watchdog,
+)
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.guests import AsyncGuests, GuestWork
-from sublet.runtime.invocations import AsyncRunner, CallOpened, Ended, Invocation
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessor import TERM_MS
 from sublet.runtime.merging import StateMerger
@@ -74,14 +82,6 @@ from sublet.runtime.partition.records.snapshots import Snapshot, SnapshotRoom
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import Released
-from sublet.runtime.state_cache import StateCache
-from sublet.runtime.threads import (
-    HandlerInterrupt,
-    LoopWatchdog,
-    RunnerThread,
-    RunnerThreads,
-    Watchdog,
-)
 from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue

@@ -16,6 +16,8 @@ from sublet.functions.address import partition_name, split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.codec import COLUMNS_MARK, type_name
 from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
+from sublet.runtime.execution.state_assignment import schema_of
+from sublet.runtime.execution.state_view import state_json
 from sublet.runtime.partition.lifecycle.completion import DeadLetter
 from sublet.runtime.partition.records.timers import Timer
 from sublet.runtime.protocol.rpc import (
@@ -27,8 +29,6 @@ from sublet.runtime.protocol.rpc import (
     StateListRequest,
     StatePage,
 )
-from sublet.runtime.state_assignment import schema_of
-from sublet.runtime.state_view import state_json
 from sublet.statestore.contract import DEAD, TIMER, Record, Store, settled
 
 PAGE_BYTES = 1024 * 1024

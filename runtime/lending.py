@@ -18,6 +18,7 @@ from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
 from sublet.runtime.lease_results import LeaseResultError, decode_result, encode_result
@@ -31,7 +32,6 @@ from sublet.runtime.protocol.lease_messages import (
     Return,
     StoredState,
 )
-from sublet.runtime.state_cache import StateCache
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 

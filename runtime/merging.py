@@ -14,8 +14,8 @@ from sublet.functions.state import Cell
 from sublet.functions.state.partial import absorb
 from sublet.functions.state.windowed import WindowedState
 from sublet.functions.window_runs import Absorption
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.protocol.lease_messages import PartialState
-from sublet.runtime.state_cache import StateCache
 from sublet.statestore.contract import StateRow
 
 _log = structlog.get_logger(__name__)

@@ -26,9 +26,9 @@ from sublet.functions.state.partial import (
     partial_windows,
     runs_in_parts,
 )
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.protocol.lease_messages import PartialState
-from sublet.runtime.state_cache import StateCache
 
 READS = "reads"
 """Why a message goes home: its handler asks for what only the owner of the state knows."""

@@ -20,6 +20,7 @@ from sublet.runtime.administration import Administration
 from sublet.runtime.client import Client
 from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.exchange import Exchange
+from sublet.runtime.execution.state_view import state_json
 from sublet.runtime.host import Host
 from sublet.runtime.inspection import Inspection
 from sublet.runtime.links.grpc_link import UnaryClient
@@ -55,7 +56,6 @@ from sublet.runtime.protocol.rpc import (
 )
 from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.snapshot_pages import SnapshotPages
-from sublet.runtime.state_view import state_json
 from sublet.statestore.contract import Store, settled
 
 

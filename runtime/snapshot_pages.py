@@ -23,6 +23,7 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
+from sublet.runtime.execution.state_view import state_msgpack
 from sublet.runtime.host import Host, Hosted
 from sublet.runtime.partition.records.snapshots import OfKey, Snapshot
 from sublet.runtime.protocol.rpc import (
@@ -33,7 +34,6 @@ from sublet.runtime.protocol.rpc import (
     SnapshotPage,
     SnapshotPageRequest,
 )
-from sublet.runtime.state_view import state_msgpack
 from sublet.statestore.contract import StateRow, StatesPage, Store
 
 PAGE_BYTES = 1024 * 1024

@@ -22,8 +22,15 @@ from sublet.functions.effects import Effect, Effects, Outgoing
 from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell, StateClock
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.executor import Place, RunScope, SyncRunner, decode_messages, failure_of
-from sublet.runtime.invocations import invocation_lock
+from sublet.runtime.execution.async_runner import invocation_lock
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.sync_runner import (
+    Place,
+    RunScope,
+    SyncRunner,
+    decode_messages,
+    failure_of,
+)
 from sublet.runtime.partition.model.effects import (
     Cells,
     Fetchable,
@@ -41,7 +48,6 @@ from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent, roots_of
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
 from sublet.runtime.simulation.store import SimulatedStore, at_once
-from sublet.runtime.state_cache import StateCache
 from sublet.statestore.contract import TIMER, Commit, Recovered, StateRow
 
 FAR_MS = 1 << 60

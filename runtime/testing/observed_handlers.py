@@ -16,7 +16,7 @@ from typing import Any
 from sublet.functions.app import Function
 from sublet.functions.context import Batch, Context
 from sublet.functions.errors import SubletError, error_from_code
-from sublet.runtime.executor import failure_of
+from sublet.runtime.execution.sync_runner import failure_of
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.testing.virtual_loop import StuckError
 

@@ -32,6 +32,7 @@ from sublet.functions.state import (
 )
 from sublet.functions.state.fields import state_kind_of
 from sublet.runtime.config.settings import ConfigError, read_config
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.lease_results import LeaseResultError, decode_result
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits
@@ -67,7 +68,6 @@ from sublet.runtime.protocol.lease_messages import (
     StoredState,
 )
 from sublet.runtime.protocol.rpc import AdministerRequest, CallRequest, EgressRequest, PutState
-from sublet.runtime.state_cache import StateCache
 from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
 from sublet.statestore.delta import DamagedCommitError, Delta
 from tests.fuzz.columns import column_seeds, columns

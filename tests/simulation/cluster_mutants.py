@@ -335,7 +335,7 @@ class LetsTimeGoOnInsideOfHandlers(ClusterMutant):
         def now_ms(self) -> int:
             return self._scope.clock.now_ms
 
-    replaced: ClassVar = {f"{RUNTIME}.invocations:Context": context}
+    replaced: ClassVar = {f"{RUNTIME}.execution.async_runner:Context": context}
 
 
 class ComparesTimersAsText(ClusterMutant):

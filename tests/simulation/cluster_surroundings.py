@@ -123,9 +123,9 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
             token_hex=lambda size: f"{drawn.getrandbits(size * 8):0{size * 2}x}"
         ),
         f"{runtime}.client:random": drawn,
-        f"{runtime}.executor:time": time,
+        f"{runtime}.execution.sync_runner:time": time,
         f"{runtime}.guests:time": time,
-        f"{runtime}.invocations:time": time,
+        f"{runtime}.execution.async_runner:time": time,
         f"{runtime}.host:time": time,
         **mutated,
     }

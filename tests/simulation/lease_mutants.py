@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.guests import GuestStates
 from sublet.runtime.lessee import Lessee
 from sublet.runtime.merging import StateMerger
@@ -17,7 +18,6 @@ from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.queue.leased_work import LentWork
 from sublet.runtime.partition.records.watermarks import OpenMessages
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, StoredState
-from sublet.runtime.state_cache import StateCache
 from sublet.statestore.contract import Outcome, StateRow
 from tests.simulation.lease_worker import LeaseMutant, TimedLending, WatchedLessor
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import msgspec
 
 from sublet.functions.state.partial import runs_in_parts
-from sublet.runtime.executor import SyncRunner
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.sync_runner import SyncRunner
 from sublet.runtime.guests import CALLS, AsyncGuests, GuestStates, GuestWork
 from sublet.runtime.lending import Lending
 from sublet.runtime.lessee import Lessee
@@ -26,7 +27,6 @@ from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId
-from sublet.runtime.state_cache import StateCache
 from sublet.runtime.testing.machine import NoWatchdog
 from sublet.scheduler.binding import Bindable, BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue

@@ -23,14 +23,14 @@ from sublet.functions.errors import RetryLaterError
 from sublet.functions.retry import Retry
 from sublet.functions.state import StateClock, Sum
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, WindowSpec
-from sublet.runtime.executor import Place, SyncRunner
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.sync_runner import Place, SyncRunner
 from sublet.runtime.partition.model.effects import NoCells
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.state_cache import StateCache
 from sublet.runtime.testing.machine import NoWatchdog
 from sublet.statestore.contract import PARKED, WINDOW
 from tests.simulation.client import Client, ClientChannel, Said

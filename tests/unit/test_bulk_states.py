@@ -12,15 +12,15 @@ from sublet import App, Context, Count, Fields, List, Map, Mean, Sum, TopK, Valu
 from sublet.functions.app import Function
 from sublet.functions.codec import join_column
 from sublet.functions.state import StateClock
-from sublet.runtime.bulk_states import assign_states
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.executor import Place
+from sublet.runtime.execution.state_assignment import schema_of
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.state_import import assign_states
+from sublet.runtime.execution.state_view import shown
+from sublet.runtime.execution.sync_runner import Place
 from sublet.runtime.partition.model.work import Chunk, Message, RunResult, Span, Waiting, Work
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.pipeline_messages import IfExists, assignments
-from sublet.runtime.state_assignment import schema_of
-from sublet.runtime.state_cache import StateCache
-from sublet.runtime.state_view import shown
 from sublet.statestore.contract import StateRow
 
 encode = msgspec.msgpack.encode

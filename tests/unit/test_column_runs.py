@@ -17,13 +17,13 @@ from sublet.functions.context import Batch  # noqa: E402
 from sublet.functions.key_column import column_of  # noqa: E402
 from sublet.functions.state import StateClock  # noqa: E402
 from sublet.runtime.config.limits import Limits  # noqa: E402
-from sublet.runtime.executor import Place, SyncRunner  # noqa: E402
+from sublet.runtime.execution.state_cache import StateCache  # noqa: E402
+from sublet.runtime.execution.sync_runner import Place, SyncRunner  # noqa: E402
+from sublet.runtime.execution.threads import Watchdog  # noqa: E402
 from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Work  # noqa: E402
 from sublet.runtime.protocol import frames  # noqa: E402
 from sublet.runtime.protocol.frames import Kind  # noqa: E402
 from sublet.runtime.protocol.pipeline_messages import Chosen, Seal, Stage  # noqa: E402
-from sublet.runtime.state_cache import StateCache  # noqa: E402
-from sublet.runtime.threads import Watchdog  # noqa: E402
 from sublet.statestore.contract import STAGED, STAGING  # noqa: E402
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, Owner, batch, make_function  # noqa: E402
 

@@ -12,11 +12,11 @@ from sublet.functions.app import App, Function
 from sublet.functions.context import Context
 from sublet.functions.state import StateClock
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.executor import LOOK_EVERY_MAX, Place, RunScope, SyncRunner
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.sync_runner import LOOK_EVERY_MAX, Place, RunScope, SyncRunner
+from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Work
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.state_cache import StateCache
-from sublet.runtime.threads import Watchdog
 from tests.unit.partition_harness import batch
 
 app = App("app")

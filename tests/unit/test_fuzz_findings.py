@@ -8,11 +8,11 @@ import pytest
 from sublet.functions.errors import StateTypeError
 from sublet.functions.state import StateClock
 from sublet.functions.state.fields import state_kind_of
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.partition.records.idempotency import Answer
 from sublet.runtime.partition.records.timers import Timer, Timers
 from sublet.runtime.protocol.frames import Ack, Batch, Data, Extra, Kind
 from sublet.runtime.protocol.wire import WireError, decode_frame, encode_frame
-from sublet.runtime.state_cache import StateCache
 from sublet.statestore import redis_store
 from sublet.statestore.contract import IDEMPOTENCY, PARKED, DamagedError, OutboxEntry, Record
 from sublet.statestore.delta import DamagedCommitError, Delta

@@ -19,7 +19,9 @@ from sublet.functions.state import Count, Max, StateClock, Sum, Value
 from sublet.functions.state.partial import absorb
 from sublet.functions.windows import SessionWindow, TumblingWindow
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.executor import RunScope, SyncRunner
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.sync_runner import RunScope, SyncRunner
+from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.lease_results import decode_result
 from sublet.runtime.partition.model.work import Message, RunResult, Waiting, Work
@@ -33,8 +35,6 @@ from sublet.runtime.protocol.lease_messages import (
     Return,
     StoredState,
 )
-from sublet.runtime.state_cache import StateCache
-from sublet.runtime.threads import Watchdog
 from sublet.statestore.contract import StateRow
 
 PATIENCE_S = 5

@@ -14,7 +14,9 @@ from sublet.functions.app import Function
 from sublet.functions.state import StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.executor import SyncRunner
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.sync_runner import SyncRunner
+from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.guests import AsyncGuests, GuestWork
 from sublet.runtime.lending import OFFER_BYTES_MAX, Lending
 from sublet.runtime.merging import StateMerger
@@ -22,8 +24,6 @@ from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import RunResult
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import LeaseMessage, Needs, Offer, Return
-from sublet.runtime.state_cache import StateCache
-from sublet.runtime.threads import Watchdog
 from sublet.scheduler.binding import Asked
 from sublet.statestore.contract import StateRow
 from tests.unit.lease_harness import Scripted, keeps, lending_urgency, lends_to

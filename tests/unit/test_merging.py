@@ -13,9 +13,9 @@ from sublet.functions.app import Function
 from sublet.functions.effects import WindowDue
 from sublet.functions.state import StateClock
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.merging import StateMerger
 from sublet.runtime.protocol.lease_messages import PartialState
-from sublet.runtime.state_cache import StateCache
 from sublet.statestore.contract import StateRow
 
 encode = msgspec.msgpack.encode

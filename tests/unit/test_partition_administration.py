@@ -12,12 +12,12 @@ from sublet.functions.context import Context
 from sublet.functions.retry import NO_RETRY
 from sublet.functions.state import StateClock
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.partition.lifecycle.completion import DeadLetter
 from sublet.runtime.partition.model.effects import Load, Ready, Run, Settled, Store
 from sublet.runtime.partition.model.work import Failure, Message, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
-from sublet.runtime.state_cache import StateCache
 from sublet.statestore.contract import DEAD, PARKED, Commit, Outcome, Record, Recovered, StateRow
 
 CLIENT = "~client"

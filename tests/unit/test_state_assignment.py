@@ -26,8 +26,8 @@ from sublet.functions.state import (
     Value,
 )
 from sublet.functions.state.fields import state_kind_of
-from sublet.runtime.state_assignment import rows_of
-from sublet.runtime.state_view import shown
+from sublet.runtime.execution.state_assignment import rows_of
+from sublet.runtime.execution.state_view import shown
 from sublet.statestore.contract import StateRow
 
 

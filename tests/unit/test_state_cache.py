@@ -9,7 +9,7 @@ import pytest
 from sublet.functions.errors import StateTypeError
 from sublet.functions.state import Fields, Map, StateClock, Sum, Value
 from sublet.functions.state.windowed import OpenWindow, Windowed
-from sublet.runtime.state_cache import ENTRY_BYTES, StateCache
+from sublet.runtime.execution.state_cache import ENTRY_BYTES, StateCache
 from sublet.statestore.contract import StateRow
 
 

@@ -28,7 +28,7 @@ from sublet.functions.state import (
     Value,
     state_kind_of,
 )
-from sublet.runtime.state_cache import StateCache
+from sublet.runtime.execution.state_cache import StateCache
 from sublet.statestore.contract import StateRow
 
 

@@ -24,7 +24,7 @@ from sublet.functions.state import (
     Value,
     state_kind_of,
 )
-from sublet.runtime.state_view import state_json
+from sublet.runtime.execution.state_view import state_json
 from sublet.statestore.contract import StateRow
 
 

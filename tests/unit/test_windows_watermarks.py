@@ -15,6 +15,7 @@ from sublet.functions.effects import WindowDue
 from sublet.functions.state import StateClock
 from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
 from sublet.functions.windows import BEGINNING_MS
+from sublet.runtime.execution.state_view import shown
 from sublet.runtime.partition.lifecycle.completion import DeadLetter
 from sublet.runtime.partition.records.watermarks import (
     MARKERS_WAITING_MAX,
@@ -25,7 +26,6 @@ from sublet.runtime.partition.records.watermarks import (
     refusal_of_markers,
 )
 from sublet.runtime.protocol.frames import Batch, Kind
-from sublet.runtime.state_view import shown
 from sublet.scheduler.orders import EarliestDeadline
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import DEAD, PARKED, WATERMARK, WINDOW, Record

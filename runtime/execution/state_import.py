@@ -15,12 +15,12 @@ import msgspec
 from sublet.functions.codec import codec_for
 from sublet.functions.errors import PayloadError, StateTypeError, TooLargeError
 from sublet.functions.state import Fields, StateKind
-from sublet.runtime.executor import Place, cut_at
+from sublet.runtime.execution.state_assignment import rows_of
+from sublet.runtime.execution.state_cache import BrokenCell
+from sublet.runtime.execution.sync_runner import Place, cut_at
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.pipeline_messages import IF_EXISTS, Assignment
-from sublet.runtime.state_assignment import rows_of
-from sublet.runtime.state_cache import BrokenCell
 from sublet.statestore.contract import StateRow
 
 _any = codec_for(Any)

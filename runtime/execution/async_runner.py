@@ -26,10 +26,16 @@ from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects
 from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell
-from sublet.runtime.executor import Place, RunScope, cut_at, decode_messages, failure_of
+from sublet.runtime.execution.sync_runner import (
+    Place,
+    RunScope,
+    cut_at,
+    decode_messages,
+    failure_of,
+)
+from sublet.runtime.execution.threads import HandlerInterrupt, Watchdog, interrupt_thread
 from sublet.runtime.partition.model.work import Failure, RunResult, Traced, Work
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.threads import HandlerInterrupt, Watchdog, interrupt_thread
 from sublet.statestore.contract import StateRow
 
 ABANDON_GRACE_S = 1.0

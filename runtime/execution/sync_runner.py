@@ -25,13 +25,13 @@ from sublet.functions.errors import (
 )
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.windows import BEGINNING_MS
-from sublet.runtime.column_runs import decode_each, gather_columns
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.execution.column_batches import decode_each, gather_columns
+from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.execution.threads import HandlerInterrupt, Watchdog
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.records.watermarks import closing_of
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.runtime.state_cache import StateCache
-from sublet.runtime.threads import HandlerInterrupt, Watchdog
 from sublet.statestore.contract import StateRow
 
 ERROR_TEXT_MAX = 2_000
