@@ -43,10 +43,10 @@ from sublet.runtime.execution.threads import (
     Watchdog,
 )
 from sublet.runtime.group_commit import GroupCommitter
-from sublet.runtime.guests import AsyncGuests, GuestWork
-from sublet.runtime.lending import Lending
-from sublet.runtime.lessor import TERM_MS
-from sublet.runtime.merging import StateMerger
+from sublet.runtime.leases.adapter import Lending
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestWork
+from sublet.runtime.leases.lessor import TERM_MS
+from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.observability.telemetry import PartitionTimes, Telemetry
 from sublet.runtime.observability.throttled_log import Notices
 from sublet.runtime.observability.tracing import Tracing

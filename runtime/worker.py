@@ -18,8 +18,8 @@ import structlog
 from sublet.functions.app import Function
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
-from sublet.runtime.guarded_binding import guarded
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
+from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.links.server import LinkServer

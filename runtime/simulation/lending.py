@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from sublet.functions.app import Function
-from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
-from sublet.runtime.lending import PATIENCE_LEFT_MS
+from sublet.runtime.leases.adapter import PATIENCE_LEFT_MS
+from sublet.runtime.leases.coordinator import LeaseDesk, LeaseHost
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (

@@ -33,7 +33,7 @@ from sublet.functions.state import (
 from sublet.functions.state.fields import state_kind_of
 from sublet.runtime.config.settings import ConfigError, read_config
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.lease_results import LeaseResultError, decode_result
+from sublet.runtime.leases.results import LeaseResultError, decode_result
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.raw_lane import LENGTH, LaneCarrier

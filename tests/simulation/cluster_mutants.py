@@ -22,7 +22,7 @@ from sublet.runtime.exchange import Exchange
 from sublet.runtime.group_commit import GroupCommitter
 from sublet.runtime.handover import Handover
 from sublet.runtime.host import Binding, Host
-from sublet.runtime.lending import Lending
+from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.membership import DeathWatch, Membership
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.model.effects import Acknowledge
@@ -323,7 +323,7 @@ class CountsDelaysFromTheBeginning(ClusterMutant):
 
     replaced: ClassVar = {
         f"{RUNTIME}.host:StateClock": clock,
-        f"{RUNTIME}.guests:StateClock": clock,
+        f"{RUNTIME}.leases.borrowed_runs:StateClock": clock,
     }
 
 

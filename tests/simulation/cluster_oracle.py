@@ -11,7 +11,7 @@ import msgspec
 
 from sublet.functions.codec import split_column
 from sublet.functions.state import StateClock, Sum
-from sublet.runtime.lending import Lending
+from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.statestore.contract import AHEAD, JOURNAL, PARKED, TIMER, WINDOW, Commit

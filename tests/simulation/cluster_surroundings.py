@@ -124,7 +124,7 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
         ),
         f"{runtime}.client:random": drawn,
         f"{runtime}.execution.sync_runner:time": time,
-        f"{runtime}.guests:time": time,
+        f"{runtime}.leases.borrowed_runs:time": time,
         f"{runtime}.execution.async_runner:time": time,
         f"{runtime}.host:time": time,
         **mutated,

@@ -31,9 +31,9 @@ from sublet.functions.errors import (
 from sublet.runtime.client import Client
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
+from sublet.runtime.leases.partial_runs import in_parts
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.observability.tracing import Tracing
-from sublet.runtime.partial_runs import in_parts
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.worker import Worker
 from sublet.scheduler.binding import binding_names

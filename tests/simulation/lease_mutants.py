@@ -8,9 +8,9 @@ from typing import Any, ClassVar, cast
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.guests import GuestStates
-from sublet.runtime.lessee import Lessee
-from sublet.runtime.merging import StateMerger
+from sublet.runtime.leases.borrowed_runs import GuestStates
+from sublet.runtime.leases.lessee import Lessee
+from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.partition.lifecycle.completion import Endings
 from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
 from sublet.runtime.partition.model.work import RunResult, Waiting, Work

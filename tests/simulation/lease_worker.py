@@ -16,11 +16,11 @@ import msgspec
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import SyncRunner
-from sublet.runtime.guests import CALLS, AsyncGuests, GuestStates, GuestWork
-from sublet.runtime.lending import Lending
-from sublet.runtime.lessee import Lessee
-from sublet.runtime.lessor import Lessor
-from sublet.runtime.merging import StateMerger
+from sublet.runtime.leases.adapter import Lending
+from sublet.runtime.leases.borrowed_runs import CALLS, AsyncGuests, GuestStates, GuestWork
+from sublet.runtime.leases.lessee import Lessee
+from sublet.runtime.leases.lessor import Lessor
+from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.partition.model.effects import Merger
 from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
 from sublet.runtime.partition.model.work import Failure, RunResult, Work

@@ -19,7 +19,7 @@ from sublet.functions.context import Context
 from sublet.functions.errors import RejectedError, RetryLaterError
 from sublet.functions.retry import Retry
 from sublet.functions.state import Merged
-from sublet.runtime.guests import GuestWork
+from sublet.runtime.leases.borrowed_runs import GuestWork
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Work
 from sublet.runtime.protocol.lease_messages import LeaseId, LeaseMessage, Return

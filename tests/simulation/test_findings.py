@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from sublet.functions.state import Sum
-from sublet.runtime.lessee import Lessee
-from sublet.runtime.lessor import TERM_MS
+from sublet.runtime.leases.lessee import Lessee
+from sublet.runtime.leases.lessor import TERM_MS
 from sublet.runtime.protocol.frames import ErrorInfo, Extra
 from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.scheduler.binding import Asked

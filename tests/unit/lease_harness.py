@@ -10,7 +10,7 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
-from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.leases.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure, RunResult
 from sublet.runtime.protocol.lease_messages import (

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from sublet.binding import Ask, Asked, Bid, Bindable, Choice, Lend, Neighbour, Scene, WorkView
-from sublet.runtime.guarded_binding import GuardedPolicy, guarded
+from sublet.runtime.leases.policy_guard import GuardedPolicy, guarded
 from sublet.scheduler.binding import Static, binding_named
 
 

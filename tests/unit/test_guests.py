@@ -22,8 +22,8 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import RunScope, SyncRunner
 from sublet.runtime.execution.threads import Watchdog
-from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
-from sublet.runtime.lease_results import decode_result
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestStates, GuestWork, OfferError
+from sublet.runtime.leases.results import decode_result
 from sublet.runtime.partition.model.work import Message, RunResult, Waiting, Work
 from sublet.runtime.partition.records.watermarks import closing_message
 from sublet.runtime.protocol.frames import Extra, Kind

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime.lease_measures import (
+from sublet.runtime.leases.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX
+from sublet.runtime.leases.measurements import (
     DRAG_MAX,
     MARGIN_STEP,
     MEASURE_EVERY_MS,
     LeaseMeasures,
 )
-from sublet.runtime.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX
 from tests.unit.lease_harness import Lender, Scripted, keeps
 
 

@@ -22,7 +22,7 @@ from sublet.functions.effects import (
     WindowDue,
 )
 from sublet.functions.state import Sum
-from sublet.runtime.lease_results import (
+from sublet.runtime.leases.results import (
     LeaseResultError,
     covers_of,
     decode_result,

@@ -17,9 +17,9 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import SyncRunner
 from sublet.runtime.execution.threads import Watchdog
-from sublet.runtime.guests import AsyncGuests, GuestWork
-from sublet.runtime.lending import OFFER_BYTES_MAX, Lending
-from sublet.runtime.merging import StateMerger
+from sublet.runtime.leases.adapter import OFFER_BYTES_MAX, Lending
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestWork
+from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import RunResult
 from sublet.runtime.partition.partition import Partition

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sublet.runtime.lessee import GUEST_MESSAGES_MAX, OVER_KEPT_MAX, Lessee
+from sublet.runtime.leases.lessee import GUEST_MESSAGES_MAX, OVER_KEPT_MAX, Lessee
 from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.scheduler.laxity_queue import LaxityQueue
 

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.functions.app import Function
 from sublet.functions.state import Sum
-from sublet.runtime.lessor import (
+from sublet.runtime.leases.lessor import (
     ASK_MS,
     CROWD_MS,
     LEASES_MAX,

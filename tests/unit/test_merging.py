@@ -14,7 +14,7 @@ from sublet.functions.effects import WindowDue
 from sublet.functions.state import StateClock
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.merging import StateMerger
+from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.statestore.contract import StateRow
 

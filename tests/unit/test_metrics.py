@@ -8,7 +8,7 @@ from typing import Any, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from sublet.functions.windows import BEGINNING_MS
-from sublet.runtime.lessor import Tally
+from sublet.runtime.leases.lessor import Tally
 from sublet.runtime.metrics import METRICS, exposition
 from sublet.runtime.observability.telemetry import SpanTimes, Telemetry
 from sublet.runtime.partition.model.effects import Counters

@@ -15,9 +15,9 @@ from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from sublet.functions.app import Function
-from sublet.runtime.lease_measures import LeaseMeasures
-from sublet.runtime.lessee import Lessee
-from sublet.runtime.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.leases.lessee import Lessee
+from sublet.runtime.leases.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.leases.measurements import LeaseMeasures
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (

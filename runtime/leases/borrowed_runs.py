@@ -32,8 +32,8 @@ from sublet.runtime.execution.async_runner import (
 from sublet.runtime.execution.state_cache import ENTRY_BYTES, StateCache
 from sublet.runtime.execution.sync_runner import Place
 from sublet.runtime.execution.threads import Watchdog
-from sublet.runtime.lease_results import encode_result, lent_cells, timer_prefix
-from sublet.runtime.partial_runs import gather, in_parts, partial_cache
+from sublet.runtime.leases.partial_runs import gather, in_parts, partial_cache
+from sublet.runtime.leases.results import encode_result, lent_cells, timer_prefix
 from sublet.runtime.partition.model.work import RunResult, Waiting, Work
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.protocol.frames import ErrorInfo

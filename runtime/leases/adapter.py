@@ -19,10 +19,10 @@ from sublet.functions.effects import Routes
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.guests import AsyncGuests, GuestStates, GuestWork, OfferError
-from sublet.runtime.lease_desk import LeaseDesk, LeaseHost
-from sublet.runtime.lease_results import LeaseResultError, decode_result, encode_result
-from sublet.runtime.lessor import TERM_MS
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestStates, GuestWork, OfferError
+from sublet.runtime.leases.coordinator import LeaseDesk, LeaseHost
+from sublet.runtime.leases.lessor import TERM_MS
+from sublet.runtime.leases.results import LeaseResultError, decode_result, encode_result
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import RunResult
 from sublet.runtime.partition.partition import Partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sublet.runtime.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, Lessor, Tally
+from sublet.runtime.leases.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, Lessor, Tally
 from sublet.runtime.partition.partition import Partition
 from sublet.scheduler.auto_binding import AutoBinding, Measured
 from sublet.scheduler.urgency import Urgency
