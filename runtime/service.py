@@ -18,6 +18,7 @@ from sublet.functions.app import Function
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.administration import Administration
 from sublet.runtime.client import Client
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.execution.state_view import state_json
@@ -54,7 +55,6 @@ from sublet.runtime.protocol.rpc import (
     StatusReport,
     answering,
 )
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.snapshot_pages import SnapshotPages
 from sublet.statestore.contract import Store, settled
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from sublet.functions.app import Function
+from sublet.runtime.cluster.membership import Membership, Ownership, new_worker_id
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, is_loopback_host
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
@@ -23,11 +25,9 @@ from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.links.server import LinkServer
-from sublet.runtime.membership import Membership, Ownership, new_worker_id
 from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
 from sublet.runtime.protocol.lease_messages import Released
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.service import WorkerService
 from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.urgency import Urgency

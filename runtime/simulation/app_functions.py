@@ -21,6 +21,7 @@ from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects, Outgoing
 from sublet.functions.errors import error_from_code
 from sublet.functions.state import Cell, StateClock
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.async_runner import invocation_lock
 from sublet.runtime.execution.state_cache import StateCache
@@ -42,7 +43,6 @@ from sublet.runtime.partition.model.effects import (
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, stream
 from sublet.runtime.simulation.events import Events
 from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent, roots_of

@@ -17,8 +17,8 @@ import msgspec
 
 from sublet.functions.codec import join_column
 from sublet.functions.duration import milliseconds
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import distribution, keys_of, stream
 from sublet.runtime.simulation.ledger import Root
 from sublet.runtime.simulation.network import Frame

@@ -10,8 +10,8 @@ from typing import Any
 
 from sublet.functions.app import App, Function, functions_of
 from sublet.functions.duration import Duration, milliseconds
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.app_functions import AppHandlers
 from sublet.runtime.simulation.chance import Cost, stream
 from sublet.runtime.simulation.clients import Source, synthetic_arrivals

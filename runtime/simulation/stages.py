@@ -12,11 +12,11 @@ from msgspec import Raw
 from sublet.functions.app import App, Function
 from sublet.functions.duration import milliseconds
 from sublet.functions.effects import Effect, Outgoing
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger, NoCells
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.lease_messages import PartialState
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.simulation.chance import Cost, KeySampler, keys_of, stream
 from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent, roots_of
 from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root

@@ -12,12 +12,12 @@ from sublet.functions.address import CLIENT_MARK, is_client, split_partition_nam
 from sublet.functions.codec import Codec, codec_for, join_column
 from sublet.functions.context import check_message
 from sublet.functions.errors import RejectedError
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.host import Host, Hosted
 from sublet.runtime.partition.records.channels import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.testing.virtual_loop import VirtualLoop
 from sublet.statestore.contract import OutboxEntry, Outcome
 

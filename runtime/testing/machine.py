@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from sublet.functions.app import Function
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.host import Host, Hosted
 from sublet.runtime.partition.model.work import Message
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.testing.fallible_store import FallibleStore
 from sublet.runtime.testing.ledger import Ledger, Reply
 from sublet.runtime.testing.local_exchange import Asked, LocalExchange

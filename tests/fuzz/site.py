@@ -16,6 +16,7 @@ from sublet.functions.app import App, Function
 from sublet.functions.context import Context
 from sublet.functions.state import Sum, Value
 from sublet.functions.windows import TumblingWindow
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.exchange import Exchange
@@ -34,7 +35,6 @@ from sublet.runtime.protocol.frames import (
     Kind,
     Topology,
 )
-from sublet.runtime.routes import PartitionRoutes
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Recovered
 from sublet.statestore.memory import MemoryStore

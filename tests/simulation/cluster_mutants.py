@@ -18,12 +18,13 @@ from sublet.functions.state import StateClock
 from sublet.runtime.client import Client
 from sublet.runtime.client_channel import Channel
 from sublet.runtime.client_session import Session
+from sublet.runtime.cluster.handover import Handover
+from sublet.runtime.cluster.membership import DeathWatch, Membership
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.exchange import Exchange
 from sublet.runtime.group_commit import GroupCommitter
-from sublet.runtime.handover import Handover
 from sublet.runtime.host import Binding, Host
 from sublet.runtime.leases.adapter import Lending
-from sublet.runtime.membership import DeathWatch, Membership
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.model.effects import Acknowledge
 from sublet.runtime.partition.model.work import Message
@@ -31,7 +32,6 @@ from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.idempotency import idempotency_id
 from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
-from sublet.runtime.routes import PartitionRoutes
 from sublet.runtime.worker import Worker
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View
@@ -486,7 +486,7 @@ class NoticesNoDeath(ClusterMutant):
             super().dead(members, now_ms)
             return []
 
-    replaced: ClassVar = {f"{RUNTIME}.membership:DeathWatch": deaths}
+    replaced: ClassVar = {f"{RUNTIME}.cluster.membership:DeathWatch": deaths}
 
 
 class TakesBeforeItIsReleased(ClusterMutant):
@@ -496,7 +496,7 @@ class TakesBeforeItIsReleased(ClusterMutant):
         def _want(self, partition: str, now_ms: float) -> None:
             self._acquire(partition, None)
 
-    replaced: ClassVar = {f"{RUNTIME}.membership:Handover": handover}
+    replaced: ClassVar = {f"{RUNTIME}.cluster.membership:Handover": handover}
     store = _UnfencedStore
 
 
@@ -507,7 +507,9 @@ class PlacesWhereTheFunctionIsNot(ClusterMutant):
     """Places partitions without asking who has their function."""
 
     replaced: ClassVar = {
-        f"{RUNTIME}.membership:place": lambda *given, able, **options: place(*given, **options)
+        f"{RUNTIME}.cluster.membership:place": lambda *given, able, **options: place(
+            *given, **options
+        )
     }
 
 

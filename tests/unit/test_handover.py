@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sublet.runtime.handover import (
+from sublet.runtime.cluster.handover import (
     CLAIM_AGAIN_MS,
     CLAIM_MS_MAX,
     EARLY_KEPT_MAX,

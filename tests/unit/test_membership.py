@@ -14,8 +14,7 @@ import pytest
 import structlog
 
 from sublet.functions.errors import RejectedError, UnavailableError
-from sublet.runtime.exchange import NOWHERE
-from sublet.runtime.membership import (
+from sublet.runtime.cluster.membership import (
     VERSIONS_UNSEEN,
     DeathWatch,
     Membership,
@@ -23,6 +22,7 @@ from sublet.runtime.membership import (
     new_worker_id,
     process_is_gone,
 )
+from sublet.runtime.exchange import NOWHERE
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.lease_messages import Claim, Released
 from sublet.statestore.contract import Member, Recovered, StoreServerError, View

@@ -6,8 +6,8 @@ import pytest
 
 from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnknownFunctionError
+from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.protocol.frames import FunctionInfo
-from sublet.runtime.routes import PartitionRoutes
 
 
 def test_a_function_that_only_other_workers_have_is_found_once_it_is_known() -> None:

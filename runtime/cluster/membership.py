@@ -23,8 +23,7 @@ import structlog
 import xxhash
 
 from sublet.functions.errors import RejectedError, RetryLaterError, SubletError, UnavailableError
-from sublet.runtime.config.settings import is_loopback_host
-from sublet.runtime.handover import (
+from sublet.runtime.cluster.handover import (
     Acquire,
     Drop,
     Handover,
@@ -34,6 +33,7 @@ from sublet.runtime.handover import (
     Quarantine,
     Tell,
 )
+from sublet.runtime.config.settings import is_loopback_host
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.lease_messages import HandoverMessage, Look, Released, Took
 from sublet.scheduler.placement import a_few_moves, place
