@@ -7,7 +7,7 @@ nothing is ranked, costs and paths are told to nobody, and partitions have their
 from typing import Any
 
 from benchmarks.cameo_app import many
-from sublet.runtime import host
+from sublet.runtime.hosting import partition_host
 from sublet.scheduler.urgency import Urgency
 
 __all__ = ["many"]
@@ -44,6 +44,6 @@ def _no_context(self: Urgency, *work: Any) -> int:
     return 0
 
 
-setattr(host, "ReadyQueue", FirstCome)  # noqa: B010  # Its type is another; its use is the same.
+setattr(partition_host, "ReadyQueue", FirstCome)  # noqa: B010  # Its type is another; its use is the same.
 setattr(Urgency, "rank", _no_rank)  # noqa: B010
 setattr(Urgency, "context_version", _no_context)  # noqa: B010

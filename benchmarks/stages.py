@@ -244,14 +244,15 @@ class _Steps:
 
 def put_stopwatches() -> Stopwatches:
     """Wrap the functions on the way of a message, before any worker is made."""
-    from sublet.runtime import group_commit, host
-    from sublet.runtime.exchange import Exchange
     from sublet.runtime.execution import async_runner, sync_runner
     from sublet.runtime.execution.state_cache import StateCache
+    from sublet.runtime.hosting import group_commit
+    from sublet.runtime.hosting import partition_host as host
+    from sublet.runtime.hosting.peer_outbound import Port
+    from sublet.runtime.hosting.router import Exchange
     from sublet.runtime.links import lifecycle, raw_lane
     from sublet.runtime.partition.partition import Partition
     from sublet.runtime.partition.records.pending_commit import Sealer
-    from sublet.runtime.port import Port
     from sublet.statestore.memory import MemoryStore
     from sublet.statestore.sqlite import SqliteStore
     from sublet.statestore.sqlite_writer import Writer

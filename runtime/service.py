@@ -20,9 +20,9 @@ from sublet.runtime.administration import Administration
 from sublet.runtime.client import Client
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.egress_pages import EgressPages
-from sublet.runtime.exchange import Exchange
 from sublet.runtime.execution.state_view import state_json
-from sublet.runtime.host import Host
+from sublet.runtime.hosting.partition_host import Host
+from sublet.runtime.hosting.router import Exchange
 from sublet.runtime.inspection import Inspection
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.observability.telemetry import STAGES, parse_request_id, request_id

@@ -19,8 +19,14 @@ from sublet.functions.app import Function
 from sublet.runtime.cluster.membership import Membership, Ownership, new_worker_id
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, is_loopback_host
-from sublet.runtime.exchange import Exchange
-from sublet.runtime.host import THREADS_BUSY_MAX, Binding, Clock, Host, SystemClock
+from sublet.runtime.hosting.partition_host import (
+    THREADS_BUSY_MAX,
+    Binding,
+    Clock,
+    Host,
+    SystemClock,
+)
+from sublet.runtime.hosting.router import Exchange
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver

@@ -14,7 +14,7 @@ import msgspec
 from sublet.functions.app import Function
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.host import Host, Hosted
+from sublet.runtime.hosting.partition_host import Host, Hosted
 from sublet.runtime.partition.model.work import Message
 from sublet.runtime.testing.fallible_store import FallibleStore
 from sublet.runtime.testing.ledger import Ledger, Reply

@@ -19,8 +19,8 @@ from sublet.functions.windows import TumblingWindow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.exchange import Exchange
-from sublet.runtime.host import Binding, Clock, Host, SystemClock
+from sublet.runtime.hosting.partition_host import Binding, Clock, Host, SystemClock
+from sublet.runtime.hosting.router import Exchange
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver

@@ -21,16 +21,16 @@ from sublet.runtime.client_session import Session
 from sublet.runtime.cluster.handover import Handover
 from sublet.runtime.cluster.membership import DeathWatch, Membership
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
-from sublet.runtime.exchange import Exchange
-from sublet.runtime.group_commit import GroupCommitter
-from sublet.runtime.host import Binding, Host
+from sublet.runtime.hosting.group_commit import GroupCommitter
+from sublet.runtime.hosting.partition_host import Binding, Host
+from sublet.runtime.hosting.peer_outbound import Port
+from sublet.runtime.hosting.router import Exchange
 from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.model.effects import Acknowledge
 from sublet.runtime.partition.model.work import Message
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.idempotency import idempotency_id
-from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
 from sublet.runtime.worker import Worker
 from sublet.scheduler.placement import place
@@ -179,7 +179,7 @@ class AcknowledgesWhatMayBeLost(_LossMutant):
 
     replaced: ClassVar = {
         f"{RUNTIME}.partition.partition:Admission": admission,
-        f"{RUNTIME}.host:Partition": partition,
+        f"{RUNTIME}.hosting.partition_host:Partition": partition,
     }
 
 
@@ -322,7 +322,7 @@ class CountsDelaysFromTheBeginning(ClusterMutant):
             return self.now_ms
 
     replaced: ClassVar = {
-        f"{RUNTIME}.host:StateClock": clock,
+        f"{RUNTIME}.hosting.partition_host:StateClock": clock,
         f"{RUNTIME}.leases.borrowed_runs:StateClock": clock,
     }
 
@@ -366,7 +366,7 @@ class TakesUnknownForDone(ClusterMutant):
         def _told(self, on_outcome: Any, commit: Commit, outcome: Outcome) -> None:
             on_outcome(commit, Outcome.DONE if outcome is Outcome.UNKNOWN else outcome)
 
-    replaced: ClassVar = {f"{RUNTIME}.host:GroupCommitter": committer}
+    replaced: ClassVar = {f"{RUNTIME}.hosting.partition_host:GroupCommitter": committer}
 
 
 class TakesUnknownForFailed(ClusterMutant):
@@ -377,7 +377,7 @@ class TakesUnknownForFailed(ClusterMutant):
             if outcome is not Outcome.UNKNOWN:
                 on_outcome(commit, outcome)
 
-    replaced: ClassVar = {f"{RUNTIME}.host:GroupCommitter": committer}
+    replaced: ClassVar = {f"{RUNTIME}.hosting.partition_host:GroupCommitter": committer}
 
 
 class JudgesAGroupByItsFirst(ClusterMutant):
@@ -453,7 +453,7 @@ class AnswersBeforeTheCommit(ClusterMutant):
     """Answers callers from memory, also as a former owner (stale read)."""
 
     replaced: ClassVar = {
-        f"{RUNTIME}.host:Partition": mutants.AnswersBeforeTheCommit.partition,
+        f"{RUNTIME}.hosting.partition_host:Partition": mutants.AnswersBeforeTheCommit.partition,
     }
 
 
@@ -461,7 +461,7 @@ class BelievesItsOwnClock(ClusterMutant):
     """Lets the clock of a partition go back to that of its owner's machine."""
 
     replaced: ClassVar = {
-        f"{RUNTIME}.host:Partition": mutants.BelievesItsOwnClock.partition,
+        f"{RUNTIME}.hosting.partition_host:Partition": mutants.BelievesItsOwnClock.partition,
     }
 
 

@@ -138,7 +138,7 @@ class ClusterOracle(Oracle):
                 oracle.lent(lease.lessee, lease.partition.name)
                 super().offer(lease)
 
-        return {"sublet.runtime.host:Lending": WatchedLending}
+        return {"sublet.runtime.hosting.partition_host:Lending": WatchedLending}
 
     # Rest
 

@@ -114,8 +114,8 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
             "StoryLinkServer", (SimulatedLinkServer,), {"network": network}
         ),
         f"{runtime}.worker:LearnedPace": StoryPace,
-        f"{runtime}.host:LoopWatchdog": NoWatchdog,
-        f"{runtime}.host:RunnerThreads": type(
+        f"{runtime}.hosting.partition_host:LoopWatchdog": NoWatchdog,
+        f"{runtime}.hosting.partition_host:RunnerThreads": type(
             "StoryThreads", (StoryThreads,), {"chance": Random(chance.random())}
         ),
         f"{runtime}.client_links:connect": network.connect,
@@ -126,7 +126,7 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
         f"{runtime}.execution.sync_runner:time": time,
         f"{runtime}.leases.borrowed_runs:time": time,
         f"{runtime}.execution.async_runner:time": time,
-        f"{runtime}.host:time": time,
+        f"{runtime}.hosting.partition_host:time": time,
         **mutated,
     }
     before: list[tuple[object, str, object]] = []

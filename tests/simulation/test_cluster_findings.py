@@ -12,10 +12,10 @@ import pytest
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.exchange import Exchange
-from sublet.runtime.host import Host
+from sublet.runtime.hosting.partition_host import Host
+from sublet.runtime.hosting.peer_outbound import Port
+from sublet.runtime.hosting.router import Exchange
 from sublet.runtime.links.link import Link, LinkReceiver
-from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,

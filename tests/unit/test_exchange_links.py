@@ -13,10 +13,10 @@ import msgspec
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.exchange import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
-from sublet.runtime.host import Host
+from sublet.runtime.hosting.partition_host import Host
+from sublet.runtime.hosting.peer_outbound import Port
+from sublet.runtime.hosting.router import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
 from sublet.runtime.links.link import Link, LinkReceiver
-from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (
     Batch,
     Data,

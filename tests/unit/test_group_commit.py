@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from sublet.runtime.group_commit import UNKNOWN_WAIT_S, GroupCommitter
+from sublet.runtime.hosting.group_commit import UNKNOWN_WAIT_S, GroupCommitter
 from sublet.statestore.contract import Commit, Outcome, Trouble
 from sublet.statestore.memory import MemoryStore
 

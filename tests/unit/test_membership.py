@@ -22,7 +22,7 @@ from sublet.runtime.cluster.membership import (
     new_worker_id,
     process_is_gone,
 )
-from sublet.runtime.exchange import NOWHERE
+from sublet.runtime.hosting.router import NOWHERE
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.lease_messages import Claim, Released
 from sublet.statestore.contract import Member, Recovered, StoreServerError, View

@@ -1,8 +1,8 @@
 """What a partition asks of its shell, and what it needs from it.
 
-Effects are values: the partition only says what is to be done. The shell (`runtime/host.py`, the
-test harness, the simulator) carries them out and tells the partition by calling the method that
-each effect names.
+Effects are values: the partition only says what is to be done. The shell
+(`hosting/partition_host.py`, the test harness, the simulator) carries them out and tells the
+partition by calling the method that each effect names.
 """
 
 from __future__ import annotations

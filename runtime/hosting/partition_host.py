@@ -42,7 +42,7 @@ from sublet.runtime.execution.threads import (
     RunnerThreads,
     Watchdog,
 )
-from sublet.runtime.group_commit import GroupCommitter
+from sublet.runtime.hosting.group_commit import GroupCommitter
 from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestWork
 from sublet.runtime.leases.lessor import TERM_MS

@@ -17,11 +17,11 @@ from sublet.functions.address import CLIENT_MARK, is_client
 from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.host import Host, Hosted
+from sublet.runtime.hosting.partition_host import Host, Hosted
+from sublet.runtime.hosting.peer_outbound import Port
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.partition.records.channels import REPLY_MARK, endpoint_of
 from sublet.runtime.partition.records.watermarks import refusal_of_markers
-from sublet.runtime.port import Port
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
