@@ -26,7 +26,7 @@ import uvloop
 
 from benchmarks.processes import Child, exit_on_terminate
 from benchmarks.workload import zipf_keys
-from sublet.runtime.client import Client
+from sublet.runtime.client.client import Client
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import (

@@ -37,7 +37,7 @@ from word_count import count, split, top  # noqa: E402
 from word_lines import VOCABULARY, WORDS_IN_A_LINE, generate_lines  # noqa: E402
 
 from sublet.functions.errors import RetryLaterError, SubletError  # noqa: E402
-from sublet.runtime.client import Client  # noqa: E402
+from sublet.runtime.client.client import Client  # noqa: E402
 from sublet.runtime.config.settings import WorkerConfig  # noqa: E402
 from sublet.runtime.links.grpc_link import UnaryClient  # noqa: E402
 from sublet.runtime.observability.logging_setup import set_up_logging  # noqa: E402

@@ -55,7 +55,7 @@ def backfill(asked: Asked, where: Where, as_json: bool) -> None:
         exit_with(UsageError(text), as_json=as_json)
 
     async def question(reached: Reached) -> None:
-        from sublet.runtime.client import Client
+        from sublet.runtime.client.client import Client
 
         wanted = bridge.Backfill(
             target=reached.full_name(asked.target),

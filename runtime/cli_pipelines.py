@@ -18,12 +18,12 @@ from sublet.functions.errors import OverloadedError, RejectedError, SubletError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import ExitCode, UsageError, confirm, exit_with, tell_waiting
 from sublet.runtime.cli_table import one_line, print_table, time_text
-from sublet.runtime.client_pipeline import Pipeline
-from sublet.runtime.pipeline_driver import PipelineProgress
+from sublet.runtime.client.pipeline_protocol import PipelineProgress
+from sublet.runtime.client.pipelines import Pipeline
 from sublet.runtime.protocol.pipeline_messages import MARK_MAX, KnownPipeline
 
 if TYPE_CHECKING:
-    from sublet.runtime.client import Client
+    from sublet.runtime.client.client import Client
 
 _PATIENCE = "10s"
 """For who only looks: a partition that moves is back by then."""
@@ -253,7 +253,7 @@ def _tell_left(found: Found, *, quiet: bool) -> None:
 
 @asynccontextmanager
 async def _client(reached: Reached) -> AsyncIterator[Client]:
-    from sublet.runtime.client import Client
+    from sublet.runtime.client.client import Client
 
     addresses = list(reached.report.topology.workers.values())
     async with Client(addresses, tell=tell_waiting) as client:

@@ -14,10 +14,10 @@ import typer
 from sublet.functions.errors import RejectedError, SubletError
 from sublet.runtime.cli_cluster import Reached, Where, ask
 from sublet.runtime.cli_exit import UsageError, exit_with, tell_waiting
-from sublet.runtime.client_links import PlainTaskGroup
-from sublet.runtime.client_session import Patience
-from sublet.runtime.egress_cursor import EgressCursor
-from sublet.runtime.egress_reader import EgressReader, EgressRecord, EgressSource
+from sublet.runtime.client.connections import PlainTaskGroup
+from sublet.runtime.client.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_reader import EgressReader, EgressRecord, EgressSource
+from sublet.runtime.client.session import Patience
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 

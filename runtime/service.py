@@ -17,7 +17,7 @@ import msgspec
 from sublet.functions.app import Function
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.administration import Administration
-from sublet.runtime.client import Client
+from sublet.runtime.client.client import Client
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.execution.state_view import state_json

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sublet.functions.errors import RejectedError
-from sublet.runtime.client import Client
-from sublet.runtime.client_pipeline import Pipeline
-from sublet.runtime.pipeline_driver import PipelineProgress
+from sublet.runtime.client.client import Client
+from sublet.runtime.client.pipeline_protocol import PipelineProgress
+from sublet.runtime.client.pipelines import Pipeline
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.history import (
     History,

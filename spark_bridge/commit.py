@@ -15,7 +15,7 @@ import structlog
 
 from sublet.functions.duration import Duration
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.pipeline_driver import Committed, Staged
+from sublet.runtime.client.pipeline_protocol import Committed, Staged
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.tasks import Brought

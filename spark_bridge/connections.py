@@ -20,7 +20,7 @@ from typing import TypeVar
 import structlog
 
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.blocking_client import BlockingClient
+from sublet.runtime.client.blocking import BlockingClient
 from sublet.spark_bridge.options import Connection
 
 Answer = TypeVar("Answer")

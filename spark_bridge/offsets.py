@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sublet.functions.errors import EgressLostError, RejectedError
-from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import described
 from sublet.runtime.protocol.rpc import EgressGap
 

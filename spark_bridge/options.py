@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError
-from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.protocol.pipeline_messages import IfExists
 
 ADDRESS_DEFAULT = "127.0.0.1:7337"

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sublet.runtime.client_snapshot import SnapshotPin
+from sublet.runtime.client.snapshots import SnapshotPin
 from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import StateOptions, state_options

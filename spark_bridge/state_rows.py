@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sublet.functions.errors import StateTypeError
-from sublet.runtime.client_snapshot import SnapshotStates
+from sublet.runtime.client.snapshots import SnapshotStates
 from sublet.runtime.protocol.rpc import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.shapes import Form, Shape
 from sublet.spark_bridge.values import Unfit

@@ -19,9 +19,9 @@ import pyarrow as pa
 import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.blocking_client import BlockingClient
-from sublet.runtime.client_pipeline import BlockingPipeline
-from sublet.runtime.pipeline_driver import Staged
+from sublet.runtime.client.blocking import BlockingClient
+from sublet.runtime.client.pipeline_protocol import Staged
+from sublet.runtime.client.pipelines import BlockingPipeline
 from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.connections import asked, client_of
 from sublet.spark_bridge.options import SinkOptions

@@ -52,53 +52,53 @@ from sublet.functions.state import (
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, Window
 
 if TYPE_CHECKING:
-    from sublet.runtime.blocking_client import BlockingClient, BlockingEgressReader
-    from sublet.runtime.client import Client
-    from sublet.runtime.client_pipeline import (
+    from sublet.runtime.client.blocking import BlockingClient, BlockingEgressReader
+    from sublet.runtime.client.client import Client
+    from sublet.runtime.client.egress_cursor import EgressCursor
+    from sublet.runtime.client.egress_range import BlockingEgressRange, EgressRange
+    from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
+    from sublet.runtime.client.pipeline_protocol import Committed, PipelineProgress, Staged
+    from sublet.runtime.client.pipelines import (
         Attempt,
         BlockingAttempt,
         BlockingPipeline,
         Pipeline,
     )
-    from sublet.runtime.client_snapshot import (
+    from sublet.runtime.client.snapshots import (
         BlockingStateSnapshot,
         KeyState,
         SnapshotPin,
         SnapshotStates,
         StateSnapshot,
     )
-    from sublet.runtime.egress_cursor import EgressCursor
-    from sublet.runtime.egress_range import BlockingEgressRange, EgressRange
-    from sublet.runtime.egress_reader import EgressReader, EgressRecord
-    from sublet.runtime.pipeline_driver import Committed, PipelineProgress, Staged
     from sublet.runtime.protocol.rpc import CallInfo, EgressGap, EgressValues
 
 __version__ = "0.1.0"
 
 _LATER = {
-    "Client": "sublet.runtime.client",
-    "BlockingClient": "sublet.runtime.blocking_client",
-    "BlockingEgressRange": "sublet.runtime.egress_range",
-    "BlockingEgressReader": "sublet.runtime.blocking_client",
+    "Client": "sublet.runtime.client.client",
+    "BlockingClient": "sublet.runtime.client.blocking",
+    "BlockingEgressRange": "sublet.runtime.client.egress_range",
+    "BlockingEgressReader": "sublet.runtime.client.blocking",
     "CallInfo": "sublet.runtime.protocol.rpc",
-    "EgressCursor": "sublet.runtime.egress_cursor",
+    "EgressCursor": "sublet.runtime.client.egress_cursor",
     "EgressGap": "sublet.runtime.protocol.rpc",
-    "EgressRange": "sublet.runtime.egress_range",
-    "EgressReader": "sublet.runtime.egress_reader",
-    "EgressRecord": "sublet.runtime.egress_reader",
+    "EgressRange": "sublet.runtime.client.egress_range",
+    "EgressReader": "sublet.runtime.client.egress_reader",
+    "EgressRecord": "sublet.runtime.client.egress_reader",
     "EgressValues": "sublet.runtime.protocol.rpc",
-    "Attempt": "sublet.runtime.client_pipeline",
-    "BlockingAttempt": "sublet.runtime.client_pipeline",
-    "BlockingPipeline": "sublet.runtime.client_pipeline",
-    "Committed": "sublet.runtime.pipeline_driver",
-    "Pipeline": "sublet.runtime.client_pipeline",
-    "PipelineProgress": "sublet.runtime.pipeline_driver",
-    "Staged": "sublet.runtime.pipeline_driver",
-    "StateSnapshot": "sublet.runtime.client_snapshot",
-    "SnapshotStates": "sublet.runtime.client_snapshot",
-    "SnapshotPin": "sublet.runtime.client_snapshot",
-    "KeyState": "sublet.runtime.client_snapshot",
-    "BlockingStateSnapshot": "sublet.runtime.client_snapshot",
+    "Attempt": "sublet.runtime.client.pipelines",
+    "BlockingAttempt": "sublet.runtime.client.pipelines",
+    "BlockingPipeline": "sublet.runtime.client.pipelines",
+    "Committed": "sublet.runtime.client.pipeline_protocol",
+    "Pipeline": "sublet.runtime.client.pipelines",
+    "PipelineProgress": "sublet.runtime.client.pipeline_protocol",
+    "Staged": "sublet.runtime.client.pipeline_protocol",
+    "StateSnapshot": "sublet.runtime.client.snapshots",
+    "SnapshotStates": "sublet.runtime.client.snapshots",
+    "SnapshotPin": "sublet.runtime.client.snapshots",
+    "KeyState": "sublet.runtime.client.snapshots",
+    "BlockingStateSnapshot": "sublet.runtime.client.snapshots",
 }
 
 

@@ -29,9 +29,9 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client import Client
+from sublet.runtime.client.client import Client
+from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.http.bodies import (
     JSON_TYPE,
     MEDIA_TYPES,

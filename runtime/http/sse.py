@@ -23,7 +23,7 @@ from sublet.functions.errors import (
     RetryLaterError,
     SubletError,
 )
-from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import check_not_ahead
 from sublet.runtime.http.bodies import encoded
 from sublet.runtime.http.errors import HttpProblemError, problem_of

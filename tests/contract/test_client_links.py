@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from sublet.runtime.client_channel import ANY
-from sublet.runtime.client_links import OTHERS_ASKED_MAX, Events, PlainTaskGroup, SessionLinks
-from sublet.runtime.client_session import ClientStats, Patience, Session
+from sublet.runtime.client.channel import ANY
+from sublet.runtime.client.connections import OTHERS_ASKED_MAX, Events, PlainTaskGroup, SessionLinks
+from sublet.runtime.client.session import ClientStats, Patience, Session
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Data, FunctionInfo, Hello, Kind, Topology, Welcome

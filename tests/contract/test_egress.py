@@ -12,11 +12,11 @@ import pytest
 
 from sublet.functions.effects import Emitted
 from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
+from sublet.runtime.client.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_range import EgressRange
+from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.egress_cursor import EgressCursor
 from sublet.runtime.egress_pages import EgressPages
-from sublet.runtime.egress_range import EgressRange
-from sublet.runtime.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.partition.records.channels import Outbox
 from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.partition.records.pending_commit import Pending, Sealer

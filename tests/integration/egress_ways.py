@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from sublet import BlockingClient, Client
-from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import EgressRequest
 from tests.integration.cluster import WorkerProcess

@@ -22,8 +22,8 @@ from sublet import Client
 from sublet.functions.errors import RejectedError
 from sublet.runtime.cli import cli
 from sublet.runtime.cli_backfill import ProgressLines, progress_text
-from sublet.runtime.client_pipeline import Pipeline
-from sublet.runtime.pipeline_driver import PipelineDriver, Plan, Story
+from sublet.runtime.client.pipeline_protocol import PipelineDriver, Plan, Story
+from sublet.runtime.client.pipelines import Pipeline
 from sublet.spark_bridge.backfill import BackfillProgress
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.test_pipeline import COUNT, totals

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from sublet import Client, RejectedError
-from sublet.runtime.client_pipeline import Pipeline
-from sublet.runtime.pipeline_driver import Staged
+from sublet.runtime.client.pipeline_protocol import Staged
+from sublet.runtime.client.pipelines import Pipeline
 from sublet.runtime.protocol.pipeline_messages import IfExists
 from tests.integration.cluster import running_cluster
 from tests.integration.test_pipeline import APP, COUNT, by_partition, totals

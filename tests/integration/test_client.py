@@ -29,8 +29,8 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
-from sublet.runtime.blocking_client import BlockingClient
-from sublet.runtime.client import Client
+from sublet.runtime.client.blocking import BlockingClient
+from sublet.runtime.client.client import Client
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Hello
 from tests.integration import apps

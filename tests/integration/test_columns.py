@@ -17,8 +17,8 @@ from sublet import Client, PayloadError, RejectedError  # noqa: E402
 from sublet.functions.address import partition_index_of  # noqa: E402
 from sublet.functions.codec import is_arrow  # noqa: E402
 from sublet.functions.columns import encode_columns, normal_columns  # noqa: E402
-from sublet.runtime.client_pipeline import Pipeline  # noqa: E402
-from sublet.runtime.pipeline_driver import Staged  # noqa: E402
+from sublet.runtime.client.pipeline_protocol import Staged  # noqa: E402
+from sublet.runtime.client.pipelines import Pipeline  # noqa: E402
 from sublet.spark_bridge.rows import RowSplitter, layout_of  # noqa: E402
 from tests.integration.cluster import running_cluster  # noqa: E402
 

@@ -12,8 +12,8 @@ import pytest
 
 from sublet import BlockingClient, Client, RejectedError, TooLargeError, UnavailableError
 from sublet.functions.address import partition_index_of
-from sublet.runtime.client_pipeline import Attempt, Pipeline
-from sublet.runtime.pipeline_driver import Plan, Staged
+from sublet.runtime.client.pipeline_protocol import Plan, Staged
+from sublet.runtime.client.pipelines import Attempt, Pipeline
 from sublet.spark_bridge import commit
 from sublet.spark_bridge.connections import close_clients
 from sublet.spark_bridge.options import sink_options

@@ -15,9 +15,9 @@ import msgspec
 from sublet.functions.context import Context
 from sublet.functions.errors import UnavailableError
 from sublet.functions.state import StateClock
-from sublet.runtime.client import Client
-from sublet.runtime.client_channel import Channel
-from sublet.runtime.client_session import Session
+from sublet.runtime.client.channel import Channel
+from sublet.runtime.client.client import Client
+from sublet.runtime.client.session import Session
 from sublet.runtime.cluster.handover import Handover
 from sublet.runtime.cluster.membership import DeathWatch, Membership
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
@@ -190,7 +190,7 @@ class WaitsForEverForWhatWasTaken(_LossMutant):
         def _ask_whether_known(self, channel: Channel) -> None:
             return
 
-    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+    replaced: ClassVar = {f"{RUNTIME}.client.client:Session": session}
 
 
 class TakesEveryLossForAFormerOwner(_LossMutant):
@@ -200,7 +200,7 @@ class TakesEveryLossForAFormerOwner(_LossMutant):
         def _is_former(self, channel: Channel, refused: Refused, now_ms: float) -> bool:
             return 0 < refused.epoch < channel.epoch
 
-    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+    replaced: ClassVar = {f"{RUNTIME}.client.client:Session": session}
 
 
 # Idempotency keys
@@ -592,7 +592,7 @@ class SaysThatNothingHappenedToWhatWasSent(ClusterMutant):
                     self.stats.in_flight -= segment.fail(lambda: UnavailableError(message))
             return wake_ms
 
-    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+    replaced: ClassVar = {f"{RUNTIME}.client.client:Session": session}
 
 
 class BelievesForEverThatNobodyHasIt(ClusterMutant):
@@ -603,7 +603,7 @@ class BelievesForEverThatNobodyHasIt(ClusterMutant):
             function = channel.partition.rpartition("/")[0]
             return channel.worker is None and function in self._absent
 
-    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+    replaced: ClassVar = {f"{RUNTIME}.client.client:Session": session}
 
 
 # Clients
@@ -620,7 +620,7 @@ class RenumbersOnReconnect(ClusterMutant):
                     segment.first = channel.next_number
                     channel.next_number += segment.count
 
-    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+    replaced: ClassVar = {f"{RUNTIME}.client.client:Session": session}
 
 
 class DoesNotSendAgain(ClusterMutant):
@@ -631,7 +631,7 @@ class DoesNotSendAgain(ClusterMutant):
             super()._detach(channel)
             channel.resend.clear()
 
-    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+    replaced: ClassVar = {f"{RUNTIME}.client.client:Session": session}
 
 
 class BeginsAnewOnReconnect(ClusterMutant):
@@ -646,7 +646,7 @@ class BeginsAnewOnReconnect(ClusterMutant):
                     channel.unsent.appendleft(segment)
                 channel.resend.clear()
 
-    replaced: ClassVar = {f"{RUNTIME}.client:Session": session}
+    replaced: ClassVar = {f"{RUNTIME}.client.client:Session": session}
 
 
 def _is_mutant(each: Any) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.functions.errors import RejectedError, SubletError
-from sublet.runtime.client import Client
+from sublet.runtime.client.client import Client
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.rpc import RecordsRequest, StateRequest
 from sublet.runtime.service import WorkerService

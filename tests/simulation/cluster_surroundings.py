@@ -118,11 +118,11 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
         f"{runtime}.hosting.partition_host:RunnerThreads": type(
             "StoryThreads", (StoryThreads,), {"chance": Random(chance.random())}
         ),
-        f"{runtime}.client_links:connect": network.connect,
-        f"{runtime}.client:secrets": SimpleNamespace(
+        f"{runtime}.client.connections:connect": network.connect,
+        f"{runtime}.client.client:secrets": SimpleNamespace(
             token_hex=lambda size: f"{drawn.getrandbits(size * 8):0{size * 2}x}"
         ),
-        f"{runtime}.client:random": drawn,
+        f"{runtime}.client.client:random": drawn,
         f"{runtime}.execution.sync_runner:time": time,
         f"{runtime}.leases.borrowed_runs:time": time,
         f"{runtime}.execution.async_runner:time": time,

@@ -28,7 +28,7 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client import Client
+from sublet.runtime.client.client import Client
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.leases.partial_runs import in_parts

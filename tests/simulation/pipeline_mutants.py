@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from sublet.runtime.client.pipeline_protocol import Committed, PipelineDriver, Plan, Story
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.staged_batches import Handled, Part, Staging, _Flow
-from sublet.runtime.pipeline_driver import Committed, PipelineDriver, Plan, Story
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.pipeline_messages import Complete, Decide, Forget, Seal
 from sublet.statestore.contract import STAGED, STAGING, Commit, Record, Recovered

@@ -20,10 +20,7 @@ import pyarrow as pa
 from sublet.functions.address import PIPELINE_MARK, partition_index_of, partition_name
 from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.key_column import column_of
-from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.model.work import Message
-from sublet.runtime.partition.records.staged_batches import RETRY_AFTER_MS, Part
-from sublet.runtime.pipeline_driver import (
+from sublet.runtime.client.pipeline_protocol import (
     PipelineDriver,
     PipelineProgress,
     Plan,
@@ -32,6 +29,9 @@ from sublet.runtime.pipeline_driver import (
     answer_codec,
     decode_plan,
 )
+from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.model.work import Message
+from sublet.runtime.partition.records.staged_batches import RETRY_AFTER_MS, Part
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.pipeline_messages import (
     LOWEST_LEFT_MS,

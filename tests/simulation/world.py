@@ -19,9 +19,9 @@ import msgspec
 
 from sublet.functions.address import is_client, partition_index_of, partition_name
 from sublet.functions.app import Function
+from sublet.runtime.client.pipeline_protocol import PipelineDriver
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.pipeline_driver import PipelineDriver
 from sublet.runtime.protocol.frames import Ack, Batch, Kind, Refused
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sublet.runtime import client_pipeline
-from sublet.runtime.pipeline_driver import Committed, Round
+from sublet.runtime.client import pipelines as client_pipelines
+from sublet.runtime.client.pipeline_protocol import Committed, Round
 from sublet.runtime.protocol.pipeline_messages import Decide, Seal
 from tests.spark.cluster import kill, wait_for
 
@@ -151,7 +151,7 @@ def cut_connections(ports: Sequence[int]) -> int:
 
 def install(gates: Gates) -> None:
     """Put gates around the steps in this process; once is enough."""
-    pipeline, attempt = client_pipeline.Pipeline, client_pipeline.Attempt
+    pipeline, attempt = client_pipelines.Pipeline, client_pipelines.Attempt
     if hasattr(pipeline, "gates"):
         pipeline.gates = gates
         return
@@ -163,13 +163,13 @@ def install(gates: Gates) -> None:
         return pipeline.gates.reach(step)  # type: ignore[attr-defined]
 
     @functools.wraps(begin)
-    async def gated_begin(self: client_pipeline.Pipeline, *words: Any, **named: Any) -> int:
+    async def gated_begin(self: client_pipelines.Pipeline, *words: Any, **named: Any) -> int:
         generation = await begin(self, *words, **named)
         await reach(BEGUN)
         return generation
 
     @functools.wraps(commit)
-    async def gated_commit(self: client_pipeline.Pipeline, *words: Any, **named: Any) -> Any:
+    async def gated_commit(self: client_pipelines.Pipeline, *words: Any, **named: Any) -> Any:
         await reach(STAGED)
         committed = await commit(self, *words, **named)
         pipeline.gates.note(committed)  # type: ignore[attr-defined]
@@ -177,7 +177,7 @@ def install(gates: Gates) -> None:
         return committed
 
     @functools.wraps(ask_each)
-    async def gated_ask_each(self: client_pipeline.Pipeline, wanted: Round) -> Mapping[int, Any]:
+    async def gated_ask_each(self: client_pipelines.Pipeline, wanted: Round) -> Mapping[int, Any]:
         """The first of several seals is alone, so that there is a moment between them."""
         if len(wanted) > 1 and all(isinstance(each, Seal) for each in wanted.values()):
             first = next(iter(wanted))
@@ -192,13 +192,13 @@ def install(gates: Gates) -> None:
 
     @functools.wraps(add)
     async def gated_add(
-        self: client_pipeline.Attempt, index: int, keys: Sequence[str], payloads: bytes
+        self: client_pipelines.Attempt, index: int, keys: Sequence[str], payloads: bytes
     ) -> None:
         await add(self, index, keys, payloads)
         await reach(ADDING)
 
     @functools.wraps(end)
-    async def gated_end(self: client_pipeline.Attempt) -> Any:
+    async def gated_end(self: client_pipelines.Attempt) -> Any:
         staged = await end(self)
         await reach(ENDED)
         return staged

@@ -20,8 +20,8 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client_channel import ANY, SEGMENT_MESSAGES_MAX, Gather, Segment
-from sublet.runtime.client_session import (
+from sublet.runtime.client.channel import ANY, SEGMENT_MESSAGES_MAX, Gather, Segment
+from sublet.runtime.client.session import (
     FRAME_BYTES,
     ClientStats,
     Patience,

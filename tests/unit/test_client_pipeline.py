@@ -10,7 +10,7 @@ import pytest
 
 from sublet.functions.codec import Codec
 from sublet.functions.errors import RejectedError
-from sublet.runtime.client_pipeline import Pipeline
+from sublet.runtime.client.pipelines import Pipeline
 from sublet.runtime.protocol.pipeline_messages import Progress
 
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sublet.functions.errors import SnapshotLostError, UnavailableError
-from sublet.runtime.client_snapshot import KEEP_EVERY_MS, SnapshotPin, StateSnapshot
+from sublet.runtime.client.snapshots import KEEP_EVERY_MS, SnapshotPin, StateSnapshot
 from sublet.runtime.protocol.frames import FunctionInfo
 from sublet.runtime.protocol.rpc import (
     EndSnapshotRequest,

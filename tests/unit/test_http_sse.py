@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.functions.errors import OverloadedError, RejectedError
-from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.http.errors import HttpProblemError
 from sublet.runtime.http.sse import CHUNK_BYTES, EgressFeeds
 from sublet.runtime.partition.records.pending_commit import EgressColumns

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sublet.functions.errors import TooLargeError
-from sublet.runtime.pipeline_driver import Committed, PipelineDriver, Plan, Staged, Story
+from sublet.runtime.client.pipeline_protocol import Committed, PipelineDriver, Plan, Staged, Story
 from sublet.runtime.protocol.pipeline_messages import (
     Ask,
     Begin,

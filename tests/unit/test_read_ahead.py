@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sublet.runtime.read_ahead import one_ahead
+from sublet.runtime.client.page_prefetch import one_ahead
 
 
 class Loop:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sublet.runtime.pipeline_driver import Committed, Staged
+from sublet.runtime.client.pipeline_protocol import Committed, Staged
 from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import SinkOptions, sink_options
 from sublet.spark_bridge.tasks import Brought, Identity, gathered

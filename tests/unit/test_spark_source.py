@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sublet.functions.errors import EgressLostError, PayloadError, RejectedError
-from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.protocol.rpc import EgressValues
 from sublet.spark_bridge.emitted import SHAPE, EmittedRows
 from sublet.spark_bridge.fitting import RowsError

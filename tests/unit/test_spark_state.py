@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sublet.functions.errors import StateTypeError
-from sublet.runtime.client_snapshot import SnapshotStates
+from sublet.runtime.client.snapshots import SnapshotStates
 from sublet.runtime.protocol.rpc import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.options import OptionsError, state_options

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import structlog
 
-from sublet.runtime.client_channel import ANY, Channel, Segment
+from sublet.runtime.client.channel import ANY, Channel, Segment
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.observability.telemetry import (
     Histogram,

@@ -21,12 +21,12 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.asked_workers import AskedWorkers
-from sublet.runtime.client_session import Patience
-from sublet.runtime.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_cursor import EgressCursor
+from sublet.runtime.client.outage import TO_DO, Outage
+from sublet.runtime.client.rpc_pool import AskedWorkers
+from sublet.runtime.client.session import Patience
 from sublet.runtime.egress_pages import described
 from sublet.runtime.links.link import LinkLimits
-from sublet.runtime.outage import TO_DO, Outage
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
     EgressGap,

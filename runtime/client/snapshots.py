@@ -38,8 +38,9 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.asked_workers import AskedWorkers
-from sublet.runtime.client_session import Patience
+from sublet.runtime.client.page_prefetch import Begin, one_ahead
+from sublet.runtime.client.rpc_pool import AskedWorkers
+from sublet.runtime.client.session import Patience
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
@@ -51,7 +52,6 @@ from sublet.runtime.protocol.rpc import (
     SnapshotPage,
     SnapshotPageRequest,
 )
-from sublet.runtime.read_ahead import Begin, one_ahead
 
 T = TypeVar("T")
 

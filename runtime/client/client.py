@@ -40,7 +40,7 @@ from sublet.functions.errors import (
     UnknownFunctionError,
 )
 from sublet.functions.windows import watermark_ms_of
-from sublet.runtime.client_channel import (
+from sublet.runtime.client.channel import (
     ANY,
     SEGMENT_BYTES_MAX,
     SEGMENT_MESSAGES_MAX,
@@ -48,13 +48,13 @@ from sublet.runtime.client_channel import (
     Gather,
     Segment,
 )
-from sublet.runtime.client_links import Events, PlainTaskGroup, SessionLinks
-from sublet.runtime.client_pipeline import Pipeline, known_pipelines
-from sublet.runtime.client_session import ClientStats, Patience, Session, with_extra
-from sublet.runtime.client_snapshot import SnapshotPin, SnapshotSource, StateSnapshot
-from sublet.runtime.egress_cursor import EgressCursor
-from sublet.runtime.egress_range import EgressRange
-from sublet.runtime.egress_reader import EgressReader, EgressSource, end_of, first_of
+from sublet.runtime.client.connections import Events, PlainTaskGroup, SessionLinks
+from sublet.runtime.client.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_range import EgressRange
+from sublet.runtime.client.egress_reader import EgressReader, EgressSource, end_of, first_of
+from sublet.runtime.client.pipelines import Pipeline, known_pipelines
+from sublet.runtime.client.session import ClientStats, Patience, Session, with_extra
+from sublet.runtime.client.snapshots import SnapshotPin, SnapshotSource, StateSnapshot
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.observability.telemetry import request_id

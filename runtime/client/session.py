@@ -22,8 +22,8 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client_channel import ANY, Channel, Gather, Segment, Waiter, error_of
-from sublet.runtime.outage import TO_DO, Outage
+from sublet.runtime.client.channel import ANY, Channel, Gather, Segment, Waiter, error_of
+from sublet.runtime.client.outage import TO_DO, Outage
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,

@@ -15,10 +15,10 @@ from typing import Literal, assert_never
 import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.client_session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Session
+from sublet.runtime.client.outage import RETRY_MS_MIN, TO_DO
+from sublet.runtime.client.session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Session
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits
-from sublet.runtime.outage import RETRY_MS_MIN, TO_DO
 from sublet.runtime.protocol.frames import (
     Alive,
     Data,

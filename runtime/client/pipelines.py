@@ -29,7 +29,7 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.functions.key_column import KeyColumn
-from sublet.runtime.pipeline_driver import (
+from sublet.runtime.client.pipeline_protocol import (
     Committed,
     PipelineDriver,
     PipelineProgress,

@@ -19,14 +19,14 @@ import uvloop
 from sublet.functions.app import Function
 from sublet.functions.duration import Duration
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.client import Addresses, Client
-from sublet.runtime.client_links import PlainTaskGroup
-from sublet.runtime.client_pipeline import BlockingPipeline, Pipeline
-from sublet.runtime.client_session import ClientStats
-from sublet.runtime.client_snapshot import BlockingStateSnapshot, SnapshotPin, StateSnapshot
-from sublet.runtime.egress_cursor import EgressCursor
-from sublet.runtime.egress_range import BlockingEgressRange
-from sublet.runtime.egress_reader import EgressReader, EgressRecord
+from sublet.runtime.client.client import Addresses, Client
+from sublet.runtime.client.connections import PlainTaskGroup
+from sublet.runtime.client.egress_cursor import EgressCursor
+from sublet.runtime.client.egress_range import BlockingEgressRange
+from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
+from sublet.runtime.client.pipelines import BlockingPipeline, Pipeline
+from sublet.runtime.client.session import ClientStats
+from sublet.runtime.client.snapshots import BlockingStateSnapshot, SnapshotPin, StateSnapshot
 from sublet.runtime.observability.tracing import current_traceparent
 from sublet.runtime.protocol.frames import Topology
 from sublet.runtime.protocol.pipeline_messages import KnownPipeline
