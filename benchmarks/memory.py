@@ -38,7 +38,7 @@ from sublet import App, Client, Context, Function
 from sublet.functions.address import partition_index_of
 from sublet.runtime.config.settings import read_config
 from sublet.runtime.observability.logging_setup import set_up_logging
-from sublet.runtime.service import counters_of
+from sublet.runtime.services.worker_service import counters_of
 from sublet.runtime.worker import Worker
 
 RESULTS = machine.RESULTS / "memory.jsonl"

@@ -39,7 +39,7 @@ from benchmarks.workload import CALLER_STRIDE, FULL, QUICK, zipf_keys
 from sublet import Client
 from sublet.runtime.config.settings import read_config
 from sublet.runtime.observability.logging_setup import set_up_logging
-from sublet.runtime.service import counters_of
+from sublet.runtime.services.worker_service import counters_of
 from sublet.runtime.worker import Worker
 
 RESULTS = machine.RESULTS / "stages.jsonl"

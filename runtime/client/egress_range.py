@@ -18,7 +18,6 @@ from sublet.functions.errors import EgressLostError, RejectedError, UnavailableE
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_reader import FOLLOW_WAIT_MS, LOST_KEPT_MAX
 from sublet.runtime.client.page_prefetch import Begin, one_ahead
-from sublet.runtime.egress_pages import described
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
     EgressGap,
@@ -26,6 +25,7 @@ from sublet.runtime.protocol.rpc import (
     EgressRequest,
     EgressValues,
 )
+from sublet.runtime.services.egress_pages import described
 
 _log = structlog.get_logger(__name__)
 

@@ -25,7 +25,6 @@ from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.outage import TO_DO, Outage
 from sublet.runtime.client.rpc_pool import AskedWorkers
 from sublet.runtime.client.session import Patience
-from sublet.runtime.egress_pages import described
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
@@ -33,6 +32,7 @@ from sublet.runtime.protocol.rpc import (
     EgressPage,
     EgressRequest,
 )
+from sublet.runtime.services.egress_pages import described
 
 _log = structlog.get_logger(__name__)
 

@@ -24,10 +24,10 @@ from sublet.functions.errors import (
     SubletError,
 )
 from sublet.runtime.client.egress_cursor import EgressCursor
-from sublet.runtime.egress_pages import check_not_ahead
 from sublet.runtime.http.bodies import encoded
 from sublet.runtime.http.errors import HttpProblemError, problem_of
 from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.services.egress_pages import check_not_ahead
 from sublet.statestore.contract import EgressEntry, Store
 
 _log = structlog.get_logger(__name__)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sublet.runtime.metrics import METRICS, Described
 from sublet.runtime.observability.telemetry import STAGES
+from sublet.runtime.services.metrics import METRICS, Described
 
 _HEAD = f"""# Reference: metrics
 
-<!-- Made by `make reference` from runtime/metrics.py. -->
+<!-- Made by `make reference` from runtime/services/metrics.py. -->
 
 `GET /metrics` of a worker's HTTP port has them in Prometheus' format.
 [Metrics](../how-to/metrics.md) says which to watch. A worker counts what it did itself,

@@ -16,11 +16,11 @@ from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_range import EgressRange
 from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.partition.records.channels import Outbox
 from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.partition.records.pending_commit import Pending, Sealer
 from sublet.runtime.protocol.rpc import EgressPage, EgressRequest
+from sublet.runtime.services.egress_pages import EgressPages
 from sublet.statestore.contract import Outcome, Store
 from tests.integration.cluster import until
 

@@ -136,7 +136,7 @@ async def test_columns_are_cut_into_parts_that_fit_and_bad_ones_are_refused(
 
 
 def test_a_schema_says_that_columns_are_taken() -> None:
-    from sublet.runtime.inspection import _message_schema
+    from sublet.runtime.services.inspection import _message_schema
     from tests.integration.columns_app import columns, each
 
     assert msgspec.json.decode(_message_schema(columns))["x-columns"] is True

@@ -24,10 +24,10 @@ from sublet.functions.errors import DeadlineExceededError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.links.grpc_link import UnaryClient
-from sublet.runtime.metrics import METRICS
 from sublet.runtime.observability.telemetry import STAGES
 from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.rpc import CallRequest, ExplainRequest
+from sublet.runtime.services.metrics import METRICS
 from sublet.runtime.worker import Worker
 from tests.integration.cluster import until
 

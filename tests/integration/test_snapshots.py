@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sublet import BlockingClient, Client, RejectedError, SnapshotLostError
 from sublet.functions.address import partition_index_of
 from sublet.runtime.protocol.rpc import SNAPSHOT_KEYS_MAX
-from sublet.runtime.snapshot_pages import PAGE_BYTES
+from sublet.runtime.services.snapshot_pages import PAGE_BYTES
 from tests.integration.cluster import (
     LOOK_EVERY_S,
     PATIENCE_S,

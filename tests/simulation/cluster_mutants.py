@@ -220,7 +220,7 @@ class SpreadsRepeatedRequests(ClusterMutant):
 class SpreadsRepeatedRequestsByHttp(ClusterMutant):
     """The client of a worker brings requests without a key anywhere."""
 
-    replaced: ClassVar = {f"{RUNTIME}.service:Client": _SpreadingClient}
+    replaced: ClassVar = {f"{RUNTIME}.services.worker_service:Client": _SpreadingClient}
 
 
 class RunsWhatConflicts(ClusterMutant):
@@ -284,8 +284,8 @@ class TakesItselfForTheOwnerOfAFile(ClusterMutant):
 
     replaced: ClassVar = {
         "sublet.statestore.sqlite:_epoch": lambda source: None,
-        f"{RUNTIME}.inspection:settled": settled,
-        f"{RUNTIME}.service:settled": settled,
+        f"{RUNTIME}.services.inspection:settled": settled,
+        f"{RUNTIME}.services.worker_service:settled": settled,
     }
 
 

@@ -19,7 +19,7 @@ from sublet.functions.errors import RejectedError, SubletError
 from sublet.runtime.client.client import Client
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.rpc import RecordsRequest, StateRequest
-from sublet.runtime.service import WorkerService
+from sublet.runtime.services.worker_service import WorkerService
 from sublet.statestore.memory import MemoryBackend
 from tests.simulation.client import Said
 from tests.simulation.cluster_sides import SideStory

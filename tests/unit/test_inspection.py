@@ -8,9 +8,9 @@ from typing import Any, cast
 from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
-from sublet.runtime.inspection import Inspection
 from sublet.runtime.protocol.rpc import RecordsRequest, StateRequest
-from sublet.runtime.service import ServedWorker, WorkerService
+from sublet.runtime.services.inspection import Inspection
+from sublet.runtime.services.worker_service import ServedWorker, WorkerService
 from sublet.statestore.contract import Record, StateRow
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 

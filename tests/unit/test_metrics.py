@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.leases.lessor import Tally
-from sublet.runtime.metrics import METRICS, exposition
 from sublet.runtime.observability.telemetry import SpanTimes, Telemetry
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.service import ServedWorker, leases_of
+from sublet.runtime.services.metrics import METRICS, exposition
+from sublet.runtime.services.worker_service import ServedWorker, leases_of
 from sublet.scheduler.auto_binding import AutoBinding
 from sublet.scheduler.urgency import Learned
 from sublet.statestore.contract import Trouble

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.observability.telemetry import Histogram
-from sublet.runtime.service import ServedWorker, bindings_of, costs_of
+from sublet.runtime.services.worker_service import ServedWorker, bindings_of, costs_of
 
 
 class Described(NamedTuple):

@@ -16,14 +16,11 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.errors import RejectedError, UnavailableError
-from sublet.runtime.administration import Administration
 from sublet.runtime.client.client import Client
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
-from sublet.runtime.egress_pages import EgressPages
 from sublet.runtime.execution.state_view import state_json
 from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.hosting.router import Exchange
-from sublet.runtime.inspection import Inspection
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.observability.telemetry import STAGES, parse_request_id, request_id
 from sublet.runtime.observability.tracing import Tracing
@@ -55,7 +52,10 @@ from sublet.runtime.protocol.rpc import (
     StatusReport,
     answering,
 )
-from sublet.runtime.snapshot_pages import SnapshotPages
+from sublet.runtime.services.administration import Administration
+from sublet.runtime.services.egress_pages import EgressPages
+from sublet.runtime.services.inspection import Inspection
+from sublet.runtime.services.snapshot_pages import SnapshotPages
 from sublet.statestore.contract import Store, settled
 
 
@@ -211,7 +211,7 @@ class WorkerService:
     def metrics(self) -> bytes:
         """Return what the worker counts, in the text format of Prometheus."""
         # It reads from this module's types; and most workers are never asked.
-        from sublet.runtime.metrics import exposition
+        from sublet.runtime.services.metrics import exposition
 
         return exposition(self._worker)
 
