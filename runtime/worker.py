@@ -244,7 +244,7 @@ class Worker:
             yield
             return
         # Most workers serve none, and should not wait for its modules.
-        from sublet.runtime.http.app import HttpApp
+        from sublet.runtime.http.routes import HttpApp
         from sublet.runtime.http.server import HttpServer
         from sublet.runtime.http.sse import EgressFeeds
 

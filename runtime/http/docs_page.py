@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sublet.runtime.http.bodies import JSON_TYPE
+from sublet.runtime.http.content import JSON_TYPE
 
 Json = dict[str, Any]
 

@@ -14,9 +14,9 @@ from sublet.functions.app import Function
 from sublet.functions.codec import INT_MAX, INT_MIN
 from sublet.functions.errors import PayloadError
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.http.bodies import JSON_TYPE, MSGPACK_TYPE
+from sublet.runtime.http.content import JSON_TYPE, MSGPACK_TYPE
 from sublet.runtime.http.errors import PROBLEM_TYPE, STATUS_BY_CODE, problem_schema
-from sublet.runtime.http.reading import DEADLINE_PATTERN, IDEMPOTENCY_KEY_PATTERN
+from sublet.runtime.http.request_parsing import DEADLINE_PATTERN, IDEMPOTENCY_KEY_PATTERN
 from sublet.runtime.http.sse import STREAM_TYPE
 from sublet.runtime.protocol.rpc import EGRESS_LIMIT_DEFAULT, EGRESS_LIMIT_MAX, EGRESS_WAIT_MS_MAX
 

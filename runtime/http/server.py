@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.http.disconnects import CONNECTION
 from sublet.runtime.http.errors import PROBLEM_TYPE, Problem, problem
-from sublet.runtime.http.leaving import CONNECTION
 from sublet.runtime.http.lingering import LingeringTransport
 from sublet.runtime.http.listening import BACKLOG, let_nobody_connect, listen
 

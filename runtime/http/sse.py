@@ -24,7 +24,7 @@ from sublet.functions.errors import (
     SubletError,
 )
 from sublet.runtime.client.egress_cursor import EgressCursor
-from sublet.runtime.http.bodies import encoded
+from sublet.runtime.http.content import encoded
 from sublet.runtime.http.errors import HttpProblemError, problem_of
 from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.runtime.services.egress_pages import check_not_ahead

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.http.bodies import MSGPACK_TYPE
+from sublet.runtime.http.content import MSGPACK_TYPE
 from sublet.runtime.http.openapi import describe
 from tests.integration.http_app import app
 from tests.integration.http_worker import http_worker

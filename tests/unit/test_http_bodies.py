@@ -13,9 +13,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sublet import App, Context, EncodeError, PayloadError
-from sublet.runtime.http.bodies import Form, encoded, form_of_body, form_of_reply, message_from
+from sublet.runtime.http.content import Form, encoded, form_of_body, form_of_reply, message_from
 from sublet.runtime.http.errors import HttpProblemError
-from sublet.runtime.http.reading import (
+from sublet.runtime.http.request_parsing import (
     IDEMPOTENCY_KEY_PATTERN,
     check_origin,
     deadline_ms_from,

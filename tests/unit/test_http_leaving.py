@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sublet.functions.errors import UnavailableError, UnknownOutcomeError
-from sublet.runtime.http.leaving import OpenRequests
+from sublet.runtime.http.disconnects import OpenRequests
 
 
 async def test_who_waits_when_the_worker_ends_is_told_the_inner_error() -> None:

@@ -32,7 +32,7 @@ from sublet.functions.errors import (
 from sublet.runtime.client.client import Client
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.http.bodies import (
+from sublet.runtime.http.content import (
     JSON_TYPE,
     MEDIA_TYPES,
     Form,
@@ -41,11 +41,11 @@ from sublet.runtime.http.bodies import (
     form_of_reply,
     message_from,
 )
+from sublet.runtime.http.disconnects import OpenRequests, unless_left
 from sublet.runtime.http.docs_page import docs_page
 from sublet.runtime.http.errors import PROBLEM_TYPE, HttpProblemError, Problem, problem, problem_of
-from sublet.runtime.http.leaving import OpenRequests, unless_left
 from sublet.runtime.http.openapi import KEYS_LIMIT_DEFAULT, KEYS_LIMIT_MAX, describe
-from sublet.runtime.http.reading import (
+from sublet.runtime.http.request_parsing import (
     check_origin,
     deadline_ms_from,
     idempotency_key_from,
