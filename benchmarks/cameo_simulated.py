@@ -37,7 +37,7 @@ from benchmarks.cameo_report import show_simulated
 from benchmarks.workload import percentile
 from sublet.functions.address import partition_index_of
 from sublet.functions.duration import milliseconds
-from sublet.runtime.simulation.scenario import Load, Stage, To
+from sublet.runtime.simulation.scenarios.scenario import Load, Stage, To
 from sublet.runtime.simulation.simulation import Simulation
 
 SEED = 7

@@ -14,7 +14,7 @@ from sublet.runtime.cli_exit import ExitCode
 from sublet.runtime.cli_table import print_table
 
 if TYPE_CHECKING:
-    from sublet.runtime.simulation.report import Report
+    from sublet.runtime.simulation.reports.report import Report
     from sublet.runtime.simulation.simulation import Simulation
 
 
@@ -52,8 +52,8 @@ def simulate(asked: Asked) -> None:
 
 
 def _simulations(asked: Asked) -> dict[str, Simulation]:
-    from sublet.runtime.simulation.default_scenario import default_scenario
-    from sublet.runtime.simulation.scenario_file import load_scenario
+    from sublet.runtime.simulation.scenarios.default_scenario import default_scenario
+    from sublet.runtime.simulation.scenarios.files import load_scenario
 
     simulation = default_scenario() if asked.scenario is None else load_scenario(asked.scenario)
     if asked.workers is not None:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from sublet.runtime.simulation.app_functions import SimulationError
-from sublet.runtime.simulation.chance import (
+from sublet.runtime.simulation.engine.app_functions import SimulationError
+from sublet.runtime.simulation.engine.ledger import ConservationError
+from sublet.runtime.simulation.reports.plot import plot_distributions
+from sublet.runtime.simulation.reports.report import (
+    FunctionReport,
+    Latency,
+    Report,
+    Second,
+    Traffic,
+)
+from sublet.runtime.simulation.scenarios.distributions import (
     Constant,
     Cost,
     EachInTurn,
@@ -15,11 +24,9 @@ from sublet.runtime.simulation.chance import (
     Uniform,
     Zipf,
 )
-from sublet.runtime.simulation.ledger import ConservationError
-from sublet.runtime.simulation.recorded import write_recorded
-from sublet.runtime.simulation.report import FunctionReport, Latency, Report, Second, Traffic
-from sublet.runtime.simulation.report_plot import plot_distributions
-from sublet.runtime.simulation.scenario import (
+from sublet.runtime.simulation.scenarios.files import load_scenario
+from sublet.runtime.simulation.scenarios.recorded import write_recorded
+from sublet.runtime.simulation.scenarios.scenario import (
     Crash,
     Cut,
     Load,
@@ -30,7 +37,6 @@ from sublet.runtime.simulation.scenario import (
     StoreModel,
     To,
 )
-from sublet.runtime.simulation.scenario_file import load_scenario
 from sublet.runtime.simulation.simulation import Simulation
 from sublet.scheduler.orders import TokenShares
 

@@ -18,7 +18,7 @@ from benchmarks.dirigo.workloads import (
     two_stages,
 )
 from benchmarks.workload import percentile
-from sublet.runtime.simulation.report import Report
+from sublet.runtime.simulation.reports.report import Report
 from sublet.runtime.simulation.simulation import Simulation
 
 STATIC = "static"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.functions.address import partition_index_of
-from sublet.runtime.simulation.scenario import Load, Network, Stage, StoreModel, To
+from sublet.runtime.simulation.scenarios.scenario import Load, Network, Stage, StoreModel, To
 from sublet.runtime.simulation.simulation import Simulation
 
 WORKERS = 128

@@ -12,18 +12,22 @@ from sublet.functions.app import App, Function, functions_of
 from sublet.functions.duration import Duration, milliseconds
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.simulation.app_functions import AppHandlers
-from sublet.runtime.simulation.chance import Cost, stream
-from sublet.runtime.simulation.clients import Source, synthetic_arrivals
-from sublet.runtime.simulation.cluster import QUIET_CHECK_MS, Cluster
-from sublet.runtime.simulation.events import Events
-from sublet.runtime.simulation.hosted import Handlers
-from sublet.runtime.simulation.ledger import Ledger
-from sublet.runtime.simulation.network import SimulatedNetwork
-from sublet.runtime.simulation.pace import CorePace, MistakenPace
-from sublet.runtime.simulation.recorded import read_recorded
-from sublet.runtime.simulation.report import Report
-from sublet.runtime.simulation.scenario import (
+from sublet.runtime.simulation.engine.app_functions import AppHandlers
+from sublet.runtime.simulation.engine.cluster import QUIET_CHECK_MS, Cluster
+from sublet.runtime.simulation.engine.events import Events
+from sublet.runtime.simulation.engine.hosted import Handlers
+from sublet.runtime.simulation.engine.ledger import Ledger
+from sublet.runtime.simulation.engine.network import SimulatedNetwork
+from sublet.runtime.simulation.engine.pace import CorePace, MistakenPace
+from sublet.runtime.simulation.engine.stages import APP, StageHandlers, functions_of_stages
+from sublet.runtime.simulation.engine.store import SimulatedStore
+from sublet.runtime.simulation.engine.trace import Trace
+from sublet.runtime.simulation.engine.worker import SimulatedWorker, Surroundings
+from sublet.runtime.simulation.reports.report import Report
+from sublet.runtime.simulation.scenarios.distributions import Cost, stream
+from sublet.runtime.simulation.scenarios.load import Source, synthetic_arrivals
+from sublet.runtime.simulation.scenarios.recorded import read_recorded
+from sublet.runtime.simulation.scenarios.scenario import (
     WORKERS_MAX,
     Fault,
     Load,
@@ -34,10 +38,6 @@ from sublet.runtime.simulation.scenario import (
     check_fault,
     check_stages,
 )
-from sublet.runtime.simulation.stages import APP, StageHandlers, functions_of_stages
-from sublet.runtime.simulation.store import SimulatedStore
-from sublet.runtime.simulation.trace import Trace
-from sublet.runtime.simulation.worker import SimulatedWorker, Surroundings
 from sublet.scheduler.api import QueueOrder
 from sublet.scheduler.binding import Asked, BindingPolicy, binding_named
 from sublet.scheduler.orders import DEFAULT_ORDER, TokenShares, order_named

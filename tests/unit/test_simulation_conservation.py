@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime.simulation.ledger import ConservationError, Ledger
+from sublet.runtime.simulation.engine.ledger import ConservationError, Ledger
 from sublet.simulation import (
     Crash,
     Cut,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.runtime.protocol.lease_messages import LeaseId, Offer, StoredState
-from sublet.runtime.simulation.lending import StatesOfOthers
+from sublet.runtime.simulation.engine.lending import StatesOfOthers
 from sublet.simulation import (
     Crash,
     Cut,

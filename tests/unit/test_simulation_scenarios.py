@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sublet.runtime.simulation.chance import Cost, distribution, keys_of, stream
+from sublet.runtime.simulation.scenarios.distributions import Cost, distribution, keys_of, stream
 from sublet.simulation import (
     Crash,
     Cut,

@@ -9,9 +9,9 @@ from sublet.functions.duration import milliseconds
 from sublet.runtime.partition.records.channels import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, Refused
 from sublet.runtime.protocol.lease_messages import LeaseMessage
-from sublet.runtime.simulation.chance import distribution, stream
-from sublet.runtime.simulation.events import Events
-from sublet.runtime.simulation.scenario import Network
+from sublet.runtime.simulation.engine.events import Events
+from sublet.runtime.simulation.scenarios.distributions import distribution, stream
+from sublet.runtime.simulation.scenarios.scenario import Network
 
 FRAME_BYTES = 32
 ACK_BYTES = 24

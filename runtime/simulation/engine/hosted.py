@@ -10,7 +10,7 @@ from sublet.functions.app import Function
 from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
+from sublet.runtime.simulation.engine.ledger import FunctionTally, Ledger, Root
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
 Executed = tuple[str, int, Sequence[Root]]

@@ -43,11 +43,11 @@ from sublet.runtime.partition.model.effects import (
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
-from sublet.runtime.simulation.chance import Cost, stream
-from sublet.runtime.simulation.events import Events
-from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent, roots_of
-from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
-from sublet.runtime.simulation.store import SimulatedStore, at_once
+from sublet.runtime.simulation.engine.events import Events
+from sublet.runtime.simulation.engine.hosted import CacheShare, Executed, Hosted, Sent, roots_of
+from sublet.runtime.simulation.engine.ledger import FunctionTally, Ledger, Root
+from sublet.runtime.simulation.engine.store import SimulatedStore, at_once
+from sublet.runtime.simulation.scenarios.distributions import Cost, stream
 from sublet.statestore.contract import TIMER, Commit, Recovered, StateRow
 
 FAR_MS = 1 << 60

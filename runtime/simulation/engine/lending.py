@@ -29,15 +29,15 @@ from sublet.runtime.protocol.lease_messages import (
     Return,
     StoredState,
 )
-from sublet.runtime.simulation.ledger import LeaseTally
-from sublet.runtime.simulation.scenario import StoreModel
-from sublet.runtime.simulation.store import ENTRY_BYTES
+from sublet.runtime.simulation.engine.ledger import LeaseTally
+from sublet.runtime.simulation.engine.store import ENTRY_BYTES
+from sublet.runtime.simulation.scenarios.scenario import StoreModel
 from sublet.scheduler.binding import Asked, BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 if TYPE_CHECKING:
-    from sublet.runtime.simulation.events import Events
-    from sublet.runtime.simulation.hosted import Handlers, Hosted
+    from sublet.runtime.simulation.engine.events import Events
+    from sublet.runtime.simulation.engine.hosted import Handlers, Hosted
 
 SAID_BYTES = 60
 """What a message between lessor and lessee weighs without what it carries, about."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sublet.runtime.simulation.report import Report
+    from sublet.runtime.simulation.reports.report import Report
 
 POINTS_MAX = 1_000
 """Of one curve: more would only make the file larger."""

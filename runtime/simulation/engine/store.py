@@ -10,11 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from sublet.runtime.simulation.chance import Cost, stream
-from sublet.runtime.simulation.events import Events
-from sublet.runtime.simulation.hosted import Hosted
-from sublet.runtime.simulation.ledger import FunctionTally
-from sublet.runtime.simulation.scenario import StoreModel
+from sublet.runtime.simulation.engine.events import Events
+from sublet.runtime.simulation.engine.hosted import Hosted
+from sublet.runtime.simulation.engine.ledger import FunctionTally
+from sublet.runtime.simulation.scenarios.distributions import Cost, stream
+from sublet.runtime.simulation.scenarios.scenario import StoreModel
 from sublet.statestore.contract import Commit, Outcome, Recovered, StateRow
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sublet.runtime.config.app_loading import LoadError, load_functions
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.simulation.scenario import (
+from sublet.runtime.simulation.scenarios.scenario import (
     Crash,
     Cut,
     Load,

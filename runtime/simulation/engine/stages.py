@@ -17,11 +17,11 @@ from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger, NoC
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.lease_messages import PartialState
-from sublet.runtime.simulation.chance import Cost, KeySampler, keys_of, stream
-from sublet.runtime.simulation.hosted import CacheShare, Executed, Hosted, Sent, roots_of
-from sublet.runtime.simulation.ledger import FunctionTally, Ledger, Root
-from sublet.runtime.simulation.scenario import Stage, To
-from sublet.runtime.simulation.store import ModelledCells
+from sublet.runtime.simulation.engine.hosted import CacheShare, Executed, Hosted, Sent, roots_of
+from sublet.runtime.simulation.engine.ledger import FunctionTally, Ledger, Root
+from sublet.runtime.simulation.engine.store import ModelledCells
+from sublet.runtime.simulation.scenarios.distributions import Cost, KeySampler, keys_of, stream
+from sublet.runtime.simulation.scenarios.scenario import Stage, To
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
 APP = "sim"

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from sublet.functions.app import Function
 from sublet.functions.duration import milliseconds
-from sublet.runtime.simulation.chance import stream
-from sublet.runtime.simulation.clients import Source
-from sublet.runtime.simulation.scenario import Crash, Cut, Fault, Pause, Slow
-from sublet.runtime.simulation.worker import SimulatedWorker, Surroundings
+from sublet.runtime.simulation.engine.worker import SimulatedWorker, Surroundings
+from sublet.runtime.simulation.scenarios.distributions import stream
+from sublet.runtime.simulation.scenarios.load import Source
+from sublet.runtime.simulation.scenarios.scenario import Crash, Cut, Fault, Pause, Slow
 from sublet.scheduler.placement import place
 
 HEARTBEAT_MS = 200.0

@@ -10,7 +10,13 @@ from typing import Any
 
 from sublet.functions.app import FunctionKind
 from sublet.functions.duration import Duration, milliseconds
-from sublet.runtime.simulation.chance import Cost, Distribution, Keys, distribution, keys_of
+from sublet.runtime.simulation.scenarios.distributions import (
+    Cost,
+    Distribution,
+    Keys,
+    distribution,
+    keys_of,
+)
 from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.binding import binding_named
 

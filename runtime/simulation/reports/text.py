@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sublet.runtime.simulation.report import Report
+    from sublet.runtime.simulation.reports.report import Report
 
 WIDTH = 110
 """Where there is no terminal that says how wide it is."""

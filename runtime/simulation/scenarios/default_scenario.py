@@ -6,8 +6,8 @@ cores have. What happens to the orders then is what the queue's order decides.
 
 from __future__ import annotations
 
-from sublet.runtime.simulation.chance import EvenKeys, Zipf
-from sublet.runtime.simulation.scenario import Crash, Load, Network, Stage, StoreModel, To
+from sublet.runtime.simulation.scenarios.distributions import EvenKeys, Zipf
+from sublet.runtime.simulation.scenarios.scenario import Crash, Load, Network, Stage, StoreModel, To
 from sublet.runtime.simulation.simulation import Simulation
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from sublet.functions.app import Function
 from sublet.functions.duration import milliseconds
-from sublet.runtime.simulation.clients import Arrival
-from sublet.runtime.simulation.scenario import Load
+from sublet.runtime.simulation.scenarios.load import Arrival
+from sublet.runtime.simulation.scenarios.scenario import Load
 
 COLUMNS = ("time_ms", "function", "key", "payload", "deadline_ms")
 TOGETHER_MS = 0.5

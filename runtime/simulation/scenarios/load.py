@@ -19,12 +19,12 @@ from sublet.functions.codec import join_column
 from sublet.functions.duration import milliseconds
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
-from sublet.runtime.simulation.chance import distribution, keys_of, stream
-from sublet.runtime.simulation.ledger import Root
-from sublet.runtime.simulation.network import Frame
-from sublet.runtime.simulation.scenario import Load
-from sublet.runtime.simulation.stages import NIL, window_end_ms
-from sublet.runtime.simulation.worker import RETRY_MS, Surroundings
+from sublet.runtime.simulation.engine.ledger import Root
+from sublet.runtime.simulation.engine.network import Frame
+from sublet.runtime.simulation.engine.stages import NIL, window_end_ms
+from sublet.runtime.simulation.engine.worker import RETRY_MS, Surroundings
+from sublet.runtime.simulation.scenarios.distributions import distribution, keys_of, stream
+from sublet.runtime.simulation.scenarios.scenario import Load
 
 BATCH_MESSAGES_MAX = 10_000
 

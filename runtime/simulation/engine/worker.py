@@ -39,20 +39,20 @@ from sublet.runtime.partition.records.channels import endpoint_of
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import LeaseMessage
-from sublet.runtime.simulation.chance import stream
-from sublet.runtime.simulation.events import Events
-from sublet.runtime.simulation.hosted import Handlers, Hosted
-from sublet.runtime.simulation.ledger import LeaseTally, Ledger
-from sublet.runtime.simulation.lending import GuestRun, SimulatedLending
-from sublet.runtime.simulation.network import Frame, Node, SimulatedNetwork
-from sublet.runtime.simulation.pace import CorePace
-from sublet.runtime.simulation.store import (
+from sublet.runtime.simulation.engine.events import Events
+from sublet.runtime.simulation.engine.hosted import Handlers, Hosted
+from sublet.runtime.simulation.engine.ledger import LeaseTally, Ledger
+from sublet.runtime.simulation.engine.lending import GuestRun, SimulatedLending
+from sublet.runtime.simulation.engine.network import Frame, Node, SimulatedNetwork
+from sublet.runtime.simulation.engine.pace import CorePace
+from sublet.runtime.simulation.engine.store import (
     ModelledCells,
     SimulatedCommitter,
     SimulatedStore,
     at_once,
 )
-from sublet.runtime.simulation.trace import Trace
+from sublet.runtime.simulation.engine.trace import Trace
+from sublet.runtime.simulation.scenarios.distributions import stream
 from sublet.scheduler.binding import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.functions.duration import milliseconds
-from sublet.runtime.simulation.ledger import FunctionTally, Series
+from sublet.runtime.simulation.engine.ledger import FunctionTally, Series
 
 if TYPE_CHECKING:
-    from sublet.runtime.simulation.cluster import Cluster
+    from sublet.runtime.simulation.engine.cluster import Cluster
+    from sublet.runtime.simulation.engine.worker import Surroundings
     from sublet.runtime.simulation.simulation import Simulation
-    from sublet.runtime.simulation.worker import Surroundings
 
 TIMERS = "timers"
 """The name for what delayed messages cause, in place of a load's."""
@@ -334,13 +334,13 @@ class Report:
 
     def print(self) -> None:
         """Show tables in the terminal."""
-        from sublet.runtime.simulation.report_text import print_report
+        from sublet.runtime.simulation.reports.text import print_report
 
         print_report(self)
 
     def plot(self, path: str | Path) -> Path:
         """Draw distributions and timelines into an .svg or .png file; needs matplotlib."""
-        from sublet.runtime.simulation.report_plot import plot_report
+        from sublet.runtime.simulation.reports.plot import plot_report
 
         return plot_report(self, Path(path))
 

@@ -1,0 +1,4 @@
+"""What came out of a simulation: as numbers, tables and plots.
+
+Nothing here influences a run.
+"""

@@ -1,0 +1,4 @@
+"""What a user says of a simulation: stages, loads, faults and distributions, in Python or in files.
+
+Values only; nothing here runs.
+"""
