@@ -1,7 +1,7 @@
 """Test functions in-process: `from sublet.testing import Harness`."""
 
 from sublet.runtime.testing.harness import Harness
-from sublet.runtime.testing.ledger import DeadLetter, Reply, Sent, Step, Timer
+from sublet.runtime.testing.history import DeadLetter, Reply, Sent, Step, Timer
 from sublet.runtime.testing.virtual_loop import StuckError
 
 __all__ = ["DeadLetter", "Harness", "Reply", "Sent", "Step", "StuckError", "Timer"]

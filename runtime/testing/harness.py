@@ -33,10 +33,10 @@ from sublet.runtime.partition.model.work import Message
 from sublet.runtime.partition.records.timers import Timer as StoredTimer
 from sublet.runtime.partition.records.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.testing.fallible_store import CommitFault
-from sublet.runtime.testing.ledger import DeadLetter, Reply, Sent, Step, Timer, function_of
-from sublet.runtime.testing.local_exchange import Asked
-from sublet.runtime.testing.machine import RECORDS_MAX, Machine
+from sublet.runtime.testing.faulty_store import CommitFault
+from sublet.runtime.testing.history import DeadLetter, Reply, Sent, Step, Timer, function_of
+from sublet.runtime.testing.in_process_worker import RECORDS_MAX, Machine
+from sublet.runtime.testing.local_router import Asked
 from sublet.runtime.testing.observed_handlers import HandlerFault
 from sublet.runtime.testing.plain_state import arrange, plain_value
 from sublet.runtime.testing.virtual_loop import StuckError, immediately

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from sublet.functions.app import Function
-from sublet.runtime.testing.machine import NoWatchdog
+from sublet.runtime.testing.in_process_worker import NoWatchdog
 from sublet.scheduler.pace import LearnedPace
 from tests.simulation.cluster_links import Network, SimulatedLinkServer
 from tests.simulation.cluster_loop import ClusterLoop

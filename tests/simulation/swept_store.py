@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NoReturn
 
 from sublet.functions.errors import RetryLaterError
-from sublet.runtime.testing.fallible_store import FallibleStore
+from sublet.runtime.testing.faulty_store import FallibleStore
 from sublet.statestore.contract import Commit, Outcome, Record, StateRow
 
 SLOW_S = 0.7

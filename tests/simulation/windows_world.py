@@ -31,7 +31,7 @@ from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.testing.machine import NoWatchdog
+from sublet.runtime.testing.in_process_worker import NoWatchdog
 from sublet.statestore.contract import PARKED, WINDOW
 from tests.simulation.client import Client, ClientChannel, Said
 from tests.simulation.handlers import PARTITIONS_PER_FUNCTION

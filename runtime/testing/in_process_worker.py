@@ -16,9 +16,9 @@ from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.partition_host import Host, Hosted
 from sublet.runtime.partition.model.work import Message
-from sublet.runtime.testing.fallible_store import FallibleStore
-from sublet.runtime.testing.ledger import Ledger, Reply
-from sublet.runtime.testing.local_exchange import Asked, LocalExchange
+from sublet.runtime.testing.faulty_store import FallibleStore
+from sublet.runtime.testing.history import Ledger, Reply
+from sublet.runtime.testing.local_router import Asked, LocalExchange
 from sublet.runtime.testing.observed_handlers import ObservedHandlers
 from sublet.runtime.testing.virtual_loop import LooseTasks, StuckError, VirtualLoop, immediately
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
