@@ -150,10 +150,11 @@ def main() -> None:
         measure("sublet --help", help_s, options.rounds, HELP_TARGET_S),
         measure("worker ready, memory", lambda: ready_s("memory"), options.rounds, READY_TARGET_S),
         measure("worker ready, sqlite", lambda: ready_s("sqlite"), options.rounds, READY_TARGET_S),
-        measure_imports("imports of sublet --help", "import sublet.runtime.cli"),
+        measure_imports("imports of sublet --help", "import sublet.runtime.cli.main"),
         measure_imports(
             "imports of a worker",
-            "import sublet.runtime.cli, sublet.runtime.cli_run, sublet.runtime.worker, uvloop\n"
+            "import sublet.runtime.cli.main, sublet.runtime.cli.commands.run\n"
+            "import sublet.runtime.worker, uvloop\n"
             "import sublet.runtime.observability.logging_setup, sublet.statestore.sqlite\n"
             "import sublet.statestore.sqlite_directory, benchmarks.count_app",
         ),

@@ -37,12 +37,12 @@ from word_count import count, split, top  # noqa: E402
 from word_lines import VOCABULARY, WORDS_IN_A_LINE, generate_lines  # noqa: E402
 
 from sublet.functions.errors import RetryLaterError, SubletError  # noqa: E402
+from sublet.runtime.cli.supervisor import GaveUpError, Launch, Supervisor  # noqa: E402
 from sublet.runtime.client.client import Client  # noqa: E402
 from sublet.runtime.config.settings import WorkerConfig  # noqa: E402
 from sublet.runtime.links.grpc_link import UnaryClient  # noqa: E402
 from sublet.runtime.observability.logging_setup import set_up_logging  # noqa: E402
 from sublet.runtime.protocol.rpc import StatusReport  # noqa: E402
-from sublet.runtime.supervisor import GaveUpError, Launch, Supervisor  # noqa: E402
 
 START_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 30.0

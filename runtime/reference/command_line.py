@@ -7,12 +7,12 @@ from typing import Any
 
 import typer
 
-from sublet.runtime.cli import cli
+from sublet.runtime.cli.main import cli
 
 _WIDTH = 90
 _HEAD = """# Reference: command line
 
-<!-- Made by `make reference` from runtime/cli.py. -->
+<!-- Made by `make reference` from runtime/cli/main.py. -->
 
 [The command line](../cli.md) explains what is common to all commands. This is what
 `sublet COMMAND --help` prints.

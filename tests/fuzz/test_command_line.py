@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sublet.runtime.cli import cli
+from sublet.runtime.cli.main import cli
 
 COMMANDS = (
     ("call",),

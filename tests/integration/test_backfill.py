@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from sublet import Client
 from sublet.functions.errors import RejectedError
-from sublet.runtime.cli import cli
-from sublet.runtime.cli_backfill import ProgressLines, progress_text
+from sublet.runtime.cli.commands.backfill import ProgressLines, progress_text
+from sublet.runtime.cli.main import cli
 from sublet.runtime.client.pipeline_protocol import PipelineDriver, Plan, Story
 from sublet.runtime.client.pipelines import Pipeline
 from sublet.spark_bridge.backfill import BackfillProgress

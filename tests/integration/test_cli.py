@@ -34,10 +34,10 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
-from sublet.runtime.cli import cli
-from sublet.runtime.cli_exit import ExitCode, NoClusterError, UsageError, code_of, exit_with
+from sublet.runtime.cli.exit_codes import ExitCode, NoClusterError, UsageError, code_of, exit_with
+from sublet.runtime.cli.main import cli
+from sublet.runtime.cli.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 from sublet.runtime.config.settings import WorkerConfig, settings
-from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import StoreServerError
 from sublet.statestore.sqlite_directory import SqliteDirectory
@@ -166,7 +166,7 @@ def wait_for_end(pid: int) -> None:
 def test_the_help_imports_nothing_heavy() -> None:
     heavy = ["grpc", "uvloop", "sqlite3", "rich", "structlog", "asyncio", "google.protobuf"]
     program = (
-        "import sys; from sublet.runtime.cli import cli\n"
+        "import sys; from sublet.runtime.cli.main import cli\n"
         "try: cli(['--help'])\n"
         f"except SystemExit: print([each for each in {heavy} if each in sys.modules])"
     )

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from sublet import BlockingClient
 from sublet.functions.address import partition_index_of
-from sublet.runtime.cli import cli
-from sublet.runtime.cli_exit import ExitCode
+from sublet.runtime.cli.exit_codes import ExitCode
+from sublet.runtime.cli.main import cli
 from sublet.runtime.client.pipeline_protocol import Staged
 from sublet.runtime.client.pipelines import BlockingPipeline
 from tests.integration.cluster import Cluster

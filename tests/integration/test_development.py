@@ -17,8 +17,8 @@ from queue import Empty, Queue
 
 import pytest
 
-from sublet.runtime.cli_exit import ExitCode, UsageError
-from sublet.runtime.cli_new import project_files
+from sublet.runtime.cli.commands.new import project_files
+from sublet.runtime.cli.exit_codes import ExitCode, UsageError
 
 PATIENCE_S = 30.0
 # So that `sublet` and `pytest` are those of this environment.

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sublet import BlockingClient, Client, IdempotencyConflictError, RejectedError
-from sublet.runtime.cli import cli
+from sublet.runtime.cli.main import cli
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sublet import Client, UnavailableError, UnknownOutcomeError
-from sublet.runtime.cli_exit import ExitCode
+from sublet.runtime.cli.exit_codes import ExitCode
 from tests.integration.cluster import PROJECT, running_cluster, until
 
 WAITING = "waiting: the egress cannot be read"

@@ -17,7 +17,7 @@ import pytest
 from sublet import BlockingClient, Client
 from sublet.functions.address import partition_index_of
 from sublet.functions.errors import UnavailableError
-from sublet.runtime.cli_exit import ExitCode
+from sublet.runtime.cli.exit_codes import ExitCode
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import CallRequest
 from tests.integration import count_app

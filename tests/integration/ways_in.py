@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from sublet import BlockingClient, Client
 from sublet.functions.errors import SubletError, error_from_code
 from sublet.proto import sublet_pb2 as pb
-from sublet.runtime.cli import cli
+from sublet.runtime.cli.main import cli
 
 PATIENCE_S = 30.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime.cli_pipelines import Found, question_of, unknown
+from sublet.runtime.cli.commands.pipelines import Found, question_of, unknown
 from sublet.runtime.client.pipeline_protocol import PipelineProgress
 from sublet.runtime.protocol.pipeline_messages import KnownPipeline
 

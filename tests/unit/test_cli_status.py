@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from sublet.runtime.cli_status import _show, describe
+from sublet.runtime.cli.commands.status import _show, describe
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.rpc import FunctionLeases, StatusReport
 

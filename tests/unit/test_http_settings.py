@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sublet.runtime.cli.supervisor import Launch
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, environment_of, read_config
-from sublet.runtime.supervisor import Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ def test_a_port_that_cannot_be_is_refused(settings: dict[str, int]) -> None:
         WorkerConfig(port=7, **settings)
 
 
-@pytest.mark.parametrize("module", ["sublet", "sublet.runtime.cli", "sublet.runtime.worker"])
+@pytest.mark.parametrize("module", ["sublet", "sublet.runtime.cli.main", "sublet.runtime.worker"])
 def test_nobody_waits_for_the_modules_of_http_who_does_not_serve_it(module: str) -> None:
     program = (
         f"import sys, {module}\n"

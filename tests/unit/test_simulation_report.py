@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sublet.runtime.cli import cli
+from sublet.runtime.cli.main import cli
 from sublet.simulation import Load, Report, Simulation, Stage, To, plot_distributions
 
 SCENARIO = """

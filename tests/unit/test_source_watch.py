@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.runtime.source_watch import SourceWatch
+from sublet.runtime.cli.source_watch import SourceWatch
 
 
 @pytest.fixture

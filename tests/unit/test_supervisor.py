@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sublet.runtime.cli.supervisor import Launch, RestartBudget, line_for_log
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, read_config
-from sublet.runtime.supervisor import Launch, RestartBudget, line_for_log
 
 
 def launch(config: WorkerConfig, workers: int) -> Launch:

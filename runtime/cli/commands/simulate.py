@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sublet.runtime.cli_exit import ExitCode
-from sublet.runtime.cli_table import print_table
+from sublet.runtime.cli.exit_codes import ExitCode
+from sublet.runtime.cli.table import print_table
 
 if TYPE_CHECKING:
     from sublet.runtime.simulation.reports.report import Report

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import typer
 
 from sublet.functions.errors import RejectedError
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import UsageError, confirm
-from sublet.runtime.cli_table import print_table, time_text
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.exit_codes import UsageError, confirm
+from sublet.runtime.cli.table import print_table, time_text
 from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,
     AdministerRequest,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from sublet.functions.errors import SubletError
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with, tell_waiting
-from sublet.runtime.cli_table import print_table
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.exit_codes import ExitCode, UsageError, exit_with, tell_waiting
+from sublet.runtime.cli.table import print_table
 
 if TYPE_CHECKING:
     from sublet.spark_bridge.backfill import (

@@ -12,8 +12,8 @@ import msgspec
 import typer
 
 from sublet.functions.errors import RejectedError, SubletError
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import UsageError, exit_with, tell_waiting
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.exit_codes import UsageError, exit_with, tell_waiting
 from sublet.runtime.client.connections import PlainTaskGroup
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_reader import EgressReader, EgressRecord, EgressSource

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.runtime.cli_settings import with_settings
+from sublet.runtime.cli.commands.config import with_settings
 
 if TYPE_CHECKING:
-    from sublet.runtime.cli_cluster import Where
+    from sublet.runtime.cli.cluster_lookup import Where
 
 _EXIT_CODES = """Exit codes: 0 done; 1 the function failed; 2 wrong usage; 3 no cluster reached;
 4 overloaded or not ready, try again."""
@@ -128,7 +128,7 @@ def main() -> None:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            from sublet.runtime.cli_exit import ExitCode
+            from sublet.runtime.cli.exit_codes import ExitCode
 
             typer.echo(f"error: {argument!r:.200} is not valid UTF-8", err=True)
             sys.exit(ExitCode.USAGE)
@@ -168,9 +168,9 @@ def new(
 
     Example: sublet new shop
     """
-    from sublet.runtime import cli_new
+    from sublet.runtime.cli.commands import new as new_commands
 
-    cli_new.new(Path(name))
+    new_commands.new(Path(name))
 
 
 @cli.command()
@@ -188,9 +188,9 @@ def dev(
 
     Example: sublet dev shop.app:app
     """
-    from sublet.runtime import cli_dev
+    from sublet.runtime.cli.commands import dev as dev_commands
 
-    cli_dev.dev(app, http, flags)
+    dev_commands.dev(app, http, flags)
 
 
 @cli.command()
@@ -209,9 +209,9 @@ def run(
 
     Example: sublet run examples/word_count.py:app --workers 2
     """
-    from sublet.runtime import cli_run
+    from sublet.runtime.cli.commands import run as run_commands
 
-    cli_run.run_workers(app, workers, flags)
+    run_commands.run_workers(app, workers, flags)
 
 
 @cli.command()
@@ -227,9 +227,9 @@ def worker(
 
     Example: sublet worker examples/word_count.py:app --port 7070
     """
-    from sublet.runtime import cli_run
+    from sublet.runtime.cli.commands import run as run_commands
 
-    cli_run.run_worker(app, flags, supervisor_fd)
+    run_commands.run_worker(app, flags, supervisor_fd)
 
 
 @cli.command()
@@ -265,10 +265,10 @@ def simulate(
 
     Example: sublet simulate scenario.toml --order least-laxity --order arrival --plot out.svg
     """
-    from sublet.runtime import cli_simulate
+    from sublet.runtime.cli.commands import simulate as simulate_commands
 
-    asked = cli_simulate.Asked(scenario, order or [], workers, seed, plot, keep, as_json)
-    cli_simulate.simulate(asked)
+    asked = simulate_commands.Asked(scenario, order or [], workers, seed, plot, keep, as_json)
+    simulate_commands.simulate(asked)
 
 
 # Messages
@@ -290,10 +290,10 @@ def call(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet call word_count/count hello 1
     """
-    from sublet.runtime import cli_calls
+    from sublet.runtime.cli.commands import calls as calls_commands
 
-    asked = cli_calls.Asked(fn, key, payload, deadline, idempotency_key)
-    cli_calls.call(asked, _where(connect, data_dir, config), as_json)
+    asked = calls_commands.Asked(fn, key, payload, deadline, idempotency_key)
+    calls_commands.call(asked, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -312,10 +312,10 @@ def send(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet send word_count/split page-1 '"to be or not to be"'
     """
-    from sublet.runtime import cli_calls
+    from sublet.runtime.cli.commands import calls as calls_commands
 
-    asked = cli_calls.Asked(fn, key, payload, deadline, idempotency_key)
-    cli_calls.send(asked, _where(connect, data_dir, config), as_json)
+    asked = calls_commands.Asked(fn, key, payload, deadline, idempotency_key)
+    calls_commands.send(asked, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -354,10 +354,10 @@ def tail(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet tail orders --from start
     """
-    from sublet.runtime import cli_tail
+    from sublet.runtime.cli.commands import tail as tail_commands
 
-    asked = cli_tail.Asked(egress, start, follow, limit, skip_lost)
-    cli_tail.tail(asked, _where(connect, data_dir, config), as_json)
+    asked = tail_commands.Asked(egress, start, follow, limit, skip_lost)
+    tail_commands.tail(asked, _where(connect, data_dir, config), as_json)
 
 
 # Looking
@@ -377,9 +377,9 @@ def status(
 
     Example: sublet status --json
     """
-    from sublet.runtime import cli_status
+    from sublet.runtime.cli.commands import status as status_commands
 
-    cli_status.status(_where(connect, data_dir, config), interval, as_json)
+    status_commands.status(_where(connect, data_dir, config), interval, as_json)
 
 
 @cli.command()
@@ -399,9 +399,9 @@ def drain(
 
     Example: sublet drain 127.0.0.1:7071
     """
-    from sublet.runtime import cli_workers
+    from sublet.runtime.cli.commands import workers as workers_commands
 
-    cli_workers.drain(worker, timeout, _where(connect, data_dir, config), as_json)
+    workers_commands.drain(worker, timeout, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -418,9 +418,9 @@ def recover(
 
     Example: sublet recover shop/cart/3
     """
-    from sublet.runtime import cli_workers
+    from sublet.runtime.cli.commands import workers as workers_commands
 
-    cli_workers.recover(partition, _where(connect, data_dir, config), as_json)
+    workers_commands.recover(partition, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -434,9 +434,9 @@ def functions(
 
     Example: sublet functions
     """
-    from sublet.runtime import cli_status
+    from sublet.runtime.cli.commands import status as status_commands
 
-    cli_status.functions(_where(connect, data_dir, config), as_json)
+    status_commands.functions(_where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -454,9 +454,9 @@ def timers(
 
     Example: sublet timers --limit 10
     """
-    from sublet.runtime import cli_records
+    from sublet.runtime.cli.commands import records as records_commands
 
-    cli_records.timers(fn, limit, _where(connect, data_dir, config), as_json)
+    records_commands.timers(fn, limit, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -479,9 +479,9 @@ def why(
 
     Example: sublet why 'shop/cart/3@~5f0c:17' --seen 250ms
     """
-    from sublet.runtime import cli_explain
+    from sublet.runtime.cli.commands import explain as explain_commands
 
-    cli_explain.why(request, seen, _where(connect, data_dir, config), as_json)
+    explain_commands.why(request, seen, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -500,9 +500,9 @@ def slow(
 
     Example: sublet slow --missed cart
     """
-    from sublet.runtime import cli_explain
+    from sublet.runtime.cli.commands import explain as explain_commands
 
-    cli_explain.slow(fn, missed, limit, _where(connect, data_dir, config), as_json)
+    explain_commands.slow(fn, missed, limit, _where(connect, data_dir, config), as_json)
 
 
 # State
@@ -521,9 +521,9 @@ def state_get(
 
     Example: sublet state get count ada
     """
-    from sublet.runtime import cli_state
+    from sublet.runtime.cli.commands import state as state_commands
 
-    cli_state.get(fn, key, _where(connect, data_dir, config), as_json)
+    state_commands.get(fn, key, _where(connect, data_dir, config), as_json)
 
 
 @state_cli.command("list")
@@ -539,9 +539,9 @@ def state_list(
 
     Example: sublet state list count --limit 20
     """
-    from sublet.runtime import cli_state
+    from sublet.runtime.cli.commands import state as state_commands
 
-    cli_state.list_keys(fn, limit, _where(connect, data_dir, config), as_json)
+    state_commands.list_keys(fn, limit, _where(connect, data_dir, config), as_json)
 
 
 @state_cli.command("put")
@@ -564,9 +564,11 @@ def state_put(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet state put count ada 7 --yes
     """
-    from sublet.runtime import cli_state
+    from sublet.runtime.cli.commands import state as state_commands
 
-    cli_state.put(cli_state.Place(fn, key), value, yes, _where(connect, data_dir, config), as_json)
+    state_commands.put(
+        state_commands.Place(fn, key), value, yes, _where(connect, data_dir, config), as_json
+    )
 
 
 @state_cli.command("delete")
@@ -583,9 +585,11 @@ def state_delete(
 
     Example: sublet state delete count ada --yes
     """
-    from sublet.runtime import cli_state
+    from sublet.runtime.cli.commands import state as state_commands
 
-    cli_state.delete(cli_state.Place(fn, key), yes, _where(connect, data_dir, config), as_json)
+    state_commands.delete(
+        state_commands.Place(fn, key), yes, _where(connect, data_dir, config), as_json
+    )
 
 
 # History
@@ -651,12 +655,12 @@ def backfill(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet backfill events/ -t shop/orders --key customer --name history-2025
     """
-    from sublet.runtime import cli_backfill
+    from sublet.runtime.cli.commands import backfill as backfill_commands
 
-    asked = cli_backfill.Asked(
+    asked = backfill_commands.Asked(
         files, target, key, name, payload, format_name, batch_rows, time, until, rate, dry_run
     )
-    cli_backfill.backfill(asked, _where(connect, data_dir, config), as_json)
+    backfill_commands.backfill(asked, _where(connect, data_dir, config), as_json)
 
 
 @pipelines_cli.command("list")
@@ -671,9 +675,9 @@ def pipelines_list(
 
     Example: sublet pipelines list shop/orders
     """
-    from sublet.runtime import cli_pipelines
+    from sublet.runtime.cli.commands import pipelines as pipelines_commands
 
-    cli_pipelines.list_all(fn, _where(connect, data_dir, config), as_json)
+    pipelines_commands.list_all(fn, _where(connect, data_dir, config), as_json)
 
 
 @pipelines_cli.command("show")
@@ -691,10 +695,10 @@ def pipelines_show(
 
     Example: sublet pipelines show shop/orders history-2025
     """
-    from sublet.runtime import cli_pipelines
+    from sublet.runtime.cli.commands import pipelines as pipelines_commands
 
-    named = cli_pipelines.Named(fn, name)
-    cli_pipelines.show(named, _where(connect, data_dir, config), as_json)
+    named = pipelines_commands.Named(fn, name)
+    pipelines_commands.show(named, _where(connect, data_dir, config), as_json)
 
 
 @pipelines_cli.command("complete")
@@ -719,10 +723,10 @@ def pipelines_complete(  # noqa: PLR0913 - each argument is an option of the com
 
     Example: sublet pipelines complete shop/orders history-2025 --mark 2026-01-01
     """
-    from sublet.runtime import cli_pipelines
+    from sublet.runtime.cli.commands import pipelines as pipelines_commands
 
-    named = cli_pipelines.Named(fn, name)
-    cli_pipelines.complete(named, mark, new, _where(connect, data_dir, config), as_json)
+    named = pipelines_commands.Named(fn, name)
+    pipelines_commands.complete(named, mark, new, _where(connect, data_dir, config), as_json)
 
 
 @pipelines_cli.command("forget")
@@ -745,9 +749,9 @@ def pipelines_forget(
 
     Example: sublet pipelines forget shop/orders history-2025 --yes
     """
-    from sublet.runtime import cli_pipelines
+    from sublet.runtime.cli.commands import pipelines as pipelines_commands
 
-    cli_pipelines.forget(fn, names, yes, _where(connect, data_dir, config), as_json)
+    pipelines_commands.forget(fn, names, yes, _where(connect, data_dir, config), as_json)
 
 
 # Dead letters
@@ -769,9 +773,9 @@ def dead_list(
 
     Example: sublet dead list orders
     """
-    from sublet.runtime import cli_records
+    from sublet.runtime.cli.commands import records as records_commands
 
-    cli_records.dead_list(fn, limit, after, _where(connect, data_dir, config), as_json)
+    records_commands.dead_list(fn, limit, after, _where(connect, data_dir, config), as_json)
 
 
 @dead_cli.command("show")
@@ -786,9 +790,9 @@ def dead_show(
 
     Example: sublet dead show 'shop/orders/3#~c1:7'
     """
-    from sublet.runtime import cli_records
+    from sublet.runtime.cli.commands import records as records_commands
 
-    cli_records.dead_show(letter, _where(connect, data_dir, config), as_json)
+    records_commands.dead_show(letter, _where(connect, data_dir, config), as_json)
 
 
 @dead_cli.command("replay")
@@ -805,10 +809,10 @@ def dead_replay(
 
     Example: sublet dead replay --all --function orders
     """
-    from sublet.runtime import cli_records
+    from sublet.runtime.cli.commands import records as records_commands
 
-    chosen = cli_records.Chosen(letters or [], everything, function)
-    cli_records.dead_replay(chosen, _where(connect, data_dir, config), as_json)
+    chosen = records_commands.Chosen(letters or [], everything, function)
+    records_commands.dead_replay(chosen, _where(connect, data_dir, config), as_json)
 
 
 @dead_cli.command("drop")
@@ -826,10 +830,10 @@ def dead_drop(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet dead drop 'shop/orders/3#~c1:7' --yes
     """
-    from sublet.runtime import cli_records
+    from sublet.runtime.cli.commands import records as records_commands
 
-    chosen = cli_records.Chosen(letters or [], everything, function)
-    cli_records.dead_drop(chosen, yes, _where(connect, data_dir, config), as_json)
+    chosen = records_commands.Chosen(letters or [], everything, function)
+    records_commands.dead_drop(chosen, yes, _where(connect, data_dir, config), as_json)
 
 
 # Settings
@@ -841,9 +845,9 @@ def config_show(config: ConfigFile = None, as_json: AsJson = False) -> None:
 
     Example: sublet config show --json
     """
-    from sublet.runtime import cli_settings
+    from sublet.runtime.cli.commands import config as config_commands
 
-    cli_settings.show(config, as_json)
+    config_commands.show(config, as_json)
 
 
 cli.add_typer(state_cli)
@@ -853,6 +857,6 @@ cli.add_typer(config_cli)
 
 
 def _where(connect: str | None, data_dir: Path | None, config: str | None) -> Where:
-    from sublet.runtime.cli_cluster import Where
+    from sublet.runtime.cli.cluster_lookup import Where
 
     return Where(connect, data_dir, config)

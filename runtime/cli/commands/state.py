@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import typer
 
-from sublet.runtime.cli_calls import payload_of, text_of
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import UsageError, confirm, exit_with
-from sublet.runtime.cli_table import print_table
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.commands.calls import payload_of, text_of
+from sublet.runtime.cli.exit_codes import UsageError, confirm, exit_with
+from sublet.runtime.cli.table import print_table
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     DeleteState,

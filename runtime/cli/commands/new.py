@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from sublet.runtime.cli_exit import UsageError, exit_with
+from sublet.runtime.cli.exit_codes import UsageError, exit_with
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 _TAKEN = ("sublet", "tests", "test")

@@ -17,10 +17,9 @@ import msgspec
 import typer
 
 from sublet.functions.errors import SubletError
-from sublet.runtime.cli_exit import ExitCode, UsageError, exit_with
-from sublet.runtime.cli_settings import settings_of
-from sublet.runtime.config.settings import ConfigError, WorkerConfig
-from sublet.runtime.supervisor import (
+from sublet.runtime.cli.commands.config import settings_of
+from sublet.runtime.cli.exit_codes import ExitCode, UsageError, exit_with
+from sublet.runtime.cli.supervisor import (
     GaveUpError,
     Launch,
     ReadyNote,
@@ -28,13 +27,15 @@ from sublet.runtime.supervisor import (
     line_for_log,
     supervisor_socket,
 )
+from sublet.runtime.config.settings import ConfigError, WorkerConfig
 
 if TYPE_CHECKING:
     from sublet.functions.app import Function
     from sublet.runtime.worker import Worker
 
 _LOADER = re.compile(
-    r"^<frozen importlib|/runtime/(cli_run|config/app_loading)\.py$|/importlib/__init__\.py$"
+    r"^<frozen importlib|/runtime/(cli/commands/run|config/app_loading)\.py$"
+    r"|/importlib/__init__\.py$"
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SWITCH_INTERVAL_S = 0.001

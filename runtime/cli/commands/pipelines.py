@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from sublet.functions.errors import OverloadedError, RejectedError, SubletError
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import ExitCode, UsageError, confirm, exit_with, tell_waiting
-from sublet.runtime.cli_table import one_line, print_table, time_text
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.exit_codes import ExitCode, UsageError, confirm, exit_with, tell_waiting
+from sublet.runtime.cli.table import one_line, print_table, time_text
 from sublet.runtime.client.pipeline_protocol import PipelineProgress
 from sublet.runtime.client.pipelines import Pipeline
 from sublet.runtime.protocol.pipeline_messages import MARK_MAX, KnownPipeline

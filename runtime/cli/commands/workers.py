@@ -10,8 +10,8 @@ import typer
 
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError, UnavailableError
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import NotLeftError, UsageError, exit_with
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.exit_codes import NotLeftError, UsageError, exit_with
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.frames import Topology
 from sublet.runtime.protocol.rpc import AdministerRequest, DrainWorker, RecoverPartition

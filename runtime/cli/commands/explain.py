@@ -11,9 +11,9 @@ import typer
 
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import RejectedError, SubletError
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import UsageError, exit_with
-from sublet.runtime.cli_table import print_table
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.exit_codes import UsageError, exit_with
+from sublet.runtime.cli.table import print_table
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.observability.telemetry import parse_request_id
 from sublet.runtime.protocol.rpc import ExplainRequest, RequestTimes

@@ -14,8 +14,8 @@ import typer
 
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import DeadlineExceededError
-from sublet.runtime.cli_cluster import Reached, Where, ask
-from sublet.runtime.cli_exit import UsageError, exit_with
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.exit_codes import UsageError, exit_with
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.protocol.rpc import CallInfo, CallRequest

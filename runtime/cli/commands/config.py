@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sublet.runtime.cli_exit import exit_with
+from sublet.runtime.cli.exit_codes import exit_with
 from sublet.runtime.config.settings import (
     ConfigError,
     Resolved,

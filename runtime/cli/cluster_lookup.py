@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
-from sublet.runtime.cli_exit import NoClusterError, NotLeftError, UsageError, exit_with
-from sublet.runtime.cli_settings import settings_of
+from sublet.runtime.cli.commands.config import settings_of
+from sublet.runtime.cli.exit_codes import NoClusterError, NotLeftError, UsageError, exit_with
 from sublet.runtime.config.settings import (
     DATABASE_NAME,
     PORT_MAX,

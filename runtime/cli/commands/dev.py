@@ -12,12 +12,12 @@ from pathlib import Path
 
 import typer
 
-from sublet.runtime.cli_exit import UsageError, exit_with
-from sublet.runtime.cli_run import ProcessLog, on_signals, target_of
-from sublet.runtime.cli_settings import settings_of
+from sublet.runtime.cli.commands.config import settings_of
+from sublet.runtime.cli.commands.run import ProcessLog, on_signals, target_of
+from sublet.runtime.cli.exit_codes import UsageError, exit_with
+from sublet.runtime.cli.source_watch import FILES_MAX, SourceWatch
+from sublet.runtime.cli.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
-from sublet.runtime.source_watch import FILES_MAX, SourceWatch
-from sublet.runtime.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
 
 HTTP_PORT = 8_000
 LOOK_S = 0.25
