@@ -64,7 +64,7 @@ proto: setup ## Regenerate proto/generated from proto/sublet.proto
 	@$(BIN)/python proto/generate.py
 
 reference: setup ## Make again the pages of docs/ that are made from the code
-	@$(BIN)/python -m sublet.runtime.reference docs
+	@$(BIN)/python -m docs.generators docs
 
 demo: setup ## Show Spark and Sublet together, in two minutes (ARGS=--kill kills a worker)
 	@.ci/java || { echo "demo: without Java, \`make demo-words\` shows Sublet alone" >&2; exit 1; }

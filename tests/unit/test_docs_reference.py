@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import sublet
+from docs.generators.api import names_on_page
+from docs.generators.command_line import helps
+from docs.generators.contract import CONTRACT, declared
+from docs.generators.metrics import exposed_names
+from docs.generators.pages import PAGES
 from sublet.functions.errors import SubletError, error_from_code
 from sublet.runtime.http.errors import STATUS_BY_CODE
 from sublet.runtime.protocol import wire
-from sublet.runtime.reference.api import names_on_page
-from sublet.runtime.reference.command_line import helps
-from sublet.runtime.reference.contract import CONTRACT, declared
-from sublet.runtime.reference.metrics import exposed_names
-from sublet.runtime.reference.pages import PAGES
 from sublet.runtime.services.metrics import METRICS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

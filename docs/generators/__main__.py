@@ -1,4 +1,4 @@
-"""`python -m sublet.runtime.reference docs` writes all that is made from the code into a folder.
+"""`python -m docs.generators docs` writes all that is made from the code into a folder.
 
 A test makes it again and compares, so that it is never older than what it describes.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sublet.runtime.reference.pages import PAGES
+from docs.generators.pages import PAGES
 
 
 def main(arguments: list[str]) -> int:
     """Write every page below the folder that is given."""
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m sublet.runtime.reference FOLDER\n")
+        sys.stderr.write("usage: python -m docs.generators FOLDER\n")
         return 2
     for name, make in PAGES.items():
         path = Path(arguments[0], name)

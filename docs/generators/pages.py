@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sublet.runtime.reference.api import api_page
-from sublet.runtime.reference.command_line import command_line_page
-from sublet.runtime.reference.contract import contract_page
-from sublet.runtime.reference.dashboard import dashboard_file
-from sublet.runtime.reference.errors import errors_page
-from sublet.runtime.reference.metrics import metrics_page
-from sublet.runtime.reference.routes import routes_page
-from sublet.runtime.reference.settings import config_page
+from docs.generators.api import api_page
+from docs.generators.command_line import command_line_page
+from docs.generators.contract import contract_page
+from docs.generators.dashboard import dashboard_file
+from docs.generators.errors import errors_page
+from docs.generators.metrics import metrics_page
+from docs.generators.routes import routes_page
+from docs.generators.settings import config_page
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/api.md": api_page,

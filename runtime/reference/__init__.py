@@ -1,1 +1,0 @@
-"""Writes the reference pages that are made from the code; nothing of the runtime imports this."""
