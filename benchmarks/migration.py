@@ -36,8 +36,8 @@ from benchmarks.redis_server import RedisServer
 from benchmarks.workload import percentile
 from sublet import Client
 from sublet.statestore.contract import Directory
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.sqlite_directory import SqliteDirectory
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.sqlite.directory import SqliteDirectory
 
 NAME = "migration"
 SEED = 1

@@ -254,8 +254,8 @@ def put_stopwatches() -> Stopwatches:
     from sublet.runtime.partition.partition import Partition
     from sublet.runtime.partition.records.pending_commit import Sealer
     from sublet.statestore.memory import MemoryStore
-    from sublet.statestore.sqlite import SqliteStore
-    from sublet.statestore.sqlite_writer import Writer
+    from sublet.statestore.sqlite.store import SqliteStore
+    from sublet.statestore.sqlite.writer import Writer
 
     watches = Stopwatches()
     _watch_waits(watches, host.Host, group_commit.GroupCommitter)

@@ -155,8 +155,8 @@ def main() -> None:
             "imports of a worker",
             "import sublet.runtime.cli.main, sublet.runtime.cli.commands.run\n"
             "import sublet.runtime.worker, uvloop\n"
-            "import sublet.runtime.observability.logging_setup, sublet.statestore.sqlite\n"
-            "import sublet.statestore.sqlite_directory, benchmarks.count_app",
+            "import sublet.runtime.observability.logging_setup, sublet.statestore.sqlite.store\n"
+            "import sublet.statestore.sqlite.directory, benchmarks.count_app",
         ),
     ]
     if options.json:

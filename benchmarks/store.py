@@ -29,9 +29,9 @@ from benchmarks.redis_server import RedisServer
 from benchmarks.workload import latency_figures, zipf_keys
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome, StateRow, Store
 from sublet.statestore.memory import MemoryStore
-from sublet.statestore.redis_store import RedisStore
-from sublet.statestore.sqlite import SqliteStore
-from sublet.statestore.sqlite_fold import FoldPolicy
+from sublet.statestore.redis.store import RedisStore
+from sublet.statestore.sqlite.fold import FoldPolicy
+from sublet.statestore.sqlite.store import SqliteStore
 
 SEED = 42
 PARTITION_COUNT = 16

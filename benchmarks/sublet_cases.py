@@ -36,8 +36,8 @@ from benchmarks.workload import (
 )
 from sublet import Client
 from sublet.statestore.contract import Directory
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.sqlite_directory import SqliteDirectory
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.sqlite.directory import SqliteDirectory
 
 STORES = {
     "mem": {"SUBLET_STORE": "memory"},

@@ -511,10 +511,10 @@ def open_store(config: WorkerConfig) -> Store:
 
         return MemoryStore()
     if config.store == "redis":
-        from sublet.statestore.redis_store import RedisStore
+        from sublet.statestore.redis.store import RedisStore
 
         return RedisStore(config.redis_url, full_sync=config.full_sync)
-    from sublet.statestore.sqlite import SqliteStore
+    from sublet.statestore.sqlite.store import SqliteStore
 
     config.data_dir.mkdir(parents=True, exist_ok=True)
     return SqliteStore(config.database_path, full_sync=config.full_sync)
@@ -524,12 +524,12 @@ def open_directory(config: WorkerConfig, store: Store) -> Directory:
     """Open the directory in which the workers of this machine or cluster find each other, beside
     the store of this one."""
     if config.store == "redis":
-        from sublet.statestore.redis_directory import RedisDirectory
-        from sublet.statestore.redis_store import RedisStore
+        from sublet.statestore.redis.directory import RedisDirectory
+        from sublet.statestore.redis.store import RedisStore
 
         outages = store.outages if isinstance(store, RedisStore) else None
         return RedisDirectory(config.redis_url, full_sync=config.full_sync, outages=outages)
-    from sublet.statestore.sqlite_directory import SqliteDirectory
+    from sublet.statestore.sqlite.directory import SqliteDirectory
 
     config.data_dir.mkdir(parents=True, exist_ok=True)
     return SqliteDirectory(config.database_path)

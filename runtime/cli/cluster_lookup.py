@@ -26,7 +26,7 @@ from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.rpc import StatusReport
 from sublet.statestore.contract import Directory
-from sublet.statestore.sqlite_directory import SqliteDirectory
+from sublet.statestore.sqlite.directory import SqliteDirectory
 
 _ANSWER_TIMEOUT_S = 5.0
 _ANSWER_LIMITS = LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)
@@ -137,7 +137,7 @@ async def addresses_in(settings: WorkerConfig) -> list[str]:
 def _directory(settings: WorkerConfig) -> Directory:
     if settings.store == "redis":
         # Here, as most commands have no Redis, and must be quick.
-        from sublet.statestore.redis_directory import RedisDirectory
+        from sublet.statestore.redis.directory import RedisDirectory
 
         return RedisDirectory(settings.redis_url)
     return SqliteDirectory(settings.database_path)

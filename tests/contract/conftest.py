@@ -12,11 +12,11 @@ import pytest
 
 from sublet.statestore.contract import Commit, Directory, Outcome, Store
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_store import RedisStore
-from sublet.statestore.sqlite import SqliteStore
-from sublet.statestore.sqlite_directory import SqliteDirectory
-from sublet.statestore.sqlite_fold import FoldPolicy
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.redis.store import RedisStore
+from sublet.statestore.sqlite.directory import SqliteDirectory
+from sublet.statestore.sqlite.fold import FoldPolicy
+from sublet.statestore.sqlite.store import SqliteStore
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 
 PATIENCE_S = 20.0

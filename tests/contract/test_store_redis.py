@@ -24,10 +24,10 @@ from sublet.statestore.contract import (
     StateRow,
     StoreServerError,
 )
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_node import problems_of
-from sublet.statestore.redis_server import RedisServer
-from sublet.statestore.redis_store import RedisStore
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.redis.node import problems_of
+from sublet.statestore.redis.server import RedisServer
+from sublet.statestore.redis.store import RedisStore
 from tests.contract.conftest import RedisSpace, StartRedis, settled
 from tests.redis_process import RedisProcess
 

@@ -20,8 +20,8 @@ from sublet.statestore.contract import (
     StateRow,
     StoreServerError,
 )
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_store import RedisStore
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.redis.store import RedisStore
 from tests.contract.conftest import settled
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 

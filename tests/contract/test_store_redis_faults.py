@@ -25,10 +25,10 @@ from sublet.statestore.contract import (
     StateRow,
     StoreServerError,
 )
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_node import RedisNode
-from sublet.statestore.redis_server import RedisServer
-from sublet.statestore.redis_store import (
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.redis.node import RedisNode
+from sublet.statestore.redis.server import RedisServer
+from sublet.statestore.redis.store import (
     ARGUMENTS_MAX,
     ARGUMENTS_PER_CALL_MAX,
     BYTES_PER_CALL_MAX,

@@ -12,8 +12,8 @@ import structlog
 
 from sublet.functions.errors import UnavailableError
 from sublet.statestore.contract import Commit, Member, Outcome, StateRow, StoreServerError
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.redis_store import RedisStore
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.redis.store import RedisStore
 from tests.redis_process import RedisProcess
 
 P = "shop/cart/0"

@@ -22,8 +22,8 @@ from sublet.statestore.contract import (
     Recovered,
     StateRow,
 )
-from sublet.statestore.redis_node import RedisNode
-from sublet.statestore.redis_store import RedisStore
+from sublet.statestore.redis.node import RedisNode
+from sublet.statestore.redis.store import RedisStore
 from tests.contract.conftest import RedisSpace, StartRedis
 
 P = "shop/cart/0"

@@ -23,7 +23,6 @@ import pytest
 import structlog
 
 from sublet.functions.errors import UnavailableError
-from sublet.statestore import sqlite_tables as tables
 from sublet.statestore.contract import (
     DEAD,
     TIMER,
@@ -37,11 +36,12 @@ from sublet.statestore.contract import (
     settled,
 )
 from sublet.statestore.delta import Delta, PackedCommit
-from sublet.statestore.sqlite import SqliteStore
-from sublet.statestore.sqlite_directory import SqliteDirectory
-from sublet.statestore.sqlite_file import SCHEMA_VERSION, StoreFileError, WriteLock, open_database
-from sublet.statestore.sqlite_fold import Folder, FoldPolicy, Owned
-from sublet.statestore.sqlite_writer import Writer
+from sublet.statestore.sqlite import tables
+from sublet.statestore.sqlite.directory import SqliteDirectory
+from sublet.statestore.sqlite.file import SCHEMA_VERSION, StoreFileError, WriteLock, open_database
+from sublet.statestore.sqlite.fold import Folder, FoldPolicy, Owned
+from sublet.statestore.sqlite.store import SqliteStore
+from sublet.statestore.sqlite.writer import Writer
 
 P = "shop/cart/0"
 FOLD_NEVER = FoldPolicy(age_max_s=3600.0)

@@ -20,8 +20,8 @@ from sublet import Client, RetryLaterError, SubletError
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import EgressRequest, StatusReport
 from sublet.statestore.contract import Directory
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.sqlite_directory import SqliteDirectory
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.sqlite.directory import SqliteDirectory
 
 PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.02

@@ -22,7 +22,7 @@ from types import TracebackType
 from sublet import Client
 from sublet.runtime.links.link import LinkLimits
 from sublet.statestore.contract import View
-from sublet.statestore.redis_directory import RedisDirectory
+from sublet.statestore.redis.directory import RedisDirectory
 from tests.integration.cluster import PROJECT, Cluster, WorkerProcess, until
 from tests.integration.worker_load import Load, rounds_more
 from tests.network import Network

@@ -40,7 +40,7 @@ from sublet.runtime.cli.supervisor import GaveUpError, Launch, RestartBudget, Su
 from sublet.runtime.config.settings import WorkerConfig, settings
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import StoreServerError
-from sublet.statestore.sqlite_directory import SqliteDirectory
+from sublet.statestore.sqlite.directory import SqliteDirectory
 from tests.integration.cli_app import app
 from tests.integration.cluster import until
 from tests.redis_process import RedisProcess

@@ -35,8 +35,8 @@ from sublet.runtime.protocol.rpc import (
     TakeDeadLetter,
 )
 from sublet.statestore.contract import Directory
-from sublet.statestore.redis_directory import RedisDirectory
-from sublet.statestore.sqlite_directory import SqliteDirectory
+from sublet.statestore.redis.directory import RedisDirectory
+from sublet.statestore.sqlite.directory import SqliteDirectory
 from tests.integration import told_app
 from tests.integration.cluster import PROJECT, Cluster, WorkerProcess, running_cluster
 from tests.integration.test_rolling_restart import http_address, settings_for

@@ -18,7 +18,7 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import Commit, Outcome, Record, Recovered, StateRow
-from sublet.statestore.sqlite import SqliteStore
+from sublet.statestore.sqlite.store import SqliteStore
 from tests.integration import apps
 from tests.integration.cluster import Cluster, WorkerProcess, running_cluster, until
 from tests.integration.worker_load import Load, under_load

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.statestore.sqlite import SqliteStore
+from sublet.statestore.sqlite.store import SqliteStore
 from tests.integration import count_app
 from tests.integration.cluster import running_cluster, until
 from tests.integration.worker_load import Load, rounds_more, under_load

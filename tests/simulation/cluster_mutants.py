@@ -283,7 +283,7 @@ class TakesItselfForTheOwnerOfAFile(ClusterMutant):
         return
 
     replaced: ClassVar = {
-        "sublet.statestore.sqlite:_epoch": lambda source: None,
+        "sublet.statestore.sqlite.store:_epoch": lambda source: None,
         f"{RUNTIME}.services.inspection:settled": settled,
         f"{RUNTIME}.services.worker_service:settled": settled,
     }

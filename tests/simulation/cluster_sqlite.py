@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from sublet.statestore.contract import Commit, Outcome, Recovered
 from sublet.statestore.memory import MemoryBackend, MemoryStore
-from sublet.statestore.sqlite import SqliteStore
-from sublet.statestore.sqlite_fold import FoldPolicy
+from sublet.statestore.sqlite.fold import FoldPolicy
+from sublet.statestore.sqlite.store import SqliteStore
 from tests.simulation.verdict import check
 
 T = TypeVar("T")

@@ -13,9 +13,9 @@ from sublet.runtime.partition.records.idempotency import Answer
 from sublet.runtime.partition.records.timers import Timer, Timers
 from sublet.runtime.protocol.frames import Ack, Batch, Data, Extra, Kind
 from sublet.runtime.protocol.wire import WireError, decode_frame, encode_frame
-from sublet.statestore import redis_store
 from sublet.statestore.contract import IDEMPOTENCY, PARKED, DamagedError, OutboxEntry, Record
 from sublet.statestore.delta import DamagedCommitError, Delta
+from sublet.statestore.redis import store as redis_store
 from tests.unit.partition_harness import CLIENT, NAME, PEER, Owner, now_done
 
 NIL = msgspec.Raw(b"\xc0")

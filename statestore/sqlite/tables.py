@@ -36,7 +36,7 @@ from sublet.statestore.delta import (
     merge_records,
     merge_state,
 )
-from sublet.statestore.sqlite_file import DamagedChangelogError
+from sublet.statestore.sqlite.file import DamagedChangelogError
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 

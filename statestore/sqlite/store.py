@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from sublet.functions.address import split_partition_name
-from sublet.statestore import sqlite_tables as tables
 from sublet.statestore.contract import (
     Commit,
     EgressEntry,
@@ -33,14 +32,15 @@ from sublet.statestore.contract import (
     Trouble,
 )
 from sublet.statestore.delta import Delta, RecordTuple
-from sublet.statestore.sqlite_file import (
+from sublet.statestore.sqlite import tables
+from sublet.statestore.sqlite.file import (
     BUSY_TIMEOUT_MS,
     DatabaseThread,
     open_database,
     transaction,
 )
-from sublet.statestore.sqlite_fold import DEFAULT_FOLD_POLICY, FoldPolicy, Owned
-from sublet.statestore.sqlite_writer import (
+from sublet.statestore.sqlite.fold import DEFAULT_FOLD_POLICY, FoldPolicy, Owned
+from sublet.statestore.sqlite.writer import (
     AcquireJob,
     CommitJob,
     FoldJob,

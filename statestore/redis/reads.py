@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
-from sublet.statestore.redis_server import RedisServer
+from sublet.statestore.redis.functions import READ_KEYS_MAX, function_name
+from sublet.statestore.redis.server import RedisServer
 
 # As much as is sent with one call. A few values more may come: those that were read together.
 READ_BYTES_MAX = 16 * 1024 * 1024

@@ -20,8 +20,8 @@ from redis.exceptions import MovedError
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.contract import StoreServerError
-from sublet.statestore.redis_functions import function_name
-from sublet.statestore.redis_node import (
+from sublet.statestore.redis.functions import function_name
+from sublet.statestore.redis.node import (
     CONNECTIONS_MAX,
     FAILURES,
     REDIRECTIONS,

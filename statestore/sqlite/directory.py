@@ -20,7 +20,7 @@ from sublet.statestore.contract import (
     check_functions,
     check_placement,
 )
-from sublet.statestore.sqlite_file import (
+from sublet.statestore.sqlite.file import (
     BUSY_TIMEOUT_MS,
     DatabaseThread,
     WriteLock,

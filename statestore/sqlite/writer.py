@@ -16,10 +16,10 @@ import structlog
 
 from sublet.functions.address import split_partition_name
 from sublet.functions.errors import SubletError
-from sublet.statestore import sqlite_tables as tables
 from sublet.statestore.contract import Commit, Outcome, Trouble
-from sublet.statestore.sqlite_file import StoreFileError, WriteLock, store_error, transaction
-from sublet.statestore.sqlite_fold import Checkpointer, Folder, FoldPolicy, Owned
+from sublet.statestore.sqlite import tables
+from sublet.statestore.sqlite.file import StoreFileError, WriteLock, store_error, transaction
+from sublet.statestore.sqlite.fold import Checkpointer, Folder, FoldPolicy, Owned
 
 log = structlog.get_logger(__name__)
 

@@ -27,7 +27,7 @@ from redis.exceptions import (
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.contract import StoreServerError, Trouble
-from sublet.statestore.redis_functions import LIBRARY, LIBRARY_NAME
+from sublet.statestore.redis.functions import LIBRARY, LIBRARY_NAME
 
 log = structlog.get_logger(__name__)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import structlog
 
 from sublet.functions.errors import SubletError
-from sublet.statestore import sqlite_tables as tables
 from sublet.statestore.delta import Delta, RecordTuple, RowTuple
-from sublet.statestore.sqlite_file import WriteLock, open_database, transaction
+from sublet.statestore.sqlite import tables
+from sublet.statestore.sqlite.file import WriteLock, open_database, transaction
 
 log = structlog.get_logger(__name__)
 

@@ -21,8 +21,8 @@ from sublet.statestore.contract import (
     check_placement,
     with_functions,
 )
-from sublet.statestore.redis_node import FAILURES, Outages
-from sublet.statestore.redis_server import (
+from sublet.statestore.redis.node import FAILURES, Outages
+from sublet.statestore.redis.server import (
     DEFAULT_PREFIX,
     RETRY_AFTER_MS,
     TIMEOUT_S,

@@ -52,10 +52,10 @@ from sublet.statestore.contract import (
     StatesPage,
     Trouble,
 )
-from sublet.statestore.redis_functions import READ_KEYS_MAX, function_name
-from sublet.statestore.redis_node import Outages
-from sublet.statestore.redis_reads import READ_BYTES_MAX, RedisReads
-from sublet.statestore.redis_server import (
+from sublet.statestore.redis.functions import READ_KEYS_MAX, function_name
+from sublet.statestore.redis.node import Outages
+from sublet.statestore.redis.reads import READ_BYTES_MAX, RedisReads
+from sublet.statestore.redis.server import (
     DEFAULT_PREFIX,
     LOOK_EVERY_S,
     RETRY_AFTER_MS,
