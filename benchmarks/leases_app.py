@@ -10,7 +10,15 @@ from typing import Any
 from benchmarks.cameo_app import spin
 from sublet import App, Context, Sum
 from sublet.functions.app import Function, Handler
-from sublet.scheduler.binding import Asked, Bid, Bindable, Choice, Lend, Scene, binding_policy
+from sublet.scheduler.binding.policy import (
+    Asked,
+    Bid,
+    Bindable,
+    Choice,
+    Lend,
+    Scene,
+    binding_policy,
+)
 
 PARTITIONS = 8
 SLO_MS = {1: 50.0, 5: 100.0, 10: 200.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.scheduler.api import WorkView
-from sublet.scheduler.binding import (
+from sublet.scheduler.binding.policy import (
     Ask,
     Asked,
     Bid,

@@ -28,7 +28,7 @@ from benchmarks.leases_report import flooded_grid, grids, hot_key_grid, pairs_gr
 from sublet.functions.address import partition_index_of
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
-from sublet.scheduler.binding import Asked, binding_named
+from sublet.scheduler.binding.policy import Asked, binding_named
 from sublet.testing import Harness
 
 TOPOLOGY = Topology(

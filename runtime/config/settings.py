@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.links.link import SILENCE_S_MAX, SILENCE_S_MIN
-from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.api import QueueOrder
-from sublet.scheduler.binding import BindingPolicy, binding_named, binding_names
+from sublet.scheduler.binding import auto as auto_binding  # noqa: F401  # Known by name.
+from sublet.scheduler.binding import policies as binding_policies  # noqa: F401  # Known by name.
+from sublet.scheduler.binding.policy import BindingPolicy, binding_named, binding_names
 from sublet.scheduler.orders import TokenShares, order_named
 
 StoreName = Literal["sqlite", "memory", "redis"]

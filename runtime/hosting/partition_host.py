@@ -83,7 +83,7 @@ from sublet.runtime.partition.records.watermarks import downstream_partitions, e
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import Released
 from sublet.scheduler.batching import FrameTurns
-from sublet.scheduler.binding import BindingPolicy
+from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, LearnedPace
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue

@@ -32,7 +32,7 @@ from sublet.runtime.protocol.lease_messages import (
     Return,
     Revoke,
 )
-from sublet.scheduler.binding import BindingPolicy
+from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 MET_MAX = 16

@@ -29,7 +29,7 @@ from sublet.runtime.protocol.lease_messages import (
     Reply,
     Revoke,
 )
-from sublet.scheduler.binding import (
+from sublet.scheduler.binding.policy import (
     Ask,
     Asked,
     Bid,

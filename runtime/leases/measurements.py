@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sublet.runtime.leases.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, Lessor, Tally
 from sublet.runtime.partition.partition import Partition
-from sublet.scheduler.auto_binding import AutoBinding, Measured
+from sublet.scheduler.binding.auto import AutoBinding, Measured
 from sublet.scheduler.urgency import Urgency
 
 MEASURE_EVERY_MS = 400.0

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from sublet.scheduler.binding import Ask, Asked, Bid, Bindable, BindingPolicy, Choice, Lend, Scene
+from sublet.scheduler.binding.policy import (
+    Ask,
+    Asked,
+    Bid,
+    Bindable,
+    BindingPolicy,
+    Choice,
+    Lend,
+    Scene,
+)
 
 _log = structlog.get_logger(__name__)
 

@@ -39,7 +39,7 @@ from sublet.runtime.simulation.scenarios.scenario import (
     check_stages,
 )
 from sublet.scheduler.api import QueueOrder
-from sublet.scheduler.binding import Asked, BindingPolicy, binding_named
+from sublet.scheduler.binding.policy import Asked, BindingPolicy, binding_named
 from sublet.scheduler.orders import DEFAULT_ORDER, TokenShares, order_named
 from sublet.scheduler.pace import QUANTUM_MS
 from sublet.scheduler.urgency import PATIENCE_MS, Urgency

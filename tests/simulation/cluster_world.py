@@ -36,7 +36,7 @@ from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.worker import Worker
-from sublet.scheduler.binding import binding_names
+from sublet.scheduler.binding.policy import binding_names
 from sublet.statestore.contract import Commit, Outcome
 from sublet.statestore.memory import MemoryBackend, MemoryStore
 from tests.simulation.client import Said

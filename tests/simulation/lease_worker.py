@@ -28,7 +28,7 @@ from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.runtime.testing.in_process_worker import NoWatchdog
-from sublet.scheduler.binding import Bindable, BindingPolicy
+from sublet.scheduler.binding.policy import Bindable, BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import StateRow

@@ -23,7 +23,7 @@ from sublet.runtime.leases.borrowed_runs import GuestWork
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Work
 from sublet.runtime.protocol.lease_messages import LeaseId, LeaseMessage, Return
-from sublet.scheduler.binding import (
+from sublet.scheduler.binding.policy import (
     Ask,
     Asked,
     Bid,

@@ -15,7 +15,7 @@ from sublet.runtime.leases.lessee import Lessee
 from sublet.runtime.leases.lessor import TERM_MS
 from sublet.runtime.protocol.frames import ErrorInfo, Extra
 from sublet.runtime.protocol.lease_messages import LeaseId
-from sublet.scheduler.binding import Asked
+from sublet.scheduler.binding.policy import Asked
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.statestore.contract import StateRow
 from sublet.statestore.memory import MemoryBackend

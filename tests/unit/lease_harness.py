@@ -23,8 +23,8 @@ from sublet.runtime.protocol.lease_messages import (
     Reply,
     Revoke,
 )
-from sublet.scheduler.binding import Ask, Asked, Bid, Bindable, Choice, Neighbour, Scene
-from sublet.scheduler.binding import Lend as LendTo
+from sublet.scheduler.binding.policy import Ask, Asked, Bid, Bindable, Choice, Neighbour, Scene
+from sublet.scheduler.binding.policy import Lend as LendTo
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import Costs, Urgency

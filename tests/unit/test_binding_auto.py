@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.scheduler.api import WorkView
-from sublet.scheduler.auto_binding import (
+from sublet.scheduler.binding.auto import (
     DWELL_MS,
     DWELL_MS_MAX,
     LARGE_MS,
@@ -23,7 +23,7 @@ from sublet.scheduler.auto_binding import (
     AutoBinding,
     Measured,
 )
-from sublet.scheduler.binding import (
+from sublet.scheduler.binding.policy import (
     Ask,
     Asked,
     Bid,

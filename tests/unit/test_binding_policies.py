@@ -10,9 +10,10 @@ from textwrap import dedent
 
 import pytest
 
-from sublet.scheduler import binding
 from sublet.scheduler.api import WorkView
-from sublet.scheduler.binding import (
+from sublet.scheduler.binding import policy as binding
+from sublet.scheduler.binding.policies import SEARCH_RANGE_MAX
+from sublet.scheduler.binding.policy import (
     Ask,
     Asked,
     Bid,
@@ -25,7 +26,6 @@ from sublet.scheduler.binding import (
     binding_names,
     binding_policy,
 )
-from sublet.scheduler.binding_policies import SEARCH_RANGE_MAX
 
 NOW_MS = 10_000.0
 DIRECT = ["queue-direct", "laxity-direct"]

@@ -10,7 +10,7 @@ import structlog
 
 from sublet.binding import Ask, Asked, Bid, Bindable, Choice, Lend, Neighbour, Scene, WorkView
 from sublet.runtime.leases.policy_guard import GuardedPolicy, guarded
-from sublet.scheduler.binding import Static, binding_named
+from sublet.scheduler.binding.policy import Static, binding_named
 
 
 class Moment:

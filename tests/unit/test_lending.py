@@ -24,7 +24,7 @@ from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import RunResult
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import LeaseMessage, Needs, Offer, Return
-from sublet.scheduler.binding import Asked
+from sublet.scheduler.binding.policy import Asked
 from sublet.statestore.contract import StateRow
 from tests.unit.lease_harness import Scripted, keeps, lending_urgency, lends_to
 from tests.unit.partition_harness import Owner

@@ -22,8 +22,8 @@ from sublet.runtime.leases.lessor import (
 from sublet.runtime.partition.model.lease import Lease, LeaseState
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.lease_messages import Load
-from sublet.scheduler.binding import Asked, Bindable
-from sublet.scheduler.binding import Lend as LendTo
+from sublet.scheduler.binding.policy import Asked, Bindable
+from sublet.scheduler.binding.policy import Lend as LendTo
 from sublet.statestore.contract import Outcome, StateRow
 from tests.unit.lease_harness import (
     Adder,

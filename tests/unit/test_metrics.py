@@ -13,7 +13,7 @@ from sublet.runtime.observability.telemetry import SpanTimes, Telemetry
 from sublet.runtime.partition.model.effects import Counters
 from sublet.runtime.services.metrics import METRICS, exposition
 from sublet.runtime.services.worker_service import ServedWorker, leases_of
-from sublet.scheduler.auto_binding import AutoBinding
+from sublet.scheduler.binding.auto import AutoBinding
 from sublet.scheduler.urgency import Learned
 from sublet.statestore.contract import Trouble
 

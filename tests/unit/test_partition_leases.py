@@ -9,7 +9,7 @@ from sublet.functions.state import Sum
 from sublet.functions.windows import TumblingWindow
 from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
-from sublet.scheduler.binding import Asked
+from sublet.scheduler.binding.policy import Asked
 from sublet.statestore.contract import PARKED, Outcome, StateRow
 from tests.unit.lease_harness import Adder, Lender, Scripted, TakenCells, keeps, lends_to, result_of
 from tests.unit.partition_harness import BROKEN, CLIENT, NAME, PEER, REJECTED, make_function

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from sublet.runtime.protocol.lease_messages import LeaseId
-from sublet.scheduler.binding import Bindable, BindingPolicy
+from sublet.scheduler.binding.policy import Bindable, BindingPolicy
 
 if TYPE_CHECKING:
     from sublet.runtime.partition.model.work import Work

@@ -32,7 +32,7 @@ from sublet.runtime.protocol.lease_messages import (
 from sublet.runtime.simulation.engine.ledger import LeaseTally
 from sublet.runtime.simulation.engine.store import ENTRY_BYTES
 from sublet.runtime.simulation.scenarios.scenario import StoreModel
-from sublet.scheduler.binding import Asked, BindingPolicy
+from sublet.scheduler.binding.policy import Asked, BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from sublet.runtime.simulation.engine.store import (
 )
 from sublet.runtime.simulation.engine.trace import Trace
 from sublet.runtime.simulation.scenarios.distributions import stream
-from sublet.scheduler.binding import BindingPolicy
+from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX
 from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue

@@ -17,8 +17,9 @@ from sublet.runtime.simulation.scenarios.distributions import (
     distribution,
     keys_of,
 )
-from sublet.scheduler import auto_binding, binding_policies  # noqa: F401  # Known by name.
-from sublet.scheduler.binding import binding_named
+from sublet.scheduler.binding import auto as auto_binding  # noqa: F401  # Known by name.
+from sublet.scheduler.binding import policies as binding_policies  # noqa: F401  # Known by name.
+from sublet.scheduler.binding.policy import binding_named
 
 ARRIVALS = ("poisson", "uniform", "pareto", "lognormal")
 WORKERS_MAX = 10_000

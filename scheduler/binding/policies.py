@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 from math import inf, isfinite
 from typing import ClassVar
 
-from sublet.scheduler.binding import (
+from sublet.scheduler.binding.policy import (
     Ask,
     Asked,
     Bid,

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import NamedTuple
 
-from sublet.scheduler.binding import (
+from sublet.scheduler.binding.policies import (
+    FETCH_MS,
+    AcceptAndCheck,
+    CheckParallel,
+    LaxityDirect,
+    RejectAndSend,
+)
+from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
@@ -25,13 +32,6 @@ from sublet.scheduler.binding import (
     Scene,
     Static,
     binding_policy,
-)
-from sublet.scheduler.binding_policies import (
-    FETCH_MS,
-    AcceptAndCheck,
-    CheckParallel,
-    LaxityDirect,
-    RejectAndSend,
 )
 
 STATIC = "static"
