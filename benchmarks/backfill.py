@@ -35,9 +35,9 @@ from benchmarks.processes import Child, exit_on_terminate
 from benchmarks.sublet_cases import Cluster
 from benchmarks.workload import ArrivalSchedule, percentile, zipf_keys
 from sublet import Client, SubletError
-from sublet.spark_bridge import backfill
-from sublet.spark_bridge.history import History, files_in
-from sublet.spark_bridge.rows import RowSplitter, layout_of
+from sublet.spark_bridge.history import backfill
+from sublet.spark_bridge.history.files import History, files_in
+from sublet.spark_bridge.sink.rows import RowSplitter, layout_of
 
 NAME = "backfill"
 SEED = 11

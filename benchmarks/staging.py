@@ -34,7 +34,7 @@ from benchmarks.sublet_cases import Cluster
 from sublet import Client
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import StateRequest
-from sublet.spark_bridge.rows import RowSplitter, layout_of
+from sublet.spark_bridge.sink.rows import RowSplitter, layout_of
 
 NAME = "staging"
 SEED = 7

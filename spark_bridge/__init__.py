@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sublet.spark_bridge.backfill import complete_backfill
-    from sublet.spark_bridge.clustering import clustered
     from sublet.spark_bridge.discovery import register
-    from sublet.spark_bridge.each_batch import for_each_batch
-    from sublet.spark_bridge.rows import partition_expression
+    from sublet.spark_bridge.history.backfill import complete_backfill
+    from sublet.spark_bridge.sink.clustering import clustered
+    from sublet.spark_bridge.sink.foreach_batch import for_each_batch
+    from sublet.spark_bridge.sink.rows import partition_expression
 
 _LATER = {
-    "clustered": "sublet.spark_bridge.clustering",
-    "complete_backfill": "sublet.spark_bridge.backfill",
-    "for_each_batch": "sublet.spark_bridge.each_batch",
-    "partition_expression": "sublet.spark_bridge.rows",
+    "clustered": "sublet.spark_bridge.sink.clustering",
+    "complete_backfill": "sublet.spark_bridge.history.backfill",
+    "for_each_batch": "sublet.spark_bridge.sink.foreach_batch",
+    "partition_expression": "sublet.spark_bridge.sink.rows",
     "register": "sublet.spark_bridge.discovery",
 }
 

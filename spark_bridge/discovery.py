@@ -32,31 +32,31 @@ class SubletDataSource(DataSource):
         return "sublet"
 
     def schema(self) -> StructType | str:
-        from sublet.spark_bridge import source
+        from sublet.spark_bridge.source import readers as source_readers
 
-        return source.schema_of(self.options)
+        return source_readers.schema_of(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from sublet.spark_bridge import source
+        from sublet.spark_bridge.source import readers as source_readers
 
-        return source.reader(schema, self.options)
+        return source_readers.reader(schema, self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from sublet.spark_bridge import source
+        from sublet.spark_bridge.source import readers as source_readers
 
-        return source.stream_reader(schema, self.options)
+        return source_readers.stream_reader(schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from sublet.spark_bridge import sink
+        from sublet.spark_bridge.sink import writers as sink_writers
 
-        return sink.writer(schema, self.options, overwrite)
+        return sink_writers.writer(schema, self.options, overwrite)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        from sublet.spark_bridge import sink
+        from sublet.spark_bridge.sink import writers as sink_writers
 
-        return sink.stream_writer(schema, self.options, overwrite)
+        return sink_writers.stream_writer(schema, self.options, overwrite)
 
 
 class SubletStateDataSource(DataSource):
@@ -67,26 +67,26 @@ class SubletStateDataSource(DataSource):
         return "sublet-state"
 
     def schema(self) -> StructType | str:
-        from sublet.spark_bridge import state
+        from sublet.spark_bridge.state import reader as state_reader
 
-        return state.schema_of(self.options)
+        return state_reader.schema_of(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from sublet.spark_bridge import state
+        from sublet.spark_bridge.state import reader as state_reader
 
-        return state.reader(schema, self.options)
+        return state_reader.reader(schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from sublet.spark_bridge import bulk
+        from sublet.spark_bridge.state import writer as state_writer
 
-        return bulk.writer(schema, self.options, overwrite)
+        return state_writer.writer(schema, self.options, overwrite)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        from sublet.spark_bridge import bulk
+        from sublet.spark_bridge.state import writer as state_writer
 
-        return bulk.stream_writer(schema, self.options, overwrite)
+        return state_writer.stream_writer(schema, self.options, overwrite)
 
 
 def register(spark: SparkSession) -> None:

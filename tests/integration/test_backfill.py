@@ -24,7 +24,7 @@ from sublet.runtime.cli.commands.backfill import ProgressLines, progress_text
 from sublet.runtime.cli.main import cli
 from sublet.runtime.client.pipeline_protocol import PipelineDriver, Plan, Story
 from sublet.runtime.client.pipelines import Pipeline
-from sublet.spark_bridge.backfill import BackfillProgress
+from sublet.spark_bridge.history.backfill import BackfillProgress
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.test_pipeline import COUNT, totals
 

@@ -19,7 +19,7 @@ from sublet.functions.codec import is_arrow  # noqa: E402
 from sublet.functions.columns import encode_columns, normal_columns  # noqa: E402
 from sublet.runtime.client.pipeline_protocol import Staged  # noqa: E402
 from sublet.runtime.client.pipelines import Pipeline  # noqa: E402
-from sublet.spark_bridge.rows import RowSplitter, layout_of  # noqa: E402
+from sublet.spark_bridge.sink.rows import RowSplitter, layout_of  # noqa: E402
 from tests.integration.cluster import running_cluster  # noqa: E402
 
 APP = "tests.integration.columns_app:app"

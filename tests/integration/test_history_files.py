@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sublet.spark_bridge import history as module
-from sublet.spark_bridge import history_formats
-from sublet.spark_bridge.history import (
+from sublet.spark_bridge.history import files as module
+from sublet.spark_bridge.history import formats as history_formats
+from sublet.spark_bridge.history.column_types import HistoryError, declared_types
+from sublet.spark_bridge.history.files import (
     FILE_STEP,
     History,
     check_same,
@@ -22,7 +23,6 @@ from sublet.spark_bridge.history import (
     files_in,
     manifest_of,
 )
-from sublet.spark_bridge.history_types import HistoryError, declared_types
 
 STRUCTURED = {
     "type": "object",

@@ -14,9 +14,9 @@ from sublet import BlockingClient, Client, RejectedError, TooLargeError, Unavail
 from sublet.functions.address import partition_index_of
 from sublet.runtime.client.pipeline_protocol import Plan, Staged
 from sublet.runtime.client.pipelines import Attempt, Pipeline
-from sublet.spark_bridge import commit
 from sublet.spark_bridge.connections import close_clients
 from sublet.spark_bridge.options import sink_options
+from sublet.spark_bridge.sink import commit
 from tests.integration.cluster import running_cluster
 from tests.redis_process import RedisProcess
 

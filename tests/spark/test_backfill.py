@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 
 from sublet import BlockingClient, RejectedError
 from sublet.spark_bridge import complete_backfill
-from sublet.spark_bridge.history import History, files_in
+from sublet.spark_bridge.history.files import History, files_in
 from sublet.spark_bridge.options import OptionsError
-from sublet.spark_bridge.sink import writer
+from sublet.spark_bridge.sink.writers import writer
 from tests.integration.cluster import Cluster
 from tests.spark.bulk_app import TARGET
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import StructType
 
 from sublet import BlockingClient, SubletError
-from sublet.spark_bridge.bulk import stream_writer, writer
+from sublet.spark_bridge.state.writer import stream_writer, writer
 from tests.integration.cluster import Cluster
 from tests.spark.bulk_app import TARGET
 

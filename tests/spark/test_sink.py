@@ -31,7 +31,7 @@ from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.spark_bridge import clustered, register
 from sublet.spark_bridge.connections import client_of, close_clients
 from sublet.spark_bridge.options import Connection
-from sublet.spark_bridge.sink import stream_writer, writer
+from sublet.spark_bridge.sink.writers import stream_writer, writer
 from tests.integration.cluster import Cluster
 from tests.spark.spark_app import TALLY, TARGET, Event, Tally, events_of, read_tallies, tallies_of
 from tests.spark.sublet_workers import free_ports

@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 
 from sublet import BlockingClient
 from sublet.spark_bridge import register
-from sublet.spark_bridge import source as egress_source
 from sublet.spark_bridge.connections import close_clients
+from sublet.spark_bridge.source import readers as egress_source
 from tests.integration.cluster import Cluster
 from tests.spark.source_app import EGRESS, TARGET, Numbers
 from tests.spark.sublet_workers import free_ports

@@ -20,9 +20,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sublet import BlockingClient, SubletError
 from sublet.functions.address import partition_index_of
-from sublet.spark_bridge import register, state
+from sublet.spark_bridge import register
 from sublet.spark_bridge.connections import close_clients
-from sublet.spark_bridge.state_rows import Wanted
+from sublet.spark_bridge.state import reader as state_reader
+from sublet.spark_bridge.state.rows import Wanted
 from tests.integration.cluster import Cluster
 from tests.spark.sublet_workers import free_ports
 
@@ -220,7 +221,7 @@ def test_a_session_that_pushes_no_filters_down_reads_all_and_filters_itself(
 
 def test_filters_go_with_the_reader_to_executors() -> None:
     schema = StructType([StructField("key", StringType()), StructField("state", LongType())])
-    reader = state.reader(schema, {"function": STEP})
+    reader = state_reader.reader(schema, {"function": STEP})
     key, other = EqualTo(("key",), "a"), EqualTo(("state",), 3)
 
     assert list(reader.pushFilters([key, In(("key",), ("a", "b")), other])) == [other]

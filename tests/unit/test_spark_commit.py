@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from sublet.runtime.client.pipeline_protocol import Committed, Staged
-from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import SinkOptions, sink_options
-from sublet.spark_bridge.tasks import Brought, Identity, gathered
+from sublet.spark_bridge.sink.commit import commit, in_vain
+from sublet.spark_bridge.sink.tasks import Brought, Identity, gathered
 
 IDENTITY = Identity("query", "run", 7)
 

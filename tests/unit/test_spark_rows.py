@@ -13,7 +13,7 @@ pa = pytest.importorskip("pyarrow", reason="the extra 'spark' is not installed")
 
 from sublet.functions.address import partition_index_of  # noqa: E402
 from sublet.spark_bridge.fitting import RowsError  # noqa: E402
-from sublet.spark_bridge.rows import RowSplitter, layout_of, partition_expression  # noqa: E402
+from sublet.spark_bridge.sink.rows import RowSplitter, layout_of, partition_expression  # noqa: E402
 
 
 class Item(msgspec.Struct):

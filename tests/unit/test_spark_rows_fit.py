@@ -19,7 +19,7 @@ pa = pytest.importorskip("pyarrow", reason="the extra 'spark' is not installed")
 from sublet.functions.codec import COLUMNS_MARK, codec_for  # noqa: E402
 from sublet.functions.errors import PayloadError  # noqa: E402
 from sublet.spark_bridge.fitting import RowsError  # noqa: E402
-from sublet.spark_bridge.rows import RowSplitter, layout_of  # noqa: E402
+from sublet.spark_bridge.sink.rows import RowSplitter, layout_of  # noqa: E402
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 Aware = Annotated[datetime, Meta(tz=True)]

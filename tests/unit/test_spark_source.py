@@ -14,9 +14,10 @@ import pytest
 from sublet.functions.errors import EgressLostError, PayloadError, RejectedError
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.protocol.rpc import EgressValues
-from sublet.spark_bridge.emitted import SHAPE, EmittedRows
 from sublet.spark_bridge.fitting import RowsError
-from sublet.spark_bridge.offsets import (
+from sublet.spark_bridge.options import OptionsError, source_options
+from sublet.spark_bridge.source.emitted_rows import SHAPE, EmittedRows
+from sublet.spark_bridge.source.offsets import (
     ROWS_PER_TASK,
     Span,
     admitted,
@@ -29,7 +30,6 @@ from sublet.spark_bridge.offsets import (
     planned,
     span_of,
 )
-from sublet.spark_bridge.options import OptionsError, source_options
 
 
 def span(**bounds: tuple[int, int]) -> Span:

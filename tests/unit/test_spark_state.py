@@ -14,7 +14,7 @@ from sublet.runtime.protocol.rpc import SNAPSHOT_KEYS_MAX
 from sublet.spark_bridge.fitting import RowsError
 from sublet.spark_bridge.options import OptionsError, state_options
 from sublet.spark_bridge.shapes import Form
-from sublet.spark_bridge.state_rows import (
+from sublet.spark_bridge.state.rows import (
     KEPT_MAX,
     SHAPE,
     StateRows,

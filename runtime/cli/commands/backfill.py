@@ -17,7 +17,7 @@ from sublet.runtime.cli.exit_codes import ExitCode, UsageError, exit_with, tell_
 from sublet.runtime.cli.table import print_table
 
 if TYPE_CHECKING:
-    from sublet.spark_bridge.backfill import (
+    from sublet.spark_bridge.history.backfill import (
         Backfill,
         BackfillPlan,
         BackfillProgress,
@@ -48,8 +48,8 @@ class Asked(NamedTuple):
 def backfill(asked: Asked, where: Where, as_json: bool) -> None:
     try:
         # Here, as both take long to import; the command line is where all parts meet.
-        from sublet.spark_bridge import backfill as bridge
-        from sublet.spark_bridge.history import files_in
+        from sublet.spark_bridge.history import backfill as bridge
+        from sublet.spark_bridge.history.files import files_in
     except ModuleNotFoundError as error:
         text = f"there is no {error.name}; install it with `pip install 'sublet[spark]'`"
         exit_with(UsageError(text), as_json=as_json)
@@ -199,7 +199,7 @@ class _Bar:
 
 
 def _tell_plan(backfill: Backfill, planned: BackfillPlan, rows: int, as_json: bool) -> None:
-    from sublet.spark_bridge.history import FILE_STEP
+    from sublet.spark_bridge.history.files import FILE_STEP
 
     size_bytes = sum(each.size_bytes for each in backfill.files)
     schema = planned.history.schema
@@ -227,7 +227,7 @@ def _tell_plan(backfill: Backfill, planned: BackfillPlan, rows: int, as_json: bo
 
 
 def _begins(backfill: Backfill, planned: BackfillPlan) -> str | None:
-    from sublet.spark_bridge.history import FILE_STEP
+    from sublet.spark_bridge.history.files import FILE_STEP
 
     if planned.completed_ms is not None:
         return None

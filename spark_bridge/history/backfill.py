@@ -24,17 +24,17 @@ from sublet.runtime.client.client import Client
 from sublet.runtime.client.pipeline_protocol import PipelineProgress
 from sublet.runtime.client.pipelines import Pipeline
 from sublet.spark_bridge.connections import client_of
-from sublet.spark_bridge.history import (
+from sublet.spark_bridge.history.column_types import HistoryError, declared_types
+from sublet.spark_bridge.history.files import (
     History,
     HistoryBatch,
     check_same,
     encoded,
     manifest_of,
 )
-from sublet.spark_bridge.history_formats import HistoryFile
-from sublet.spark_bridge.history_types import HistoryError, declared_types
+from sublet.spark_bridge.history.formats import HistoryFile
 from sublet.spark_bridge.options import CONNECTION, connection_of, parsed
-from sublet.spark_bridge.rows import Layout, Rows, RowSplitter, layout_of
+from sublet.spark_bridge.sink.rows import Layout, Rows, RowSplitter, layout_of
 
 BATCH_ROWS = 50_000
 BATCH_ROWS_MAX = 1_000_000

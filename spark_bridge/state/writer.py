@@ -18,9 +18,10 @@ from pyspark.sql.types import StructType
 
 from sublet.functions.errors import RejectedError
 from sublet.runtime.protocol.pipeline_messages import IfExists
-from sublet.spark_bridge.commit import commit
 from sublet.spark_bridge.options import OptionsError, SinkOptions, bulk_options
-from sublet.spark_bridge.sink import (
+from sublet.spark_bridge.sink.commit import commit
+from sublet.spark_bridge.sink.tasks import WritePlan, begun, bring
+from sublet.spark_bridge.sink.writers import (
     BroughtMessage,
     StreamWriter,
     abort_quietly,
@@ -29,7 +30,6 @@ from sublet.spark_bridge.sink import (
     identity_of_write,
     planned,
 )
-from sublet.spark_bridge.tasks import WritePlan, begun, bring
 
 
 class StatesRefusedError(RejectedError):

@@ -23,12 +23,12 @@ from pyspark.sql.types import StructType
 
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.services.egress_pages import described
-from sublet.spark_bridge import offsets
 from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.connections import client_of
-from sublet.spark_bridge.emitted import SHAPE, EmittedRows
-from sublet.spark_bridge.offsets import Offset, Span
 from sublet.spark_bridge.options import SourceOptions, source_options
+from sublet.spark_bridge.source import offsets
+from sublet.spark_bridge.source.emitted_rows import SHAPE, EmittedRows
+from sublet.spark_bridge.source.offsets import Offset, Span
 from sublet.spark_bridge.values import ALLOWED
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from sublet.runtime.client.pipelines import BlockingPipeline
 from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.connections import asked, client_of
 from sublet.spark_bridge.options import SinkOptions
-from sublet.spark_bridge.rows import RowSplitter, layout_of
+from sublet.spark_bridge.sink.rows import RowSplitter, layout_of
 
 GATHERED_BYTES_MAX = 32 * 1024 * 1024
 """Rows that a task collects before it sends them are bounded by bytes, too."""

@@ -21,7 +21,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from sublet.functions.columns import is_text
-from sublet.spark_bridge.history_types import (
+from sublet.spark_bridge.history.column_types import (
     Declared,
     HistoryError,
     TextGuess,

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from xxhash import xxh64_intdigest
 
-from sublet.spark_bridge.history_formats import FORMATS, UNREADABLE, HistoryFile, format_of
-from sublet.spark_bridge.history_types import (
+from sublet.spark_bridge.history.column_types import (
     Declared,
     HistoryError,
     folder_schema,
@@ -30,6 +29,7 @@ from sublet.spark_bridge.history_types import (
     time_type,
     unified,
 )
+from sublet.spark_bridge.history.formats import FORMATS, UNREADABLE, HistoryFile, format_of
 
 FILES_MAX = 50_000
 """A digest of each is kept in the cluster."""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from sublet.spark_bridge.clustering import by_partition
-from sublet.spark_bridge.commit import commit
 from sublet.spark_bridge.options import Connection, OptionsError, SinkOptions, sink_options
-from sublet.spark_bridge.sink import QUERY_ID, RUN_ID, planned
-from sublet.spark_bridge.tasks import Brought, Identity, WritePlan, begun, bring
+from sublet.spark_bridge.sink.clustering import by_partition
+from sublet.spark_bridge.sink.commit import commit
+from sublet.spark_bridge.sink.tasks import Brought, Identity, WritePlan, begun, bring
+from sublet.spark_bridge.sink.writers import QUERY_ID, RUN_ID, planned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.client.pipeline_protocol import Committed, Staged
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import SinkOptions
-from sublet.spark_bridge.tasks import Brought
+from sublet.spark_bridge.sink.tasks import Brought
 
 HELD_MAX = "5d"
 """Rows wait for history no longer: what is staged is dropped after seven days."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import CONNECTION, KEY, TARGET, connection_of, parsed
-from sublet.spark_bridge.rows import partition_expression
+from sublet.spark_bridge.sink.rows import partition_expression
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

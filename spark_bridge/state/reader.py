@@ -27,7 +27,7 @@ from sublet.runtime.client.snapshots import SnapshotPin
 from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import StateOptions, state_options
-from sublet.spark_bridge.state_rows import (
+from sublet.spark_bridge.state.rows import (
     SHAPE,
     StateRows,
     Wanted,

@@ -25,10 +25,10 @@ from sublet.functions.columns import ALLOWED
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.arrow_schema import arrow_schema_of
-from sublet.spark_bridge.commit import commit, in_vain
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
-from sublet.spark_bridge.rows import layout_of
-from sublet.spark_bridge.tasks import (
+from sublet.spark_bridge.sink.commit import commit, in_vain
+from sublet.spark_bridge.sink.rows import layout_of
+from sublet.spark_bridge.sink.tasks import (
     Brought,
     Identity,
     WritePlan,
