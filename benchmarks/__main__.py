@@ -1,6 +1,6 @@
 """`python -m benchmarks` is the comparison; the other scripts have their own names."""
 
-from benchmarks.compare import main
+from benchmarks.compare.experiment import main
 
 if __name__ == "__main__":
     main()

@@ -1,1 +1,4 @@
-"""What `benchmarks.dirigo_simulated` is made of: workloads, experiments, and how they are shown."""
+"""Dirigo's experiments, simulated: workloads, experiments, and how they are shown.
+
+Leases on real workers are measured in `benchmarks/leases`.
+"""

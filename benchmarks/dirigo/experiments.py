@@ -17,7 +17,7 @@ from benchmarks.dirigo.workloads import (
     social_network,
     two_stages,
 )
-from benchmarks.workload import percentile
+from benchmarks.harness.workload import percentile
 from sublet.runtime.simulation.reports.report import Report
 from sublet.runtime.simulation.simulation import Simulation
 

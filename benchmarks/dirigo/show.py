@@ -1,4 +1,4 @@
-"""Shows what `benchmarks.dirigo_simulated` found: tables and plots."""
+"""Shows what `benchmarks.dirigo.simulated` found: tables and plots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dirigo.experiments import AUTO, CURVE, KINDS
-from benchmarks.tables import Grid, markdown, print_grid, wide_console
+from benchmarks.harness.tables import Grid, markdown, print_grid, wide_console
 
 Record = Mapping[str, Any]
 

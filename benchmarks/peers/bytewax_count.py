@@ -18,10 +18,10 @@ from bytewax.outputs import DynamicSink, StatelessSinkPartition
 from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.testing import run_main
 
-from benchmarks.machine import data_directory
-from benchmarks.processes import exit_on_terminate
-from benchmarks.report import Reporter, parse_arguments
-from benchmarks.workload import (
+from benchmarks.harness.machine import data_directory
+from benchmarks.harness.processes import exit_on_terminate
+from benchmarks.harness.report import Reporter, parse_arguments
+from benchmarks.harness.workload import (
     PACE_TICK_S,
     PACED_RATES_PER_S,
     ArrivalSchedule,

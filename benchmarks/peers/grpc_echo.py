@@ -16,10 +16,10 @@ import grpc.aio
 import msgspec
 import uvloop
 
+from benchmarks.harness.processes import Child, exit_on_terminate
+from benchmarks.harness.report import Reporter, parse_arguments
+from benchmarks.harness.workload import key_name, latency_figures
 from benchmarks.peers.lifeline import parent_is_gone
-from benchmarks.processes import Child, exit_on_terminate
-from benchmarks.report import Reporter, parse_arguments
-from benchmarks.workload import key_name, latency_figures
 
 if TYPE_CHECKING:
     # Subscripted in the stubs only.

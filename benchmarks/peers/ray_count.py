@@ -17,9 +17,9 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 import ray
 
-from benchmarks.processes import exit_on_terminate
-from benchmarks.report import Reporter, parse_arguments
-from benchmarks.workload import (
+from benchmarks.harness.processes import exit_on_terminate
+from benchmarks.harness.report import Reporter, parse_arguments
+from benchmarks.harness.workload import (
     CALLER_COUNTS,
     CALLER_STRIDE,
     PACE_TICK_S,

@@ -17,12 +17,10 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.machine import data_directory
-from benchmarks.peers.isolation import loopback_only
-from benchmarks.peers.restate_service import COUNTER, PART
-from benchmarks.processes import Child, exit_on_terminate, free_ports
-from benchmarks.report import Reporter, parse_arguments
-from benchmarks.workload import (
+from benchmarks.harness.machine import data_directory
+from benchmarks.harness.processes import Child, exit_on_terminate, free_ports
+from benchmarks.harness.report import Reporter, parse_arguments
+from benchmarks.harness.workload import (
     CALLER_COUNTS,
     CALLER_STRIDE,
     PACE_TICK_S,
@@ -33,6 +31,8 @@ from benchmarks.workload import (
     split_by_worker,
     zipf_keys,
 )
+from benchmarks.peers.isolation import loopback_only
+from benchmarks.peers.restate_service import COUNTER, PART
 
 SERVER_PACKAGES = Path(__file__).parent / "node_modules" / "@restatedev"
 SERVER_PARTITION_COUNT = 4

@@ -14,13 +14,11 @@ from sys import executable
 import msgspec
 import uvloop
 
-from benchmarks.machine import data_directory
-from benchmarks.peers.frames import FrameConnection, OnFrame
-from benchmarks.peers.skeleton_worker import STORES
-from benchmarks.processes import Child, exit_on_terminate
-from benchmarks.redis_server import RedisServer
-from benchmarks.report import Reporter, parse_arguments
-from benchmarks.workload import (
+from benchmarks.harness.machine import data_directory
+from benchmarks.harness.processes import Child, exit_on_terminate
+from benchmarks.harness.redis_server import RedisServer
+from benchmarks.harness.report import Reporter, parse_arguments
+from benchmarks.harness.workload import (
     CALLER_COUNTS,
     CALLER_STRIDE,
     PACE_TICK_S,
@@ -33,6 +31,8 @@ from benchmarks.workload import (
     worker_of,
     zipf_keys,
 )
+from benchmarks.peers.frames import FrameConnection, OnFrame
+from benchmarks.peers.skeleton_worker import STORES
 
 WORKER_COUNTS = (1, 2)
 BATCH_SIZES = (500, 2_000)

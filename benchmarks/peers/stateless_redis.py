@@ -14,13 +14,13 @@ import msgspec
 import uvloop
 from redis.asyncio import Redis
 
+from benchmarks.harness.processes import Child, exit_on_terminate
+from benchmarks.harness.redis_server import RedisServer
+from benchmarks.harness.report import Reporter, parse_arguments
+from benchmarks.harness.workload import PACED_RATES_PER_S
 from benchmarks.peers.frames import FrameConnection
 from benchmarks.peers.lifeline import parent_is_gone
 from benchmarks.peers.skeleton import WORKER_START_WAIT_S, pace, saturate
-from benchmarks.processes import Child, exit_on_terminate
-from benchmarks.redis_server import RedisServer
-from benchmarks.report import Reporter, parse_arguments
-from benchmarks.workload import PACED_RATES_PER_S
 
 BATCH_SIZES = (500, 2_000)
 WORKER_COUNTS = (1, 2)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare
-from benchmarks.compare import System, SystemFailedError, parse_options, run_system
-from benchmarks.processes import Child
-from benchmarks.report import CaseResult
+from benchmarks.compare import experiment as compare
+from benchmarks.compare.experiment import System, SystemFailedError, parse_options, run_system
+from benchmarks.harness.processes import Child
+from benchmarks.harness.report import CaseResult
 
 
 def test_a_system_that_is_not_there_says_what_is_missing() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.dirigo.experiments import EXPERIMENTS, POLICIES
 from benchmarks.dirigo.show import auto_against_best
+from benchmarks.dirigo.simulated import merged
 from benchmarks.dirigo.workloads import WORKERS, Objects, Users, UsersOfOneWorker, nexmark
-from benchmarks.dirigo_simulated import merged
 from sublet.functions.address import partition_index_of
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.leases import BINDINGS, EXPERIMENTS
-from benchmarks.leases_app import (
+from benchmarks.leases.app import (
     ALL_AWAY,
     COUNTS,
     LARGE,
@@ -23,8 +22,9 @@ from benchmarks.leases_app import (
     SUMS,
     app,
 )
-from benchmarks.leases_load import CALM_SHARE, Skew, flood_figures, keys_of
-from benchmarks.leases_report import flooded_grid, grids, hot_key_grid, pairs_grid, show
+from benchmarks.leases.experiment import BINDINGS, EXPERIMENTS
+from benchmarks.leases.load import CALM_SHARE, Skew, flood_figures, keys_of
+from benchmarks.leases.report import flooded_grid, grids, hot_key_grid, pairs_grid, show
 from sublet.functions.address import partition_index_of
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.protocol.frames import FunctionInfo, Topology

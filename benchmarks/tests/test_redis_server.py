@@ -7,7 +7,7 @@ import shutil
 import pytest
 import redis
 
-from benchmarks.redis_server import PROGRAM, RedisMissingError, RedisServer, install
+from benchmarks.harness.redis_server import PROGRAM, RedisMissingError, RedisServer, install
 
 
 @pytest.mark.skipif(shutil.which(PROGRAM) is None, reason="there is no Redis on this machine")

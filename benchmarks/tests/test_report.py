@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import (
+from benchmarks.harness.report import (
     CaseId,
     CaseResult,
     Run,

@@ -11,15 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import scalassc, scalassc_apps, scalassc_remote
-from benchmarks.report import CaseResult
-from benchmarks.scalassc_load import (
+from benchmarks.harness.report import CaseResult
+from benchmarks.scalassc import apps as scalassc_apps
+from benchmarks.scalassc import experiment as scalassc
+from benchmarks.scalassc import remote as scalassc_remote
+from benchmarks.scalassc.load import (
     Application,
     machine_outlier,
     spike_detection,
     word_count,
 )
-from benchmarks.scalassc_report import Figures, draw, paper_grid, result_grids, write_page
+from benchmarks.scalassc.report import Figures, draw, paper_grid, result_grids, write_page
 from examples.machine_outlier import Alert
 from examples.spike_detection import Averaged, Spike
 from sublet import App

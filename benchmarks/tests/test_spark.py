@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import CaseResult
-from benchmarks.spark_app import app, grown_app
-from benchmarks.spark_cases import (
+from benchmarks.harness.report import CaseResult
+from benchmarks.spark.app import app, grown_app
+from benchmarks.spark.cases import (
     NOOP_ARROW,
     PARTS,
     TRANSFORM_ROWS,
@@ -16,8 +16,8 @@ from benchmarks.spark_cases import (
     all_cases,
     rounds_of,
 )
-from benchmarks.spark_input import Arrivals, Shape, paced_keys
-from benchmarks.spark_report import Figures, draw, grids, targets, write_page
+from benchmarks.spark.input import Arrivals, Shape, paced_keys
+from benchmarks.spark.report import Figures, draw, grids, targets, write_page
 
 
 def test_an_event_is_visible_with_the_first_count_that_includes_it() -> None:

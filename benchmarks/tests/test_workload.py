@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.workload import (
+from benchmarks.harness.workload import (
     ArrivalSchedule,
     LatencyLog,
     latency_figures,

@@ -28,7 +28,8 @@ SWEPT_PER_STEP = 64
 PAUSE_AFTER_FAILURE_S = 1.0
 # When this many times the policy's size is written, commits wait for the checkpoint.
 WAL_LEVEL_MAX = 4
-# Estimates, from the frames that SQLite reported (benchmarks/store.py, cases group and small).
+# Estimates, from the frames that SQLite reported (`benchmarks.components.store`, cases group and
+# small).
 WAL_BYTES_PER_ROW = 256
 WAL_BYTES_PER_TRANSACTION = 3 * 4096
 # A pass leaves what was written during it. When that is little, the rest is a short wait.

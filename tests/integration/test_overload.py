@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from benchmarks.soak import Plan, soak
+from benchmarks.soak.experiment import Plan, soak
 
 SHORT = Plan(
     store="memory",
