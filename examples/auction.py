@@ -10,7 +10,7 @@
     sublet tail bid_quantiles --from start --no-follow
 
 Windows are of the bids' own time, so results are those of a batch over the same bids, however late,
-out of order or often interrupted they come; tests/unit/test_auction_example.py compares them.
+out of order or often interrupted they come; tests/unit/examples/test_auction.py compares them.
 
 All that these functions do to their state is to add to it, every state can be merged (`Max`,
 `Count`, `Quantiles`), and none depends on the order, which `order="none"` says: several workers may

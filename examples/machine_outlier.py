@@ -18,7 +18,7 @@ it, since a moment is compared as a whole. `track` is keyed by machine, `judge` 
 holds the scores of a moment only until all are there. Messages from different machines' windows
 reach `judge` in any order, and the alerts are the same: a moment says how many scores it has, and
 is judged when it has as many. So results equal those of a plain loop over the data, with any
-number of partitions and workers; tests/unit/test_machine_outlier_example.py compares them.
+number of partitions and workers; tests/unit/examples/test_machine_outlier.py compares them.
 
 `machine_outlier_observations.py` makes data for it.
 """

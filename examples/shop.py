@@ -6,7 +6,7 @@
     sublet call checkout ada
     sublet call sold pen 0
 
-tests/unit/test_shop_example.py tests it without a worker, an hour in no time.
+tests/unit/examples/test_shop.py tests it without a worker, an hour in no time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@
 `parse` is keyed by who asks, and answers with what the function behind it replies: whoever reads a
 timeline gets it, whoever posts gets the post's name once it is durable. Its way to the followers
 begins with the same commit, so each home timeline gets it exactly once, also when a worker dies in
-the middle of a thousand of them; tests/unit/test_social_network_example.py compares all timelines
+the middle of a thousand of them; tests/unit/examples/test_social_network.py compares all timelines
 with a plain model of the same requests.
 
 An author's posts reach the user timeline in order, so that is a `List`. Those of many authors

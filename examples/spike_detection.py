@@ -13,7 +13,7 @@
 Temperatures are whole millidegrees, so that a window's running total stays exact however long it
 runs. A sensor's readings are averaged in the order in which they were sent, and each of them
 exactly once: also when a worker is killed, the results are those of a plain loop over the data,
-which is what tests/unit/test_spike_detection_example.py compares them with.
+which is what tests/unit/examples/test_spike_detection.py compares them with.
 
 `spike_detection_readings.py` makes data for it.
 """

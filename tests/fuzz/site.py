@@ -38,7 +38,7 @@ from sublet.runtime.protocol.frames import (
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Recovered
 from sublet.statestore.memory import MemoryStore
-from tests.unit.partition_harness import FixedPace
+from tests.unit.partition.harness import FixedPace
 
 WORKER = "w1"
 NEIGHBOUR = "w2"

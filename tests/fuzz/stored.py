@@ -22,7 +22,7 @@ from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.pipeline_messages import Decision, Stage
 from sublet.statestore.contract import Record, Recovered
 from tests.fuzz.site import app
-from tests.unit.partition_harness import FixedPace
+from tests.unit.partition.harness import FixedPace
 
 NAME = "site/window/0"
 _encode = msgspec.msgpack.encode

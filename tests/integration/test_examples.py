@@ -24,7 +24,7 @@ from examples.social_network_requests import generate_follows, generate_requests
 from examples.word_count_text import generate_lines
 from sublet import BlockingClient
 from tests.integration.test_documentation import PATIENCE_S, running, typed
-from tests.unit.test_social_network_example import Model
+from tests.unit.examples.test_social_network import Model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MESSAGES = 3_000

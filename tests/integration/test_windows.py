@@ -12,7 +12,7 @@ import pytest
 from sublet import BlockingClient, RejectedError
 from tests.integration.cluster import Cluster, running_cluster, until
 from tests.integration.window_app import SESSION, SLIDING, TUMBLING, Event, parse
-from tests.unit.windows_model import batch_results
+from tests.unit.functions.windows_model import batch_results
 
 APP = "tests.integration.window_app:app"
 KEYS = [f"key{number}" for number in range(20)]

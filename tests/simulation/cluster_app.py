@@ -20,7 +20,7 @@ from tests.simulation.handlers import (
     KeyState,
 )
 from tests.simulation.verdict import check
-from tests.unit.windows_model import Event
+from tests.unit.functions.windows_model import Event
 
 APP = "sim"
 POT, PARSE, TOTAL = f"{APP}/pot", f"{APP}/parse", f"{APP}/total"

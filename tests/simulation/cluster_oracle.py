@@ -18,7 +18,7 @@ from sublet.statestore.contract import AHEAD, JOURNAL, PARKED, TIMER, WINDOW, Co
 from tests.simulation.cluster_app import POT, STORY_FUNCTIONS, SUMS, TOTAL
 from tests.simulation.oracle import Oracle
 from tests.simulation.verdict import ViolationError, check, now_done
-from tests.unit.windows_model import batch_results
+from tests.unit.functions.windows_model import batch_results
 
 if TYPE_CHECKING:
     from tests.simulation.cluster_world import ClusterWorld

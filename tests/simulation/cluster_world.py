@@ -60,7 +60,7 @@ from tests.simulation.cluster_store import News, SimulatedDirectory, SimulatedSt
 from tests.simulation.cluster_surroundings import StoryClock, surrounded
 from tests.simulation.handlers import Stories
 from tests.simulation.verdict import check
-from tests.unit.windows_model import Event
+from tests.unit.functions.windows_model import Event
 
 KEYS = ("k0", "k1", "k2", "k3")
 HOUR_MS = 3_600_000

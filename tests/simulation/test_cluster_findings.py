@@ -30,7 +30,7 @@ from sublet.runtime.protocol.frames import (
 from sublet.runtime.worker import link_limits_of
 from sublet.statestore.contract import OutboxEntry
 from tests.simulation.cluster_world import run_seed
-from tests.unit.partition_harness import CLIENT, Owner, make_function
+from tests.unit.partition.harness import CLIENT, Owner, make_function
 
 
 async def _connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:

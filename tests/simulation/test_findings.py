@@ -20,8 +20,8 @@ from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.statestore.contract import StateRow
 from sublet.statestore.memory import MemoryBackend
 from tests.simulation.seeds import play_all
-from tests.unit.lease_harness import Adder, Lender, Scripted, TakenCells, keeps, lends_to
-from tests.unit.partition_harness import CLIENT, make_function
+from tests.unit.leases.harness import Adder, Lender, Scripted, TakenCells, keeps, lends_to
+from tests.unit.partition.harness import CLIENT, make_function
 
 
 class Finding(NamedTuple):

@@ -38,7 +38,7 @@ from tests.simulation.handlers import PARTITIONS_PER_FUNCTION
 from tests.simulation.node import WALL_MS, Node
 from tests.simulation.verdict import check, now_done
 from tests.simulation.world import REST_MS, Mutant, World
-from tests.unit.windows_model import Event, batch_results
+from tests.unit.functions.windows_model import Event, batch_results
 
 LONG_AFTER_MS = 10**12
 PARSE, TOTAL, ADDED = "sim/parse", "sim/total", "sim/added"
