@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tests.simulation.verdict import ViolationError
-from tests.simulation.worlds import NAMED_BREAKAGES, WORLDS, what_it_breaks
+from tests.simulation.oracles.verdict import ViolationError
+from tests.simulation.registry import NAMED_BREAKAGES, WORLDS, what_it_breaks
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.worlds import WORLDS
+from tests.simulation.registry import WORLDS
 
 SEEDS_PER_TEST = 50
 

@@ -11,8 +11,8 @@ import pytest
 
 from sublet.functions.address import split_partition_name
 from tests.simulation import campaign
-from tests.simulation.verdict import check
-from tests.simulation.worlds import WORLDS, Played, Trace, WorldKind
+from tests.simulation.oracles.verdict import check
+from tests.simulation.registry import WORLDS, Played, Trace, WorldKind
 
 
 class FailsAtThree:

@@ -29,7 +29,7 @@ from sublet.runtime.protocol.frames import (
 )
 from sublet.runtime.worker import link_limits_of
 from sublet.statestore.contract import OutboxEntry
-from tests.simulation.cluster_world import run_seed
+from tests.simulation.worlds.cluster.world import run_seed
 from tests.unit.partition.harness import CLIENT, Owner, make_function
 
 

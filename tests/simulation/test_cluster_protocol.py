@@ -1,7 +1,7 @@
 """Whole workers and clients lose, double and reorder nothing, whatever happens around them.
 
 Replay one seed, or try many, as in `test_partition_protocol`; what happened in one is told by
-`python -m tests.simulation.cluster_world 17`.
+`python -m tests.simulation.worlds.cluster.world 17`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.cluster_http import Balancer
-from tests.simulation.cluster_loss import Losses
-from tests.simulation.cluster_mutants import MUTANTS
-from tests.simulation.cluster_readers import Readers
-from tests.simulation.cluster_world import ClusterWorld, run_seed
-from tests.simulation.verdict import ViolationError
+from tests.simulation.mutants.cluster import MUTANTS
+from tests.simulation.oracles.verdict import ViolationError
+from tests.simulation.worlds.cluster.http import Balancer
+from tests.simulation.worlds.cluster.loss import Losses
+from tests.simulation.worlds.cluster.readers import Readers
+from tests.simulation.worlds.cluster.world import ClusterWorld, run_seed
 
 SEEDS_DEFAULT = "0..150"
 SEEDS_PER_TEST = 15

@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from sublet.statestore.contract import Commit, Outcome
 from sublet.testing import Harness
-from tests.simulation import sweep_worlds
-from tests.simulation.sweep_scenarios import SCENARIOS
-from tests.simulation.swept_store import SweptStore, Way
+from tests.simulation.sweep import worlds as sweep_worlds
+from tests.simulation.sweep.scenarios import SCENARIOS
+from tests.simulation.sweep.store import SweptStore, Way
 
 CALLS_MAX = 400
 

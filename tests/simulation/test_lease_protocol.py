@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.seeds import chunks, play_all
+from tests.simulation.worlds.leases import LeaseWorld
 
 
 @pytest.mark.parametrize("seeds", chunks(300), ids=str)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation import campaign
 from tests.simulation.campaign import MUTANT_SEEDS_MAX, PAGE, TABLE_BEGIN, TABLE_END, Noticed, hunt
-from tests.simulation.worlds import NAMED_BREAKAGES, WORLDS, what_it_breaks
+from tests.simulation.registry import NAMED_BREAKAGES, WORLDS, what_it_breaks
 
 OF_PARTITIONS = ("partition", "windows", "leases", "lease-windows", "pipelines", "snapshots")
 ALL = [(world, mutant) for world in OF_PARTITIONS for mutant in WORLDS[world].mutants]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.seeds import chunks, play_all
-from tests.simulation.world import World
+from tests.simulation.worlds.partition import World
 
 
 @pytest.mark.parametrize("seeds", chunks(300), ids=str)

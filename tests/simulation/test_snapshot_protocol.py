@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.registry import WORLDS
 from tests.simulation.seeds import chunks, play_all
-from tests.simulation.worlds import WORLDS
 
 
 @pytest.mark.parametrize("seeds", chunks(200), ids=str)

@@ -12,7 +12,7 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.records.oversized_messages import UNSTORABLE_AWAITED_MAX
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow
-from tests.simulation.cluster_loss import LossyBackend, LossyStore
+from tests.simulation.worlds.cluster.loss import LossyBackend, LossyStore
 from tests.unit.partition.harness import (
     BROKEN,
     CLIENT,
