@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+SILENCE_S_MIN = 0.1
+SILENCE_S_MAX = 600.0
+
 HIGHEST = {"message_bytes_max": 4 * 1024 * 1024, "key_bytes_max": 1_024}
 """One message, with its key and the keys of all who wait for it, has to fit a link's frame."""
 

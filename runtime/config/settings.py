@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from sublet.runtime.config.limits import Limits
-from sublet.runtime.links.link import SILENCE_S_MAX, SILENCE_S_MIN
+from sublet.runtime.config.limits import SILENCE_S_MAX, SILENCE_S_MIN, Limits
 from sublet.scheduler.api import QueueOrder
 from sublet.scheduler.binding import auto as auto_binding  # noqa: F401  # Known by name.
 from sublet.scheduler.binding import policies as binding_policies  # noqa: F401  # Known by name.

@@ -12,11 +12,10 @@ from typing import Protocol
 
 import msgspec
 
+from sublet.runtime.config.limits import SILENCE_S_MAX, SILENCE_S_MIN
 from sublet.runtime.protocol.frames import Frame, Hello
 
 PROTOCOL = 1
-SILENCE_S_MIN = 0.1
-SILENCE_S_MAX = 600.0
 
 
 class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from sublet.runtime.config.limits import SILENCE_S_MAX, SILENCE_S_MIN
 from sublet.runtime.links.lifecycle import LARGE_BYTES, LARGE_PATIENCE, FrameLink
-from sublet.runtime.links.link import SILENCE_S_MAX, SILENCE_S_MIN, Link, LinkLimits
+from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Alive, Data, ErrorInfo, Frame, Goodbye, Hello, Refused
 from sublet.runtime.testing.virtual_loop import VirtualLoop
