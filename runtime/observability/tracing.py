@@ -20,8 +20,9 @@ import xxhash
 from structlog.contextvars import bound_contextvars
 
 from sublet.runtime.observability.telemetry import STAGES, SpanTimes, request_id
-from sublet.runtime.partition.model.work import Message, Traced
+from sublet.runtime.partition.model.work import Traced
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
+from sublet.runtime.protocol.messages import Message
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

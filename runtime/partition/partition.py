@@ -59,15 +59,7 @@ from sublet.runtime.partition.model.effects import (
     WakeAt,
 )
 from sublet.runtime.partition.model.lease import Lease
-from sublet.runtime.partition.model.work import (
-    Chunk,
-    Failure,
-    Message,
-    RunResult,
-    Span,
-    Waiting,
-    Work,
-)
+from sublet.runtime.partition.model.work import Chunk, Failure, RunResult, Span, Waiting, Work
 from sublet.runtime.partition.queue.backlog import IN_LINE
 from sublet.runtime.partition.queue.key_locks import KeyLines
 from sublet.runtime.partition.queue.leased_work import LentWork
@@ -90,6 +82,7 @@ from sublet.runtime.partition.records.watermarks import (
     decode_marker,
 )
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind, Refused
+from sublet.runtime.protocol.messages import Message
 from sublet.scheduler.batching import Curve
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from sublet.runtime.partition.model.work import Message
 from sublet.runtime.protocol.frames import ErrorInfo
+from sublet.runtime.protocol.messages import Message
 
 
 class LeaseId(NamedTuple):

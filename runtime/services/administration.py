@@ -18,7 +18,7 @@ from sublet.functions.state import StateClock, StateKind, StoredRow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.execution.state_assignment import rows_of
 from sublet.runtime.hosting.partition_host import Host, Hosted
-from sublet.runtime.partition.model.work import Message
+from sublet.runtime.protocol.messages import Message
 from sublet.runtime.protocol.rpc import DeleteState, PutState, TakeDeadLetter
 from sublet.runtime.services.inspection import Inspection, decode_letter
 from sublet.statestore.contract import DEAD, StateRow, Store

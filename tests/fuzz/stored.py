@@ -11,7 +11,7 @@ from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.errors import SubletError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.model.effects import NoCells
-from sublet.runtime.partition.model.work import Message, Recorded
+from sublet.runtime.partition.model.work import Recorded
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.egress_retention import Extent
 from sublet.runtime.partition.records.idempotency import Answer, still_valid
@@ -19,6 +19,7 @@ from sublet.runtime.partition.records.staged_batches import Part, Pipeline
 from sublet.runtime.partition.records.timers import Timer
 from sublet.runtime.partition.records.watermarks import Own, Told
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.runtime.protocol.pipeline_messages import Decision, Stage
 from sublet.statestore.contract import Record, Recovered
 from tests.fuzz.site import app

@@ -37,7 +37,7 @@ from sublet.runtime.leases.results import LeaseResultError, decode_result
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.raw_lane import LENGTH, LaneCarrier
-from sublet.runtime.partition.model.work import Message, Waiting, Work
+from sublet.runtime.partition.model.work import Waiting, Work
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,
@@ -67,6 +67,7 @@ from sublet.runtime.protocol.lease_messages import (
     Revoke,
     StoredState,
 )
+from sublet.runtime.protocol.messages import Message
 from sublet.runtime.protocol.rpc import AdministerRequest, CallRequest, EgressRequest, PutState
 from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
 from sublet.statestore.delta import DamagedCommitError, Delta

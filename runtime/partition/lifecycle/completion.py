@@ -20,7 +20,7 @@ from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.lifecycle.expiry import EXPIRED, WITHDRAWN
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import Failure, Message, RunResult, Span, Waiting
+from sublet.runtime.partition.model.work import Failure, RunResult, Span, Waiting
 from sublet.runtime.partition.queue.key_locks import KeyLines
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.call_journal import Calls
@@ -35,6 +35,7 @@ from sublet.runtime.partition.records.pending_commit import Pending
 from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.runtime.partition.records.watermarks import StreamProgress
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import DEAD, PARKED, Record
 
 UNRUN_KEPT_MAX = 256

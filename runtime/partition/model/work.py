@@ -15,7 +15,8 @@ import msgspec
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
-from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
+from sublet.runtime.protocol.messages import NO_EXTRA, Message
 from sublet.scheduler.laxity_queue import Entry
 from sublet.scheduler.urgency import BACKGROUND_MS
 from sublet.statestore.contract import StateRow
@@ -23,29 +24,6 @@ from sublet.statestore.contract import StateRow
 if TYPE_CHECKING:
     from sublet.runtime.partition.model.lease import Lease
     from sublet.runtime.protocol.lease_messages import PartialState
-
-NO_EXTRA = Extra()
-
-
-class Message(msgspec.Struct, array_like=True):
-    """One message that waits by itself. Stored as it is when it is parked."""
-
-    source: str
-    number: int
-    kind: Kind
-    key: str
-    payload: msgspec.Raw
-    order: int
-    """Place in the partition's order of arrival; restores the order of a key after a takeover."""
-    attempt: int = 1
-    extra: Extra = NO_EXTRA
-    last_error: ErrorInfo | None = None
-    at_ms: int | None = None
-    """When it arrived, by the partition's clock, where that matters."""
-
-    @property
-    def id(self) -> str:
-        return f"{self.source}:{self.number}"
 
 
 class Traced(Protocol):

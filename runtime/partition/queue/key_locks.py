@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from sublet.runtime.partition.model.work import Message, Waiting
+from sublet.runtime.partition.model.work import Waiting
+from sublet.runtime.protocol.messages import Message
 
 
 class KeyLines:

@@ -19,10 +19,11 @@ import xxhash
 from sublet.functions.codec import Codec, codec_for
 from sublet.functions.errors import EncodeError, PayloadError
 from sublet.runtime.partition.model.corruption import decoded
-from sublet.runtime.partition.model.work import Message, Waiting
+from sublet.runtime.partition.model.work import Waiting
 from sublet.runtime.partition.records.call_journal import NIL
 from sublet.runtime.partition.records.pending_commit import reply_too_large
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import IDEMPOTENCY, DamagedError, Record
 
 IDEMPOTENCY_TTL_MS = 24 * 3_600_000

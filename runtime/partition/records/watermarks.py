@@ -28,9 +28,10 @@ from sublet.functions.errors import PayloadError, RejectedError
 from sublet.functions.window_runs import Closing
 from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
 from sublet.runtime.partition.model.corruption import decoded
-from sublet.runtime.partition.model.work import Chunk, Message
+from sublet.runtime.partition.model.work import Chunk
 from sublet.runtime.partition.records.due_index import LOADED_MAX, DueRecords
 from sublet.runtime.protocol.frames import Batch, Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.scheduler.frontier import ClockFrontier, EventTimeFrontier
 from sublet.statestore.contract import WATERMARK, WINDOW, Record
 

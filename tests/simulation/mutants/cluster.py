@@ -28,10 +28,10 @@ from sublet.runtime.hosting.router import Exchange
 from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.model.effects import Acknowledge
-from sublet.runtime.partition.model.work import Message
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.idempotency import idempotency_id
 from sublet.runtime.protocol.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
+from sublet.runtime.protocol.messages import Message
 from sublet.runtime.worker import Worker
 from sublet.scheduler.placement import place
 from sublet.statestore.contract import Commit, Member, Outcome, Recovered, View

@@ -13,7 +13,7 @@ from sublet.runtime.partition.lifecycle.cancellation import Interrupts
 from sublet.runtime.partition.lifecycle.completion import Endings
 from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
 from sublet.runtime.partition.model.effects import Acknowledge, Deliver, Interrupt, Store
-from sublet.runtime.partition.model.work import Chunk, Message, Waiting, Work
+from sublet.runtime.partition.model.work import Chunk, Waiting, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.queue.backlog import PULL_MS, Backlog, Place
 from sublet.runtime.partition.queue.key_locks import KeyLines
@@ -23,6 +23,7 @@ from sublet.runtime.partition.records.client_sessions import Clients
 from sublet.runtime.partition.records.idempotency import Answer, Answers, _digest, idempotency_id
 from sublet.runtime.partition.records.pending_commit import Pending
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import (
     AHEAD,
     IDEMPOTENCY,

@@ -30,9 +30,9 @@ from sublet.runtime.client.pipeline_protocol import (
     decode_plan,
 )
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.model.work import Message
 from sublet.runtime.partition.records.staged_batches import RETRY_AFTER_MS, Part
 from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.runtime.protocol.pipeline_messages import (
     LOWEST_LEFT_MS,
     Decision,

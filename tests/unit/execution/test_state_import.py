@@ -18,8 +18,9 @@ from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.state_import import assign_states
 from sublet.runtime.execution.state_view import shown
 from sublet.runtime.execution.sync_runner import Place
-from sublet.runtime.partition.model.work import Chunk, Message, RunResult, Span, Waiting, Work
+from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Waiting, Work
 from sublet.runtime.protocol.frames import Batch, Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.runtime.protocol.pipeline_messages import IfExists, assignments
 from sublet.statestore.contract import StateRow
 

@@ -24,7 +24,7 @@ from sublet.runtime.execution.sync_runner import RunScope, SyncRunner
 from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.leases.results import decode_result
-from sublet.runtime.partition.model.work import Message, RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import RunResult, Waiting, Work
 from sublet.runtime.partition.records.watermarks import closing_message
 from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.runtime.protocol.lease_messages import (
@@ -35,6 +35,7 @@ from sublet.runtime.protocol.lease_messages import (
     Return,
     StoredState,
 )
+from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import StateRow
 
 PATIENCE_S = 5

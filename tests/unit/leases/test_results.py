@@ -29,10 +29,11 @@ from sublet.runtime.leases.results import (
     encode_result,
     timer_prefix,
 )
-from sublet.runtime.partition.model.work import Failure, Message, RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import Failure, RunResult, Waiting, Work
 from sublet.runtime.partition.records.pending_commit import Replies, _encode_results
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, Return
+from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import StateRow
 
 app = App("app")

@@ -22,8 +22,9 @@ from sublet.runtime.observability.telemetry import (
 )
 from sublet.runtime.observability.throttled_log import SLOW_COMMIT_MS, Notices
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import Failure, Message, RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import Failure, RunResult, Waiting, Work
 from sublet.runtime.protocol.frames import ErrorInfo, Kind, Refused
+from sublet.runtime.protocol.messages import Message
 from tests.unit.partition.harness import Owner, batch
 
 

@@ -21,11 +21,11 @@ from sublet.runtime.observability.tracing import (
     open_tracing,
     sampled_traceparent,
 )
-from sublet.runtime.partition.model.work import Message
 from sublet.runtime.partition.records.channels import Outbox
 from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.partition.records.pending_commit import Pending, Sealer
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.messages import Message
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -15,9 +15,10 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.partition.lifecycle.completion import DeadLetter
 from sublet.runtime.partition.model.effects import Load, Ready, Run, Settled, Store
-from sublet.runtime.partition.model.work import Failure, Message, RunResult, Work
+from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
+from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import DEAD, PARKED, Commit, Outcome, Record, Recovered, StateRow
 
 CLIENT = "~client"
