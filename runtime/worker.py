@@ -33,7 +33,7 @@ from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
-from sublet.runtime.protocol.lease_messages import Released
+from sublet.runtime.protocol.handover_messages import Released
 from sublet.runtime.services.worker_service import WorkerService
 from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.urgency import Urgency

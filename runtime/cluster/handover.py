@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from sublet.runtime.protocol.lease_messages import Claim, HandoverMessage, Look, Released, Took
+from sublet.runtime.protocol.handover_messages import Claim, HandoverMessage, Look, Released, Took
 
 RUNS_MS_MAX = 50.0
 """How long the former owner waits for what runs; what then still does is redone by the next one."""

@@ -35,7 +35,7 @@ from sublet.runtime.cluster.handover import (
 )
 from sublet.runtime.config.settings import is_loopback_host
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
-from sublet.runtime.protocol.lease_messages import HandoverMessage, Look, Released, Took
+from sublet.runtime.protocol.handover_messages import HandoverMessage, Look, Released, Took
 from sublet.scheduler.placement import a_few_moves, place
 from sublet.statestore.contract import (
     Directory,

@@ -81,7 +81,7 @@ from sublet.runtime.partition.records.channels import endpoint_of
 from sublet.runtime.partition.records.snapshots import Snapshot, SnapshotRoom
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
-from sublet.runtime.protocol.lease_messages import Released
+from sublet.runtime.protocol.handover_messages import Released
 from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue

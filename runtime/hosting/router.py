@@ -34,7 +34,7 @@ from sublet.runtime.protocol.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.protocol.lease_messages import HandoverMessage, handover_message
+from sublet.runtime.protocol.handover_messages import HandoverMessage, handover_message
 from sublet.statestore.contract import OutboxEntry, Outcome
 
 _log = structlog.get_logger(__name__)

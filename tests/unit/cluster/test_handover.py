@@ -23,15 +23,15 @@ from sublet.runtime.cluster.handover import (
     Quarantine,
     Tell,
 )
-from sublet.runtime.protocol.lease_messages import (
+from sublet.runtime.protocol.handover_messages import (
     Claim,
     HandoverMessage,
     Look,
-    Probe,
     Released,
     Took,
     handover_message,
 )
+from sublet.runtime.protocol.lease_messages import Probe
 
 P = "shop/cart/0"
 EVERYBODY = ("a", "b", "c")

@@ -24,7 +24,7 @@ from sublet.runtime.cluster.membership import (
 )
 from sublet.runtime.hosting.router import NOWHERE
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
-from sublet.runtime.protocol.lease_messages import Claim, Released
+from sublet.runtime.protocol.handover_messages import Claim, Released
 from sublet.statestore.contract import Member, Recovered, StoreServerError, View
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 

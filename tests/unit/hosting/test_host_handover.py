@@ -12,7 +12,7 @@ from sublet.functions.context import Context
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.protocol.frames import Ack, Kind
-from sublet.runtime.protocol.lease_messages import Released
+from sublet.runtime.protocol.handover_messages import Released
 from sublet.runtime.testing.in_process_worker import Machine
 from sublet.runtime.testing.virtual_loop import immediately
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome
