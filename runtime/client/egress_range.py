@@ -18,6 +18,7 @@ from sublet.functions.errors import EgressLostError, RejectedError, UnavailableE
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_reader import FOLLOW_WAIT_MS, LOST_KEPT_MAX
 from sublet.runtime.client.page_prefetch import Begin, one_ahead
+from sublet.runtime.protocol.egress import described
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
     EgressGap,
@@ -25,7 +26,6 @@ from sublet.runtime.protocol.rpc import (
     EgressRequest,
     EgressValues,
 )
-from sublet.runtime.services.egress_pages import described
 
 _log = structlog.get_logger(__name__)
 

@@ -26,13 +26,13 @@ from sublet.runtime.client.outage import TO_DO, Outage
 from sublet.runtime.client.rpc_pool import AskedWorkers
 from sublet.runtime.client.session import Patience
 from sublet.runtime.links.link import LinkLimits
+from sublet.runtime.protocol.egress import described
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
     EgressGap,
     EgressPage,
     EgressRequest,
 )
-from sublet.runtime.services.egress_pages import described
 
 _log = structlog.get_logger(__name__)
 

@@ -26,7 +26,7 @@ from sublet.functions.errors import (
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.http.content import encoded
 from sublet.runtime.http.errors import HttpProblemError, problem_of
-from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.services.egress_pages import check_not_ahead
 from sublet.statestore.contract import EgressEntry, Store
 

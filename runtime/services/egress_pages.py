@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
-from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.protocol.egress import EgressColumns, described
 from sublet.runtime.protocol.rpc import EgressGap, EgressPage, EgressRequest, EgressValues
 from sublet.statestore.contract import EgressEntry, Store
 
@@ -138,14 +138,6 @@ def check_not_ahead(egress: str, positions: Mapping[str, int], bounds: Bounds) -
                 f"position {asked} of {partition} in {egress} is beyond its end, {end}: "
                 "the cursor is of another egress, or the store has lost its data"
             )
-
-
-def described(lost: Sequence[EgressGap]) -> str:
-    """Return which values are gone, for people."""
-    count = sum(each.next - each.first for each in lost)
-    places = ", ".join(f"{each.partition} {each.first}..{each.next - 1}" for each in lost[:5])
-    more = ", …" if len(lost) > 5 else ""
-    return f"{count} values were dropped before they were read ({places}{more})"
 
 
 def cut(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from sublet.functions.errors import EgressLostError, RejectedError
 from sublet.runtime.client.egress_cursor import EgressCursor
+from sublet.runtime.protocol.egress import described
 from sublet.runtime.protocol.rpc import EgressGap
-from sublet.runtime.services.egress_pages import described
 
 ROWS_PER_TASK = 50_000
 """Without another wish, a task more begins at so many rows: starting one takes longer than

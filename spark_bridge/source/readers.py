@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sublet.runtime.client.egress_cursor import EgressCursor
-from sublet.runtime.services.egress_pages import described
+from sublet.runtime.protocol.egress import described
 from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import SourceOptions, source_options

@@ -13,6 +13,7 @@ from sublet.functions.errors import EncodeError, TooLargeError
 from sublet.runtime.partition.records.channels import REPLY_MARK, Outbox
 from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.partition.records.timers import Timer
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.statestore.contract import (
     TIMER,
@@ -30,14 +31,6 @@ ENTRY_MESSAGES_MAX = 10_000
 _any = codec_for(Any)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
-
-
-class EgressColumns(msgspec.Struct, array_like=True):
-    """Values of one egress entry, as stored and as read."""
-
-    at_ms: int
-    keys: list[str]
-    values: msgspec.Raw
 
 
 class OutgoingCall(msgspec.Struct):

@@ -13,7 +13,7 @@ from sublet.functions.codec import split_column
 from sublet.functions.state import StateClock, Sum
 from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.partition.model.lease import Lease
-from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.statestore.contract import AHEAD, JOURNAL, PARKED, TIMER, WINDOW, Commit
 from tests.simulation.oracles.partition import Oracle
 from tests.simulation.oracles.verdict import ViolationError, check, now_done

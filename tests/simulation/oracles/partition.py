@@ -9,8 +9,8 @@ import msgspec
 
 from sublet.functions.address import partition_name
 from sublet.functions.codec import split_column
-from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.runtime.partition.records.timers import Timer
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.statestore.contract import AHEAD, DEAD, JOURNAL, PARKED, TIMER, Commit
 from tests.simulation.oracles.verdict import check, now_done

@@ -28,8 +28,8 @@ from sublet.runtime.execution.sync_runner import Place, SyncRunner
 from sublet.runtime.partition.model.effects import NoCells
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.records.pending_commit import EgressColumns
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.testing.in_process_worker import NoWatchdog
 from sublet.statestore.contract import PARKED, WINDOW

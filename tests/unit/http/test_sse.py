@@ -15,7 +15,7 @@ from sublet.functions.errors import OverloadedError, RejectedError
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.http.errors import HttpProblemError
 from sublet.runtime.http.sse import CHUNK_BYTES, EgressFeeds
-from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.statestore.contract import Commit, EgressEntry
 from sublet.statestore.memory import MemoryStore
 

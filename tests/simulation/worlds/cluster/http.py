@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.protocol.egress import EgressColumns
 from tests.simulation.oracles.verdict import check
 from tests.simulation.worlds.cluster.loop import Process
 from tests.simulation.worlds.cluster.sides import SideStory

@@ -17,7 +17,7 @@ from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.functions.errors import RejectedError
 from sublet.functions.retry import Retry
-from sublet.runtime.partition.records.pending_commit import EgressColumns
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.statestore.contract import DEAD
 from tests.simulation.oracles.verdict import check
 from tests.simulation.worlds.client import Said

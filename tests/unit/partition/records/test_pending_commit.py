@@ -13,11 +13,11 @@ from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.partition.records.pending_commit import (
     ENTRY_BYTES_MAX,
     ENTRY_MESSAGES_MAX,
-    EgressColumns,
     OutgoingCall,
     Pending,
     Sealer,
 )
+from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.wire import BATCH_COUNT_MAX
 from sublet.statestore.contract import TIMER, Commit
