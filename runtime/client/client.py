@@ -39,6 +39,7 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownFunctionError,
 )
+from sublet.functions.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.functions.windows import watermark_ms_of
 from sublet.runtime.client.channel import (
     ANY,
@@ -59,7 +60,6 @@ from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.observability.telemetry import request_id
 from sublet.runtime.observability.tracing import current_traceparent, new_traceparent
-from sublet.runtime.partition.records.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.runtime.protocol.frames import Extra, FunctionInfo, Kind, Topology, Welcome
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.protocol.pipeline_messages import KnownPipeline

@@ -26,11 +26,11 @@ from sublet.functions.errors import (
     UnknownFunctionError,
 )
 from sublet.functions.state import StateClock, StateKind
+from sublet.functions.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.functions.windows import watermark_ms_of
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.lifecycle.completion import DeadLetter as StoredLetter
 from sublet.runtime.partition.records.timers import Timer as StoredTimer
-from sublet.runtime.partition.records.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.runtime.testing.faulty_store import CommitFault

@@ -20,11 +20,12 @@ from operator import itemgetter
 
 import msgspec
 
-from sublet.functions.address import is_client, partition_name
+from sublet.functions.address import partition_name
 from sublet.functions.app import Function
 from sublet.functions.codec import split_column
 from sublet.functions.effects import Effect, TooLate, WindowDue
 from sublet.functions.errors import PayloadError, RejectedError
+from sublet.functions.watermarks import refusal_of_source
 from sublet.functions.window_runs import Closing
 from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
 from sublet.runtime.partition.model.corruption import decoded
@@ -544,22 +545,6 @@ class StreamProgress:
         progress_ms = None if self.seen_ms == BEGINNING_MS else self.seen_ms
         sender_slide_ms = self._sender_slides_ms.get(source.rpartition("/")[0], 0)
         return self._event_frontier.frontier_ms(progress_ms, now_ms, sender_slide_ms)
-
-
-def refusal_of_source(source: str) -> str | None:
-    """Say why a client may not call a source of its so; None if it may."""
-    if "/" in source or is_client(source):
-        return f"a source cannot be named {source!r:.80}; allowed: a text without '/' and '~'"
-    return None
-
-
-def check_takes_watermarks(function: object) -> None:
-    """Refuse to tell a function the time that goes by the clock."""
-    window = function.window if isinstance(function, Function) else None
-    if window is not None and window.time != "event":
-        raise RejectedError(
-            f"windows of {window.time} time end by the clock; watermarks are for event time"
-        )
 
 
 def refusal_of_markers(batch: Batch) -> str | None:
