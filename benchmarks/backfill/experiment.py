@@ -174,7 +174,7 @@ def report(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
     lines = [
         "# Live calls beside history",
         "",
-        "<!-- Made by benchmarks/backfill/experiment.py. -->",
+        "<!-- Made by `python -m benchmarks.backfill`. -->",
         "",
         f"{options.rate:g} live calls a second, {options.store}, two workers, {options.rounds} "
         f"rounds of {options.seconds:g} s each; medians over rounds. A call is late after "

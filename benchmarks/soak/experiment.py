@@ -88,7 +88,7 @@ class Soaked:
 
 
 class LoadProcess:
-    """A client process; see `soak_load`."""
+    """A client process; see `load`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

@@ -1,7 +1,7 @@
 """The client: calls functions and sends them messages, from any asyncio program.
 
 Routes, encodes and checks what callers ask for, and waits with them. Numbers, repetition and
-refusals are in `client_session`, links in `client_links`.
+refusals are in `session`, links in `connections`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The links of one client session: opened when somebody waits for them, and again when lost.
 
-Carries out what `client_session` decides. Everything that callers ask for in one turn of the loop
+Carries out what `session` decides. Everything that callers ask for in one turn of the loop
 leaves in one frame to each worker.
 """
 

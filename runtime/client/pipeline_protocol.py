@@ -3,7 +3,7 @@
 Each story here is a generator. It yields *rounds*, requests by the index of their partition, all of
 which may be made at once; it is sent their answers by the same index, and returns what came of it.
 A request that fails ends the story: everything may be told again from its beginning, by anyone.
-The client tells them over the network (`client_pipeline`), the simulated worlds over an unreliable
+The client tells them over the network (`pipelines`), the simulated worlds over an unreliable
 one.
 """
 

@@ -3,7 +3,8 @@
 What runs in tasks *stages* rows by an `Attempt`: they are durable, and nothing runs. What drives
 the batches *commits* one, by naming the attempts that count: from then on their rows are messages
 of the function, and those of other attempts are gone. Whatever fails in between is done again, by
-the same process or another one, with the same rows or others. The partition's side is `staging`.
+the same process or another one, with the same rows or others. The partition's side is
+`staged_batches`.
 
 Every request may be made any number of times, so all of them are repeated, over failovers and while
 there is no room, for as long as the pipeline has patience.

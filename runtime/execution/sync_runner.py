@@ -1,6 +1,6 @@
 """Runs user code: on the loop when it is short, in a thread when it is not.
 
-Here and in `invocations` are the only places where a handler's exceptions are caught. A message
+Here and in `async_runner` are the only places where a handler's exceptions are caught. A message
 that fails leaves no trace: its state changes are rolled back and its effects cut off, while its
 neighbours in the batch keep theirs.
 """

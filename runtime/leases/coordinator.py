@@ -1,8 +1,8 @@
 """A worker's desk for leases: what to answer to which message, what to send, what to take in.
 
 No I/O, clock, randomness or user code. Between the lessor and the lessee, which decide, and a
-shell, which sends and runs: `runtime.lending` with links and handlers, `runtime.simulation.lending`
-at virtual moments. Whatever happens to the worker is told here, and each of these events is over
+shell, which sends and runs: `adapter` with links and handlers, `simulation.engine.lending` at
+virtual moments. Whatever happens to the worker is told here, and each of these events is over
 when all that the lessor has decided is carried out.
 """
 

@@ -782,7 +782,7 @@ class Lessor:
 
 
 class CurrentScene:
-    """See `scheduler.binding.Scene`."""
+    """See `scheduler.binding.policy.Scene`."""
 
     def __init__(
         self, lessor: Lessor, neighbours: Sequence[Neighbour], searches: Sequence[int]

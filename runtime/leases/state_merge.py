@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 
 class StateMerger:
-    """See `steps.Merger`."""
+    """See `effects.Merger`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The life of a link, apart from what carries its bytes.
 
 Checks what comes in, says goodbye, notices a peer that is silent, and tells its receiver of the end
-exactly once. Sockets and streams are in `link_lane` and `link_grpc`.
+exactly once. Sockets and streams are in `raw_lane` and `grpc_link`.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ class Kind(IntEnum):
     """Watermarks: all earlier messages of a source have been sent. The key column holds the names
     of sources, the payloads are times, or nil for a source that is not to be waited for."""
     STAGE = 6
-    """What a pipeline asks of the partition itself (see `staging`): the payloads are requests, each
-    of which is answered as a call is. The keys are empty."""
+    """What a pipeline asks of the partition itself (see `staged_batches`): the payloads are
+    requests, each of which is answered as a call is. The keys are empty."""
     ASSIGN = 7
-    """States that a pipeline brings (see `bulk_states`): no handler runs. Never on a link."""
+    """States that a pipeline brings (see `state_import`): no handler runs. Never on a link."""
 
 
 ANSWERED = (Kind.CALL, Kind.STAGE)

@@ -126,7 +126,7 @@ class Return(msgspec.Struct, array_like=True, tag=6):
     covers: list[tuple[str, int, int]]
     """The messages that the partials are made of: source, first, last."""
     effects: list[tuple[Any, ...]]
-    """As `lease_results` writes them."""
+    """As `leases.results` writes them."""
     reason: str = ""
     """Why messages go home, for people and for `auto`: `calls`, `reads`, `effects`."""
 

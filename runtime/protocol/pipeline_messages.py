@@ -1,4 +1,4 @@
-"""What is asked of a partition for pipelines, and its answers. What is done about it: `staging`."""
+"""What is asked of a partition for pipelines, and its answers. What is done: `staged_batches`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The binding policies that come with Sublet; `auto_binding` chooses among them.
+"""The binding policies that come with Sublet; `auto` chooses among them.
 
 Three families. The direct ones ask two workers about everything that arrives, so load is even and
 states travel. The others leave messages with their lessor until something would be late: forward

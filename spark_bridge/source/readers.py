@@ -2,7 +2,7 @@
 
 Spark asks in its driver how far the egress has come, cuts batches and keeps their offsets; tasks
 then read exactly what is between two cursors. A batch that Spark repeats has the same rows. What
-is decided is in `offsets`, what becomes a row in `emitted`.
+is decided is in `offsets`, what becomes a row in `emitted_rows`.
 """
 
 from __future__ import annotations

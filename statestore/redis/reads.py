@@ -5,7 +5,7 @@ nothing else while it reads, and an answer that does not come in time would be a
 again. What is small comes with one call. Where a read goes on is told by names, never by cursors of
 the server, so that a Redis which was restarted in the middle, or another one, can go on with it.
 
-Only the packed values are here; `redis_store` knows what they are.
+Only the packed values are here; `store` knows what they are.
 """
 
 from __future__ import annotations

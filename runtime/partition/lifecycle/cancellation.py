@@ -1,6 +1,6 @@
 """Requests that nobody waits for any more, wherever they stand: they end now, and do not run.
 
-A caller has taken a request back, or its deadline has passed (`early_ends` says what that is
+A caller has taken a request back, or its deadline has passed (`expiry` says what that is
 called). One that waits ends at once; one that runs, or is about to, ends in its turn; a handler
 that awaits something is interrupted, so the messages of those are kept here. What others ask for,
 too, goes on. No effects: what is to be interrupted is returned.

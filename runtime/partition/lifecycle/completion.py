@@ -1,6 +1,7 @@
 """What becomes of a partition's messages: how they end, or stay on record, in the next commit.
 
-Pure bookkeeping in the commit that is being filled (`pending`); no effects. A message ends once:
+Pure bookkeeping in the commit that is being filled (`pending_commit`); no effects. A message ends
+once:
 with its result, with a failure for good, or without having run. Until then it may be *parked*, as a
 record of its own, since the position of its channel goes on without it. Whatever ends a message
 also ends what belongs to it: its record, its journal, its claim on an idempotency key, its place

@@ -1,6 +1,6 @@
 """What a partition has lent: who may be lent, what is away, and what comes back in parts.
 
-Pure bookkeeping beside `leases`, which knows one lease, and `lessor`, which decides. No effects and
+Pure bookkeeping beside `lease`, which knows one lease, and `lessor`, which decides. No effects and
 no commits: the partition settles the messages that are told here.
 
 - A work is lent from `begin` until it is `returned`, `came_home` or `dropped`; the keys of a whole

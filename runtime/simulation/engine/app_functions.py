@@ -288,7 +288,7 @@ class AppHandlers:
     def _step_each(
         self, memory: Open, work: Work, roots: Sequence[Root]
     ) -> tuple[RunResult, list[Stepped], list[Root]]:
-        """Step `async def` handlers once, as `runtime.invocations` does."""
+        """Step `async def` handlers once, as `async_runner` does."""
         result, function, place = RunResult(), self.function, memory.place
         scope = RunScope(work, place)
         messages = decode_messages(work, function, result.failed)

@@ -1,4 +1,4 @@
-"""A simulated worker as lessor and lessee: what `runtime.lending` does, at virtual moments.
+"""A simulated worker as lessor and lessee: what `leases.adapter` does, at virtual moments.
 
 Who lends what to whom, and who takes it, is decided by the runtime's own lessors, lessees and
 policies. Modelled are the runs of guests, the states that travel with offers, and what all that
@@ -132,7 +132,7 @@ class StatesOfOthers:
         for each in offer.states:
             name = (partition, epoch, each.key)
             self._bytes -= self._known.pop(name, (0, 0))[1]
-            # As `leases.StateVersions` counts: the number after it is for what a lessee makes.
+            # As `lease.StateVersions` counts: the number after it is for what a lessee makes.
             self._known[name] = (each.version + changed, weight)
             self._bytes += weight
         while self._known and (len(self._known) > self._keys_max or self._bytes > self._bytes_max):

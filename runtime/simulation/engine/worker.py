@@ -1,7 +1,7 @@
 """A simulated worker: the shell around real partitions, on a core of its own.
 
-It does what `runtime.host` and `runtime.exchange` do, in the same order, at virtual moments. A run
-occupies a core for as long as its handlers say; everything else takes no time here.
+It does what `hosting.partition_host` and `hosting.router` do, in the same order, at virtual
+moments. A run occupies a core for as long as its handlers say; everything else takes no time here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from sublet.statestore.contract import STAGED, TIMER, WINDOW, Commit, OutboxEntr
 
 WALL_MS = 1_700_000_000_000
 RETRY_MS = 50.0
-"""How long a sender waits that was told to come back, as in `runtime.exchange`."""
+"""How long a sender waits that was told to come back, as in `hosting.router`."""
 
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
@@ -328,7 +328,7 @@ class SimulatedWorker:
             self._settle()
 
     def _has_room(self, count: int) -> bool:
-        """As `runtime.exchange` counts: what comes is added up, and only at the bound counted."""
+        """As `hosting.router` counts: what comes is added up, and only at the bound counted."""
         room = self._around.limits.in_flight_max
         if self._open_at_most + count > room:
             self._open_at_most = sum(

@@ -1,4 +1,4 @@
-"""What came out of a simulation, as numbers; `report_text` and `report_plot` show them."""
+"""What came out of a simulation, as numbers; `text` and `plot` show them."""
 
 from __future__ import annotations
 

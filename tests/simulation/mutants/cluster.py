@@ -1,5 +1,5 @@
 """Ways to break whole workers, clients and what they build on: the cluster's oracle has to notice
-each. What only a partition can do wrong is in `mutants`."""
+each. What only a partition can do wrong is in `partition`."""
 
 from __future__ import annotations
 

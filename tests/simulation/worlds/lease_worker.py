@@ -1,6 +1,6 @@
 """A worker that lends to its neighbours and works for them, on the virtual clock.
 
-Leases are carried out by the real shell (`runtime.lending`, with its guests and what they return);
+Leases are carried out by the real shell (`leases.adapter`, with its guests and what they return);
 only its timers are the world's, and its guests run when the world lets them.
 """
 
@@ -110,7 +110,7 @@ class _NoAsyncGuests:
 
 
 class Worker:
-    """See `runtime.lending.LendingHost`."""
+    """See `leases.adapter.LendingHost`."""
 
     def __init__(self, world: LeasingWorld, name: str) -> None:
         self.world = world

@@ -239,7 +239,7 @@ class Network:
         limits: LinkLimits,
         **_: Any,
     ) -> FrameLink:
-        """Stands for `link_grpc.connect`."""
+        """Stands for `grpc_link.connect`."""
         here, limits = Process.current(), self.hurried(limits)
         await asyncio.sleep(self.delay_ms(0) / 1000)
         server = self.servers.get(address)

@@ -6,7 +6,7 @@ replica was promoted that had not heard of the latest. As Redis is one for the w
 everywhere as it was at one moment: states, inboxes, outboxes, epochs, tokens and the directory.
 
 What is stored is still in the tables of `statestore.memory`. What Redis does about lost data beyond
-them is here, as in `statestore.redis_functions`: tokens of acquisitions, which commits compare, and
+them is here, as in `statestore.redis.functions`: tokens of acquisitions, which commits compare, and
 versions of the directory that are no less than the time.
 """
 
@@ -143,7 +143,7 @@ class Losses:
         """Return what is to be lost in a story.
 
         Everything only if it `may_forget` functions that nobody has just then: handlers send to
-        them (see `cluster_releases.NOVEL`).
+        them (see `releases.NOVEL`).
         """
         chance = self._chance
         found = []

@@ -2,7 +2,7 @@
 
 Both are the real ones in memory; what lies between is slow, fails before anything was done, or
 loses the answer after it was done. What a worker has sent is carried out also when it is frozen or
-dead by then. A store that loses data is in `cluster_loss`.
+dead by then. A store that loses data is in `loss`.
 """
 
 from __future__ import annotations
