@@ -38,6 +38,7 @@ from sublet.runtime.services.worker_service import WorkerService
 from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Directory, Member, Recovered, Store
+from sublet.statestore.open import open_directory, open_store
 
 if TYPE_CHECKING:
     from sublet.runtime.http.server import HttpServer
@@ -132,9 +133,9 @@ class Worker:
             # For this task and its children: a process may have several workers.
             structlog.contextvars.bind_contextvars(worker=self.id)
             self.tracing = self._given_tracing or self._open_tracing(stack)
-            store = self._given_store or open_store(self._config)
+            store = self._given_store or self._open_store()
             stack.push_async_callback(store.close)
-            directory = self._given_directory or open_directory(self._config, store)
+            directory = self._given_directory or self._open_directory(store)
             stack.push_async_callback(directory.close)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -142,6 +143,22 @@ class Worker:
                     raise _StoppedError  # A task group has no other way to end its children.
             except* _StoppedError:
                 _log.info("stopped", worker=self.id)
+
+    def _open_store(self) -> Store:
+        config = self._config
+        return open_store(
+            config.store, config.database_path, config.redis_url, full_sync=config.full_sync
+        )
+
+    def _open_directory(self, store: Store) -> Directory:
+        config = self._config
+        return open_directory(
+            config.store,
+            config.database_path,
+            config.redis_url,
+            full_sync=config.full_sync,
+            beside=store,
+        )
 
     def _open_tracing(self, stack: AsyncExitStack) -> Tracing:
         config = self._config
@@ -502,34 +519,3 @@ def _lane_path(config: WorkerConfig, worker: str) -> Iterator[str]:
     # The kernel takes only short paths; a deep data directory needs another place.
     with TemporaryDirectory(prefix="sublet-") as directory:
         yield f"{directory}/{worker}.sock"
-
-
-def open_store(config: WorkerConfig) -> Store:
-    """Open the store that the configuration names."""
-    if config.store == "memory":
-        from sublet.statestore.memory import MemoryStore
-
-        return MemoryStore()
-    if config.store == "redis":
-        from sublet.statestore.redis.store import RedisStore
-
-        return RedisStore(config.redis_url, full_sync=config.full_sync)
-    from sublet.statestore.sqlite.store import SqliteStore
-
-    config.data_dir.mkdir(parents=True, exist_ok=True)
-    return SqliteStore(config.database_path, full_sync=config.full_sync)
-
-
-def open_directory(config: WorkerConfig, store: Store) -> Directory:
-    """Open the directory in which the workers of this machine or cluster find each other, beside
-    the store of this one."""
-    if config.store == "redis":
-        from sublet.statestore.redis.directory import RedisDirectory
-        from sublet.statestore.redis.store import RedisStore
-
-        outages = store.outages if isinstance(store, RedisStore) else None
-        return RedisDirectory(config.redis_url, full_sync=config.full_sync, outages=outages)
-    from sublet.statestore.sqlite.directory import SqliteDirectory
-
-    config.data_dir.mkdir(parents=True, exist_ok=True)
-    return SqliteDirectory(config.database_path)

@@ -25,8 +25,7 @@ from sublet.runtime.config.settings import (
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.rpc import StatusReport
-from sublet.statestore.contract import Directory
-from sublet.statestore.sqlite.directory import SqliteDirectory
+from sublet.statestore.open import open_directory
 
 _ANSWER_TIMEOUT_S = 5.0
 _ANSWER_LIMITS = LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)
@@ -122,7 +121,7 @@ async def addresses_in(settings: WorkerConfig) -> list[str]:
             f"module:app --data-dir {data_dir}`, or name a worker with --connect host:port"
         )
     try:
-        directory = _directory(settings)
+        directory = open_directory(settings.store, path, settings.redis_url)
         try:
             view = await directory.view()
         finally:
@@ -132,15 +131,6 @@ async def addresses_in(settings: WorkerConfig) -> list[str]:
             f"{path_or_url} cannot be read: {error}; --connect host:port asks a worker itself"
         ) from error
     return [member.address for member in view.members.values()]
-
-
-def _directory(settings: WorkerConfig) -> Directory:
-    if settings.store == "redis":
-        # Here, as most commands have no Redis, and must be quick.
-        from sublet.statestore.redis.directory import RedisDirectory
-
-        return RedisDirectory(settings.redis_url)
-    return SqliteDirectory(settings.database_path)
 
 
 def full_name(name: str, known: list[str]) -> str:
