@@ -551,9 +551,9 @@ def lenders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         world.close()
 
 
-@in_every_form
-@of_kinds_with_state
-async def test_what_is_lent_is_done_once_and_in_order(lenders: World, kind: str, form: str) -> None:
+@pytest.mark.parametrize("form", ["def", "blocking", "batch_key", "batch", "columns"])
+async def test_what_is_lent_is_done_once_and_in_order(lenders: World, form: str) -> None:
+    kind = "keyed"
     function, ids = function_of(kind, form), []
     # All of them in one partition, so that one of the workers has too much to do.
     keys = [f"lent{number}" for number in range(200)]
