@@ -252,7 +252,7 @@ def put_stopwatches() -> Stopwatches:
     from sublet.runtime.hosting.router import Exchange
     from sublet.runtime.links import lifecycle, raw_lane
     from sublet.runtime.partition.partition import Partition
-    from sublet.runtime.partition.records.pending_commit import Sealer
+    from sublet.runtime.partition.records.pending_commit import CommitEncoder
     from sublet.statestore.memory import MemoryStore
     from sublet.statestore.sqlite.store import SqliteStore
     from sublet.statestore.sqlite.writer import Writer
@@ -280,7 +280,7 @@ def put_stopwatches() -> Stopwatches:
             (sync_runner.Place, ("drain",)),
         ],
         "run": [(sync_runner.SyncRunner, ("run",))],
-        "encode": [(Sealer, ("seal",))],
+        "encode": [(CommitEncoder, ("seal",))],
         "send": [(Port, ("offer", "acknowledge", "acknowledged", "_flush"))],
     }
     for stage, owners in by_stage.items():

@@ -53,19 +53,19 @@ from sublet.runtime.observability.tracing import Tracing
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
-    DeliverAnew,
     Fetch,
     Interrupt,
-    Left,
     Lend,
     Load,
-    LoadOld,
+    LoadPreimages,
     LoadStaged,
     LoadTimers,
     LoadWindows,
     NoCells,
     Pace,
+    PartitionReleased,
     Ready,
+    Redeliver,
     Refuse,
     Resume,
     Run,
@@ -405,8 +405,8 @@ class Host:
             hosted.partition.leave(self._clock.monotonic_ms(), at_once=at_once)
             self._carry_out(hosted)
 
-    def _end(self, hosted: Hosted, end: Left | Stop) -> None:
-        if isinstance(end, Left):
+    def _end(self, hosted: Hosted, end: PartitionReleased | Stop) -> None:
+        if isinstance(end, PartitionReleased):
             self._left(hosted, end)
         else:
             if end.outcome is Outcome.REFUSED:
@@ -414,7 +414,7 @@ class Host:
             self.remove(hosted.partition.name)
             self._outside.lost(hosted.partition.name, end.outcome)
 
-    def _left(self, hosted: Hosted, left: Left) -> None:
+    def _left(self, hosted: Hosted, left: PartitionReleased) -> None:
         partition, cache, on_left = hosted.partition, hosted.cache, hosted.on_left
         released = Released(partition.name, partition.epoch, left.last_index)
         if left.settled and cache is not None:
@@ -605,7 +605,7 @@ class Host:
         match effect:
             case Load():
                 self._tasks.create_task(self._load(hosted, effect))
-            case Fetch() | LoadOld():
+            case Fetch() | LoadPreimages():
                 read = self._fetch if isinstance(effect, Fetch) else self._load_old
                 self._tasks.create_task(read(hosted, effect.keys))
             case Lend():
@@ -619,7 +619,7 @@ class Host:
                 self._resume(partition.name, effect)
             case Interrupt():
                 self._async.interrupt(partition.name, effect.message_id)
-            case DeliverAnew():
+            case Redeliver():
                 self._outside.deliver_anew(partition.name, effect.entry)
             case Refuse():
                 self._notices.refused(hosted.place.function.name, effect.refused)
@@ -627,7 +627,7 @@ class Host:
             case Settled():
                 if effect.ticket in hosted.tickets and not effect.ticket.done():
                     effect.ticket.set_result(None)
-            case Left() | Stop():
+            case PartitionReleased() | Stop():
                 self._end(hosted, effect)
             case _:
                 raise AssertionError(effect)
@@ -718,7 +718,7 @@ class Host:
                 rows = [row for of_key in page.states for row in of_key]
         except (SubletError, TimeoutError) as error:
             _log.warning("cannot keep old states", partition=partition.name, problem=str(error))
-        partition.old_loaded(rows)
+        partition.preimages_loaded(rows)
         self._carry_out(hosted)
 
     async def _records(
@@ -960,7 +960,7 @@ class Host:
         if hosted is None:
             return
         if ended.abandoned:
-            hosted.partition.cells_suspect([self._cell_key(hosted, ended.key)])
+            hosted.partition.cells_tainted([self._cell_key(hosted, ended.key)])
         elif ended.rows and hosted.cache is not None:
             hosted.cache.changed([self._cell_key(hosted, ended.key)])
         now_ms = self._clock.monotonic_ms()
@@ -1009,7 +1009,7 @@ class Host:
             run.ends_ms = self._clock.monotonic_ms() + expected_ms
         run.start()
 
-    def _aside_ended(self, run: AsideRun, result: RunResult, suspect: bool) -> None:
+    def _aside_ended(self, run: AsideRun, result: RunResult, tainted: bool) -> None:
         hosted, work = run.hosted, run.work
         if run in self._aside_runs:
             self._threads_busy -= 1
@@ -1018,14 +1018,14 @@ class Host:
             self._plan_pump()
         if type(hosted) is GuestWork:
             assert self.lending is not None
-            self.lending.guest_ran(hosted, result, suspect)
+            self.lending.guest_ran(hosted, result, tainted)
             return
         assert type(hosted) is Hosted
         if hosted.partition.stopped:
             return
-        if suspect:
+        if tainted:
             keys = work.keys if hosted.place.function.kind == "keyed" else [""]
-            hosted.partition.cells_suspect(set(keys))
+            hosted.partition.cells_tainted(set(keys))
         if hosted.cache is not None and result.rows:
             hosted.cache.changed({row.key for row in result.rows})
         self._finish(hosted, work, result, [])
@@ -1161,12 +1161,12 @@ class AsideRun:
     def _run_in_thread(self) -> None:
         try:
             result = self._runner.run(self.work, self.hosted.place, self.scope)
-            suspect = False
+            tainted = False
         except HandlerInterrupt:
             # It came outside the handler: what the run has changed in memory is not in its result.
-            result, suspect = self._timed_out(), True
+            result, tainted = self._timed_out(), True
         try:
-            self._loop.call_soon_threadsafe(self._end, result, suspect)
+            self._loop.call_soon_threadsafe(self._end, result, tainted)
         except RuntimeError:
             return  # The loop is closed: the worker has stopped.
 
@@ -1201,7 +1201,7 @@ class AsideRun:
         result.elapsed_ms = function.timeout_ms or 0.0
         return result
 
-    def _end(self, result: RunResult, suspect: bool) -> None:
+    def _end(self, result: RunResult, tainted: bool) -> None:
         if self._over:
             return
         self._over = True
@@ -1209,4 +1209,4 @@ class AsideRun:
             self._watch.cancel()
         if self._thread is not None:
             self._threads.ended(self._thread)
-        self._on_end(self, result, suspect)
+        self._on_end(self, result, tainted)

@@ -293,12 +293,12 @@ class Lending:
 
     # Guests that ran
 
-    def guest_ran(self, guest: GuestWork, result: RunResult, suspect: bool = False) -> None:
-        """A guest has been worked off: bring it back. `suspect`: its states may change yet."""
+    def guest_ran(self, guest: GuestWork, result: RunResult, tainted: bool = False) -> None:
+        """A guest has been worked off: bring it back. `tainted`: its states may change yet."""
         if not self.desk.ended(guest):
             return
         now_ms, load = self._monotonic_ms(), self.desk.load
-        encoded = _encode(guest.finish(result, now_ms, load, suspect=suspect))
+        encoded = _encode(guest.finish(result, now_ms, load, tainted=tainted))
         if len(encoded) > OFFER_BYTES_MAX:
             encoded = _encode(self._too_large(guest, now_ms))
         self._tell(guest.lessor, encoded)

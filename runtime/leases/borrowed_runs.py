@@ -34,7 +34,7 @@ from sublet.runtime.execution.sync_runner import Place
 from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.leases.partial_runs import gather, in_parts, partial_cache
 from sublet.runtime.leases.results import encode_result, lent_cells, timer_prefix
-from sublet.runtime.partition.model.work import RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, Offer, Return, StoredState
@@ -357,13 +357,13 @@ class GuestWork:
         self._settle(())
 
     def finish(
-        self, result: RunResult, now_ms: float, load: Load, *, suspect: bool = False
+        self, result: RunResult, now_ms: float, load: Load, *, tainted: bool = False
     ) -> Return:
         """Return what the lessor has to know; its states may be used by others from now on.
 
-        `suspect`: a handler was given up and may go on, so the states are in doubt.
+        `tainted`: a handler was given up and may go on, so the states are in doubt.
         """
-        if suspect:
+        if tainted:
             self.doubtful.update(lent_cells(self.work, self.function))
         partials = None
         if self.offer.partial:
@@ -406,10 +406,10 @@ def _check_offer(offer: Offer, function: Function) -> None:
         raise OfferError(f"{function.name} cannot be run in parts")
 
 
-def _waiting_of(offer: Offer, now_ms: float) -> list[Waiting]:
-    waiting: list[Waiting] = []
+def _waiting_of(offer: Offer, now_ms: float) -> list[QueuedMessage]:
+    waiting: list[QueuedMessage] = []
     for message, left_ms in zip(offer.messages, offer.time_left_ms, strict=True):
-        each = Waiting(message, None if left_ms < 0 else now_ms + left_ms)
+        each = QueuedMessage(message, None if left_ms < 0 else now_ms + left_ms)
         if message.extra.trace:
             each.traced = CarriedTrace(message.extra.trace)
         waiting.append(each)

@@ -17,7 +17,7 @@ import xxhash
 
 from sublet.functions.app import Function
 from sublet.runtime.partition.model.lease import Lease, LeaseState
-from sublet.runtime.partition.model.work import Chunk, RunResult, Waiting
+from sublet.runtime.partition.model.work import Chunk, QueuedMessage, RunResult
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.queue.backlog import KEY_FACTOR, NOT_LENT
 from sublet.runtime.protocol.lease_messages import (
@@ -466,7 +466,7 @@ class Lessor:
                 self._bind(self._crowd_works(partition, lock, waiting, in_parts=in_parts))
 
     def _crowd_works(
-        self, partition: Partition, lock: str, waiting: Sequence[Waiting], *, in_parts: bool
+        self, partition: Partition, lock: str, waiting: Sequence[QueuedMessage], *, in_parts: bool
     ) -> list[Bindable]:
         function, urgency = partition.function, self._urgency
         one_ms = urgency.expected_ms(function, 1)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from sublet.runtime.partition.model.work import Failure, RunResult, Traced, Waiting, Work
+from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Traced, Work
 
 LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)
@@ -295,7 +295,7 @@ class PartitionTimes:
         """Work of whole columns, with how long it ran, when it ended, and the wall clock then."""
         self._committing_spans: list[tuple[Work, float, float, int]] = []
         self._committing_index = 0
-        self._suspended: dict[str, tuple[Waiting, float]] = {}
+        self._suspended: dict[str, tuple[QueuedMessage, float]] = {}
 
     def ran(self, work: Work, result: RunResult, now_ms: float, wall_ms: int) -> None:
         """User code has run; what it finished goes into the next commit."""
@@ -343,13 +343,13 @@ class PartitionTimes:
         elif waiting.traced is not None:
             waiting.traced.failed(failure.error)
 
-    def unrun(self, waiting: Waiting, now_ms: float, wall_ms: int) -> None:
+    def unrun(self, waiting: QueuedMessage, now_ms: float, wall_ms: int) -> None:
         """A message has waited beyond its deadline, and never runs."""
         self._ran_alone(waiting, now_ms, now_ms, wall_ms, None, late=True)
 
     def _ran_alone(
         self,
-        waiting: Waiting,
+        waiting: QueuedMessage,
         started_ms: float,
         now_ms: float,
         wall_ms: int,

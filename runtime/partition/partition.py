@@ -28,20 +28,18 @@ from sublet.functions.effects import Cancelled, Effect, Outgoing
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.lifecycle.admission import Admission, infeasible
 from sublet.runtime.partition.lifecycle.cancellation import Interrupts
-from sublet.runtime.partition.lifecycle.completion import Endings
-from sublet.runtime.partition.lifecycle.inflight_commit import CommitUnderWay
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
+from sublet.runtime.partition.lifecycle.inflight_commit import InFlightCommit
 from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
-from sublet.runtime.partition.lifecycle.run_gate import Runs
+from sublet.runtime.partition.lifecycle.run_gate import RunGate
 from sublet.runtime.partition.model.corruption import check_outbox, damaged, decoded
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Cells,
     Counters,
     Deliver,
-    DeliverAnew,
     Fetch,
     Fetchable,
-    Left,
     Lend,
     Load,
     LoadStaged,
@@ -49,6 +47,8 @@ from sublet.runtime.partition.model.effects import (
     LoadWindows,
     Merger,
     Pace,
+    PartitionReleased,
+    Redeliver,
     Refuse,
     Resume,
     Run,
@@ -59,9 +59,9 @@ from sublet.runtime.partition.model.effects import (
     WakeAt,
 )
 from sublet.runtime.partition.model.lease import Lease
-from sublet.runtime.partition.model.work import Chunk, Failure, RunResult, Span, Waiting, Work
+from sublet.runtime.partition.model.work import Chunk, Failure, QueuedMessage, RunResult, Span, Work
 from sublet.runtime.partition.queue.backlog import IN_LINE
-from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.leased_work import LentWork
 from sublet.runtime.partition.queue.state_prefetch import KEYS_MAX, Prefetch
 from sublet.runtime.partition.queue.work_queue import Singly, WorkQueue
@@ -71,8 +71,8 @@ from sublet.runtime.partition.records.client_sessions import Clients
 from sublet.runtime.partition.records.commit_budget import CommitSize
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.partition.records.egress_retention import EgressRetention
-from sublet.runtime.partition.records.oversized_messages import UNSTORABLE, Unstorable
-from sublet.runtime.partition.records.pending_commit import OutgoingCall, Sealer, as_oldest
+from sublet.runtime.partition.records.oversized_messages import UNSTORABLE, OversizedMessages
+from sublet.runtime.partition.records.pending_commit import CommitEncoder, OutgoingCall, as_oldest
 from sublet.runtime.partition.records.snapshots import Snapshot, SnapshotRoom, Snapshots
 from sublet.runtime.partition.records.staged_batches import Staging, requests_of
 from sublet.runtime.partition.records.timers import HORIZON_MS, LOADED_MAX, Timers
@@ -182,7 +182,7 @@ class Partition:
         """None where no state is read ahead."""
         if fetchable is not None and function.kind == "keyed":
             self._prefetch = Prefetch(fetchable, prefetch_keys_max)
-        self._lines = KeyLines(function.kind)
+        self._lines = KeyLocks(function.kind)
         self._ready, self._keys = self._lines.ready, self._lines.keys
         self._lent = LentWork(function, self._lines, cells, merger)
         self.versions = self._lent.versions
@@ -192,7 +192,7 @@ class Partition:
         """Keys that somebody holds to change their state."""
         self._calls = Calls(function.name)
         self._commit_size = CommitSize(limits.commit_messages_max, is_heavy=is_heavy)
-        self._unstorable = Unstorable(unstorable)
+        self._unstorable = OversizedMessages(unstorable)
         self._timers = Timers(name, timers_loaded_max)
         self.progress = StreamProgress(
             function,
@@ -221,7 +221,7 @@ class Partition:
             recovered.expired,
             recovered.silent,
         )
-        self._endings = Endings(
+        self._completion = MessageCompletion(
             name,
             function,
             limits,
@@ -236,15 +236,17 @@ class Partition:
             dead_count=recovered.dead_count,
             clock_ms=self.clock_ms,
         )
-        sealer = Sealer(name, self._outbox, self._egress, limits.message_bytes_max, recovered.token)
-        self.under_way = CommitUnderWay(
+        encoder = CommitEncoder(
+            name, self._outbox, self._egress, limits.message_bytes_max, recovered.token
+        )
+        self.in_flight_commit = InFlightCommit(
             name,
             function,
             recovered.epoch,
             recovered.index,
-            sealer,
+            encoder,
             size=self._commit_size,
-            endings=self._endings,
+            completion=self._completion,
             inbox=self._inbox,
             outbox=self._outbox,
             clients=self._clients,
@@ -260,16 +262,16 @@ class Partition:
             function,
             self._queue,
             self._lines,
-            self._endings,
+            self._completion,
             self.progress,
             self.clock_ms,
             in_parts=self.mergeable,
         )
         self._interrupts = Interrupts(
-            self._inbox, self._backlog, self._lines, self._singles, self._endings
+            self._inbox, self._backlog, self._lines, self._singles, self._completion
         )
         self._awaiting = self._interrupts.awaiting
-        self._runs = Runs(
+        self._runs = RunGate(
             function,
             limits,
             pace,
@@ -282,11 +284,11 @@ class Partition:
             awaiting=self._awaiting,
             lent=self._lent,
             staging=self.staging,
-            endings=self._endings,
-            under_way=self.under_way,
+            completion=self._completion,
+            in_flight_commit=self.in_flight_commit,
         )
         self._running = self._runs.going
-        self.unrun = self._endings.unrun
+        self.unrun = self._completion.unrun
         """For telemetry, which takes them away."""
         self._admission = Admission(
             name,
@@ -298,7 +300,7 @@ class Partition:
             self._clients,
             self.progress,
             self.staging,
-            self._endings,
+            self._completion,
             self.counters,
             self._client_expired,
             store_forgets=self._store_forgets,
@@ -315,17 +317,17 @@ class Partition:
         ]
         self._singles.order = self.progress.last_order
         for message in sorted(messages, key=lambda each: each.order):
-            waiting = Waiting(message, parked=True)
-            self._endings.parked[message.id] = waiting
+            waiting = QueuedMessage(message, parked=True)
+            self._completion.parked[message.id] = waiting
             self._singles.order = max(self._singles.order, message.order)
             if self.progress.is_used:
                 self.progress.opened(message)
             if is_client(message.source):
-                self._endings.open_from_clients += 1
+                self._completion.open_from_clients += 1
             elif is_pipeline(message.source) and message.attempt == 1:
                 self.staging.parked(message.source, message.number)
             self._lines.make_ready_or_wait(waiting)
-        self._calls.recover(self.name, journal, self._endings.parked, self._endings.pending)
+        self._calls.recover(self.name, journal, self._completion.parked, self._completion.pending)
 
     def start(self, now_ms: float) -> None:
         """Send again what was not acknowledged, look for due timers, go on with parked work."""
@@ -339,16 +341,16 @@ class Partition:
     @property
     def open_from_clients(self) -> int:
         """Messages of clients taken and not finished."""
-        return self._endings.open_from_clients
+        return self._completion.open_from_clients
 
     @property
     def unanswered_of_clients(self) -> int:
         """Those, and what is finished and waits for its commit: what the worker's bound counts."""
         if self.stopped:
             return 0
-        endings, sealed = self._endings, self.under_way.sealed
+        completion, sealed = self._completion, self.in_flight_commit.sealed
         waiting = 0 if sealed is None else sealed.ended_of_clients
-        return endings.open_from_clients + endings.pending.ended_of_clients + waiting
+        return completion.open_from_clients + completion.pending.ended_of_clients + waiting
 
     @property
     def queued(self) -> int:
@@ -379,7 +381,7 @@ class Partition:
         """Tell the sender of a batch; what it may hear only later has to be committed first."""
         if told is not None:
             self.effects.append(told)
-        elif self._endings.pending.must_flush:
+        elif self._completion.pending.needs_commit:
             self._advance(now_ms)
 
     def _take_in(self, batch: Batch, skip: int, now_ms: float) -> None:
@@ -394,14 +396,14 @@ class Partition:
 
     def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
         function, urgency = self.function, self._urgency
-        holes, fresh = None, batch.count - skip
+        removed_indexes, fresh = None, batch.count - skip
         if self._inbox.ahead:
-            holes = self._inbox.done_ahead(batch.source, batch.first, skip, batch.count)
-        chunk = Chunk(batch, skip, now_ms, function.slo_ms, urgency.patience_ms, holes)
-        if holes:
+            removed_indexes = self._inbox.done_ahead(batch.source, batch.first, skip, batch.count)
+        chunk = Chunk(batch, skip, now_ms, function.slo_ms, urgency.patience_ms, removed_indexes)
+        if removed_indexes:
             fresh = chunk.count
         if chunk.from_client:
-            self._endings.open_from_clients += fresh
+            self._completion.open_from_clients += fresh
         if function.infeasible == "refuse" and chunk.from_client:
             self._answer_infeasible(chunk, now_ms)
             fresh = chunk.count
@@ -420,8 +422,8 @@ class Partition:
             return  # Each answer is a number in the commits until all before it are done.
         for index, error in infeasible(chunk, self.function, self._urgency, now_ms):
             waiting = chunk.message(index, self._singles.next_order())
-            self._endings.took_ahead(batch.source, batch.first + index)
-            self._endings.consume_unrun(waiting, error, now_ms)
+            self._completion.took_ahead(batch.source, batch.first + index)
+            self._completion.complete_unexecuted(waiting, error, now_ms)
             self._admission.count("infeasible", 1)
 
     def _count_from_frontier(self, chunk: Chunk, now_ms: float) -> None:
@@ -442,7 +444,7 @@ class Partition:
         """A receiver has durably taken our messages: they need not be kept."""
         if not self.stopped and self._outbox.acknowledge(destination, upto):
             # Only housekeeping: it rides on the next commit.
-            self._endings.pending.acknowledged[destination] = upto
+            self._completion.pending.acknowledged[destination] = upto
 
     def deliver_again(self, reaches: Callable[[str], bool]) -> None:
         """Endpoints have (re)connected or moved: send what they have not acknowledged."""
@@ -476,37 +478,37 @@ class Partition:
         elif not entries or entries[0].first <= first:
             self.resend_from(destination, first)
         else:
-            self._missed.setdefault(destination, self.under_way.index + 1)
-            self._endings.pending.must_flush = True
+            self._missed.setdefault(destination, self.in_flight_commit.index + 1)
+            self._completion.pending.needs_commit = True
             self._advance(now_ms)
 
     def _acknowledged_meanwhile(self, destination: str) -> int:
         """Return up to where a destination has acknowledged what may still be stored here."""
-        sealed, pending = self.under_way.sealed, self._endings.pending
+        sealed, pending = self.in_flight_commit.sealed, self._completion.pending
         before = 0 if sealed is None else sealed.acknowledged.get(destination, 0)
         return max(before, pending.acknowledged.get(destination, 0))
 
     def _tell_oldest(self) -> None:
         """A commit is stored: whoever misses what nobody has may hear of it."""
         for destination, index in tuple(self._missed.items()):
-            if index > self.under_way.index:
+            if index > self.in_flight_commit.index:
                 continue
             del self._missed[destination]
             if entries := self._outbox.entries.get(destination):
                 oldest = entries[0]
-                self.effects.append(DeliverAnew(as_oldest(oldest)))
+                self.effects.append(Redeliver(as_oldest(oldest)))
                 self.resend_from(destination, oldest.first + oldest.length)
 
     def client_gone(self, client: str, now_ms: float) -> None:
         """A client has said goodbye: nobody will ask for its replies or repeat its messages."""
         if not self.stopped and self._clients.expired.pop(client, None) is not None:
-            self._endings.pending.record(Record(EXPIRED_CLIENT, client, None))
+            self._completion.pending.record(Record(EXPIRED_CLIENT, client, None))
             self._advance(now_ms)
         self._forget_client(client, now_ms)
 
     def _client_expired(self, client: str, now_ms: float) -> None:
         """A client takes no replies: drop them, and take nothing more under its name."""
-        self._endings.pending.record(self._clients.expire(client, self.clock_ms(now_ms)))
+        self._completion.pending.record(self._clients.expire(client, self.clock_ms(now_ms)))
         self._forget_client(client, now_ms)
 
     def _forget_client(self, client: str, now_ms: float) -> None:
@@ -515,17 +517,17 @@ class Partition:
         if self.stopped:
             return
         if forgotten is not None:
-            self._endings.pending.record(forgotten)
+            self._completion.pending.record(forgotten)
         self.progress.source_gone(client, self._singles.next_order(), now_ms)
         if self._inbox.knows(client) or client in self._outbox.sent:
             if client in self._inbox.ahead:
-                self._endings.pending.record(Record(AHEAD, client, None))
+                self._completion.pending.record(Record(AHEAD, client, None))
             self._inbox.forget(client)
             self._outbox.forget(client)
-            self._endings.pending.forgotten.append(client)
-            self._endings.pending.acknowledged.pop(client, None)
+            self._completion.pending.forgotten.append(client)
+            self._completion.pending.acknowledged.pop(client, None)
             self._clients.left(client)
-            self._endings.pending.must_flush = True
+            self._completion.pending.needs_commit = True
             self._advance(now_ms)
 
     # Events: state and user code
@@ -546,7 +548,7 @@ class Partition:
         if prefetch is not None:
             prefetch.loaded(keys)
         if answers:
-            left = self._endings.answer_repeated(work.waiting, answers, now_ms)
+            left = self._completion.answer_repeated(work.waiting, answers, now_ms)
             work = self._without_answered(work, left)
             if not work.count:
                 if prefetch is not None:
@@ -632,7 +634,7 @@ class Partition:
             result = self._told_apart(work, result)
         self._gather(work, result)
         if work.spans and result.is_plain:
-            self._endings.consume_spans(work.spans, result.values)
+            self._completion.consume_spans(work.spans, result.values)
         else:
             self._settle_each(work, result, now_ms)
         if self._lent.parts:
@@ -643,11 +645,11 @@ class Partition:
         """Note whose commit the next one is, in case that the store refuses it; return what
         becomes of the run, if that has happened before."""
         ids = work.message_ids()
-        self._endings.pending.ran += ids
+        self._completion.pending.ran += ids
         if len(ids) > 1 or not result.is_plain or not self._unstorable.has_come(ids[0]):
             self._unstorable.others_came()
             return result
-        self.cells_suspect({row.key for row in result.rows})
+        self.cells_tainted({row.key for row in result.rows})
         failed = RunResult()
         failed.values, failed.elapsed_ms = [None], result.elapsed_ms
         failed.failed[0] = UNSTORABLE
@@ -655,7 +657,7 @@ class Partition:
 
     def _gather(self, work: Work, result: RunResult) -> None:
         """Put what a run has changed and sent into the next commit."""
-        pending = self._endings.pending
+        pending = self._completion.pending
         if self.versions and work.lease is None:
             self.versions.forget({row.key for row in result.rows})
         pending.rows.extend(result.rows)
@@ -668,7 +670,7 @@ class Partition:
             pending.effects.extend(result.effects)
             if work.waiting and any(each.traced is not None for each in work.waiting):
                 pending.traced = True
-        pending.must_flush = True
+        pending.needs_commit = True
 
     def _work_ended(self, work: Work) -> None:
         if work.lease is not None:
@@ -681,7 +683,7 @@ class Partition:
         messages = work.waiting or [
             self._singles.message(*work.locate(index)) for index in range(work.count)
         ]
-        for waiting in self._endings.settle(messages, work.spans, result, now_ms):
+        for waiting in self._completion.settle(messages, work.spans, result, now_ms):
             interrupt = self._interrupts.suspended(waiting)
             if interrupt is not None:
                 self.effects.append(interrupt)
@@ -701,15 +703,15 @@ class Partition:
         if self.stopped or waiting is None:
             return
         self._pace.learn(self.function, 1, step_ms)
-        pending = self._endings.pending
-        pending.must_flush = True
+        pending = self._completion.pending
+        pending.needs_commit = True
         if self._commit_size.is_heavy or self._unstorable.ids:
             pending.ran.append(message_id)
             if failure is None and self._unstorable.has_come(message_id):
-                self.cells_suspect({row.key for row in rows})
+                self.cells_tainted({row.key for row in rows})
                 failure = UNSTORABLE
         if failure is not None:
-            holds = self._endings.fail(waiting, failure, now_ms)
+            holds = self._completion.fail(waiting, failure, now_ms)
         else:
             holds = False
             if self.versions:
@@ -720,17 +722,17 @@ class Partition:
             self._note_windows(effects)
             pending.effects.extend(effects)
             pending.traced = pending.traced or waiting.traced is not None
-            self._endings.consume(waiting, value, None, now_ms)
+            self._completion.consume(waiting, value, None, now_ms)
         if not holds:
             self._lines.release(self._lines.lock_of(waiting.message))
         if self._lent.parts:
             self._merge_all(now_ms)
         self._advance(now_ms)
 
-    def cells_suspect(self, keys: Collection[str]) -> None:
+    def cells_tainted(self, keys: Collection[str]) -> None:
         """A handler was given up and may go on changing these cells: they are read again, once
         everything that is known of them is committed."""
-        self._runs.suspect.update(keys)
+        self._runs.tainted.update(keys)
 
     # Taking work
 
@@ -746,7 +748,7 @@ class Partition:
                 break
         if self._queue.batching is not None:
             self._queue.took()
-        if not self._runs.are_alone():
+        if not self._runs.has_exclusive_run():
             self._advance(now_ms)  # Otherwise there is nothing to begin until the end of the run.
         prefetch = self._prefetch
         if prefetch is not None and (prefetch.unseen or prefetch.fetched):
@@ -766,13 +768,13 @@ class Partition:
         if self.leaving:
             self._leave_if_done(now_ms)
             return
-        if self.progress.is_used and not self._runs.are_alone():
+        if self.progress.is_used and not self._runs.has_exclusive_run():
             self._let_time_pass(now_ms)
         if self.staging.hungry:
             self._feed(now_ms)
-        if self.under_way.commit is None and self._endings.pending.must_flush:
+        if self.in_flight_commit.commit is None and self._completion.pending.needs_commit:
             self._seal_if_wanted(now_ms)
-        if self._lines.retries and not self._runs.are_alone():
+        if self._lines.retries and not self._runs.has_exclusive_run():
             self._lines.take_retries(now_ms)
         if self._interrupts.expiries.heap:
             self.effects.extend(self._interrupts.due(now_ms))
@@ -820,7 +822,7 @@ class Partition:
             # Handlers may be waiting for messages of other partitions: clients come later.
             peers_only=len(self._awaiting) >= limits.open_calls_max,
             # What waits for a busy key is in the next commit, too.
-            heads_max=limits.commit_messages_max - self._endings.pending.message_count,
+            heads_max=limits.commit_messages_max - self._completion.pending.message_count,
             running=len(self._running),
         )
         if chosen is None or type(chosen) is Work:
@@ -870,20 +872,20 @@ class Partition:
         keys = span.chunk.batch.keys[span.start : span.stop]
         effects = [Cancelled(self.name, each) for each in keys]
         self._timers.note(effects)
-        self._endings.pending.effects.extend(effects)
-        self._endings.took_whole(span)
+        self._completion.pending.effects.extend(effects)
+        self._completion.took_whole(span)
 
     def _take_markers(self, span: Span, now_ms: float) -> None:
         batch = span.chunk.batch
         if not self.progress.is_used:
             # The first one: until now nobody had to know what is open.
-            for waiting in self._endings.parked.values():
+            for waiting in self._completion.parked.values():
                 self.progress.opened(waiting.message)
         for index in range(span.start, span.stop):
             value_ms = decode_marker(span.chunk.raw(index))
             source = batch.keys[index] or batch.source
             self.progress.marker(source, value_ms, self._singles.next_order(), now_ms)
-        self._endings.took_whole(span)
+        self._completion.took_whole(span)
         # Before anything that stands behind it runs.
         self._let_time_pass(now_ms)
 
@@ -926,14 +928,14 @@ class Partition:
             return False
         work = self._singles.take(places, now_ms, many_runs=True, in_parts=lease.partial)
         if work is not None:
-            self._endings.pending.message_count += (
+            self._completion.pending.message_count += (
                 work.count
             )  # Each is a record in the next commit.
         is_lent = work is not None and self._lend(work, lease, now_ms)
         self._advance(now_ms)
         return is_lent
 
-    def crowd(self, lock: str, *, in_parts: bool) -> list[Waiting]:
+    def crowd(self, lock: str, *, in_parts: bool) -> list[QueuedMessage]:
         """Return what waits for a key and could be lent: in parts, all that is behind it; whole,
         also who is first, if nobody is running yet."""
         return self._lent.crowd(lock, in_parts=in_parts)
@@ -973,7 +975,7 @@ class Partition:
             self.counters.runs += 1
             self._gather(work, result)
             if result.rows:
-                self._endings.pending.rows.extend(self._cells.apply(result.rows))
+                self._completion.pending.rows.extend(self._cells.apply(result.rows))
             self._settle_each(work, result, now_ms)
             for lock in {self._lines.lock_of(each.message) for each in work.waiting}:
                 if lock in self._keys:
@@ -990,7 +992,7 @@ class Partition:
             waiting.stays = True
             self._queue.weigh_waiting(waiting, now_ms)
         if work.lease.partial:
-            self._endings.settle_parts(work.waiting, result, now_ms)
+            self._completion.settle_parts(work.waiting, result, now_ms)
         else:
             self._settle_each(work, result, now_ms)
             if self._lent.parts:
@@ -1007,7 +1009,7 @@ class Partition:
             if is_merged:
                 self.counters.runs += 1
                 self._gather(work, result)
-            self._endings.settle_parts(work.waiting, result, now_ms)
+            self._completion.settle_parts(work.waiting, result, now_ms)
 
     def _keys_in_hands(self) -> set[str]:
         """Return the keys whose states somebody here uses now."""
@@ -1021,10 +1023,10 @@ class Partition:
 
     def _set_repeated_aside(self, work: Work, asked: list[str], now_ms: float) -> Work:
         """Take out what is being answered or was just answered; `asked` gets the ids of others."""
-        left = self._endings.set_repeated_aside(work.waiting, asked, now_ms)
+        left = self._completion.set_repeated_aside(work.waiting, asked, now_ms)
         return self._without_answered(work, left)
 
-    def _without_answered(self, work: Work, left: Sequence[Waiting]) -> Work:
+    def _without_answered(self, work: Work, left: Sequence[QueuedMessage]) -> Work:
         if len(left) == work.count:
             return work
         remaining = Work(work.id, waiting=left)
@@ -1067,16 +1069,16 @@ class Partition:
 
     def commit_wanted(self, ticket: object, now_ms: float) -> None:
         """Settle the ticket when everything until now is committed."""
-        self._endings.pending.tickets.append(ticket)
-        self._endings.pending.must_flush = True
+        self._completion.pending.tickets.append(ticket)
+        self._completion.pending.needs_commit = True
         self._advance(now_ms)
 
     def state_replaced(
         self, key: str, rows: Sequence[StateRow], ticket: object, now_ms: float
     ) -> None:
         """Change the committed state of a held key, which then goes on."""
-        self._endings.pending.rows.extend(rows)
-        self._endings.pending.runs += 1
+        self._completion.pending.rows.extend(rows)
+        self._completion.pending.runs += 1
         if self._prefetch is not None:
             self._prefetch.touched(key)
         if self.versions:
@@ -1090,8 +1092,8 @@ class Partition:
         self, letter: str, replayed: Message | None, ticket: object, now_ms: float
     ) -> None:
         """Forget a dead letter; its message, if given, runs again as if it had just come."""
-        self._endings.pending.record(Record(DEAD, letter, None))
-        self._endings.dead_count -= 1
+        self._completion.pending.record(Record(DEAD, letter, None))
+        self._completion.dead_count -= 1
         source = letter.rpartition(":")[0]
         if is_pipeline(source):
             self.staging.revived(source)
@@ -1101,10 +1103,10 @@ class Partition:
             message = msgspec.structs.replace(
                 replayed, order=self._singles.next_order(), attempt=1, last_error=None, extra=extra
             )
-            waiting = Waiting(message)
+            waiting = QueuedMessage(message)
             if is_client(message.source):
-                self._endings.open_from_clients += 1
-            self._endings.park(waiting)
+                self._completion.open_from_clients += 1
+            self._completion.park(waiting)
             # As a retry that is due: a run on the loop may be using its key without holding it.
             self._lines.retry_at(now_ms, waiting)
         self.commit_wanted(ticket, now_ms)
@@ -1128,8 +1130,8 @@ class Partition:
             return
         made = self._calls.make(waiting, call, destination, key, payload, now_ms, timeout_ms)
         if type(made) is OutgoingCall:
-            self._endings.pending.calls.append(made)
-            self._endings.pending.must_flush = True
+            self._completion.pending.calls.append(made)
+            self._completion.pending.needs_commit = True
             self._advance(now_ms)
         elif type(made) is Resume:
             self.effects.append(made)
@@ -1139,24 +1141,24 @@ class Partition:
         waiting = self._awaiting.get(message_id)
         if self.stopped or waiting is None:
             return
-        resumed = self._calls.expired(waiting, call, error, self._endings.pending)
+        resumed = self._calls.expired(waiting, call, error, self._completion.pending)
         if resumed is not None:
             self.effects.append(resumed)
             self._advance(now_ms)
 
     def _take_replies(self, batch: Batch, skip: int) -> None:
         awaiting = self._awaiting
-        for resumed in self._calls.replies(batch, skip, self._endings.pending):
+        for resumed in self._calls.replies(batch, skip, self._completion.pending):
             if resumed.message_id in awaiting:
                 self.effects.append(resumed)
-        self._endings.took(batch.source, batch.first + batch.count - 1)
-        self._endings.pending.must_flush = True
+        self._completion.took(batch.source, batch.first + batch.count - 1)
+        self._completion.pending.needs_commit = True
 
     # Rows of pipelines
 
     def _take_staging(self, batch: Batch, skip: int, now_ms: float) -> None:
         """Do at once what a pipeline asks for; the answer comes with the commit."""
-        source, endings, pending = batch.source, self._endings, self._endings.pending
+        source, completion, pending = batch.source, self._completion, self._completion.pending
         done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
         for index, request in enumerate(requests_of(batch)):
             if index < skip or index in done:
@@ -1165,7 +1167,7 @@ class Partition:
             pending.records.extend(handled.records)
             if handled.error is not None and handled.error.code == "overloaded":
                 self._admission.count("staged", 1)
-            endings.answer(source, batch.first + index, handled.answer, handled.error)
+            completion.answer(source, batch.first + index, handled.answer, handled.error)
             if handled.forgotten:
                 self._inbox.forget(handled.forgotten)
                 pending.inbox.pop(handled.forgotten, None)
@@ -1174,8 +1176,8 @@ class Partition:
                 pipeline, first = handled.begins
                 self._inbox.begin(pipeline, first)
                 pending.inbox[pipeline] = first - 1
-            endings.took_ahead(source, batch.first + index)
-        pending.must_flush = True
+            completion.took_ahead(source, batch.first + index)
+        pending.needs_commit = True
 
     def _feed(self, now_ms: float) -> None:
         """Put sealed rows into the queue, as far as they may stand there."""
@@ -1205,44 +1207,44 @@ class Partition:
     ) -> Snapshot:
         """Remember the state as it is at the last commit, for a reader; once the ticket is settled
         it may be read. With keys, only they are remembered."""
-        snapshot = self.snapshots.pin(id_, self.under_way.index, keys, now_ms)
-        if self.under_way.sealed is None:
+        snapshot = self.snapshots.pin(id_, self.in_flight_commit.index, keys, now_ms)
+        if self.in_flight_commit.sealed is None:
             self.effects.append(Settled(ticket))
         else:
-            self.under_way.sealed.tickets.append(ticket)
+            self.in_flight_commit.sealed.tickets.append(ticket)
         return snapshot
 
-    def old_loaded(self, rows: Sequence[StateRow] | None) -> None:
-        """These are the states that `LoadOld` asked for; None if they cannot be known: then no
-        reader is waited for."""
-        if not self.stopped and (store := self.under_way.old_loaded(rows)) is not None:
+    def preimages_loaded(self, rows: Sequence[StateRow] | None) -> None:
+        """Take the states that `LoadPreimages` asked for; None if they cannot be known: then no reader
+        is waited for."""
+        if not self.stopped and (store := self.in_flight_commit.preimages_loaded(rows)) is not None:
             self.effects.append(store)
 
     # Windows
 
     def _let_time_pass(self, now_ms: float) -> None:
         """Count markers whose time has come, close windows, and tell it downstream."""
-        progress, pending = self.progress, self._endings.pending
+        progress, pending = self.progress, self._completion.pending
         records = progress.advance(self.clock_ms(now_ms), now_ms)
         slo_ms = self.function.slo_ms
         deadline_ms = None if slo_ms is None else now_ms + slo_ms
         for timer, key in progress.closings():
             message = closing_message(timer, key, self._singles.next_order())
             progress.opened(message)
-            self._lines.make_ready_or_wait(Waiting(message, deadline_ms, arrived_ms=now_ms))
+            self._lines.make_ready_or_wait(QueuedMessage(message, deadline_ms, arrived_ms=now_ms))
         told = progress.tell()
         if told:
             pending.tell(progress.downstream, told)
             records += progress.changed_records()
         if records:
             pending.records.extend(records)
-            pending.must_flush = True
+            pending.needs_commit = True
         load = progress.load()
         if load is not None:
             self.effects.append(LoadWindows(*load))
 
     def _note_windows(self, effects: Sequence[Effect]) -> None:
-        self._endings.pending.records.extend(self.progress.note(effects))
+        self._completion.pending.records.extend(self.progress.note(effects))
         self.counters.too_late = self.progress.too_late
 
     def windows_loaded(self, records: Sequence[Record], now_ms: float) -> None:
@@ -1273,29 +1275,29 @@ class Partition:
         if self.stopped or self.leaving:
             return
         self._wake_ms = None
-        pending = self._endings.pending
+        pending = self._completion.pending
         for id_, timer in self._timers.fire(self.clock_ms(now_ms)):
             # As an effect, not as a record: the one that has set it may be in the same commit.
             pending.effects.append(Cancelled(self.name, id_))
             payload = bytes(timer.payload)
             pending.effects.append(Outgoing(timer.partition, timer.key, payload, None, timer.trace))
             pending.traced = pending.traced or bool(timer.trace)
-            pending.must_flush = True
+            pending.needs_commit = True
         self._load_timers(now_ms)
         for client in self._clients.overdue(self._outbox.entries, now_ms):
             self.client_gone(client, now_ms)
         # Another one by now, if somebody was forgotten.
-        pending = self._endings.pending
+        pending = self._completion.pending
         for record in self._clients.note_silent(now_ms, self.clock_ms(now_ms)):
             pending.record(record)
-            pending.must_flush = True
+            pending.needs_commit = True
         for record in self._clients.forget_expired(self.clock_ms(now_ms)):
             pending.record(record)
         self.snapshots.expire(now_ms)
         for record in self.staging.orphans(self.clock_ms(now_ms)):
             pending.record(record)
         if pending.acknowledged or self._egress.look(self.clock_ms(now_ms)):
-            pending.must_flush = True
+            pending.needs_commit = True
         self._advance(now_ms)
 
     def _plan_wake(self, now_ms: float) -> None:
@@ -1315,7 +1317,7 @@ class Partition:
             wake_ms = min(wake_ms, self._queue.gathering_until_ms)
         if self.staging.fed_rows and now_ms < self._urgency.background_ms:
             wake_ms = min(wake_ms, self._urgency.background_ms)
-        if self._endings.pending.acknowledged and self.under_way.commit is None:
+        if self._completion.pending.acknowledged and self.in_flight_commit.commit is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:
             self._wake_ms = wake_ms
@@ -1329,24 +1331,24 @@ class Partition:
 
     def _seal_if_wanted(self, now_ms: float) -> None:
         """Begin the next commit; none is under way."""
-        if self._endings.pending.must_flush and self._runs.unrecorded is None:
-            self.effects.append(self.under_way.seal(self.clock_ms(now_ms), now_ms))
+        if self._completion.pending.needs_commit and self._runs.unrecorded is None:
+            self.effects.append(self.in_flight_commit.seal(self.clock_ms(now_ms), now_ms))
             self.counters.egress_dropped = self._egress.dropped
 
     def committed(self, outcome: Outcome, now_ms: float) -> None:
         """The store has answered: tell everybody, or stop."""
-        under_way = self.under_way
-        if self.stopped or under_way.commit is None:
+        in_flight_commit = self.in_flight_commit
+        if self.stopped or in_flight_commit.commit is None:
             return
         if outcome is Outcome.UNKNOWN:
-            self.effects.append(Store(under_way.commit))
+            self.effects.append(Store(in_flight_commit.commit))
             return
-        if outcome is Outcome.REFUSED and under_way.sealed is not None:
-            self._unstorable.refused(under_way.sealed.ran)
+        if outcome is Outcome.REFUSED and in_flight_commit.sealed is not None:
+            self._unstorable.refused(in_flight_commit.sealed.ran)
         if outcome in (Outcome.FENCED, Outcome.GAP, Outcome.REFUSED):
             self.stop(outcome)
             return
-        self.effects += under_way.done(now_ms)
+        self.effects += in_flight_commit.done(now_ms)
         if self._missed:
             self._tell_oldest()
         if self._cells.over_bound():
@@ -1356,7 +1358,7 @@ class Partition:
 
     def _keys_in_use(self) -> set[str]:
         in_use = {
-            row.key for row in self._endings.pending.rows
+            row.key for row in self._completion.pending.rows
         }  # So far they exist only in their cells.
         in_use.update(self._keys)
         if self._prefetch is not None:
@@ -1370,7 +1372,7 @@ class Partition:
     # The end
 
     def leave(self, now_ms: float, *, at_once: bool = False) -> None:
-        """Begin nothing more, so that another worker can go on; `Left` follows.
+        """Begin nothing more, so that another worker can go on; `PartitionReleased` follows.
 
         What runs ends first and is committed, unless it has to be left at once: then it is done
         again by the next owner, as all that waits is.
@@ -1380,18 +1382,20 @@ class Partition:
         self._advance(now_ms)
 
     def _leave_if_done(self, now_ms: float) -> None:
-        if self.under_way.commit is not None or (self._running and not self._leaves_at_once):
+        if self.in_flight_commit.commit is not None or (self._running and not self._leaves_at_once):
             return
         # What cannot be committed because of what runs has not happened.
         is_stuck = self._runs.unrecorded is not None
-        if self._endings.pending.must_flush and not is_stuck:
+        if self._completion.pending.needs_commit and not is_stuck:
             self._seal_if_wanted(now_ms)
         else:
-            self.effects.append(Left(self.under_way.index, settled=not is_stuck))
+            self.effects.append(
+                PartitionReleased(self.in_flight_commit.index, settled=not is_stuck)
+            )
 
     def keys_unsettled(self) -> set[str]:
         """Return the keys whose states in memory may differ from what is stored."""
-        unsettled = self._keys_in_use() | self._runs.suspect | self._by_hand
+        unsettled = self._keys_in_use() | self._runs.tainted | self._by_hand
         unsettled.update([each.message.key for each in self._awaiting.values()])
         return unsettled
 
@@ -1400,10 +1404,10 @@ class Partition:
         if self.stopped:
             return
         self.stopped = True
-        self._endings.open_from_clients = 0
+        self._completion.open_from_clients = 0
         self._queue.close()
         self._lines.clear()
-        for waiting in self._endings.parked.values():
+        for waiting in self._completion.parked.values():
             if waiting.entry is not None:
                 self._queue.unweigh_waiting(waiting)
         self._lent.clear()
@@ -1419,6 +1423,6 @@ class Partition:
             or self._lent.parts
             or self._backlog
             or self._ready
-            or self.under_way.commit is not None
-            or self._endings.pending.must_flush
+            or self.in_flight_commit.commit is not None
+            or self._completion.pending.needs_commit
         )

@@ -18,7 +18,7 @@ from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.records.channels import Outbox
 from sublet.runtime.partition.records.egress_retention import EgressRetention
-from sublet.runtime.partition.records.pending_commit import Pending, Sealer
+from sublet.runtime.partition.records.pending_commit import CommitEncoder, PendingCommit
 from sublet.runtime.protocol.rpc import EgressPage, EgressRequest
 from sublet.runtime.services.egress_pages import EgressPages
 from sublet.statestore.contract import Outcome, Store
@@ -41,10 +41,10 @@ class Emitter:
         recovered = await self.store.acquire(self.partition, "worker")
         self._epoch, self._index = recovered.epoch, recovered.index
         self._retention = EgressRetention(recovered.egress, recovered.egress_marks, self.limits)
-        self._sealer = Sealer(self.partition, Outbox({}, []), self._retention, 1_000_000)
+        self._sealer = CommitEncoder(self.partition, Outbox({}, []), self._retention, 1_000_000)
 
     async def emit(self, *values: Any, key: str = "k") -> None:
-        pending = Pending()
+        pending = PendingCommit()
         pending.effects = [Emitted(EGRESS, key, msgspec.msgpack.encode(each)) for each in values]
         self._index += 1
         commit = self._sealer.seal(pending, self._epoch, self._index, self.clock_ms, 0.0)

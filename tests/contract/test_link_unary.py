@@ -396,7 +396,7 @@ async def test_a_server_that_closes_answers_what_is_under_way_and_refuses_what_c
 ) -> None:
     shop.go_on.clear()
     request = CallRequest(function="shop/cart", key="k", payload=b"\x01")
-    under_way = asyncio.ensure_future(client.call(request))
+    in_flight_commit = asyncio.ensure_future(client.call(request))
     async with asyncio.timeout(PATIENCE_S):
         await shop.entered.wait()
         assert server.is_used
@@ -408,6 +408,6 @@ async def test_a_server_that_closes_answers_what_is_under_way_and_refuses_what_c
         assert await client.status() == STATUS
         shop.go_on.set()
 
-        assert await under_way == b"\x01"
+        assert await in_flight_commit == b"\x01"
         assert server.is_closed
     assert shop.requests == [request]

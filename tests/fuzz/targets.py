@@ -37,7 +37,7 @@ from sublet.runtime.leases.results import LeaseResultError, decode_result
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.raw_lane import LENGTH, LaneCarrier
-from sublet.runtime.partition.model.work import Waiting, Work
+from sublet.runtime.partition.model.work import QueuedMessage, Work
 from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,
@@ -246,7 +246,7 @@ def _decode_return(data: bytes) -> None:
         Message("~c", 10 + at, Kind.CALL, key, msgspec.Raw(b"\x01"), at)
         for at, key in enumerate(("a", "b", "a"))
     ]
-    work = Work(1, waiting=[Waiting(each) for each in messages])
+    work = Work(1, waiting=[QueuedMessage(each) for each in messages])
     try:
         returned = msgspec.msgpack.decode(data, type=Return)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

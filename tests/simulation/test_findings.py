@@ -103,7 +103,7 @@ def test_what_is_on_record_and_lent_again_does_not_fill_the_next_commit() -> Non
     home.policy._bind = lends_to("east")
     home.look()
     assert home.offers
-    assert home.owner.partition._endings.pending.message_count == 0
+    assert home.owner.partition._completion.pending.message_count == 0
 
 
 def test_a_state_stays_in_memory_until_all_that_was_read_of_it_before_is_here() -> None:

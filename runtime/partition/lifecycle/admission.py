@@ -23,7 +23,7 @@ from collections.abc import Callable
 from sublet.functions.address import is_client
 from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.model.effects import Acknowledge, Counters, Refuse
 from sublet.runtime.partition.model.work import Chunk
 from sublet.runtime.partition.queue.backlog import Backlog
@@ -59,7 +59,7 @@ class Admission:
         clients: Clients,
         progress: StreamProgress,
         staging: Staging,
-        endings: Endings,
+        completion: MessageCompletion,
         counters: Counters,
         expire: Callable[[str, float], None],
         *,
@@ -81,7 +81,7 @@ class Admission:
         self._clients = clients
         self._progress = progress
         self._staging = staging
-        self._endings = endings
+        self._completion = completion
         self._counters = counters
         self._expire = expire
         self._store_forgets = store_forgets
@@ -97,7 +97,7 @@ class Admission:
             if source in self._clients.expired:
                 return self._refuse_expired(batch)
             if (heard := self._clients.heard(source, now_ms)) is not None:
-                self._endings.pending.record(heard)
+                self._completion.pending.record(heard)
             self._clients.gone.pop(source, None)
             if batch.kind is Kind.REPLY:
                 return None  # Nobody has called a client: there is nothing that it could answer.
@@ -155,23 +155,23 @@ class Admission:
         if inbox.reached.get(source, 0) == inbox.received.get(source, 0):
             inbox.received[source] = missing[-1]
             inbox.ahead.get(source, set()).difference_update(missing)
-            self._endings.took(source, missing[-1])
+            self._completion.took(source, missing[-1])
         elif len(missing) < AHEAD_MAX and inbox.may_go_ahead(source):
             inbox.received[source] = missing[-1]
             for number in missing:
-                self._endings.took_ahead(source, number)
+                self._completion.took_ahead(source, number)
         else:
             return  # Not before the earlier ones are done: it will be said again.
         self.count("lost", len(missing))
 
     def _acknowledge_again(self, batch: Batch) -> Acknowledge | None:
-        taken, pending = self._inbox.taken.get(batch.source, 0), self._endings.pending
+        taken, pending = self._inbox.taken.get(batch.source, 0), self._completion.pending
         if not taken:
             return None
         if self._store_forgets:
             # Its sender would forget what the store may have lost here: a commit asks it first.
             pending.inbox.setdefault(batch.source, self._inbox.reached[batch.source])
-            pending.must_flush = True
+            pending.needs_commit = True
             return None
         return Acknowledge(Ack(batch.target, batch.source, taken, None, self._epoch))
 
@@ -251,22 +251,22 @@ def infeasible(
     if chunk.batch.kind is not Kind.CALL or chunk.deadlines_ms is None:
         return []
     found: list[tuple[int, ErrorInfo]] = []
-    holes = chunk.holes or set()
+    removed_indexes = chunk.removed_indexes or set()
     ahead = 0
     for index in range(chunk.start, chunk.stop):
         due_ms = chunk.deadline_ms(index)
-        if index in holes:
+        if index in removed_indexes:
             continue
         wait_ms = urgency.estimate_ms(function, ahead, due_ms or math.inf)
         if due_ms is None or now_ms + wait_ms <= due_ms:
             ahead += 1
             continue
-        holes.add(index)
+        removed_indexes.add(index)
         left_ms = max(0, int(due_ms - now_ms))
         text = f"a reply would take about {wait_ms:.0f} ms, and is due in {left_ms} ms"
         found.append((index, ErrorInfo("infeasible", text, max(1, int(wait_ms) - left_ms))))
-    while chunk.start in holes:
-        holes.remove(chunk.start)
+    while chunk.start in removed_indexes:
+        removed_indexes.remove(chunk.start)
         chunk.start += 1
-    chunk.holes = holes or None
+    chunk.removed_indexes = removed_indexes or None
     return found

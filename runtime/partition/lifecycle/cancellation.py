@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.lifecycle.expiry import Expiries, expired, withdrawals
 from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
 from sublet.runtime.partition.model.effects import Interrupt
-from sublet.runtime.partition.model.work import Waiting
+from sublet.runtime.partition.model.work import QueuedMessage
 from sublet.runtime.partition.queue.backlog import Backlog
-from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 
@@ -26,11 +26,11 @@ class Interrupts:
         self,
         inbox: Inbox,
         backlog: Backlog,
-        lines: KeyLines,
+        lines: KeyLocks,
         singles: SingleMessages,
-        endings: Endings,
+        completion: MessageCompletion,
     ) -> None:
-        self.awaiting: dict[str, Waiting] = {}
+        self.awaiting: dict[str, QueuedMessage] = {}
         """Messages whose handlers await something, by id."""
         self.expiries = Expiries()
         """Their deadlines."""
@@ -38,9 +38,9 @@ class Interrupts:
         self._backlog = backlog
         self._lines = lines
         self._singles = singles
-        self._endings = endings
+        self._completion = completion
 
-    def suspended(self, waiting: Waiting) -> Interrupt | None:
+    def suspended(self, waiting: QueuedMessage) -> Interrupt | None:
         """A handler goes on later; if it is to end instead, return that."""
         message = waiting.message
         self.awaiting[message.id] = waiting
@@ -60,15 +60,15 @@ class Interrupts:
 
     def take(self, batch: Batch, skip: int, now_ms: float) -> list[Interrupt]:
         """The source does not wait any more for these calls of its own."""
-        source, endings = batch.source, self._endings
+        source, completion = batch.source, self._completion
         done = self._inbox.done_ahead(source, batch.first, skip, batch.count) or ()
         interrupts: list[Interrupt] = []
         for index, number, error in withdrawals(batch, skip, done):
             interrupt = self.withdraw(source, number, error, now_ms)
             if interrupt is not None:
                 interrupts.append(interrupt)
-            endings.took_ahead(source, batch.first + index)
-        endings.pending.must_flush = True
+            completion.took_ahead(source, batch.first + index)
+        completion.pending.needs_commit = True
         return interrupts
 
     def withdraw(
@@ -78,36 +78,36 @@ class Interrupts:
         place = self._backlog.remove_call(source, number)
         if place is not None:
             waiting = self._singles.message(*place)
-            self._endings.took_ahead(source, number)
-            self._endings.consume_unrun(waiting, error, now_ms)
+            self._completion.took_ahead(source, number)
+            self._completion.complete_unexecuted(waiting, error, now_ms)
             return None
         message_id = f"{source}:{number}"
-        parked = self._endings.parked.get(message_id)
+        parked = self._completion.parked.get(message_id)
         if parked is None or parked.message.kind is not Kind.CALL or parked.interrupted is not None:
             return None
         if message_id in self.awaiting:
             return self._interrupt(parked, error)
-        if not self._endings.is_wanted_by_others(parked):
+        if not self._completion.is_wanted_by_others(parked):
             self._end_waiting(parked, error, now_ms)
         return None
 
-    def _interrupt(self, waiting: Waiting, error: ErrorInfo) -> Interrupt | None:
+    def _interrupt(self, waiting: QueuedMessage, error: ErrorInfo) -> Interrupt | None:
         """Let a handler that awaits something end now; its caller gets the error."""
         message_id = waiting.message.id
         if self.awaiting.get(message_id) is not waiting or waiting.interrupted is not None:
             return None
-        if self._endings.is_wanted_by_others(waiting):
+        if self._completion.is_wanted_by_others(waiting):
             return None
         waiting.interrupted = error
         return Interrupt(message_id, error)
 
-    def _end_waiting(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+    def _end_waiting(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
         """End a message that stands somewhere; one that runs, or is about to, ends in its turn."""
         if self._lines.remove(waiting) or (
-            waiting.message.extra.idempotency_key and self._endings.answers.follows(waiting)
+            waiting.message.extra.idempotency_key and self._completion.answers.follows(waiting)
         ):
-            self._endings.consume_unrun(waiting, error, now_ms)
+            self._completion.complete_unexecuted(waiting, error, now_ms)
         else:
             waiting.interrupted = error
             # Who waits for a retry need not wait any longer.
-            self._lines.hurry(waiting, now_ms)
+            self._lines.retry_now(waiting, now_ms)

@@ -21,18 +21,18 @@ from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.lifecycle.expiry import EXPIRED, WITHDRAWN
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import Failure, RunResult, Span, Waiting
-from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Span
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.call_journal import Calls
 from sublet.runtime.partition.records.channels import REPLY_MARK, Inbox
 from sublet.runtime.partition.records.idempotency import (
     Answer,
-    Answers,
+    IdempotencyCache,
     idempotency_id,
     still_valid,
 )
-from sublet.runtime.partition.records.pending_commit import Pending
+from sublet.runtime.partition.records.pending_commit import PendingCommit
 from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.runtime.partition.records.watermarks import StreamProgress
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
@@ -54,7 +54,7 @@ class DeadLetter(msgspec.Struct, array_like=True):
     at_ms: int
 
 
-class Endings:
+class MessageCompletion:
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         name: str,
@@ -63,7 +63,7 @@ class Endings:
         *,
         inbox: Inbox,
         gone: dict[str, None],
-        lines: KeyLines,
+        lines: KeyLocks,
         queue: WorkQueue,
         calls: Calls,
         progress: StreamProgress,
@@ -74,15 +74,15 @@ class Endings:
     ) -> None:
         """`gone` are the clients of whose numbers nothing is kept, `dead_count` the dead letters
         that there are already."""
-        self.pending = Pending()
+        self.pending = PendingCommit()
         """The commit that is being filled."""
-        self.parked: dict[str, Waiting] = {}
+        self.parked: dict[str, QueuedMessage] = {}
         """All messages that are on record by themselves, by id."""
         self.open_from_clients = 0
         """Messages of clients taken and not finished."""
         self.dead_count = dead_count
-        self.answers = Answers(limits.message_bytes_max, function.message_codec)
-        self.unrun: deque[Waiting] = deque(maxlen=UNRUN_KEPT_MAX)
+        self.answers = IdempotencyCache(limits.message_bytes_max, function.message_codec)
+        self.unrun: deque[QueuedMessage] = deque(maxlen=UNRUN_KEPT_MAX)
         """The latest that expired while they waited."""
         self._name = name
         self._function = function
@@ -124,19 +124,19 @@ class Endings:
         self.took(batch.source, batch.first + span.stop - 1)
         pending.message_count += taken
         pending.ended += taken
-        pending.must_flush = True
+        pending.needs_commit = True
         if is_client(batch.source):
             self.open_from_clients -= taken
             pending.ended_of_clients += taken
 
-    def began(self, waiting: Waiting) -> None:
+    def began(self, waiting: QueuedMessage) -> None:
         """A message is about to run whose position counts already. It may be put back: until it has
         come to an end, a row of a pipeline is not told as taken."""
         message = waiting.message
         if is_pipeline(message.source) and message.attempt == 1:
             self._staging.parked(message.source, message.number)
 
-    def park(self, waiting: Waiting, *, anew: bool = False) -> None:
+    def park(self, waiting: QueuedMessage, *, anew: bool = False) -> None:
         """Put the message itself into the commit, since its channel goes on without it."""
         if waiting.parked and not anew:
             return
@@ -177,7 +177,7 @@ class Endings:
         pending.message_count += place
         pending.ended += place
 
-    def committed(self, sealed: Pending, now_ms: float) -> None:
+    def committed(self, sealed: PendingCommit, now_ms: float) -> None:
         """Count what has ended: nobody hears of it before, so that is when it is late or not. What
         was answered can be found in the store now."""
         counters = self._counters
@@ -193,19 +193,19 @@ class Endings:
 
     def settle(
         self,
-        messages: Sequence[Waiting],
+        messages: Sequence[QueuedMessage],
         spans: Sequence[Span],
         result: RunResult,
         now_ms: float,
-    ) -> list[Waiting]:
+    ) -> list[QueuedMessage]:
         """The careful way: some messages failed, wait, or were waiting before.
 
         Returns those whose handlers go on later; meanwhile their keys wait. `spans` are the
         columns that the messages came from, if they were taken as columns.
         """
         held: dict[str, bool] = {}
-        behind: dict[str, list[Waiting]] = {}
-        suspended: list[Waiting] = []
+        behind: dict[str, list[QueuedMessage]] = {}
+        suspended: list[QueuedMessage] = []
         in_order = self._function.order == "key"
         # Messages of a batch that fail together have one failure, and nobody knows which of them
         # is to blame: each is tried by itself first.
@@ -234,7 +234,7 @@ class Endings:
         for chunk, _, stop in spans:
             self.took(chunk.batch.source, chunk.batch.first + stop - 1)
         for lock, left in behind.items():
-            self._lines.put_first(lock, left)
+            self._lines.requeue_front(lock, left)
             for waiting in left:
                 self.park(waiting, anew=waiting.message.attempt > 1)
         for lock, is_held in held.items():
@@ -242,7 +242,9 @@ class Endings:
                 self._lines.release(lock)
         return suspended
 
-    def settle_parts(self, messages: Sequence[Waiting], result: RunResult, now_ms: float) -> None:
+    def settle_parts(
+        self, messages: Sequence[QueuedMessage], result: RunResult, now_ms: float
+    ) -> None:
         """End messages that ran in parts; those that could not, or failed, run here."""
         for index, waiting in enumerate(messages):
             failure = result.failed.get(index)
@@ -256,10 +258,12 @@ class Endings:
                 # Not once more: if only its reply could not be told, what it added was merged.
                 self.fail(waiting, failure, now_ms)
 
-    def consume(self, waiting: Waiting, value: Any, error: ErrorInfo | None, now_ms: float) -> None:
+    def consume(
+        self, waiting: QueuedMessage, value: Any, error: ErrorInfo | None, now_ms: float
+    ) -> None:
         """End a message with its result, or with the error that is its answer."""
         message, pending = waiting.message, self.pending
-        pending.must_flush = True
+        pending.needs_commit = True
         pending.message_count += 1
         pending.ended += 1
         if waiting.deadline_ms is not None:
@@ -300,7 +304,7 @@ class Endings:
             replies.add_error(number, error)
 
     def fail(
-        self, waiting: Waiting, failure: Failure, now_ms: float, *, blamed: bool = True
+        self, waiting: QueuedMessage, failure: Failure, now_ms: float, *, blamed: bool = True
     ) -> bool:
         """Try again later, or give up: then the failure is the answer, or a dead letter.
 
@@ -308,7 +312,7 @@ class Endings:
         """
         message, retry = waiting.message, self._function.retry
         if waiting.interrupted is not None:
-            self.consume_unrun(waiting, waiting.interrupted, now_ms)
+            self.complete_unexecuted(waiting, waiting.interrupted, now_ms)
             return False
         self._counters.failures += 1
         gives_up = not failure.retryable or (blamed and message.attempt >= retry.attempts)
@@ -344,7 +348,7 @@ class Endings:
 
     # Messages that did not run
 
-    def consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+    def complete_unexecuted(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
         """End a message without effect; asked again by its idempotency key, it does run."""
         message = waiting.message
         self._counters.withdrawn += error is WITHDRAWN
@@ -360,20 +364,20 @@ class Endings:
             waiting.message = msgspec.structs.replace(message, extra=extra)
         self.consume(waiting, None, error, now_ms)
 
-    def is_wanted_by_others(self, waiting: Waiting) -> bool:
+    def is_wanted_by_others(self, waiting: QueuedMessage) -> bool:
         """Tell whether others have asked for the same by its idempotency key."""
         if not waiting.message.extra.idempotency_key:
             return False
         return self.answers.has_followers(waiting) or self._lines.has_same_behind(waiting)
 
     def set_repeated_aside(
-        self, messages: Sequence[Waiting], asked: list[str], now_ms: float
-    ) -> Sequence[Waiting]:
+        self, messages: Sequence[QueuedMessage], asked: list[str], now_ms: float
+    ) -> Sequence[QueuedMessage]:
         """Return what is left without those that are being answered, or were just answered;
         `asked` gets the ids of records that may know the answers of others."""
         if not any(each.message.extra.idempotency_key for each in messages):
             return messages
-        left: list[Waiting] = []
+        left: list[QueuedMessage] = []
         for waiting in messages:
             if not waiting.message.extra.idempotency_key:
                 left.append(waiting)
@@ -388,11 +392,11 @@ class Endings:
         return left
 
     def answer_repeated(
-        self, messages: Sequence[Waiting], records: Sequence[Record], now_ms: float
-    ) -> Sequence[Waiting]:
+        self, messages: Sequence[QueuedMessage], records: Sequence[Record], now_ms: float
+    ) -> Sequence[QueuedMessage]:
         """Return what is left without those that were answered long before."""
         known = still_valid(self._name, records, self._clock_ms(now_ms))
-        left: list[Waiting] = []
+        left: list[QueuedMessage] = []
         for waiting in messages:
             message, answer = waiting.message, None
             if message.extra.idempotency_key:
@@ -404,7 +408,7 @@ class Endings:
                     self._answer_from_record(each, answer, now_ms)
         return left
 
-    def _answer_from_record(self, waiting: Waiting, answer: Answer, now_ms: float) -> None:
+    def _answer_from_record(self, waiting: QueuedMessage, answer: Answer, now_ms: float) -> None:
         message = waiting.message
         # There is a newer one if another that got this answer has become a dead letter just now.
         answer = self.answers.given.get(idempotency_id(message), answer)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush
 
 from sublet.functions.codec import split_column
-from sublet.runtime.partition.model.work import Waiting
+from sublet.runtime.partition.model.work import QueuedMessage
 from sublet.runtime.protocol.frames import Batch, ErrorInfo
 
 EXPIRED = "deadline_exceeded"
@@ -21,7 +21,7 @@ EXPIRIES_SPARE = 64
 TRUE = b"\xc3"
 
 
-def expired(waiting: Waiting) -> ErrorInfo:
+def expired(waiting: QueuedMessage) -> ErrorInfo:
     return ErrorInfo(EXPIRED, f"{waiting.message.key!r} was not handled before its deadline")
 
 
@@ -43,9 +43,9 @@ class Expiries:
     __slots__ = ("heap",)
 
     def __init__(self) -> None:
-        self.heap: list[tuple[float, int, Waiting]] = []
+        self.heap: list[tuple[float, int, QueuedMessage]] = []
 
-    def add(self, waiting: Waiting, awaiting: int) -> None:
+    def add(self, waiting: QueuedMessage, awaiting: int) -> None:
         """Remember the deadline of one handler of so many that await something."""
         assert waiting.deadline_ms is not None
         heappush(self.heap, (waiting.deadline_ms, waiting.message.order, waiting))
@@ -54,7 +54,7 @@ class Expiries:
             self.heap[:] = [each for each in self.heap if not each[2].ended]
             heapify(self.heap)
 
-    def due(self, now_ms: float) -> Iterator[Waiting]:
+    def due(self, now_ms: float) -> Iterator[QueuedMessage]:
         """Give, once, each whose deadline has passed; it may have ended long ago."""
         while self.heap and self.heap[0][0] < now_ms:
             yield heappop(self.heap)[2]

@@ -1,7 +1,7 @@
 """The commit of a partition that is under way, from its sealing until the store has it.
 
-One at a time. Meanwhile the next one fills (`Endings.pending`); when it is sealed, the partition
-decides. No effects: what is to be done, and what everybody may be told, is returned.
+One at a time. Meanwhile the next one fills (`MessageCompletion.pending`); the partition decides when
+it is sealed. No effects: what is to be done, and what everybody may be told, is returned.
 
 - Sealing gives everything that waits its numbers, in one commit with the next index. Whoever keeps
   what the store does not know yet (timers, watermarks, staged rows, calls) is told of it.
@@ -18,11 +18,11 @@ import msgspec
 
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.app import Function
-from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
-    LoadOld,
+    LoadPreimages,
     Settled,
     StepEffect,
     Store,
@@ -31,7 +31,7 @@ from sublet.runtime.partition.records.call_journal import Calls
 from sublet.runtime.partition.records.channels import REPLY_MARK, Inbox, Outbox
 from sublet.runtime.partition.records.client_sessions import Clients
 from sublet.runtime.partition.records.commit_budget import CommitSize
-from sublet.runtime.partition.records.pending_commit import Pending, Sealer
+from sublet.runtime.partition.records.pending_commit import CommitEncoder, PendingCommit
 from sublet.runtime.partition.records.snapshots import Snapshots
 from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.runtime.partition.records.timers import Timers
@@ -43,12 +43,13 @@ from sublet.statestore.contract import AHEAD, Commit, Record, StateRow
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class CommitUnderWay:
+class InFlightCommit:
     __slots__ = (
         "_calls",
         "_clients",
+        "_completion",
         "_contexts_told",
-        "_endings",
+        "_encoder",
         "_epoch",
         "_function",
         "_inbox",
@@ -56,7 +57,6 @@ class CommitUnderWay:
         "_outbox",
         "_progress",
         "_sealed_ms",
-        "_sealer",
         "_size",
         "_snapshots",
         "_staging",
@@ -74,10 +74,10 @@ class CommitUnderWay:
         function: Function,
         epoch: int,
         index: int,
-        sealer: Sealer,
+        encoder: CommitEncoder,
         *,
         size: CommitSize,
-        endings: Endings,
+        completion: MessageCompletion,
         inbox: Inbox,
         outbox: Outbox,
         clients: Clients,
@@ -91,7 +91,7 @@ class CommitUnderWay:
         """`index` is that of the last commit; `size` learns from all."""
         self.commit: Commit | None = None
         """None if the store has answered the last one."""
-        self.sealed: Pending | None = None
+        self.sealed: PendingCommit | None = None
         """What it was made of."""
         self.index = index
         """Its own, or that of the last one."""
@@ -103,9 +103,9 @@ class CommitUnderWay:
         self._name = name
         self._function = function
         self._epoch = epoch
-        self._sealer = sealer
+        self._encoder = encoder
         self._size = size
-        self._endings = endings
+        self._completion = completion
         self._inbox = inbox
         self._outbox = outbox
         self._clients = clients
@@ -116,12 +116,12 @@ class CommitUnderWay:
         self._staging = staging
         self._snapshots = snapshots
 
-    def seal(self, clock_ms: int, now_ms: float) -> Store | LoadOld:
+    def seal(self, clock_ms: int, now_ms: float) -> Store | LoadPreimages:
         """Begin a commit of all that is pending; none is under way."""
-        endings, inbox = self._endings, self._inbox
-        pending, endings.pending = endings.pending, Pending()
+        completion, inbox = self._completion, self._inbox
+        pending, completion.pending = completion.pending, PendingCommit()
         if self._clients.gone:
-            self._clients.leave_out_gone(pending, any_open=endings.open_from_clients > 0)
+            self._clients.leave_out_gone(pending, any_open=completion.open_from_clients > 0)
         for source in sorted(pending.ahead):
             numbers = sorted(inbox.ahead.get(source, ()))
             value = _encode(numbers) if numbers else None
@@ -132,7 +132,7 @@ class CommitUnderWay:
         self._progress.sealed()
         pending.records.extend(self._staging.sealed())
         self.index += 1
-        commit = self._sealer.seal(pending, self._epoch, self.index, clock_ms, now_ms)
+        commit = self._encoder.seal(pending, self._epoch, self.index, clock_ms, now_ms)
         if pending.message_count:
             self._size.learn(commit, pending.message_count)
         if self._calls.unsent:
@@ -141,11 +141,11 @@ class CommitUnderWay:
         if self._snapshots.open:
             self._unkept = self._snapshots.unkept(commit.index, commit.state, now_ms)
             if self._unkept:
-                return LoadOld(self._unkept)
+                return LoadPreimages(self._unkept)
         return Store(commit)
 
-    def old_loaded(self, rows: Sequence[StateRow] | None) -> Store | None:
-        """These are the states that `LoadOld` asked for, or None; return what is to be done now, if
+    def preimages_loaded(self, rows: Sequence[StateRow] | None) -> Store | None:
+        """Take the states that `LoadPreimages` asked for, or None; return what is to be done now, if
         it has waited for them."""
         commit, keys = self.commit, self._unkept
         if commit is None or not keys:
@@ -167,7 +167,7 @@ class CommitUnderWay:
         if sealed.has_background:
             self._urgency.background_stored(now_ms - self._sealed_ms, now_ms)
         self._calls.committed()
-        self._endings.committed(sealed, now_ms)
+        self._completion.committed(sealed, now_ms)
         self._timers.committed()
         self._progress.committed()
         self._staging.committed()

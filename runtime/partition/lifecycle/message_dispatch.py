@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sublet.functions.app import Function
-from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.lifecycle.expiry import expired
-from sublet.runtime.partition.model.work import Chunk, Span, Waiting, Work
+from sublet.runtime.partition.model.work import Chunk, QueuedMessage, Span, Work
 from sublet.runtime.partition.queue.backlog import Place
-from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.leased_work import is_lendable
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.watermarks import StreamProgress
@@ -26,8 +26,8 @@ class SingleMessages:
         self,
         function: Function,
         queue: WorkQueue,
-        lines: KeyLines,
-        endings: Endings,
+        lines: KeyLocks,
+        completion: MessageCompletion,
         progress: StreamProgress,
         clock_ms: Callable[[float], int],
         *,
@@ -39,7 +39,7 @@ class SingleMessages:
         self._function = function
         self._queue = queue
         self._lines = lines
-        self._endings = endings
+        self._completion = completion
         self._progress = progress
         self._clock_ms = clock_ms
         self._in_parts = in_parts
@@ -48,7 +48,7 @@ class SingleMessages:
         self.order += 1
         return self.order
 
-    def message(self, chunk: Chunk, index: int) -> Waiting:
+    def message(self, chunk: Chunk, index: int) -> QueuedMessage:
         """Take one message out of its columns."""
         waiting = chunk.message(index, self.next_order())
         if self._progress.by_arrival:
@@ -58,7 +58,7 @@ class SingleMessages:
     def take_ready(self, size: int, now_ms: float) -> Work | None:
         """Take up to so many that are ready, and followers; None if none of them has to run."""
         ready = self._lines.ready
-        taken: list[Waiting] = []
+        taken: list[QueuedMessage] = []
         while ready and len(taken) < size:
             first = ready[0]
             together = self._function.batch is not False and bool(taken)
@@ -69,7 +69,7 @@ class SingleMessages:
             if first.entry is not None:
                 self._queue.unweigh_waiting(first)
             if (over := self.is_over(first, now_ms)) is not None:
-                self._endings.consume_unrun(first, over, now_ms)
+                self._completion.complete_unexecuted(first, over, now_ms)
                 self._lines.release(self._lines.lock_of(first.message))
             else:
                 taken.append(first)
@@ -80,7 +80,7 @@ class SingleMessages:
         work.rank_last = max([each.rank or 0.0 for each in taken])
         return work
 
-    def _take_followers(self, taken: list[Waiting], size: int, now_ms: float) -> None:
+    def _take_followers(self, taken: list[QueuedMessage], size: int, now_ms: float) -> None:
         """Fill a run with what waits behind the keys that it holds anyway.
 
         With one message a run, a hot key that has once fallen behind would never catch up. Behind
@@ -98,9 +98,9 @@ class SingleMessages:
                 if over is None:
                     taken.append(follower)
                 else:
-                    self._endings.consume_unrun(follower, over, now_ms)
+                    self._completion.complete_unexecuted(follower, over, now_ms)
 
-    def is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
+    def is_over(self, waiting: QueuedMessage, now_ms: float) -> ErrorInfo | None:
         """Return why a message that waits for a run need not run."""
         due_ms = waiting.deadline_ms
         if waiting.expires and due_ms is not None and due_ms < now_ms:
@@ -121,18 +121,18 @@ class SingleMessages:
         They are those of the spans; without any, they were pulled out of their lines. Those that
         run in parts need no key.
         """
-        runnable: list[Waiting] = []
+        runnable: list[QueuedMessage] = []
         mine: set[str] = set()
         ahead = not spans
         for chunk, index in places:
             waiting = self.message(chunk, index)
             if ahead:
-                self._endings.took_ahead(waiting.message.source, waiting.message.number)
+                self._completion.took_ahead(waiting.message.source, waiting.message.number)
             if (over := self.is_over(waiting, now_ms)) is not None:
-                self._endings.consume_unrun(waiting, over, now_ms)
+                self._completion.complete_unexecuted(waiting, over, now_ms)
                 continue
             if in_parts:
-                self._endings.park(waiting)
+                self._completion.park(waiting)
                 if is_lendable(waiting):
                     runnable.append(waiting)
                 else:
@@ -142,22 +142,22 @@ class SingleMessages:
             lock = self._lines.lock_of(waiting.message)
             if lock in self._lines.keys and lock not in mine:
                 self._lines.keys[lock].append(waiting)
-                self._endings.pending.message_count += 1
-                self._endings.park(waiting)
+                self._completion.pending.message_count += 1
+                self._completion.park(waiting)
                 if self._in_parts:
                     self._queue.crowded(lock)
                 continue
-            self._endings.began(waiting)
+            self._completion.began(waiting)
             if many_runs:
                 # Others may commit before this run does, so its messages have to be on record.
                 mine.add(lock)
                 self._lines.hold(waiting)
-                self._endings.park(waiting)
+                self._completion.park(waiting)
             runnable.append(waiting)
         first, last = places[0][0], places[-1][0]
         for chunk, _, stop in spans:
-            self._endings.took(chunk.batch.source, chunk.batch.first + stop - 1)
-        self._endings.pending.must_flush = True
+            self._completion.took(chunk.batch.source, chunk.batch.first + stop - 1)
+        self._completion.pending.needs_commit = True
         if not runnable:
             return None
         work = self._queue.work(runnable)

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.lifecycle.completion import Endings
-from sublet.runtime.partition.lifecycle.inflight_commit import CommitUnderWay
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
+from sublet.runtime.partition.lifecycle.inflight_commit import InFlightCommit
 from sublet.runtime.partition.model.effects import Cells, Pace
-from sublet.runtime.partition.model.work import Waiting, Work
-from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.model.work import QueuedMessage, Work
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.leased_work import LentWork
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.commit_budget import ROWS_AHEAD_MAX, CommitSize
-from sublet.runtime.partition.records.oversized_messages import Unstorable
+from sublet.runtime.partition.records.oversized_messages import OversizedMessages
 from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.scheduler.pace import RUNS_AT_ONCE
 from sublet.scheduler.urgency import Urgency
@@ -32,24 +32,24 @@ BACKGROUND_MESSAGES_MAX = 200
 would have to wait for it."""
 
 
-class Runs:
+class RunGate:
     __slots__ = (
         "_awaiting",
         "_backlog",
         "_cells",
-        "_endings",
+        "_completion",
         "_function",
+        "_in_flight_commit",
         "_lent",
         "_limits",
         "_pace",
         "_ready",
         "_size",
         "_staging",
-        "_under_way",
         "_unstorable",
         "_urgency",
         "going",
-        "suspect",
+        "tainted",
         "unrecorded",
     )
 
@@ -62,21 +62,21 @@ class Runs:
         cells: Cells,
         *,
         size: CommitSize,
-        unstorable: Unstorable,
+        unstorable: OversizedMessages,
         queue: WorkQueue,
-        lines: KeyLines,
-        awaiting: dict[str, Waiting],
+        lines: KeyLocks,
+        awaiting: dict[str, QueuedMessage],
         lent: LentWork,
         staging: Staging,
-        endings: Endings,
-        under_way: CommitUnderWay,
+        completion: MessageCompletion,
+        in_flight_commit: InFlightCommit,
     ) -> None:
         """`awaiting` are the messages whose handlers await something."""
         self.going: dict[int, Work] = {}
         """By the number of the work; also those that wait for their states."""
         self.unrecorded: Work | None = None
         """The run, if any, without whose end nothing can be committed."""
-        self.suspect: set[str] = set()
+        self.tainted: set[str] = set()
         """Keys whose states are read again, once everything that is known of them is committed."""
         self._function = function
         self._limits = limits
@@ -90,8 +90,8 @@ class Runs:
         self._awaiting = awaiting
         self._lent = lent
         self._staging = staging
-        self._endings = endings
-        self._under_way = under_way
+        self._completion = completion
+        self._in_flight_commit = in_flight_commit
 
     def begin(self, work: Work, *, off_loop: bool) -> None:
         work.off_loop = off_loop
@@ -106,7 +106,7 @@ class Runs:
         if not work.recorded:
             self.unrecorded = None
 
-    def are_alone(self) -> bool:
+    def has_exclusive_run(self) -> bool:
         """Tell whether a run goes on that holds no keys: until its end nothing else starts."""
         for work in self.going.values():
             # All that run are alike, so the first one tells.
@@ -123,7 +123,7 @@ class Runs:
     def may_begin(self, off_loop: bool, now_ms: float) -> bool:
         """Tell whether one more run may begin now."""
         if self.going:
-            if self.are_alone() or not off_loop:
+            if self.has_exclusive_run() or not off_loop:
                 return False
             if len(self.going) >= (self._function.concurrency or RUNS_AT_ONCE):
                 return False
@@ -132,7 +132,7 @@ class Runs:
         if self._staging.fed_rows and self.background_room(now_ms) <= 0:
             return False
         if (
-            self._size.is_heavy or self.suspect or self._unstorable.ids
+            self._size.is_heavy or self.tainted or self._unstorable.ids
         ) and not self._has_room_and_states():
             return False
         if self._ready or len(self._awaiting) < self._limits.open_calls_max:
@@ -141,14 +141,14 @@ class Runs:
 
     def may_begin_elsewhere(self) -> bool:
         """Tell whether somebody else may run messages now."""
-        if self.are_alone() or self.suspect or self._unstorable.ids:
+        if self.has_exclusive_run() or self.tainted or self._unstorable.ids:
             return False
         if self._is_next_commit_full():
             return False
         return not self._size.is_heavy or self._has_room_and_states()
 
     def _is_next_commit_full(self) -> bool:
-        pending = self._endings.pending
+        pending = self._completion.pending
         return (
             pending.message_count >= self._limits.commit_messages_max
             or len(pending.rows) >= ROWS_AHEAD_MAX
@@ -156,20 +156,20 @@ class Runs:
 
     def _has_room_and_states(self) -> bool:
         if self._size.is_heavy or self._unstorable.ids:
-            ahead = self._endings.pending.message_count
+            ahead = self._completion.pending.message_count
             ahead += sum([work.count for work in self.going.values()])
             if (ahead and self._unstorable.ids) or not self._size.has_room_behind(ahead):
                 return False
-        return not self.suspect or self._drop_suspect()
+        return not self.tainted or self._drop_tainted()
 
-    def _drop_suspect(self) -> bool:
-        if self._under_way.commit is not None or self._endings.pending.rows:
+    def _drop_tainted(self) -> bool:
+        if self._in_flight_commit.commit is not None or self._completion.pending.rows:
             return False
         if self._lent.reads_for_parts:
             return False
-        for key in self.suspect:
+        for key in self.tainted:
             self._cells.drop(key)
-        self.suspect.clear()
+        self.tainted.clear()
         return True
 
     # How many messages it may have
@@ -196,4 +196,4 @@ class Runs:
             return self._limits.commit_messages_max
         if now_ms < self._urgency.background_ms:
             return 0
-        return BACKGROUND_MESSAGES_MAX - self._endings.pending.message_count
+        return BACKGROUND_MESSAGES_MAX - self._completion.pending.message_count

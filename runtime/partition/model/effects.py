@@ -69,7 +69,7 @@ class Deliver(NamedTuple):
     entry: OutboxEntry
 
 
-class DeliverAnew(NamedTuple):
+class Redeliver(NamedTuple):
     """Bring them again, also if they were brought before; what is behind them follows."""
 
     entry: OutboxEntry
@@ -109,9 +109,9 @@ class LoadStaged(NamedTuple):
     ids: Sequence[str]
 
 
-class LoadOld(NamedTuple):
+class LoadPreimages(NamedTuple):
     """Read the states of these keys as they are before the commit under way, for readers of
-    snapshots, then `old_loaded`: the commit waits for it."""
+    snapshots, then `preimages_loaded`: the commit waits for it."""
 
     keys: Sequence[str]
 
@@ -146,7 +146,7 @@ class Stop(NamedTuple):
     """Ids of messages of which it is known that no commit can hold what they bring."""
 
 
-class Left(NamedTuple):
+class PartitionReleased(NamedTuple):
     """All that was begun before `Partition.leave` is over: the partition can go to another."""
 
     last_index: int
@@ -163,19 +163,19 @@ StepEffect = (
     | Lend
     | Store
     | Deliver
-    | DeliverAnew
+    | Redeliver
     | Acknowledge
     | Refuse
     | WakeAt
     | LoadTimers
     | LoadWindows
     | LoadStaged
-    | LoadOld
+    | LoadPreimages
     | Resume
     | Interrupt
     | Settled
     | Stop
-    | Left
+    | PartitionReleased
 )
 
 

@@ -45,7 +45,7 @@ class Traced(Protocol):
         ...
 
 
-class Waiting:
+class QueuedMessage:
     """A message object with what is true only in this process."""
 
     __slots__ = (
@@ -126,12 +126,12 @@ class Chunk:
         "entry",
         "from_client",
         "from_partition",
-        "holes",
         "is_background",
         "patience_end_ms",
         "priority",
         "rank",
         "raws",
+        "removed_indexes",
         "seen",
         "start",
         "stop",
@@ -145,14 +145,14 @@ class Chunk:
         now_ms: float,
         slo_ms: float | None,
         patience_ms: float = 0.0,
-        holes: set[int] | None = None,
+        removed_indexes: set[int] | None = None,
     ) -> None:
         self.batch = batch
         self.from_client = is_client(batch.source)
         self.from_partition = not (self.from_client or is_pipeline(batch.source))
         self.start = start
         self.stop = batch.count
-        self.holes = holes
+        self.removed_indexes = removed_indexes
         """Messages between `start` and `stop` that are not waiting here (any more)."""
         self.arrived_ms = now_ms
         left = batch.time_left_ms
@@ -188,7 +188,7 @@ class Chunk:
 
     @property
     def count(self) -> int:
-        return self.stop - self.start - (len(self.holes) if self.holes else 0)
+        return self.stop - self.start - (len(self.removed_indexes) if self.removed_indexes else 0)
 
     @property
     def expires(self) -> bool:
@@ -211,7 +211,11 @@ class Chunk:
         best, place = self.patience_end_ms, self.start
         for index in range(self.start, self.stop):
             due_ms = self.deadline_ms(index)
-            if due_ms is not None and due_ms < best and not (self.holes and index in self.holes):
+            if (
+                due_ms is not None
+                and due_ms < best
+                and not (self.removed_indexes and index in self.removed_indexes)
+            ):
                 best, place = due_ms, index
         self.earliest_ms = best
         self.urgent = place
@@ -219,8 +223,12 @@ class Chunk:
     def places(self) -> list[int]:
         """Return where the messages are that are left."""
         places = range(self.start, self.stop)
-        holes = self.holes
-        return [index for index in places if index not in holes] if holes else list(places)
+        removed_indexes = self.removed_indexes
+        return (
+            [index for index in places if index not in removed_indexes]
+            if removed_indexes
+            else list(places)
+        )
 
     def most_urgent(self, within_ms: float) -> list[int]:
         """Return the messages that are due about as soon as the first of them."""
@@ -240,7 +248,7 @@ class Chunk:
             self.raws = split_column(self.batch.payloads)
         return self.raws[index]
 
-    def message(self, index: int, order: int) -> Waiting:
+    def message(self, index: int, order: int) -> QueuedMessage:
         batch = self.batch
         extra = batch.extras.get(index, NO_EXTRA) if batch.extras else NO_EXTRA
         # A copy: the raw view would keep the whole frame alive for one waiting message.
@@ -254,7 +262,7 @@ class Chunk:
             1,
             extra,
         )
-        waiting = Waiting(
+        waiting = QueuedMessage(
             message, self.deadline_ms(index), arrived_ms=self.arrived_ms, age_ms=batch.age_ms
         )
         waiting.expires = batch.kind is Kind.CALL and (extra.expires or self.expires)
@@ -291,7 +299,7 @@ class Work:
     )
 
     def __init__(
-        self, number: int, *, spans: Sequence[Span] = (), waiting: Sequence[Waiting] = ()
+        self, number: int, *, spans: Sequence[Span] = (), waiting: Sequence[QueuedMessage] = ()
     ) -> None:
         self.id = number
         self.spans = spans

@@ -69,7 +69,7 @@ class Backlog:
 
     def add(self, chunk: Chunk, priority: float) -> None:
         """Put a chunk, which is not empty, at the end of its line."""
-        if chunk.holes:
+        if chunk.removed_indexes:
             self._pass_holes(chunk)
         source = chunk.batch.source
         line = self._lines.get(source)
@@ -155,8 +155,10 @@ class Backlog:
         """Take up to `room` messages from the head of a line."""
         start = chunk.start
         stop = min(chunk.stop, start + room)
-        if chunk.holes:
-            stop = next((index for index in range(start, stop) if index in chunk.holes), stop)
+        if chunk.removed_indexes:
+            stop = next(
+                (index for index in range(start, stop) if index in chunk.removed_indexes), stop
+            )
         chunk.start = stop
         self.count -= stop - start
         self._pass_holes(chunk)
@@ -179,7 +181,7 @@ class Backlog:
                 self.peer_chunks += 1
         if chunk.start > stop:
             # Those that were taken out meanwhile must not come back.
-            chunk.holes = (chunk.holes or set()) | set(range(stop, chunk.start))
+            chunk.removed_indexes = (chunk.removed_indexes or set()) | set(range(stop, chunk.start))
         chunk.start = start
         self.count += stop - start
         later_ms = 0.0
@@ -243,7 +245,7 @@ class Backlog:
                 end = stop if earlier is chunk else earlier.stop
                 for index in range(earlier.start, end):
                     if earlier.batch.keys[index] in keys and not (
-                        earlier.holes and index in earlier.holes
+                        earlier.removed_indexes and index in earlier.removed_indexes
                     ):
                         yield earlier, index
             if earlier is chunk:
@@ -264,7 +266,9 @@ class Backlog:
 
     def take_out(self, chunk: Chunk, index: int) -> bool:
         """Take one message from wherever it stands; return whether it was still there."""
-        if not chunk.start <= index < chunk.stop or (chunk.holes and index in chunk.holes):
+        if not chunk.start <= index < chunk.stop or (
+            chunk.removed_indexes and index in chunk.removed_indexes
+        ):
             return False
         self._remove(chunk, index)
         if chunk.start < chunk.stop and chunk.urgent is not None:
@@ -283,7 +287,7 @@ class Backlog:
         index = number - chunk.batch.first
         if not chunk.start <= index < chunk.stop or chunk.batch.kind is not Kind.CALL:
             return None
-        if chunk.holes and index in chunk.holes:
+        if chunk.removed_indexes and index in chunk.removed_indexes:
             return None
         self._remove(chunk, index)
         if chunk.start < chunk.stop and chunk.urgent is not None:
@@ -315,19 +319,19 @@ class Backlog:
             self._enter(chunk, chunk.priority + later_ms)
 
     def _remove(self, chunk: Chunk, index: int) -> None:
-        if chunk.holes is None:
-            chunk.holes = set()
-        chunk.holes.add(index)
+        if chunk.removed_indexes is None:
+            chunk.removed_indexes = set()
+        chunk.removed_indexes.add(index)
         self.count -= 1
         self._pass_holes(chunk)
         if self._weigh is not None:
             self._weigh(chunk)
 
     def _pass_holes(self, chunk: Chunk) -> None:
-        holes = chunk.holes
-        if holes:
-            while chunk.start in holes:
-                holes.remove(chunk.start)
+        removed_indexes = chunk.removed_indexes
+        if removed_indexes:
+            while chunk.start in removed_indexes:
+                removed_indexes.remove(chunk.start)
                 chunk.start += 1
         if chunk.start == chunk.stop:
             self._leave(chunk)

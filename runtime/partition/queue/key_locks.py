@@ -15,21 +15,21 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from sublet.runtime.partition.model.work import Waiting
+from sublet.runtime.partition.model.work import QueuedMessage
 from sublet.runtime.protocol.messages import Message
 
 
-class KeyLines:
+class KeyLocks:
     __slots__ = ("_kind", "keys", "ready", "retries")
 
     def __init__(self, kind: str) -> None:
         """`kind` is that of the function."""
         self._kind = kind
-        self.keys: dict[str, deque[Waiting]] = {}
+        self.keys: dict[str, deque[QueuedMessage]] = {}
         """Each busy lock with those behind it."""
-        self.ready: deque[Waiting] = deque()
+        self.ready: deque[QueuedMessage] = deque()
         """What may run now; its keys are busy."""
-        self.retries: list[tuple[float, int, Waiting]] = []
+        self.retries: list[tuple[float, int, QueuedMessage]] = []
         """A heap: when each is tried again, and its order."""
 
     def lock_of(self, message: Message) -> str:
@@ -38,11 +38,11 @@ class KeyLines:
             return message.key
         return "" if kind == "stateful" else f"\x00{message.id}"
 
-    def hold(self, waiting: Waiting) -> None:
+    def hold(self, waiting: QueuedMessage) -> None:
         """Let later messages of its key wait for this one."""
         self.keys.setdefault(self.lock_of(waiting.message), deque())
 
-    def put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
+    def requeue_front(self, lock: str, messages: Sequence[QueuedMessage]) -> None:
         """Put messages that came back from a run before those that were taken after them."""
         self.keys.setdefault(lock, deque()).extendleft(reversed(messages))
 
@@ -56,7 +56,7 @@ class KeyLines:
         else:
             del self.keys[lock]
 
-    def make_ready_or_wait(self, waiting: Waiting) -> None:
+    def make_ready_or_wait(self, waiting: QueuedMessage) -> None:
         """Let a message run next, or stand behind its busy key."""
         lock = self.lock_of(waiting.message)
         behind = self.keys.get(lock)
@@ -66,7 +66,7 @@ class KeyLines:
         else:
             behind.append(waiting)
 
-    def retry_at(self, at_ms: float, waiting: Waiting) -> None:
+    def retry_at(self, at_ms: float, waiting: QueuedMessage) -> None:
         heappush(self.retries, (at_ms, waiting.message.order, waiting))
 
     def take_retries(self, now_ms: float) -> None:
@@ -79,7 +79,7 @@ class KeyLines:
             else:
                 self.make_ready_or_wait(waiting)
 
-    def hurry(self, waiting: Waiting, now_ms: float) -> None:
+    def retry_now(self, waiting: QueuedMessage, now_ms: float) -> None:
         """Let a message not wait for its retry any longer, if it does."""
         self.retries[:] = [
             (now_ms, order, each) if each is waiting else (at_ms, order, each)
@@ -87,7 +87,7 @@ class KeyLines:
         ]
         heapify(self.retries)
 
-    def remove(self, waiting: Waiting) -> bool:
+    def remove(self, waiting: QueuedMessage) -> bool:
         """Take a message from behind its key; return whether it stood there."""
         behind = self.keys.get(self.lock_of(waiting.message))
         if behind is None or waiting not in behind:
@@ -95,7 +95,7 @@ class KeyLines:
         behind.remove(waiting)
         return True
 
-    def has_same_behind(self, waiting: Waiting) -> bool:
+    def has_same_behind(self, waiting: QueuedMessage) -> bool:
         """Tell whether a message with its idempotency key stands behind the one that goes on."""
         message = waiting.message
         behind = self.keys.get(self.lock_of(message), ())

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from sublet.functions.app import Function
 from sublet.runtime.partition.model.effects import Cells, Load, Merger
 from sublet.runtime.partition.model.lease import Lease, StateVersions
-from sublet.runtime.partition.model.work import RunResult, Waiting, Work
-from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.protocol.frames import Kind
 
 
@@ -45,7 +45,7 @@ class LentWork:
     )
 
     def __init__(
-        self, function: Function, lines: KeyLines, cells: Cells, merger: Merger | None
+        self, function: Function, lines: KeyLocks, cells: Cells, merger: Merger | None
     ) -> None:
         """Without a `merger`, nothing may come back in parts."""
         self._kind = function.kind
@@ -72,7 +72,7 @@ class LentWork:
 
     # Who may be lent
 
-    def crowd(self, lock: str, *, in_parts: bool) -> list[Waiting]:
+    def crowd(self, lock: str, *, in_parts: bool) -> list[QueuedMessage]:
         """Return what waits for a key and could be lent: in parts, all that is behind it; whole,
         also who is first, if nobody is running yet."""
         behind = self._lines.keys.get(lock)
@@ -85,10 +85,10 @@ class LentWork:
             return []
         return [first, *takewhile(is_lendable, behind)]
 
-    def take_crowd(self, lock: str, count: int, *, in_parts: bool) -> list[Waiting]:
+    def take_crowd(self, lock: str, count: int, *, in_parts: bool) -> list[QueuedMessage]:
         """Take so many of what `crowd` returned out of their line; in parts, the last of it."""
         behind = self._lines.keys.get(lock)
-        taken: list[Waiting] = []
+        taken: list[QueuedMessage] = []
         if in_parts:
             while behind and len(taken) < count and is_lendable(behind[-1]):
                 taken.append(behind.pop())
@@ -100,7 +100,7 @@ class LentWork:
                 taken.append(behind.popleft())
         return taken
 
-    def _first_of(self, lock: str) -> Waiting | None:
+    def _first_of(self, lock: str) -> QueuedMessage | None:
         """Return the message of a key that may run next, if it has waited behind others."""
         lock_of = self._lines.lock_of
         for waiting in self._lines.ready:
@@ -230,7 +230,7 @@ class LentWork:
         self.parts.clear()
 
 
-def is_lendable(waiting: Waiting) -> bool:
+def is_lendable(waiting: QueuedMessage) -> bool:
     """Tell whether a message that waits by itself may run in parts elsewhere."""
     message = waiting.message
     return (

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.model.effects import Ready
-from sublet.runtime.partition.model.work import Chunk, Span, Waiting, Work
+from sublet.runtime.partition.model.work import Chunk, QueuedMessage, Span, Work
 from sublet.runtime.partition.queue.backlog import IN_LINE, NOT_LENT, Backlog, Place
 from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import Kind
@@ -78,7 +78,7 @@ class WorkQueue:
         self.owner: object = None
         """Whose queue this is: told to those who look at what waits in the worker."""
 
-    def work(self, waiting: Sequence[Waiting] = (), spans: Sequence[Span] = ()) -> Work:
+    def work(self, waiting: Sequence[QueuedMessage] = (), spans: Sequence[Span] = ()) -> Work:
         self._work_number += 1
         return Work(self._work_number, spans=spans, waiting=waiting)
 
@@ -129,7 +129,7 @@ class WorkQueue:
             self._urgency.waiting.remove(chunk.entry)
             chunk.entry = None
 
-    def weigh_waiting(self, waiting: Waiting, now_ms: float) -> None:
+    def weigh_waiting(self, waiting: QueuedMessage, now_ms: float) -> None:
         """Count a message that waits by itself in all that waits in the worker."""
         urgency = self._urgency
         if urgency.waiting is not None and waiting.entry is None:
@@ -139,7 +139,7 @@ class WorkQueue:
             cost_ms = urgency.occupies_ms(self._function, 1)
             waiting.entry = urgency.waiting.put(due_ms, cost_ms, None)
 
-    def unweigh_waiting(self, waiting: Waiting) -> None:
+    def unweigh_waiting(self, waiting: QueuedMessage) -> None:
         """Do not count a message any more that is counted by itself."""
         assert self._urgency.waiting is not None
         assert waiting.entry is not None
@@ -156,14 +156,14 @@ class WorkQueue:
         if chunk.entry is not None or self._urgency.weighs_all:
             self.weigh(chunk)
 
-    def is_more_urgent(self, ready: Sequence[Waiting]) -> bool:
+    def is_more_urgent(self, ready: Sequence[QueuedMessage]) -> bool:
         """Tell whether something here goes before those that are ready, as far as is known."""
         if not self._urgency.order.by_deadline or self._grouped is not None:
             return False
         chunk, rank = self.backlog.first(), ready[0].rank
         return chunk is not None and rank is not None and chunk.rank < rank
 
-    def announce(self, ready: Sequence[Waiting], now_ms: float) -> Ready | None:
+    def announce(self, ready: Sequence[QueuedMessage], now_ms: float) -> Ready | None:
         """Return the rank of the most urgent message here or among those that are ready, if it
         is not known; there is at least one."""
         chunk = self.backlog.first()

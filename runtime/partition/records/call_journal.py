@@ -6,7 +6,7 @@ or nobody waits for it any more; then *done*, with its result. A handler that is
 the same calls in the same order and is given what the journal holds, also by a later owner of the
 partition: `recover` restores everything from the journal's records.
 
-What changes is put into the `Pending` that each method is given, and is true with its commit.
+What changes is put into the `PendingCommit` that each method is given, and is true with its commit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import xxhash
 from sublet.functions.address import Address, split_partition_name
 from sublet.runtime.partition.model.corruption import decoded
 from sublet.runtime.partition.model.effects import Resume
-from sublet.runtime.partition.model.work import Recorded, Waiting
+from sublet.runtime.partition.model.work import QueuedMessage, Recorded
 from sublet.runtime.partition.records.channels import REPLY_MARK
-from sublet.runtime.partition.records.pending_commit import OutgoingCall, Pending
+from sublet.runtime.partition.records.pending_commit import OutgoingCall, PendingCommit
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra
 from sublet.statestore.contract import JOURNAL, Record
 
@@ -38,9 +38,9 @@ class Calls:
     def __init__(self, function: str) -> None:
         """`function` is the name under which the calls' chains know the callers."""
         self._function = function
-        self._sent: dict[tuple[str, int], tuple[Waiting, int]] = {}
+        self._sent: dict[tuple[str, int], tuple[QueuedMessage, int]] = {}
         """Destination and number to the caller and which of its calls it is."""
-        self.unsent: list[tuple[OutgoingCall, Waiting, int]] = []
+        self.unsent: list[tuple[OutgoingCall, QueuedMessage, int]] = []
         self._under_way: set[tuple[str, int]] = set()
         """Destination and number of those in the commit under way: they have not left yet."""
 
@@ -48,8 +48,8 @@ class Calls:
         self,
         partition: str,
         journal: Sequence[Record],
-        owners: Mapping[str, Waiting],
-        pending: Pending,
+        owners: Mapping[str, QueuedMessage],
+        pending: PendingCommit,
     ) -> None:
         """Give messages their journals back; entries without a message are deleted."""
         for record in journal:
@@ -66,7 +66,7 @@ class Calls:
 
     def make(
         self,
-        waiting: Waiting,
+        waiting: QueuedMessage,
         call: int,
         destination: str,
         key: str,
@@ -122,7 +122,7 @@ class Calls:
         """What was under way is stored, and leaves."""
         self._under_way.clear()
 
-    def replies(self, batch: Batch, skip: int, pending: Pending) -> list[Resume]:
+    def replies(self, batch: Batch, skip: int, pending: PendingCommit) -> list[Resume]:
         """Note the results that a batch of replies brings; return them for the handlers."""
         results = _decode_results(batch.payloads)
         refs = batch.refs or range(batch.refs_first, batch.refs_first + batch.count)
@@ -143,7 +143,7 @@ class Calls:
         return resumed
 
     def expired(
-        self, waiting: Waiting, call: int, error: ErrorInfo, pending: Pending
+        self, waiting: QueuedMessage, call: int, error: ErrorInfo, pending: PendingCommit
     ) -> Resume | None:
         """Note an error as the result of a call, unless it has one; return it for the handler."""
         recorded = waiting.journal.get(call)
@@ -154,7 +154,7 @@ class Calls:
             self._drop_unsent(waiting, pending, call)
         return _note(recorded, NIL, error, pending)
 
-    def ended(self, waiting: Waiting, pending: Pending) -> None:
+    def ended(self, waiting: QueuedMessage, pending: PendingCommit) -> None:
         """Forget the journal of a message that has ended, and take back what is still open."""
         if self.unsent:
             self._drop_unsent(waiting, pending)
@@ -163,14 +163,16 @@ class Calls:
             self._withdraw(recorded, pending)
             pending.records.append(Record(JOURNAL, f"{message_id}/{call}", None))
 
-    def _withdraw(self, recorded: Recorded, pending: Pending) -> bool:
+    def _withdraw(self, recorded: Recorded, pending: PendingCommit) -> bool:
         """Take back a call that was sent and not answered; return whether it is one."""
         if self._sent.pop((recorded.destination, recorded.number), None) is None:
             return False
         pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
         return True
 
-    def _drop_unsent(self, waiting: Waiting, pending: Pending, call: int | None = None) -> None:
+    def _drop_unsent(
+        self, waiting: QueuedMessage, pending: PendingCommit, call: int | None = None
+    ) -> None:
         """Let calls (all, or the one) not leave that nobody waits for any more."""
         dropped = {
             id(outgoing)
@@ -183,7 +185,7 @@ class Calls:
 
 
 def _note(
-    recorded: Recorded, result: msgspec.Raw, error: ErrorInfo | None, pending: Pending
+    recorded: Recorded, result: msgspec.Raw, error: ErrorInfo | None, pending: PendingCommit
 ) -> Resume:
     recorded.done, recorded.result, recorded.error = True, result, error
     message_id, call = recorded.message_id, recorded.call

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sublet.functions.address import is_client
-from sublet.runtime.partition.records.pending_commit import Pending
+from sublet.runtime.partition.records.pending_commit import PendingCommit
 from sublet.statestore.contract import EXPIRED, SILENT, Record
 
 CLIENT_TTL_MS = 24 * 3_600_000
@@ -102,7 +102,7 @@ class Clients:
         if len(self.gone) > GONE_CLIENTS_MAX:
             del self.gone[next(iter(self.gone))]
 
-    def leave_out_gone(self, pending: Pending, *, any_open: bool) -> None:
+    def leave_out_gone(self, pending: PendingCommit, *, any_open: bool) -> None:
         """Let a commit hold nothing of clients that have left; without any open message of
         clients, they need not be remembered any longer."""
         gone = self.gone

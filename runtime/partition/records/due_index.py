@@ -28,7 +28,7 @@ def in_order(number: int) -> str:
     return f"{chr(ord('a') + len(digits) - 1)}{digits}"
 
 
-class DueRecords(Generic[T]):
+class DueIndex(Generic[T]):
     """Each record is given out once, unless it is over before. Ids are never used again."""
 
     def __init__(

@@ -19,7 +19,7 @@ import xxhash
 from sublet.functions.codec import Codec, codec_for
 from sublet.functions.errors import EncodeError, PayloadError
 from sublet.runtime.partition.model.corruption import decoded
-from sublet.runtime.partition.model.work import Waiting
+from sublet.runtime.partition.model.work import QueuedMessage
 from sublet.runtime.partition.records.call_journal import NIL
 from sublet.runtime.partition.records.pending_commit import reply_too_large
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
@@ -80,21 +80,21 @@ class DamagedAnswer(Answer):
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
-class Answers:
+class IdempotencyCache:
     """The messages given to it have an idempotency key."""
 
     __slots__ = ("_bytes_max", "_codec", "claims", "given")
 
     def __init__(self, bytes_max: int, codec: Codec[Any]) -> None:
         """`codec` is that of the function's messages."""
-        self.claims: dict[str, list[Waiting]] = {}
+        self.claims: dict[str, list[QueuedMessage]] = {}
         """The message that runs for a key of a request, then those that want the same answer."""
         self.given: dict[str, Answer] = {}
         """Given, but not committed: a load does not find them yet."""
         self._bytes_max = bytes_max
         self._codec = codec
 
-    def claim(self, waiting: Waiting, asked: list[str]) -> bool:
+    def claim(self, waiting: QueuedMessage, asked: list[str]) -> bool:
         """Tell whether the message is the one to run; if it is new, `asked` gets the id of the
         record that may know the answer."""
         id_ = idempotency_id(waiting.message)
@@ -108,13 +108,13 @@ class Answers:
         claimed.append(waiting)
         return False
 
-    def answered_before(self, waiting: Waiting) -> list[Waiting]:
+    def answered_before(self, waiting: QueuedMessage) -> list[QueuedMessage]:
         """A record knows the answer: return all who get it."""
         return self.claims.pop(idempotency_id(waiting.message), [waiting])
 
     def remember(
         self, message: Message, value: Any, error: ErrorInfo | None, clock_ms: int
-    ) -> tuple[Answer, Record, list[Waiting]]:
+    ) -> tuple[Answer, Record, list[QueuedMessage]]:
         """Keep the answer; return it, its record for the commit, and who else gets it."""
         id_ = idempotency_id(message)
         result, only_told = NIL, error is not None and message.kind is Kind.CALL
@@ -154,7 +154,7 @@ class Answers:
             if self.given.get(id_) is answer:
                 del self.given[id_]
 
-    def abandoned(self, waiting: Waiting) -> list[Waiting]:
+    def abandoned(self, waiting: QueuedMessage) -> list[QueuedMessage]:
         """A message ends without an answer; return who waited for it and has to run now."""
         id_ = idempotency_id(waiting.message)
         claimed = self.claims.get(id_, [])
@@ -165,12 +165,12 @@ class Answers:
             claimed.remove(waiting)
         return []
 
-    def has_followers(self, waiting: Waiting) -> bool:
+    def has_followers(self, waiting: QueuedMessage) -> bool:
         """Tell whether others wait for the answer of this message."""
         claimed = self.claims.get(idempotency_id(waiting.message), [])
         return len(claimed) > 1 and claimed[0] is waiting
 
-    def follows(self, waiting: Waiting) -> bool:
+    def follows(self, waiting: QueuedMessage) -> bool:
         """Tell whether the message waits for the answer of another one."""
         claimed = self.claims.get(idempotency_id(waiting.message), [])
         return waiting in claimed and waiting is not claimed[0]

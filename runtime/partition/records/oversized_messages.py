@@ -26,7 +26,7 @@ UNSTORABLE_AWAITED_MAX = 1_000
 taken back."""
 
 
-class Unstorable:
+class OversizedMessages:
     __slots__ = ("_awaited", "ids")
 
     def __init__(self, ids: Collection[str]) -> None:

@@ -65,7 +65,7 @@ class Replies:
         self.values.append(None)
 
 
-class Pending:
+class PendingCommit:
     """Collects everything until `seal` turns it into one commit."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Pending:
         """Some message among the effects is sampled."""
         self.has_background = False
         """Some of its messages have no deadline to keep at all."""
-        self.must_flush = False
+        self.needs_commit = False
         """False while there is only housekeeping, which can wait for the next commit."""
 
     def replies_to(self, destination: str) -> Replies:
@@ -115,7 +115,7 @@ class Pending:
 
     def record(self, record: Record) -> None:
         self.records.append(record)
-        self.must_flush = True
+        self.needs_commit = True
 
     def tell(self, partitions: Sequence[str], watermarks: Sequence[int | None]) -> None:
         """Tell watermarks. The latest is enough; None is told behind the one before it."""
@@ -125,7 +125,7 @@ class Pending:
             self.markers[partition] = [*known, None] if told[-1] is None else list(known)
 
 
-class Sealer:
+class CommitEncoder:
     """Turns pending changes into a commit with its numbers."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Sealer:
         self._reply_bytes_max = reply_bytes_max
 
     def seal(
-        self, pending: Pending, epoch: int, index: int, clock_ms: int, now_ms: float
+        self, pending: PendingCommit, epoch: int, index: int, clock_ms: int, now_ms: float
     ) -> Commit:
         """Number, pack and return everything that waits."""
         outbox: list[OutboxEntry] = []
@@ -183,7 +183,7 @@ class Sealer:
 
     def _pack_effects(
         self,
-        pending: Pending,
+        pending: PendingCommit,
         outbox: list[OutboxEntry],
         egress: list[EgressEntry],
         clock_ms: int,

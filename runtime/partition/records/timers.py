@@ -1,4 +1,4 @@
-"""Delayed messages of a partition: `DueRecords` that set and cancel themselves by effects."""
+"""Delayed messages of a partition: `DueIndex` that set and cancel themselves by effects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 import msgspec
 
 from sublet.functions.effects import Cancelled, Delayed, Effect
-from sublet.runtime.partition.records.due_index import HORIZON_MS, LOADED_MAX, DueRecords
+from sublet.runtime.partition.records.due_index import HORIZON_MS, LOADED_MAX, DueIndex
 
 __all__ = ["HORIZON_MS", "LOADED_MAX", "Timer", "Timers"]
 
@@ -25,7 +25,7 @@ class Timer(msgspec.Struct, array_like=True):
 _decode_timer = msgspec.msgpack.Decoder(Timer).decode
 
 
-class Timers(DueRecords[Timer]):
+class Timers(DueIndex[Timer]):
     """Each timer is given out once by `fire`, unless it was cancelled before."""
 
     def __init__(self, partition: str, loaded_max: int = LOADED_MAX) -> None:

@@ -30,7 +30,7 @@ from sublet.functions.window_runs import Closing
 from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
 from sublet.runtime.partition.model.corruption import decoded
 from sublet.runtime.partition.model.work import Chunk
-from sublet.runtime.partition.records.due_index import LOADED_MAX, DueRecords
+from sublet.runtime.partition.records.due_index import LOADED_MAX, DueIndex
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.scheduler.frontier import ClockFrontier, EventTimeFrontier
@@ -347,7 +347,7 @@ class StreamProgress:
         self.is_used = window is not None or bool(expected) or bool(stored)
         """False while there is neither a window nor a watermark."""
         self._open = OpenMessages()
-        self._due = None if window is None else DueRecords(partition, _decode_key, loaded_max)
+        self._due = None if window is None else DueIndex(partition, _decode_key, loaded_max)
         self._closings: set[str] = set()
         self._arrivals: deque[tuple[Chunk, int]] = deque()
         slide_ms = None if window is None else window.slide_ms

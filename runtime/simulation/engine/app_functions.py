@@ -258,7 +258,7 @@ class AppHandlers:
     def sealed(self, hosted: Hosted, commit: Commit) -> list[Sent]:
         sent: list[Sent] = []
         memory: Open = hosted.memory
-        pending = hosted.partition.under_way.sealed
+        pending = hosted.partition.in_flight_commit.sealed
         sends: dict[str, deque[Root]] = {}
         now_ms = self._events.now_ms
         for effect in () if pending is None else pending.effects:

@@ -148,9 +148,9 @@ class Cluster:
         worker.pause()
         self._events.after(length_ms, self._wake, worker)
         if length_ms > self._term_ms:
-            self._events.after(self._term_ms, self._suspect, worker)
+            self._events.after(self._term_ms, self._tainted, worker)
 
-    def _suspect(self, worker: SimulatedWorker) -> None:
+    def _tainted(self, worker: SimulatedWorker) -> None:
         """Its heartbeat has been standing still for its term: others take over."""
         worker.is_suspected = True
         self._take_over()

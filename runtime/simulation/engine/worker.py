@@ -19,7 +19,6 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
-    DeliverAnew,
     Fetch,
     Lend,
     Load,
@@ -27,6 +26,7 @@ from sublet.runtime.partition.model.effects import (
     LoadTimers,
     LoadWindows,
     Ready,
+    Redeliver,
     Refuse,
     Run,
     Stop,
@@ -442,7 +442,7 @@ class SimulatedWorker:
         match effect:
             case Load():
                 self._load(hosted, effect)
-            case DeliverAnew():
+            case Redeliver():
                 self._deliver(effect.entry)
             case WakeAt():
                 hosted.wake += 1

@@ -11,9 +11,9 @@ from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.leases.borrowed_runs import GuestStates
 from sublet.runtime.leases.lessee import Lessee
 from sublet.runtime.leases.state_merge import StateMerger
-from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
-from sublet.runtime.partition.model.work import RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.queue.leased_work import LentWork
 from sublet.runtime.partition.records.watermarks import OpenMessages
@@ -126,10 +126,10 @@ class ForgetsToHoldKeys(LeaseMutant):
             return super()._lend(work, lease, now_ms)
 
 
-class _ForgetfulEndings(Endings):
+class _ForgetfulEndings(MessageCompletion):
     is_lending = False
 
-    def park(self, waiting: Waiting, *, anew: bool = False) -> None:
+    def park(self, waiting: QueuedMessage, *, anew: bool = False) -> None:
         if not self.is_lending:
             super().park(waiting, anew=anew)
 
@@ -139,11 +139,11 @@ class DoesNotParkWhatIsLent(LeaseMutant):
 
     class partition(Partition):  # noqa: N801
         def lend(self, *arguments: Any) -> bool:
-            self._endings.__class__ = _ForgetfulEndings
-            endings = cast("_ForgetfulEndings", self._endings)
-            endings.is_lending = True
+            self._completion.__class__ = _ForgetfulEndings
+            completion = cast("_ForgetfulEndings", self._completion)
+            completion.is_lending = True
             is_lent = super().lend(*arguments)
-            endings.is_lending = False
+            completion.is_lending = False
             return is_lent
 
 
@@ -213,8 +213,10 @@ class TakesWhatGoesHomeForDone(LeaseMutant):
             super().lease_ended(lease, result, now_ms)
 
 
-class _LenientEndings(Endings):
-    def settle_parts(self, messages: Sequence[Waiting], result: RunResult, now_ms: float) -> None:
+class _LenientEndings(MessageCompletion):
+    def settle_parts(
+        self, messages: Sequence[QueuedMessage], result: RunResult, now_ms: float
+    ) -> None:
         result.failed = {}
         super().settle_parts(messages, result, now_ms)
 
@@ -224,7 +226,7 @@ class TakesFailedPartsForDone(LeaseMutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._endings.__class__ = _LenientEndings
+            self._completion.__class__ = _LenientEndings
             super().start(now_ms)
 
 
@@ -331,7 +333,7 @@ class NumbersFromTheParked(LeaseMutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            parked = self._endings.parked.values()
+            parked = self._completion.parked.values()
             self._singles.order = max([each.message.order for each in parked], default=0)
             super().start(now_ms)
 

@@ -10,18 +10,23 @@ import msgspec
 from sublet.functions.address import is_client
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.lifecycle.cancellation import Interrupts
-from sublet.runtime.partition.lifecycle.completion import Endings
+from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
 from sublet.runtime.partition.model.effects import Acknowledge, Deliver, Interrupt, Store
-from sublet.runtime.partition.model.work import Chunk, Waiting, Work
+from sublet.runtime.partition.model.work import Chunk, QueuedMessage, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.queue.backlog import PULL_MS, Backlog, Place
-from sublet.runtime.partition.queue.key_locks import KeyLines
+from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.partition.records.client_sessions import Clients
-from sublet.runtime.partition.records.idempotency import Answer, Answers, _digest, idempotency_id
-from sublet.runtime.partition.records.pending_commit import Pending
+from sublet.runtime.partition.records.idempotency import (
+    Answer,
+    IdempotencyCache,
+    _digest,
+    idempotency_id,
+)
+from sublet.runtime.partition.records.pending_commit import PendingCommit
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import (
@@ -102,9 +107,9 @@ class DeliversBeforeTheCommit(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            before = self.under_way.commit
+            before = self.in_flight_commit.commit
             super()._seal_if_wanted(now_ms)
-            commit = self.under_way.commit
+            commit = self.in_flight_commit.commit
             if commit is not None and commit is not before:
                 self.effects.extend(Deliver(entry) for entry in commit.outbox)
 
@@ -121,9 +126,9 @@ class TrimsOnDelivery(Mutant):
 
     class partition(Partition):  # noqa: N801
         def committed(self, outcome: Outcome, now_ms: float) -> None:
-            commit = self.under_way.commit
+            commit = self.in_flight_commit.commit
             super().committed(outcome, now_ms)
-            if commit is not None and self.under_way.commit is not commit:
+            if commit is not None and self.in_flight_commit.commit is not commit:
                 for entry in commit.outbox:
                     self.acknowledged(entry.destination, entry.first + entry.length - 1)
 
@@ -149,8 +154,8 @@ class StoresPositionsBeforeTheRun(Mutant):
         def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
             work = super()._take_from_backlog(size, off_loop, now_ms)
             for chunk, _, stop in () if work is None else work.spans:
-                self._endings.pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
-                self._endings.pending.must_flush = True
+                self._completion.pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
+                self._completion.pending.needs_commit = True
             return work
 
 
@@ -320,7 +325,7 @@ class _OneByOne(WorkQueue):
 
 
 class _ExpiringMessages(SingleMessages):
-    def is_over(self, waiting: Waiting, now_ms: float) -> ErrorInfo | None:
+    def is_over(self, waiting: QueuedMessage, now_ms: float) -> ErrorInfo | None:
         waiting.expires = True
         return super().is_over(waiting, now_ms)
 
@@ -335,8 +340,8 @@ class LetsSendsExpire(Mutant):
             super().start(now_ms)
 
 
-class _RememberingEndings(Endings):
-    def consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+class _RememberingEndings(MessageCompletion):
+    def complete_unexecuted(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
         self.consume(waiting, None, error, now_ms)
 
 
@@ -345,11 +350,11 @@ class RemembersThatItDidNotRun(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._endings.__class__ = _RememberingEndings
+            self._completion.__class__ = _RememberingEndings
             super().start(now_ms)
 
 
-class _CarelessEndings(Endings):
+class _CarelessEndings(MessageCompletion):
     def _bury(self, message: Message, error: ErrorInfo, now_ms: float) -> None:
         if error.code != "idempotency_conflict":
             super()._bury(message, error, now_ms)
@@ -360,11 +365,11 @@ class DropsSendsThatConflict(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._endings.__class__ = _CarelessEndings
+            self._completion.__class__ = _CarelessEndings
             super().start(now_ms)
 
 
-class _ForgetfulAnswers(Answers):
+class _ForgetfulAnswers(IdempotencyCache):
     __slots__ = ()
 
     def kept(self, message: Message, answer: Answer, clock_ms: int) -> None:
@@ -376,12 +381,12 @@ class BuriesEveryRepeat(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._endings.answers.__class__ = _ForgetfulAnswers
+            self._completion.answers.__class__ = _ForgetfulAnswers
             super().start(now_ms)
 
 
-class _BlindEndings(Endings):
-    def _answer_from_record(self, waiting: Waiting, answer: Answer, now_ms: float) -> None:
+class _BlindEndings(MessageCompletion):
+    def _answer_from_record(self, waiting: QueuedMessage, answer: Answer, now_ms: float) -> None:
         answer = msgspec.structs.replace(answer, digest=_digest(waiting.message))
         self.answers.given.pop(idempotency_id(waiting.message), None)
         super()._answer_from_record(waiting, answer, now_ms)
@@ -392,12 +397,12 @@ class TakesAnotherRequestForTheSame(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._endings.__class__ = _BlindEndings
+            self._completion.__class__ = _BlindEndings
             super().start(now_ms)
 
 
-class _LonelyEndings(Endings):
-    def consume_unrun(self, waiting: Waiting, error: ErrorInfo, now_ms: float) -> None:
+class _LonelyEndings(MessageCompletion):
+    def complete_unexecuted(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
         message = waiting.message
         waiting.message = msgspec.structs.replace(message, extra=Extra())
         self.consume(waiting, None, error, now_ms)
@@ -408,7 +413,7 @@ class LeavesThoseWhoAskedForTheSameWaiting(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._endings.__class__ = _LonelyEndings
+            self._completion.__class__ = _LonelyEndings
             super().start(now_ms)
 
 
@@ -417,7 +422,7 @@ class ForgetsAnswersBeforeTheCommit(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            self._endings.answers.given.clear()
+            self._completion.answers.given.clear()
             super()._seal_if_wanted(now_ms)
 
 
@@ -430,12 +435,12 @@ class FiresWhatIsLoadedAgain(Mutant):
             super().timers_loaded(records, until_ms, now_ms)
 
 
-class _BackToTheEnd(KeyLines):
+class _BackToTheEnd(KeyLocks):
     __slots__ = ()
 
-    def put_first(self, lock: str, messages: Sequence[Waiting]) -> None:
+    def requeue_front(self, lock: str, messages: Sequence[QueuedMessage]) -> None:
         later = list(self.keys[lock]) if lock in self.keys else []
-        super().put_first(lock, messages)
+        super().requeue_front(lock, messages)
         queue = self.keys[lock]
         for waiting in later:
             queue.remove(waiting)
@@ -451,10 +456,10 @@ class PutsWhatCameBackLast(Mutant):
             super().start(now_ms)
 
 
-class _LooseKeys(KeyLines):
+class _LooseKeys(KeyLocks):
     __slots__ = ()
 
-    def hold(self, waiting: Waiting) -> None:
+    def hold(self, waiting: QueuedMessage) -> None:
         if waiting.message.attempt == 1:
             super().hold(waiting)
 
@@ -473,16 +478,16 @@ class ChangesACommitOnResend(Mutant):
 
     class partition(Partition):  # noqa: N801
         def committed(self, outcome: Outcome, now_ms: float) -> None:
-            under_way = self.under_way
-            if outcome is Outcome.UNKNOWN and under_way.commit is not None:
+            in_flight_commit = self.in_flight_commit
+            if outcome is Outcome.UNKNOWN and in_flight_commit.commit is not None:
                 # "It failed, so the next one has its number."
-                under_way.index += 1
-                under_way.commit = msgspec.structs.replace(
-                    under_way.commit,
-                    index=under_way.index,
-                    id=b"%d.%d" % (self.epoch, under_way.index),
+                in_flight_commit.index += 1
+                in_flight_commit.commit = msgspec.structs.replace(
+                    in_flight_commit.commit,
+                    index=in_flight_commit.index,
+                    id=b"%d.%d" % (self.epoch, in_flight_commit.index),
                 )
-                self.effects.append(Store(under_way.commit))
+                self.effects.append(Store(in_flight_commit.commit))
                 return
             super().committed(outcome, now_ms)
 
@@ -491,14 +496,14 @@ class KeepsTornCells(Mutant):
     """Goes on with state that an abandoned handler may have changed."""
 
     class partition(Partition):  # noqa: N801
-        def cells_suspect(self, keys: Collection[str]) -> None:
+        def cells_tainted(self, keys: Collection[str]) -> None:
             return
 
 
 class _FaithfulClients(Clients):
     __slots__ = ()
 
-    def leave_out_gone(self, pending: Pending, *, any_open: bool) -> None:
+    def leave_out_gone(self, pending: PendingCommit, *, any_open: bool) -> None:
         return
 
 
@@ -559,9 +564,9 @@ class AnswersBeforeTheCommit(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
-            before = self.under_way.commit
+            before = self.in_flight_commit.commit
             super()._seal_if_wanted(now_ms)
-            commit = self.under_way.commit
+            commit = self.in_flight_commit.commit
             if commit is not None and commit is not before:
                 answers = [each for each in commit.outbox if is_client(each.destination)]
                 self.effects.extend(Deliver(entry) for entry in answers)

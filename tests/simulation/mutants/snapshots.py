@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sublet.runtime.partition.model.effects import LoadOld, Settled, Store
+from sublet.runtime.partition.model.effects import LoadPreimages, Settled, Store
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.snapshots import OfKey, Snapshot, Snapshots
 from sublet.statestore.contract import StateRow
@@ -37,13 +37,13 @@ class SendsBeforeItHasKept(SnapshotMutant):
     class partition(Partition):  # noqa: N801
         def _seal_if_wanted(self, now_ms: float) -> None:
             super()._seal_if_wanted(now_ms)
-            if self.effects and isinstance(self.effects[-1], LoadOld):
-                assert self.under_way.commit is not None
-                self.effects.append(Store(self.under_way.commit))
+            if self.effects and isinstance(self.effects[-1], LoadPreimages):
+                assert self.in_flight_commit.commit is not None
+                self.effects.append(Store(self.in_flight_commit.commit))
 
-        def old_loaded(self, rows: Sequence[StateRow] | None) -> None:
+        def preimages_loaded(self, rows: Sequence[StateRow] | None) -> None:
             sent = len(self.effects)
-            super().old_loaded(rows)
+            super().preimages_loaded(rows)
             del self.effects[sent:]
 
 
@@ -54,7 +54,7 @@ class ReadsBeforeTheCommit(SnapshotMutant):
         def snapshot_pinned(
             self, id_: str, keys: Collection[str] | None, ticket: object, now_ms: float
         ) -> Snapshot:
-            snapshot = self.snapshots.pin(id_, self.under_way.index, keys, now_ms)
+            snapshot = self.snapshots.pin(id_, self.in_flight_commit.index, keys, now_ms)
             self.effects.append(Settled(ticket))
             return snapshot
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.records.pending_commit import Pending
+from sublet.runtime.partition.records.pending_commit import PendingCommit
 from sublet.runtime.partition.records.watermarks import OpenMessages, StreamProgress, Watermarks
 from sublet.statestore.contract import WATERMARK, WINDOW, Commit
 from tests.simulation.worlds.partition import Mutant
@@ -91,7 +91,7 @@ class TellsNothingBeforeTheEnd(Mutant):
             super().start(now_ms)
 
 
-class _OneMarker(Pending):
+class _OneMarker(PendingCommit):
     def tell(self, partitions: Any, watermarks: Any) -> None:
         self.markers.update({each: list(watermarks) for each in partitions})
 
@@ -101,7 +101,7 @@ class WritesOverWhatWaits(Mutant):
 
     class partition(Partition):  # noqa: N801
         def _let_time_pass(self, now_ms: float) -> None:
-            self._endings.pending.__class__ = _OneMarker
+            self._completion.pending.__class__ = _OneMarker
             super()._let_time_pass(now_ms)
 
 

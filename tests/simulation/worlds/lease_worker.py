@@ -219,17 +219,17 @@ class Worker:
         guest.begin()
         self.lending.begun(guest)
         self.world.leases.guest_begins(self, guest)
-        result, suspect = self._run(guest)
-        self.world.after(self.world.guest_ms(), self._end_guest, guest, result, suspect)
+        result, tainted = self._run(guest)
+        self.world.after(self.world.guest_ms(), self._end_guest, guest, result, tainted)
 
     def _run(self, guest: GuestWork) -> tuple[RunResult, bool]:
         if self.world.interprets(guest.function.name):
             return GuestNode(self.world, guest).run()
         return SyncRunner(NoWatchdog()).run(guest.work, guest.place), False
 
-    def _end_guest(self, guest: GuestWork, result: RunResult, suspect: bool) -> None:
+    def _end_guest(self, guest: GuestWork, result: RunResult, tainted: bool) -> None:
         if self.alive:
-            self.lending.guest_ran(guest, result, suspect)
+            self.lending.guest_ran(guest, result, tainted)
 
 
 class LentStates(States):
@@ -261,7 +261,7 @@ class _Borrowed:
         self.next_timer = guest.place.next_timer
         self.clock_ms = guest.place.clock_ms
 
-    def cells_suspect(self, keys: set[str]) -> None:
+    def cells_tainted(self, keys: set[str]) -> None:
         return
 
 
@@ -279,14 +279,14 @@ class GuestNode(Node):
 
     def run(self) -> tuple[RunResult, bool]:
         """Return what came of it, and whether its states are in doubt."""
-        guest, result, suspect = self._guest, RunResult(), False
+        guest, result, tainted = self._guest, RunResult(), False
         before = dict(self.states.cells)
         handlings = self._handlings(guest.work)
         if self._never_ends(guest.work, handlings) or self._goes_mad(handlings):
             self._abandon(handlings, result)
             if handlings[0].op == "reject":
                 result.failed[0] = Failure(ErrorInfo("rejected", handlings[0].uid), False)
-            suspect = True
+            tainted = True
         elif self.function.batch:
             self._run_together(handlings, result)
         else:
@@ -300,7 +300,7 @@ class GuestNode(Node):
                 if self.states.cells[key] is not before[key]:
                     cast("Any", cell).set(msgspec.to_builtins(self.states.cells[key]))
                     cell.drain()
-        return result, suspect
+        return result, tainted
 
     def _goes_mad(self, handlings: list[Handling]) -> bool:
         """Tell whether one that rejects its message leaves its state in doubt."""

@@ -12,16 +12,16 @@ from sublet.functions.effects import Effect
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
-    DeliverAnew,
     Fetch,
     Interrupt,
     Lend,
     Load,
-    LoadOld,
+    LoadPreimages,
     LoadStaged,
     LoadTimers,
     LoadWindows,
     Ready,
+    Redeliver,
     Refuse,
     Resume,
     Run,
@@ -172,7 +172,7 @@ class Node:
                         world.store_soon(self._read_windows, effect)
                     case LoadStaged():
                         world.store_soon(self._read_staged, effect.ids)
-                    case LoadOld():
+                    case LoadPreimages():
                         world.store_soon(self._read_old, effect.keys)
                     case Settled():
                         effect.ticket.settled()  # type: ignore[attr-defined]  # Readers' alone.
@@ -184,7 +184,7 @@ class Node:
                         self.lend(effect.work)
                     case StoreCommit():
                         self._store(effect.commit)
-                    case Deliver() | DeliverAnew():
+                    case Deliver() | Redeliver():
                         self._deliver(effect.entry)
                     case Acknowledge():
                         self._answer(effect.ack)
@@ -299,7 +299,7 @@ class Node:
 
     def _old_loaded(self, rows: Sequence[StateRow] | None) -> None:
         if self.alive:
-            self.partition.old_loaded(rows)
+            self.partition.preimages_loaded(rows)
             self.carry_out()
 
     def _store(self, commit: Commit) -> None:
@@ -392,7 +392,7 @@ class Node:
         if self.function.kind != "stateless":
             for key in keys:
                 self.states.cells[key] = KeyState(["torn"])
-            self.partition.cells_suspect(keys)
+            self.partition.cells_tainted(keys)
         result.values = [None] * len(handlings)
         result.failed[0] = Failure(ErrorInfo("handler_timeout", handlings[0].uid), True)
         result.unfinished = set(range(1, len(handlings)))

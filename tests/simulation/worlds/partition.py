@@ -98,7 +98,7 @@ class World:
         self.pause_ms = chance.choice([0.0, 1.0, 8.0])
         self.pace = RandomPace(chance)
         # Those whose messages have deadlines: what is urgent overtakes, what is late may expire.
-        self.hurry = chance.choice([0.0, 0.3, 0.8])
+        self.retry_now = chance.choice([0.0, 0.3, 0.8])
         self.impatience = chance.choice([0.0, 0.0, 0.3])
         """How many requests their callers take back."""
         self.urgency = Urgency(LeastLaxity() if chance.random() < 0.7 else None, TenMs())
@@ -377,7 +377,7 @@ class World:
 
     def random_deadline_ms(self) -> float | None:
         chance = self.chance
-        if chance.random() >= self.hurry:
+        if chance.random() >= self.retry_now:
             return None
         return self.now_ms + chance.choice([1, 10, 40, 200, 1_000, 5_000]) * (1 + chance.random())
 

@@ -36,10 +36,10 @@ def test_no_worker_has_two_faults_at_once_and_half_of_them_are_always_well() -> 
     for seed in range(20):
         for episode in first_episodes(seed, 20):
             for at, fault in enumerate(episode.faults):
-                under_way = [each for each in episode.faults[:at] if each.end_s > fault.at_s]
+                in_flight_commit = [each for each in episode.faults[:at] if each.end_s > fault.at_s]
                 taken = [
                     slot
-                    for each in (*under_way, fault)
+                    for each in (*in_flight_commit, fault)
                     for slot in (each.slot, each.other)
                     if 0 <= slot < TERMS.workers
                 ]

@@ -18,7 +18,7 @@ from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.state_import import assign_states
 from sublet.runtime.execution.state_view import shown
 from sublet.runtime.execution.sync_runner import Place
-from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Waiting, Work
+from sublet.runtime.partition.model.work import Chunk, QueuedMessage, RunResult, Span, Work
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.runtime.protocol.pipeline_messages import IfExists, assignments
@@ -187,9 +187,9 @@ def test_messages_between_states_stay_unfinished_and_no_limit_cuts_before_the_fi
     home.cache.missing(["a", "b", "c"])
     payload = msgspec.Raw(assignments(join_column([encode(5)]), "fail")[1:])
     waiting = [
-        Waiting(Message("~c", 1, Kind.SEND, "a", msgspec.Raw(encode(1)), 1)),
-        Waiting(Message("|q", 1, Kind.ASSIGN, "b", payload, 2)),
-        Waiting(Message("|q", 2, Kind.ASSIGN, "c", payload, 3)),
+        QueuedMessage(Message("~c", 1, Kind.SEND, "a", msgspec.Raw(encode(1)), 1)),
+        QueuedMessage(Message("|q", 1, Kind.ASSIGN, "b", payload, 2)),
+        QueuedMessage(Message("|q", 2, Kind.ASSIGN, "c", payload, 3)),
     ]
     work = Work(1, waiting=waiting)
     assert work.assigns

@@ -24,7 +24,7 @@ from sublet.runtime.execution.sync_runner import RunScope, SyncRunner
 from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestStates, GuestWork, OfferError
 from sublet.runtime.leases.results import decode_result
-from sublet.runtime.partition.model.work import RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.watermarks import closing_message
 from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.runtime.protocol.lease_messages import (
@@ -196,7 +196,7 @@ def known(key: str, version: int) -> StoredState:
 def at_home(
     offered: Offer, returned: Return, function: Function, *, partial: bool = False
 ) -> RunResult:
-    work = Work(1, waiting=[Waiting(each) for each in offered.messages])
+    work = Work(1, waiting=[QueuedMessage(each) for each in offered.messages])
     return decode_result(returned, work, function, 0.0, partial=partial)
 
 
@@ -332,7 +332,7 @@ def test_a_former_owner_gets_its_work_done_and_leaves_nothing() -> None:
 def test_a_state_in_doubt_is_not_used_again() -> None:
     lessee = Lessee()
     guest = lessee.accept(offer(["a"], [1], [stored("a", 1)]), add)
-    lessee.finish(guest, lessee.sync.run(guest.work, guest.place), suspect=True)
+    lessee.finish(guest, lessee.sync.run(guest.work, guest.place), tainted=True)
 
     assert len(lessee.states) == 0
     assert lessee.states.bytes == 0
@@ -893,7 +893,7 @@ async def test_parts_that_are_in_doubt_are_not_returned() -> None:
 
 def test_parts_of_a_run_that_was_given_up_are_not_returned() -> None:
     offered = in_parts(["a", "b"], [1, 5])
-    returned = Lessee().run(offered, count, suspect=True)
+    returned = Lessee().run(offered, count, tainted=True)
 
     assert (returned.home, returned.partials, returned.effects) == ([0, 1], [], [])
 

@@ -29,7 +29,7 @@ from sublet.runtime.leases.results import (
     encode_result,
     timer_prefix,
 )
-from sublet.runtime.partition.model.work import Failure, RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.pending_commit import Replies, _encode_results
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, Return
@@ -66,7 +66,7 @@ def add_all(batch: Batch[int]) -> None: ...
 def make_work(keys: Sequence[str], kind: Kind = Kind.CALL) -> Work:
     raw = msgspec.Raw(b"\x01")
     messages = [Message("~c", 10 + at, kind, key, raw, at) for at, key in enumerate(keys)]
-    return Work(1, waiting=[Waiting(each) for each in messages])
+    return Work(1, waiting=[QueuedMessage(each) for each in messages])
 
 
 def result_of(values: Sequence[Any], **fields: Any) -> RunResult:
@@ -365,6 +365,6 @@ def test_covered_messages_of_several_sources_are_ranges_of_each() -> None:
     raw = msgspec.Raw(b"\x01")
     sources = [("b/0", 2), ("a/0", 5), ("b/0", 1), ("a/0", 7), ("b/0", 3)]
     messages = [Message(source, n, Kind.SEND, "k", raw, 0) for source, n in sources]
-    work = Work(1, waiting=[Waiting(each) for each in messages])
+    work = Work(1, waiting=[QueuedMessage(each) for each in messages])
 
     assert covers_of(work, ()) == [("a/0", 5, 5), ("a/0", 7, 7), ("b/0", 1, 3)]

@@ -22,7 +22,7 @@ from sublet.runtime.observability.telemetry import (
 )
 from sublet.runtime.observability.throttled_log import SLOW_COMMIT_MS, Notices
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import Failure, RunResult, Waiting, Work
+from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
 from sublet.runtime.protocol.frames import ErrorInfo, Kind, Refused
 from sublet.runtime.protocol.messages import Message
 from tests.unit.partition.harness import Owner, batch
@@ -118,7 +118,7 @@ def lent(count: int, *, arrived_ms: float, deadline_ms: float | None = None) -> 
     return Work(
         1,
         waiting=[
-            Waiting(
+            QueuedMessage(
                 Message("~c", number, Kind.CALL, "k", payload, number),
                 deadline_ms,
                 arrived_ms=arrived_ms,

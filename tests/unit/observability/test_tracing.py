@@ -23,7 +23,7 @@ from sublet.runtime.observability.tracing import (
 )
 from sublet.runtime.partition.records.channels import Outbox
 from sublet.runtime.partition.records.egress_retention import EgressRetention
-from sublet.runtime.partition.records.pending_commit import Pending, Sealer
+from sublet.runtime.partition.records.pending_commit import CommitEncoder, PendingCommit
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.messages import Message
 
@@ -186,16 +186,16 @@ def test_spans_and_log_lines_of_user_code_belong_to_the_run(recorder: Recorder) 
 
 
 def test_messages_without_a_trace_leave_without_extras() -> None:
-    sealer = Sealer("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
-    pending = Pending()
+    sealer = CommitEncoder("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
+    pending = PendingCommit()
     pending.effects = [Outgoing("a/g/0", "k", b"\x01", None), Outgoing("a/g/0", "l", b"\x02", None)]
 
     assert _sent(sealer, pending).extras is None
 
 
 def test_only_the_messages_that_are_sampled_carry_their_trace() -> None:
-    sealer = Sealer("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
-    pending = Pending()
+    sealer = CommitEncoder("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
+    pending = PendingCommit()
     pending.traced = True
     pending.effects = [
         Outgoing("a/g/0", "k", b"\x01", None),
@@ -205,7 +205,7 @@ def test_only_the_messages_that_are_sampled_carry_their_trace() -> None:
     assert _sent(sealer, pending).extras == {1: Extra(trace=SAMPLED)}
 
 
-def _sent(sealer: Sealer, pending: Pending) -> Batch:
+def _sent(sealer: CommitEncoder, pending: PendingCommit) -> Batch:
     (entry,) = sealer.seal(pending, 1, 1, 0, 0.0).outbox
     return msgspec.msgpack.decode(entry.data, type=Batch)
 

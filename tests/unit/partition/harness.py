@@ -19,19 +19,19 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
-    DeliverAnew,
     Fetch,
     Interrupt,
-    Left,
     Lend,
     Load,
-    LoadOld,
+    LoadPreimages,
     LoadStaged,
     LoadTimers,
     LoadWindows,
     Merger,
     NoCells,
+    PartitionReleased,
     Ready,
+    Redeliver,
     Refuse,
     Resume,
     Run,
@@ -229,7 +229,7 @@ class Owner:
         self.settled: list[object] = []
         self.stops: list[Outcome] = []
         self.stopped: Stop | None = None
-        self.left: list[Left] = []
+        self.left: list[PartitionReleased] = []
         self.interrupted: list[str] = []
         self.lent: list[Work] = []
         """What could go to whom it was lent, since its states are here."""
@@ -308,7 +308,7 @@ class Owner:
                 self.lent.append(effect.work)
             case Store():
                 self.commits.append(effect.commit)
-            case Deliver() | DeliverAnew():
+            case Deliver() | Redeliver():
                 self.delivered.append(msgspec.msgpack.decode(effect.entry.data, type=Batch))
             case Acknowledge():
                 self.acks.append(effect.ack)
@@ -322,7 +322,7 @@ class Owner:
                 self.window_loads.append(effect)
             case LoadStaged():
                 self.staged_loads.append(effect)
-            case LoadOld():
+            case LoadPreimages():
                 self.old_loads.append(effect.keys)
             case Settled():
                 self.settled.append(effect.ticket)
@@ -331,7 +331,7 @@ class Owner:
             case Stop():
                 self.stops.append(effect.outcome)
                 self.stopped = effect
-            case Left():
+            case PartitionReleased():
                 self.left.append(effect)
 
     # Events
@@ -457,7 +457,7 @@ class Owner:
         """Read what is to be written over, for readers of snapshots."""
         found = now_done(self.store.states(NAME, self.partition.epoch, keys=self.old_loads.pop(0)))
         rows = None if fails or found is None else [row for rows in found.states for row in rows]
-        self.partition.old_loaded(rows)
+        self.partition.preimages_loaded(rows)
         self.collect()
 
     def settle(self) -> None:

@@ -344,7 +344,7 @@ class ClusterWorld:
         self.keys = KEYS[: chance.choice([1, 2, 4])]
         self.sources_go = Random(f"ends of sources {seed}").random() < 0.5
         """They say so once they have told all."""
-        self.hurry = chance.choice([0.0, 0.0, 0.3])
+        self.retry_now = chance.choice([0.0, 0.0, 0.3])
         self.impatience = chance.choice([0.0, 0.0, 0.2])
         self.client_in_flight_max = chance.choice([3, 65_536])
         self.skewed = chance.choice([0.0, 0.0, 0.5])
@@ -546,7 +546,7 @@ class ClusterWorld:
         chance = self.chance
         cancel_ms = None
         if said.kind is Kind.CALL:
-            if chance.random() < self.hurry:
+            if chance.random() < self.retry_now:
                 said.deadline_ms = chance.choice([5, 40, 200, 1_000])
             if chance.random() < self.impatience:
                 cancel_ms = chance.choice([0, 5, 50, 500])

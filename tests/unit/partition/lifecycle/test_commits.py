@@ -413,7 +413,7 @@ def test_suspect_cells_are_read_again_once_all_that_is_known_of_them_is_committe
     owner = Owner(cells=cells)
     owner.arrive(1, ["a"])
     owner.load()
-    owner.partition.cells_suspect(["a"])
+    owner.partition.cells_tainted(["a"])
     owner.finish(failed={0: BROKEN}, rows=[StateRow("a", b"", b"1")])
     owner.pass_time(20)
     assert (owner.runs, owner.loads, cells.dropped) == ([], [], [])

@@ -35,11 +35,11 @@ def make_chunk(
     kind: Kind = Kind.CALL,
     time_left_ms: int | list[int] | None = None,
     now_ms: float = 0,
-    holes: set[int] | None = None,
+    removed_indexes: set[int] | None = None,
 ) -> Chunk:
     column = msgspec.Raw(join_column([b"\xc0"] * len(keys)))
     batch = Batch("app/f/0", source, first, kind, list(keys), column, len(keys), time_left_ms)
-    return Chunk(batch, 0, now_ms, None, PATIENCE_MS, holes)
+    return Chunk(batch, 0, now_ms, None, PATIENCE_MS, removed_indexes)
 
 
 def numbers(span: Span) -> list[int]:
@@ -107,9 +107,9 @@ class BacklogAgainstModel(RuleBasedStateMachine):
         done: set[int],
     ) -> None:
         count = len(keys)
-        holes = {index for index in done if index < count}
-        if len(holes) == count or kind is Kind.CANCEL:
-            holes = set()
+        removed_indexes = {index for index in done if index < count}
+        if len(removed_indexes) == count or kind is Kind.CANCEL:
+            removed_indexes = set()
         time_left_ms: int | list[int] | None = None
         if form == "one":
             time_left_ms = left_ms[0]
@@ -124,14 +124,14 @@ class BacklogAgainstModel(RuleBasedStateMachine):
             kind=kind,
             time_left_ms=time_left_ms,
             now_ms=self.now_ms,
-            holes=set(holes) or None,
+            removed_indexes=set(removed_indexes) or None,
         )
         for index, key in enumerate(keys):
             deadline_ms = chunk.deadline_ms(index)
             due_ms = float(self.now_ms + PATIENCE_MS)
             if deadline_ms is not None:
                 due_ms = min(due_ms, deadline_ms) if form == "each" else deadline_ms
-            if index not in holes:
+            if index not in removed_indexes:
                 self.left.append(Waits(source, first + index, key, kind, due_ms, chunk))
         self.backlog.add(chunk, chunk.earliest_ms)
 

@@ -82,7 +82,7 @@ def test_everything_runs_once_and_in_the_order_of_its_key(keys: list[str], size:
         ran += desk.ids_running()[0]
         desk.finish()
         desk.commits.clear()
-        desk.partition.under_way.commit = None
+        desk.partition.in_flight_commit.commit = None
     numbers = [int(each.rpartition(":")[2]) for each in ran]
     assert sorted(numbers) == list(range(1, len(keys) + 1))
     for key in "abc":

@@ -767,7 +767,7 @@ def test_who_asked_for_the_same_runs_if_the_first_expires() -> None:
     owner.settle()
 
     assert sorted(owner.replies()) == [(1, "deadline_exceeded"), (2, "done a")]
-    assert owner.partition._endings.answers.claims == {}
+    assert owner.partition._completion.answers.claims == {}
 
 
 def test_a_full_partition_still_takes_withdrawals() -> None:

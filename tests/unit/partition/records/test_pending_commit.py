@@ -13,9 +13,9 @@ from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.partition.records.pending_commit import (
     ENTRY_BYTES_MAX,
     ENTRY_MESSAGES_MAX,
+    CommitEncoder,
     OutgoingCall,
-    Pending,
-    Sealer,
+    PendingCommit,
 )
 from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
@@ -26,8 +26,8 @@ NAME, PEER, CLIENT = "app/f/0", "app/g/1", "~c"
 REPLY_BYTES_MAX = 4 * 1024 * 1024
 
 
-def seal(pending: Pending, reply_bytes_max: int = REPLY_BYTES_MAX) -> Commit:
-    sealer = Sealer(NAME, Outbox({}, []), EgressRetention(), reply_bytes_max)
+def seal(pending: PendingCommit, reply_bytes_max: int = REPLY_BYTES_MAX) -> Commit:
+    sealer = CommitEncoder(NAME, Outbox({}, []), EgressRetention(), reply_bytes_max)
     return sealer.seal(pending, 1, 1, 1_000, 0.0)
 
 
@@ -35,14 +35,14 @@ def batches(commit: Commit) -> list[Batch]:
     return [msgspec.msgpack.decode(each.data, type=Batch) for each in commit.outbox]
 
 
-def with_effects(*effects: Effect) -> Pending:
-    pending = Pending()
+def with_effects(*effects: Effect) -> PendingCommit:
+    pending = PendingCommit()
     pending.effects.extend(effects)
     return pending
 
 
-def with_replies(values: list[Any], refs: list[int] | None = None) -> Pending:
-    pending = Pending()
+def with_replies(values: list[Any], refs: list[int] | None = None) -> PendingCommit:
+    pending = PendingCommit()
     replies = pending.replies_to(CLIENT)
     for ref, value in zip(refs or range(1, len(values) + 1), values, strict=True):
         replies.add(ref, value)
@@ -106,7 +106,7 @@ def test_many_replies_are_cut_too() -> None:
 
 
 def test_long_error_texts_count_as_size() -> None:
-    pending = Pending()
+    pending = PendingCommit()
     for ref in range(1, 2_001):
         pending.replies_to(CLIENT).add_error(ref, ErrorInfo("handler_failed", "x" * 2_000))
     commit = seal(pending)
@@ -212,7 +212,7 @@ def test_deadlines_travel_as_time_left(deadlines: list[float | None], told: obje
 
 
 def test_an_empty_commit_holds_nothing() -> None:
-    commit = seal(Pending())
+    commit = seal(PendingCommit())
 
     assert (commit.outbox, commit.egress, commit.records, commit.state) == ([], [], [], [])
     assert (commit.epoch, commit.index, commit.id) == (1, 1, b"1.1")
@@ -230,7 +230,7 @@ def test_withdrawals_name_calls_by_their_numbers_behind_what_leaves_with_them() 
 
 
 def test_many_withdrawals_become_more_than_one_entry() -> None:
-    pending = Pending()
+    pending = PendingCommit()
     pending.withdrawn[PEER] = list(range(1, ENTRY_MESSAGES_MAX + 2))
 
     assert [each.count for each in batches(seal(pending))] == [ENTRY_MESSAGES_MAX, 1]
