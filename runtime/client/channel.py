@@ -228,7 +228,7 @@ class Segment:
             return self.waiters[index] is not None
         return self.gather.results[self.places[index]] is MISSING
 
-    def take_back(self, called: Segment, place: int, *, late: bool) -> None:
+    def cancel(self, called: Segment, place: int, *, late: bool) -> None:
         """Add the withdrawal of a call."""
         self.keys.append("")
         self.items.append(_TRUE if late else _NIL)

@@ -267,10 +267,10 @@ class Session:
             return
         for place in places:
             segment = channel.filling
-            if segment is None or segment.kind is not Kind.WITHDRAW or segment.full:
-                segment = channel.filling = Segment(Kind.WITHDRAW, None, ANY)
+            if segment is None or segment.kind is not Kind.CANCEL_CALL or segment.full:
+                segment = channel.filling = Segment(Kind.CANCEL_CALL, None, ANY)
                 channel.unsent.append(segment)
-            segment.take_back(called, place, late=late)
+            segment.cancel(called, place, late=late)
         if not channel.queued:
             self._ready(channel)
 
@@ -475,7 +475,7 @@ class Session:
         return Data(batches, acks)
 
     def _has_room(self, peer: Peer, channel: Channel, segment: Segment) -> bool:
-        if segment.kind is Kind.WITHDRAW:
+        if segment.kind is Kind.CANCEL_CALL:
             return True  # It makes room, and there are no more of them than calls.
         room = peer.window - peer.in_flight
         if segment.count - segment.acked <= room:

@@ -497,7 +497,7 @@ class Exchange:
         self.host.pump()
 
     def _bring(self, batch: Batch, hosted: Hosted, *, from_client: bool) -> None:
-        if not from_client or batch.kind is Kind.WITHDRAW:  # It makes room.
+        if not from_client or batch.kind is Kind.CANCEL_CALL:  # It makes room.
             self.host.batch_arrived(batch, hosted)
         elif self._intake_closed:
             text = "the last worker that has it stops"
@@ -556,7 +556,7 @@ class Exchange:
             refusal = refusal_of_markers(batch)
             if refusal is not None:
                 return ErrorInfo("rejected", refusal)
-        elif batch.kind not in (Kind.SEND, Kind.CALL, Kind.WITHDRAW, Kind.STAGE):
+        elif batch.kind not in (Kind.SEND, Kind.CALL, Kind.CANCEL_CALL, Kind.STAGE):
             text = "a client sends, calls, takes calls back, tells watermarks and stages rows"
             return ErrorInfo("rejected", text)
         longest = max(map(len, batch.keys), default=0)

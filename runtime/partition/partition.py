@@ -387,7 +387,7 @@ class Partition:
     def _take_in(self, batch: Batch, skip: int, now_ms: float) -> None:
         if batch.kind is Kind.REPLY:
             self._take_replies(batch, skip)
-        elif batch.kind is Kind.WITHDRAW:
+        elif batch.kind is Kind.CANCEL_CALL:
             self.effects.extend(self._interrupts.take(batch, skip, now_ms))
         elif batch.kind is Kind.STAGE:
             self._take_staging(batch, skip, now_ms)

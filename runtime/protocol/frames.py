@@ -22,7 +22,7 @@ class Kind(IntEnum):
     REPLY = 2
     CANCEL = 3
     """Take back a delayed message; the key column holds the timers' ids."""
-    WITHDRAW = 4
+    CANCEL_CALL = 4
     """The caller does not wait any more; the key column holds the numbers of its calls."""
     MARKER = 5
     """Watermarks: all earlier messages of a source have been sent. The key column holds the names

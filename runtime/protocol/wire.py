@@ -209,7 +209,7 @@ def _check_batch(batch: Batch) -> None:
     _check_length("payloads", _array_length(batch.payloads), count)
     reply = batch.kind is Kind.REPLY
     _check_length("keys", len(batch.keys), 0 if reply else count)
-    if batch.kind is Kind.WITHDRAW:
+    if batch.kind is Kind.CANCEL_CALL:
         _check_withdrawn(batch)
     elif batch.kind is Kind.MARKER and not is_client(batch.source):
         _check_markers(batch)

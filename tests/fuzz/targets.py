@@ -157,9 +157,9 @@ def data_frames(source: str) -> list[Data]:
     return [
         Data([_batch(TARGET, source, 1, Kind.CALL, **two, time_left_ms=[5, -1], extras=extras)]),
         Data([_batch(TARGET, source, 1, Kind.SEND, **two), _batch(TARGET, source, 3, Kind.CALL)]),
-        Data([_batch(ASKED, source, 1, Kind.CALL), _batch(ASKED, source, 2, Kind.WITHDRAW)]),
+        Data([_batch(ASKED, source, 1, Kind.CALL), _batch(ASKED, source, 2, Kind.CANCEL_CALL)]),
         Data([_batch(ASKED, source, 1, Kind.CALL, keys=["a"], time_left_ms=10)]),
-        Data([_batch(ASKED, source, 2, Kind.WITHDRAW, keys=["1"])]),
+        Data([_batch(ASKED, source, 2, Kind.CANCEL_CALL, keys=["1"])]),
         Data([_batch(TARGET, source, 1, Kind.CANCEL, keys=["1.1"])]),
         Data([_batch(WINDOW, source, 1, Kind.SEND)]),
         Data([_batch(WINDOW, source, 2, Kind.MARKER, keys=["s"])]),

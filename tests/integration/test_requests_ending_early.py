@@ -302,7 +302,7 @@ async def test_a_withdrawal_of_what_is_no_earlier_message_ends_one_link(
     for named in ("", "x", "-1", "0", "2", "9" * 30, "\u0661", "1.0", "~other:1"):
         async with raw_client(cluster.addresses()[0], "~hostile") as hostile:
             hostile.send(partition, 1, [(key, here.path)])
-            hostile.send(partition, 2, [(named, None)], kind=Kind.WITHDRAW)
+            hostile.send(partition, 2, [(named, None)], kind=Kind.CANCEL_CALL)
             await hostile.until(lambda each=hostile: each.ending is not None)  # type: ignore[misc]
 
             assert hostile.ending is not None
@@ -324,7 +324,7 @@ async def test_withdrawals_by_hand_are_taken_once_and_in_order(
         raw.send(partition, 1, [(key, here.path), (key, here.path)])
         await here.until("begun")
         for _ in range(2):
-            raw.send(partition, 3, [("2", None), ("2", None), ("1", None)], kind=Kind.WITHDRAW)
+            raw.send(partition, 3, [("2", None), ("2", None), ("1", None)], kind=Kind.CANCEL_CALL)
         await raw.until(lambda: len(raw.errors) == 2)
 
         assert {number: each.code for (_, number), each in raw.errors.items()} == {

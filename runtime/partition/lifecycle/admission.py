@@ -41,7 +41,7 @@ OWED_BYTES_MAX = 128 * 1024 * 1024
 EXPIRED_CLIENTS_MAX = 10_000
 """Clients of a partition that have expired within `CLIENT_TTL_MS`; then no more do, and there is no
 room for others instead."""
-DONE_AT_ONCE = (Kind.WITHDRAW, Kind.STAGE)
+DONE_AT_ONCE = (Kind.CANCEL_CALL, Kind.STAGE)
 """What does not wait in the queue."""
 
 
@@ -194,7 +194,7 @@ class Admission:
             if not self._inbox.may_go_ahead(batch.source):
                 text = f"{self._name} has done {AHEAD_MAX} messages ahead of others of this client"
                 return "ahead", ErrorInfo("overloaded", text, 50)
-            if batch.kind is Kind.WITHDRAW:
+            if batch.kind is Kind.CANCEL_CALL:
                 return None  # It makes room.
             if not self._staging.has_room_for(len(memoryview(batch.payloads))):
                 text = f"{self._name} is storing as much as it may of what was staged"

@@ -277,7 +277,7 @@ class CommitEncoder:
         keys = [str(number) for number in numbers]
         for start, stop in _pieces([len(key) for key in keys]):
             payloads = join_column([b"\xc0"] * (stop - start))
-            yield self._entry(destination, Kind.WITHDRAW, keys[start:stop], payloads, None)
+            yield self._entry(destination, Kind.CANCEL_CALL, keys[start:stop], payloads, None)
 
     def _pack_replies(self, destination: str, replies: Replies) -> Iterator[OutboxEntry]:
         column = _encode_results(replies)

@@ -83,7 +83,7 @@ class ClientChannel:
         """Take back whatever the message with this number is."""
         target = self.said[number - 1]
         target.withdrawn = True
-        self.say(Said(Kind.WITHDRAW, str(number), [None, f"-{target.uid}"], ""))
+        self.say(Said(Kind.CANCEL_CALL, str(number), [None, f"-{target.uid}"], ""))
 
     def _pump_unless_held(self) -> None:
         if not self._held:

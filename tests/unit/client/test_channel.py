@@ -995,7 +995,7 @@ def test_a_missed_deadline_is_told_and_the_late_reply_is_dropped(stage: Stage) -
     assert isinstance(waiter.error, DeadlineExceededError)
     assert stage.session.stats.in_flight == 0
     (batch,) = stage.batches()
-    assert (batch.kind, batch.first, batch.keys) == (Kind.WITHDRAW, 2, ["1"])
+    assert (batch.kind, batch.first, batch.keys) == (Kind.CANCEL_CALL, 2, ["1"])
     assert payloads_of(batch) == [True]
     stage.ack(2)
     stage.reply(1, [1], ["late"])
@@ -1069,7 +1069,7 @@ def test_calls_that_have_left_are_taken_back_by_their_numbers(stage: Stage) -> N
     stage.session.withdraw(*asked[1])
 
     (batch,) = stage.batches()
-    assert (batch.kind, batch.first, batch.keys) == (Kind.WITHDRAW, 3, ["2", "1"])
+    assert (batch.kind, batch.first, batch.keys) == (Kind.CANCEL_CALL, 3, ["2", "1"])
     assert payloads_of(batch) == [None, None]
     assert batch.time_left_ms is None
 
@@ -1106,7 +1106,7 @@ def test_a_withdrawal_is_sent_again_with_its_number(stage: Stage) -> None:
     peer = stage.session.link_opened("w1", 100)
 
     assert [(each.kind, each.first, each.keys) for each in stage.batches(peer=peer)] == [
-        (Kind.WITHDRAW, 2, ["1"])
+        (Kind.CANCEL_CALL, 2, ["1"])
     ]
 
 
@@ -1136,7 +1136,7 @@ def test_a_call_that_got_another_number_is_taken_back_by_that(stage: Stage) -> N
 
     assert [(each.kind, each.first, each.keys) for each in batches] == [
         (Kind.CALL, 1, ["good"]),
-        (Kind.WITHDRAW, 2, ["1"]),
+        (Kind.CANCEL_CALL, 2, ["1"]),
     ]
 
 
@@ -1148,7 +1148,7 @@ def test_many_calls_with_one_waiter_are_taken_back_together() -> None:
     stage.reply(1, [2], ["second"])
     stage.session.withdraw_many(segment)
 
-    assert [(each.kind, each.keys) for each in stage.batches()] == [(Kind.WITHDRAW, ["1"])]
+    assert [(each.kind, each.keys) for each in stage.batches()] == [(Kind.CANCEL_CALL, ["1"])]
     assert stage.batches() == []
     assert stage.session.stats.in_flight == 1
     stage.reply(2, [1], [None], errors={0: ErrorInfo("cancelled", "")})
@@ -1163,7 +1163,7 @@ def test_a_closed_channel_still_takes_its_calls_back(stage: Stage) -> None:
     stage.ask(2)
     stage.session.fail_channel(stage.session.channel_of(P0), "closed")
 
-    assert [(each.kind, each.keys) for each in stage.batches()] == [(Kind.WITHDRAW, ["1"])]
+    assert [(each.kind, each.keys) for each in stage.batches()] == [(Kind.CANCEL_CALL, ["1"])]
 
 
 def test_another_name_takes_no_calls_of_the_first_one_back(stage: Stage) -> None:
@@ -1260,7 +1260,7 @@ class FakePartition:
         self._told = False
         values = payloads_of(batch)[skip:]
         replies: list[Batch] = []
-        if batch.kind is Kind.WITHDRAW:
+        if batch.kind is Kind.CANCEL_CALL:
             self.withdrawn += [self._calls[int(key)] for key in batch.keys[skip:]]
         else:
             self.taken.extend(values)

@@ -259,7 +259,7 @@ async def test_the_last_worker_lets_its_partitions_refuse_what_comes_when_it_sto
     async with full_worker_with(host, link) as (exchange, receiver):
         exchange.close_intake()
         call = Batch("app/f/0", "~a", 1, Kind.CALL, ["k"], msgspec.Raw(b"\x91\x01"), 1)
-        back = Batch("app/f/0", "~a", 2, Kind.WITHDRAW, ["1"], msgspec.Raw(b"\x91\xc3"), 1)
+        back = Batch("app/f/0", "~a", 2, Kind.CANCEL_CALL, ["1"], msgspec.Raw(b"\x91\xc3"), 1)
         receiver.frame_received(link, Data([call, back]))
 
     assert host.refused == [(1, "stopping")]

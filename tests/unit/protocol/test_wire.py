@@ -112,7 +112,7 @@ def reply(**changed: object) -> Batch:
 
 
 def withdrawal(*keys: str) -> Batch:
-    return batch(kind=Kind.WITHDRAW, first=3, keys=list(keys))
+    return batch(kind=Kind.CANCEL_CALL, first=3, keys=list(keys))
 
 
 def data_frame(payload: bytes) -> bytes:

@@ -54,7 +54,7 @@ def test_messages_done_ahead_stay_done_after_a_takeover() -> None:
 def test_a_call_that_is_taken_back_does_not_run() -> None:
     desk = owner(2)
     desk.arrive(1, ["a", "b", "b"])
-    desk.arrive(4, ["2"], kind=Kind.WITHDRAW)
+    desk.arrive(4, ["2"], kind=Kind.CANCEL_CALL)
     desk.take()
     assert desk.ids_running() == [["~c:1"]]
     desk.finish()

@@ -50,7 +50,7 @@ def position(owner: Owner, source: str = CLIENT) -> int:
 
 
 def withdraw(owner: Owner, first: int, *numbers: int, source: str = CLIENT) -> None:
-    owner.arrive(first, [str(each) for each in numbers], source=source, kind=Kind.WITHDRAW)
+    owner.arrive(first, [str(each) for each in numbers], source=source, kind=Kind.CANCEL_CALL)
 
 
 def withdrawn(owner: Owner, to: str = PEER) -> list[str]:
@@ -58,7 +58,7 @@ def withdrawn(owner: Owner, to: str = PEER) -> list[str]:
     return [
         key
         for each in owner.delivered
-        if each.target == to and each.kind is Kind.WITHDRAW
+        if each.target == to and each.kind is Kind.CANCEL_CALL
         for key in each.keys
     ]
 
@@ -577,7 +577,7 @@ def test_a_call_taken_back_because_it_is_late_is_answered_so() -> None:
     owner.finish(suspended={0})
     owner.arrive(2, ["a", "a"], time_left_ms=100)
     owner.settle()
-    owner.arrive(4, ["2", "1"], kind=Kind.WITHDRAW, payloads=[True, True])
+    owner.arrive(4, ["2", "1"], kind=Kind.CANCEL_CALL, payloads=[True, True])
     assert owner.interrupted == [FIRST]
     owner.end(FIRST, BROKEN)
     owner.settle()
@@ -864,7 +864,7 @@ def test_stale_numbers_of_a_batch_are_not_taken_back_twice() -> None:
     owner.held = True
     owner.arrive(1, ["a", "b"])
     withdraw(owner, 3, 1)
-    owner.receive(batch(3, ["1", "2"], kind=Kind.WITHDRAW))
+    owner.receive(batch(3, ["1", "2"], kind=Kind.CANCEL_CALL))
     owner.settle()
 
     assert owner.replies() == [(1, "cancelled"), (2, "cancelled")]

@@ -226,7 +226,7 @@ def test_withdrawals_name_calls_by_their_numbers_behind_what_leaves_with_them() 
 
     assert (sent.kind, sent.first) == (Kind.SEND, 1)
     assert (called.kind, called.first) == (Kind.CALL, 2)
-    assert (withdrawn.kind, withdrawn.first, withdrawn.keys) == (Kind.WITHDRAW, 3, ["7", "1"])
+    assert (withdrawn.kind, withdrawn.first, withdrawn.keys) == (Kind.CANCEL_CALL, 3, ["7", "1"])
 
 
 def test_many_withdrawals_become_more_than_one_entry() -> None:
