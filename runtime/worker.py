@@ -26,7 +26,7 @@ from sublet.runtime.hosting.partition_host import (
     Host,
     SystemClock,
 )
-from sublet.runtime.hosting.router import Exchange
+from sublet.runtime.hosting.router import Router
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
@@ -93,7 +93,7 @@ class Worker:
         self._http_server: HttpServer | None = None
         self.tracing: Tracing
         self.host: Host
-        self.exchange: Exchange
+        self.router: Router
         self.membership: Membership
 
     def stop(self) -> None:
@@ -189,13 +189,13 @@ class Worker:
         routes = PartitionRoutes(
             {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
         )
-        self.exchange = exchange = Exchange(self.id, limits, open_link)
+        self.router = router = Router(self.id, limits, open_link)
         pace = LearnedPace(config.quantum_ms, THREADS_BUSY_MAX)
-        self.host = host = exchange.host = Host(
+        self.host = host = router.host = Host(
             self.functions,
             store,
             routes=routes,
-            outside=exchange,
+            outside=router,
             limits=limits,
             clock=self._clock,
             urgency=Urgency(
@@ -206,14 +206,14 @@ class Worker:
             tracing=self.tracing,
             binding=self._binding(),
         )
-        exchange.start(tasks)
+        router.start(tasks)
         host.start(tasks)
         service = WorkerService(self, store, routes)
         lane_path = stack.enter_context(_lane_path(config, self.id))
         try:
             async with (
                 LinkServer(
-                    exchange.accepted,
+                    router.accepted,
                     service,
                     host=config.host,
                     port=config.port,
@@ -293,7 +293,7 @@ class Worker:
 
     def not_joined(self) -> str:
         """Return why this worker does not know its cluster now; nothing if it does."""
-        if not self.ready.is_set() or self.id not in self.exchange.topology.workers:
+        if not self.ready.is_set() or self.id not in self.router.topology.workers:
             problem = self._directory_problem() or self._untaken()
             return f"the worker has not joined its cluster yet{problem}"
         if self.membership.is_cut_off:
@@ -343,9 +343,9 @@ class Worker:
 
         def added(partition: str, recovered: Recovered, warm: Released | None) -> None:
             self._tell_placed("took a partition", partition, recovered.epoch)
-            self.exchange.partition_comes(partition)
+            self.router.partition_comes(partition)
             self.host.add(partition, recovered, warm)
-            self.exchange.partition_added(partition, recovered.epoch, recovered.inbox)
+            self.router.partition_added(partition, recovered.epoch, recovered.inbox)
 
         def removed(partition: str) -> None:
             self._tell_placed("dropped a partition", partition, None)
@@ -358,7 +358,7 @@ class Worker:
         def topology_changed(topology: Topology) -> None:
             # Before anything that came by it can run: handlers send to functions of other workers.
             routes.learn(topology.functions)
-            self.exchange.topology_changed(topology)
+            self.router.topology_changed(topology)
 
         ownership = Ownership(
             added=added,
@@ -366,10 +366,10 @@ class Worker:
             owned=lambda: set(self.host.partitions),
             topology_changed=topology_changed,
             leave=leave,
-            tell=self.exchange.tell_neighbour,
+            tell=self.router.send_to_peer,
             drain=self._drained,
-            is_replaced=self.exchange.is_replaced,
-            cut_off=self.exchange.cut_off,
+            is_replaced=self.router.is_replaced,
+            cut_off=self.router.cut_off,
         )
         self.membership = membership = Membership(
             member,
@@ -382,14 +382,14 @@ class Worker:
             workers_expected=config.workers_expected,
             placement_wait_s=config.placement_wait_s,
         )
-        self.exchange.on_handover = membership.heard
-        self.exchange.on_lost = membership.look
-        self.exchange.set_aside = membership.set_aside
+        self.router.on_handover = membership.heard
+        self.router.on_lost = membership.look
+        self.router.set_aside = membership.set_aside
         taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
         await self.stopping.wait()
         await self._drain(membership)
-        self.exchange.stop()
+        self.router.stop()
         # Otherwise its next heartbeat would find that it is no member, and join again.
         await _cancelled(taking_part)
         await membership.leave()
@@ -397,10 +397,10 @@ class Worker:
 
     async def _say_goodbye(self) -> None:
         """Let no neighbour take our end for a loss: it would warn of it, and count it."""
-        self.exchange.say_goodbye()
+        self.router.say_goodbye()
         with suppress(TimeoutError):
             async with asyncio.timeout(link_limits_of(self._config).close_timeout_s):
-                await _until(lambda: self.exchange.has_said_goodbye)
+                await _until(lambda: self.router.has_said_goodbye)
 
     async def _drain(self, membership: Membership) -> None:
         """Let others take over, and callers go to them; answer what was begun. All of it for a
@@ -421,7 +421,7 @@ class Worker:
                     # there.
                     handed_on = loop.time() + HANDED_ON_S
                     await _until(lambda: self._has_answered or loop.time() > handed_on)
-                    self.exchange.close_intake()
+                    self.router.close_intake()
                     await _until(self.host.is_idle)
                     # What waits for its next try is on record.
                     limit.reschedule(min(ends, loop.time() + HANDED_ON_S))

@@ -18,7 +18,7 @@ from sublet.functions.address import SLOT_COUNT
 from sublet.functions.errors import SubletError
 
 
-class DamagedError(SubletError):
+class CorruptDataError(SubletError):
     """Stored bytes are not what was written; the text names where they are, and what to do."""
 
     code = "damaged"
@@ -233,7 +233,7 @@ class Store(Protocol):
     async def acquire(self, partition: str, worker: str) -> Recovered:
         """Raise the partition's epoch, then return what is there.
 
-        Raises `DamagedError` if it cannot be read.
+        Raises `CorruptDataError` if it cannot be read.
         """
         ...
 

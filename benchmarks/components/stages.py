@@ -248,8 +248,8 @@ def put_stopwatches() -> Stopwatches:
     from sublet.runtime.execution.state_cache import StateCache
     from sublet.runtime.hosting import group_commit
     from sublet.runtime.hosting import partition_host as host
-    from sublet.runtime.hosting.peer_outbound import Port
-    from sublet.runtime.hosting.router import Exchange
+    from sublet.runtime.hosting.peer_outbound import PeerOutbound
+    from sublet.runtime.hosting.router import Router
     from sublet.runtime.links import lifecycle, raw_lane
     from sublet.runtime.partition.partition import Partition
     from sublet.runtime.partition.records.pending_commit import CommitEncoder
@@ -269,7 +269,7 @@ def put_stopwatches() -> Stopwatches:
             (sync_runner, ("decode_messages",)),
             (async_runner, ("decode_messages",)),
         ],
-        "route": [(Exchange, ("frame_received", "deliver", "acknowledge"))],
+        "route": [(Router, ("frame_received", "deliver", "acknowledge"))],
         "partition": [
             (Partition, ("batch_arrived", "acknowledged", "finished", "committed", "woken")),
             (Partition, ("loaded",)),
@@ -281,7 +281,7 @@ def put_stopwatches() -> Stopwatches:
         ],
         "run": [(sync_runner.SyncRunner, ("run",))],
         "encode": [(CommitEncoder, ("seal",))],
-        "send": [(Port, ("offer", "acknowledge", "acknowledged", "_flush"))],
+        "send": [(PeerOutbound, ("offer", "acknowledge", "acknowledged", "_flush"))],
     }
     for stage, owners in by_stage.items():
         for owner, names in owners:

@@ -96,7 +96,7 @@ def process_is_gone(member: Member) -> bool:
     return False
 
 
-class DeathWatch:
+class FailureDetector:
     """Times the standstill of others' heartbeats on one's own clock. No I/O."""
 
     def __init__(self, term_ms: float) -> None:
@@ -201,7 +201,7 @@ class Membership:
         self._term_s = term_ms / 1000
         self._asked_s = 0.0
         self._is_replaced = False
-        self._deaths = DeathWatch(term_ms)
+        self._deaths = FailureDetector(term_ms)
         self._is_gone = is_gone
         self._workers_expected = workers_expected
         self._placement_wait_s = placement_wait_s
@@ -520,7 +520,7 @@ class Membership:
                 self.look()
         else:
             self._handover.heard(worker, message)
-            self._carry_out()
+            self._apply_effects()
 
     def _take_and_leave(self, view: View, alive: Collection[str]) -> None:
         handover = self._handover
@@ -529,9 +529,9 @@ class Membership:
                 handover.unplaced(partition)
         now_ms = self._loop.time() * 1000
         handover.placed(view.version, view.placement, alive, self._mine(view), now_ms)
-        self._carry_out()
+        self._apply_effects()
 
-    def _carry_out(self) -> None:
+    def _apply_effects(self) -> None:
         handover, ownership = self._handover, self._ownership
         while handover.effects:
             effects, handover.effects = handover.effects, []
@@ -565,11 +565,11 @@ class Membership:
     def _woken(self) -> None:
         self._wake = None
         self._handover.woken(self._loop.time() * 1000)
-        self._carry_out()
+        self._apply_effects()
 
     def _left(self, released: Released) -> None:
         self._handover.left(released, self._loop.time() * 1000)
-        self._carry_out()
+        self._apply_effects()
 
     async def _acquire(self, partition: str, warm: Released | None) -> None:
         is_here = False
@@ -594,7 +594,7 @@ class Membership:
             self._recovery_failed(partition, error)
         finally:
             self._handover.acquired(partition, is_here=is_here)
-            self._carry_out()
+            self._apply_effects()
         if is_here:
             self._tell_proposer(partition)
 

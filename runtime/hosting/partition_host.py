@@ -117,7 +117,7 @@ WARM_BYTES_MAX = 256 * 1024
 for the store."""
 
 
-class Outside(Protocol):
+class Transport(Protocol):
     """Everybody that a partition can talk to, as the host sees them."""
 
     def deliver(self, partition: str, entry: OutboxEntry) -> None: ...
@@ -139,11 +139,11 @@ class Outside(Protocol):
         owns them now."""
         ...
 
-    def tell_neighbour(self, worker: str, message: bytes) -> bool:
+    def send_to_peer(self, worker: str, message: bytes) -> bool:
         """Say something of leases to a neighbour; False if it cannot be reached now."""
         ...
 
-    def meet_neighbour(self, worker: str) -> None:
+    def ensure_connected(self, worker: str) -> None:
         """Be ready to tell a neighbour something."""
         ...
 
@@ -219,7 +219,7 @@ class Host:
         store: Store,
         *,
         routes: Routes,
-        outside: Outside,
+        outside: Transport,
         limits: Limits,
         clock: Clock,
         urgency: Urgency | None = None,
@@ -267,7 +267,7 @@ class Host:
         self._aside: ReadyQueue[Hosted | GuestWork] = ReadyQueue(starvation_ms)
         """Partitions whose runs need a thread, while all that may be busy are."""
         self._threads_busy = 0
-        self._aside_runs: set[AsideRun] = set()
+        self._aside_runs: set[ThreadRun] = set()
         self._is_taking = False
         self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
         """Partition and message to the timeouts of the calls that its handler awaits."""
@@ -316,8 +316,8 @@ class Host:
             routes=self._routes,
             limits=self._limits,
             policy_of=binding.policy_of,
-            tell=self._outside.tell_neighbour,
-            meet=self._outside.meet_neighbour,
+            tell=self._outside.send_to_peer,
+            meet=self._outside.ensure_connected,
             monotonic_ms=self._clock.monotonic_ms,
             has=binding.has,
             term_ms=binding.term_ms,
@@ -395,7 +395,7 @@ class Host:
             rows = [StateRow(key, *row) for key, stored in warm.states for row in stored]
             cache.insert([key for key, _ in warm.states], rows)
         partition.start(now_ms)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     def leave(self, name: str, on_left: Callable[[Released], None], *, at_once: bool) -> None:
         """Begin nothing more in a partition; once it has come to rest it is removed and told."""
@@ -403,7 +403,7 @@ class Host:
         if hosted is not None:
             hosted.on_left = on_left
             hosted.partition.leave(self._clock.monotonic_ms(), at_once=at_once)
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
 
     def _end(self, hosted: Hosted, end: PartitionReleased | Stop) -> None:
         if isinstance(end, PartitionReleased):
@@ -453,10 +453,10 @@ class Host:
                     UnknownOutcomeError(f"{name} went to another worker in the middle of it")
                 )
         if not self._left_lately:
-            self._loop.call_soon(self._offer_to_heirs)
+            self._loop.call_soon(self._redeliver_after_handover)
         self._left_lately.add(name)
 
-    def _offer_to_heirs(self) -> None:
+    def _redeliver_after_handover(self) -> None:
         """Offer again what partitions here have sent to some that have left: what those had not
         taken is forgotten, and when the placement was told it was still theirs."""
         left, self._left_lately = self._left_lately, set()
@@ -485,11 +485,11 @@ class Host:
 
     def batch_arrived(self, batch: Batch, hosted: Hosted) -> None:
         hosted.partition.batch_arrived(batch, self._clock.monotonic_ms())
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     def refuse(self, batch: Batch, hosted: Hosted, reason: str, error: ErrorInfo) -> None:
         hosted.partition.refuse(batch, reason, error, self._clock.monotonic_ms())
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     def acknowledged(self, ack: Ack) -> None:
         hosted = self.partitions.get(endpoint_of(ack.source))
@@ -502,29 +502,29 @@ class Host:
             self.urgency.paths.learn(function, target, ack.context, self._clock.monotonic_ms())
 
     def deliver_again(self, reaches: Callable[[str], bool]) -> None:
-        """Offer everything that these endpoints have not acknowledged to `Outside` again."""
+        """Offer everything that these endpoints have not acknowledged to `Transport` again."""
         for hosted in tuple(self.partitions.values()):
             hosted.partition.deliver_again(reaches)
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
 
     def resend_from(self, partition: str, destination: str, first: int) -> None:
         hosted = self.partitions.get(partition)
         if hosted is not None:
             hosted.partition.resend_from(destination, first)
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
 
     def missed(self, partition: str, destination: str, first: int) -> None:
         """The owner of a destination has nothing from this number on."""
         hosted = self.partitions.get(partition)
         if hosted is not None:
             hosted.partition.missed(destination, first, self._clock.monotonic_ms())
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
 
     def client_gone(self, client: str) -> None:
         now_ms = self._clock.monotonic_ms()
         for hosted in tuple(self.partitions.values()):
             hosted.partition.client_gone(client, now_ms)
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
 
     # Changes by hand
 
@@ -538,14 +538,14 @@ class Host:
         hosted.tickets.add(ticket)
         try:
             event(hosted.partition, ticket, self._clock.monotonic_ms())
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
             await ticket
         finally:
             hosted.tickets.discard(ticket)
 
     def release_key(self, hosted: Hosted, key: str) -> None:
         hosted.partition.release_key(key, self._clock.monotonic_ms())
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     async def pin(self, hosted: Hosted, id_: str, keys: Collection[str] | None) -> Snapshot:
         """Begin a snapshot of a partition at its last commit; return when it may be read."""
@@ -567,7 +567,7 @@ class Host:
 
     # Effects
 
-    def _carry_out(self, hosted: Hosted) -> None:
+    def _apply_effects(self, hosted: Hosted) -> None:
         partition = hosted.partition
         if partition.unrun:
             self._note_unrun(hosted)
@@ -647,7 +647,7 @@ class Host:
     def _wake(self, hosted: Hosted) -> None:
         hosted.wake = None
         hosted.partition.woken(self._clock.monotonic_ms())
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     async def _load(self, hosted: Hosted, load: Load) -> None:
         name = hosted.partition.name
@@ -668,7 +668,7 @@ class Host:
         load.work.loading_ms = now_ms - started_ms
         self.telemetry.of(hosted.place.function.name).keys_loaded += len(load.keys)
         hosted.partition.loaded(load.work, load.keys, rows, answers, now_ms)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     async def _fetch(self, hosted: Hosted, keys: Sequence[str]) -> None:
         while True:
@@ -683,7 +683,7 @@ class Host:
         hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
         self.telemetry.of(hosted.place.function.name).keys_loaded += len(keys)
         hosted.partition.fetched(keys, rows, now_ms)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     async def _load_records(
         self, hosted: Hosted, load: LoadTimers | LoadWindows | LoadStaged
@@ -705,7 +705,7 @@ class Host:
                 partition.windows_loaded(records, now_ms)
             case LoadStaged():
                 partition.staged_loaded(load.ids, records, now_ms)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     async def _load_old(self, hosted: Hosted, keys: Sequence[str]) -> None:
         """Once, and for a bounded time: a commit waits, and with it everybody but the reader."""
@@ -719,7 +719,7 @@ class Host:
         except (SubletError, TimeoutError) as error:
             _log.warning("cannot keep old states", partition=partition.name, problem=str(error))
         partition.preimages_loaded(rows)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     async def _records(
         self, partition: str, load: LoadTimers | LoadWindows | LoadStaged
@@ -744,7 +744,7 @@ class Host:
         if outcome is Outcome.DONE or outcome is Outcome.DUPLICATE:
             hosted.times.committed(now_ms)
         hosted.partition.committed(outcome, now_ms)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     # Running user code
 
@@ -761,7 +761,7 @@ class Host:
 
     def _make_room_for(self, rank: float) -> None:
         """Let the least urgent run in a thread end after its quantum, if it is less urgent."""
-        last = max(self._aside_runs, key=AsideRun.rank, default=None)
+        last = max(self._aside_runs, key=ThreadRun.rank, default=None)
         if last is not None and rank < last.rank():
             last.scope.cut_wanted = True
 
@@ -835,7 +835,7 @@ class Host:
         self._is_taking = True
         try:
             hosted.partition.take(now_ms)
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
         finally:
             self._is_taking = False
 
@@ -901,13 +901,13 @@ class Host:
         for invocation in waiting:
             for opened in invocation.calls:
                 self._open_call(hosted, opened)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     def _call_opened(self, opened: CallOpened) -> None:
         hosted = self.partitions.get(opened.partition)
         if hosted is not None:
             self._open_call(hosted, opened)
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
 
     def _open_call(self, hosted: Hosted, opened: CallOpened) -> None:
         request = opened.request
@@ -952,7 +952,7 @@ class Host:
             return
         error = ErrorInfo("deadline_exceeded", text)
         hosted.partition.call_expired(message_id, call, error, self._clock.monotonic_ms())
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     def _invocation_ended(self, ended: Ended) -> None:
         self._forget_calls(ended.partition, ended.message_id)
@@ -977,7 +977,7 @@ class Host:
         )
         if ended.failure is not None:
             self._tell_failures(hosted, [ended.failure], dead_before)
-        self._carry_out(hosted)
+        self._apply_effects(hosted)
 
     def _tell_failures(self, hosted: Hosted, failures: Iterable[Failure], dead_before: int) -> None:
         partition = hosted.partition
@@ -998,9 +998,11 @@ class Host:
             result, waiting = self._async.run_aside(work, place)
             self._finish(hosted, work, result, waiting)
         else:
-            self._start_aside(AsideRun(hosted, work, self._sync, self._threads, self._aside_ended))
+            self._start_aside(
+                ThreadRun(hosted, work, self._sync, self._threads, self._thread_run_ended)
+            )
 
-    def _start_aside(self, run: AsideRun) -> None:
+    def _start_aside(self, run: ThreadRun) -> None:
         function = run.hosted.place.function
         if not function.blocking:
             self._threads_busy += 1
@@ -1009,7 +1011,7 @@ class Host:
             run.ends_ms = self._clock.monotonic_ms() + expected_ms
         run.start()
 
-    def _aside_ended(self, run: AsideRun, result: RunResult, tainted: bool) -> None:
+    def _thread_run_ended(self, run: ThreadRun, result: RunResult, tainted: bool) -> None:
         hosted, work = run.hosted, run.work
         if run in self._aside_runs:
             self._threads_busy -= 1
@@ -1055,7 +1057,7 @@ class Host:
         """See `LendingHost`."""
         hosted = self.partitions.get(partition.name)
         if hosted is not None and hosted.partition is partition:
-            self._carry_out(hosted)
+            self._apply_effects(hosted)
 
     def queued(self) -> int:
         """See `LendingHost`."""
@@ -1108,7 +1110,7 @@ class Host:
         if guest.function.is_async:
             lending.async_guests.run(guest, lending.guest_ran, self._quantum_s)
         elif guest.work.off_loop:
-            run = AsideRun(guest, guest.work, self._sync, self._threads, self._aside_ended)
+            run = ThreadRun(guest, guest.work, self._sync, self._threads, self._thread_run_ended)
             run.scope.quantum_s = run.scope.limit_s = inf
             self._start_aside(run)
         else:
@@ -1120,7 +1122,7 @@ def _guest_name(guest: GuestWork) -> str:
     return "\x00" + "/".join(map(str, guest.lease))
 
 
-class AsideRun:
+class ThreadRun:
     """One run of a plain `def` handler in a thread, with somebody who looks at the clock."""
 
     def __init__(
@@ -1129,7 +1131,7 @@ class AsideRun:
         work: Work,
         runner: SyncRunner,
         threads: RunnerThreads,
-        on_end: Callable[[AsideRun, RunResult, bool], None],
+        on_end: Callable[[ThreadRun, RunResult, bool], None],
     ) -> None:
         self.hosted = hosted
         self.work = work

@@ -15,7 +15,7 @@ from sublet.statestore.contract import OutboxEntry
 FRAME_BYTES = 1024 * 1024
 
 
-class Port:
+class PeerOutbound:
     """Gathers what is sent in one turn of the loop into as few frames as possible.
 
     Counts what the other end has not acknowledged. When that is more than its credit, or the link
@@ -24,7 +24,7 @@ class Port:
     """
 
     def __init__(
-        self, name: str, link: Link, on_room: Callable[[Port], None], link_bytes_max: int
+        self, name: str, link: Link, on_room: Callable[[PeerOutbound], None], link_bytes_max: int
     ) -> None:
         self.name = name
         self.link = link

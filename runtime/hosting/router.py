@@ -18,7 +18,7 @@ from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.partition_host import Host, Hosted
-from sublet.runtime.hosting.peer_outbound import Port
+from sublet.runtime.hosting.peer_outbound import PeerOutbound
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.partition.records.channels import REPLY_MARK, endpoint_of
 from sublet.runtime.partition.records.watermarks import refusal_of_markers
@@ -52,8 +52,8 @@ NOWHERE = Topology(0, [], {}, {})
 Connect = Callable[[str, Hello, LinkReceiver], Awaitable[Link]]
 
 
-class Exchange:
-    """The `Outside` of a worker's partitions, and the receiver of all its links."""
+class Router:
+    """The `Transport` of a worker's partitions, and the receiver of all its links."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class Exchange:
         self._connect = connect
         self._chance = chance
         self._topology = NOWHERE
-        self._clients: dict[str, Port] = {}
-        self._peers: dict[str, Port] = {}
+        self._clients: dict[str, PeerOutbound] = {}
+        self._peers: dict[str, PeerOutbound] = {}
         self._connecting: set[str] = set()
-        self._callers: dict[str, Port] = {}
+        self._callers: dict[str, PeerOutbound] = {}
         """Neighbours that have connected to us; what we tell them of leases goes the same way."""
-        self._sources: dict[str, Port] = {}
+        self._sources: dict[str, PeerOutbound] = {}
         """Source to the link on which it was heard last."""
-        self._also_heard: dict[str, dict[Port, None]] = {}
+        self._also_heard: dict[str, dict[PeerOutbound, None]] = {}
         """Partition to further links on which it was heard: a former owner may speak after the
         present one, and only that one still has to be answered."""
         self._heard: dict[str, set[str]] = {}
@@ -278,7 +278,7 @@ class Exchange:
             for other in self._also_heard.get(ack.source, ()):
                 other.acknowledge(ack)
 
-    def tell_neighbour(self, worker: str, message: bytes) -> bool:
+    def send_to_peer(self, worker: str, message: bytes) -> bool:
         """Say something of leases to a neighbour; False if it cannot be reached now."""
         port = self._peers.get(worker) or self._callers.get(worker)
         if port is None:
@@ -287,7 +287,7 @@ class Exchange:
         port.lease(message)
         return True
 
-    def meet_neighbour(self, worker: str) -> None:
+    def ensure_connected(self, worker: str) -> None:
         if worker not in self._peers and worker not in self._callers:
             self._connect_later(worker)
 
@@ -313,7 +313,7 @@ class Exchange:
             raise UnavailableError(f"{self._worker} has not joined its cluster yet")
         if self._is_cut_off and is_client(hello.endpoint):
             raise UnavailableError(f"{self._worker} is cut off from its directory; ask another")
-        port = Port(hello.endpoint, link, self._room, self._limits.link_bytes_max)
+        port = PeerOutbound(hello.endpoint, link, self._room, self._limits.link_bytes_max)
         from_client = is_client(hello.endpoint)
         credit = self._limits.client_credit if from_client else self._limits.outbox_max
         link.send(
@@ -336,7 +336,7 @@ class Exchange:
             self._callers[hello.endpoint] = port
         return _Receiver(self, port)
 
-    async def _offer_missed(self, port: Port) -> None:
+    async def _offer_missed(self, port: PeerOutbound) -> None:
         if self._clients.get(port.name) is port:
             self.host.deliver_again(port.name.__eq__)
 
@@ -363,7 +363,7 @@ class Exchange:
                     # Between its welcome and this line.
                     receiver = _Receiver(self, None)
                     continue
-                port = Port(worker, link, self._room, self._limits.link_bytes_max)
+                port = PeerOutbound(worker, link, self._room, self._limits.link_bytes_max)
                 receiver.port = port
                 port.credit = receiver.credit
                 self._peers[worker] = port
@@ -374,7 +374,7 @@ class Exchange:
             self._connecting.discard(worker)
         self._room(port)
 
-    def _room(self, port: Port) -> None:
+    def _room(self, port: PeerOutbound) -> None:
         """A port can take more: offer it everything that goes its way."""
         if port.name in self._clients:
             self.host.deliver_again(port.name.__eq__)
@@ -382,7 +382,7 @@ class Exchange:
             placement = self._topology.placement
             self.host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
 
-    def link_ended(self, port: Port, reason: str, clean: bool) -> None:
+    def link_ended(self, port: PeerOutbound, reason: str, clean: bool) -> None:
         # Clients that hear that we leave go without a goodbye, which would tell us to forget them.
         if not clean and not self._stopping:
             self.links_lost += 1
@@ -416,7 +416,7 @@ class Exchange:
     def _about(self, wait_s: float) -> float:
         return wait_s * (0.75 + self._chance() / 2)
 
-    def _heard_elsewhere(self, source: str, port: Port) -> None:
+    def _heard_elsewhere(self, source: str, port: PeerOutbound) -> None:
         """A source speaks on another link than before, or for the first time."""
         before = self._sources.get(source)
         self._sources[source] = port
@@ -440,14 +440,14 @@ class Exchange:
             for each in (port, *others):
                 each.link.send(refused)
 
-    def _forget_link(self, source: str, port: Port) -> None:
+    def _forget_link(self, source: str, port: PeerOutbound) -> None:
         others = self._also_heard.get(source)
         if others is not None:
             others.pop(port, None)
             if not others:
                 del self._also_heard[source]
 
-    def _neighbour_left(self, port: Port) -> None:
+    def _neighbour_left(self, port: PeerOutbound) -> None:
         if self._callers.get(port.name) is port:
             del self._callers[port.name]
         # What was said on this link may be lost, although there may be another one.
@@ -456,7 +456,7 @@ class Exchange:
     def _loop_later(self, delay_s: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, call)
 
-    def frame_received(self, port: Port, frame: Frame) -> None:
+    def frame_received(self, port: PeerOutbound, frame: Frame) -> None:
         if is_client(port.name) and self._clients.get(port.name) is not port:
             return  # From before the client has reconnected; it sends all of it again.
         if type(frame) is Data:
@@ -464,7 +464,7 @@ class Exchange:
         elif type(frame) is Refused:
             self._refused(port, frame)
 
-    def _data_received(self, port: Port, data: Data) -> None:
+    def _data_received(self, port: PeerOutbound, data: Data) -> None:
         self.frames_in += 1
         from_client = is_client(port.name)
         if data.acks:
@@ -509,7 +509,7 @@ class Exchange:
         else:
             self.host.batch_arrived(batch, hosted)
 
-    def _acknowledged(self, port: Port, acks: Sequence[Ack]) -> None:
+    def _acknowledged(self, port: PeerOutbound, acks: Sequence[Ack]) -> None:
         from_client = is_client(port.name)
         for ack in acks:
             if from_client and ack.target != port.name:
@@ -517,7 +517,7 @@ class Exchange:
             port.acknowledged(endpoint_of(ack.source), ack.target, ack.upto)
             self.host.acknowledged(ack)
 
-    def _leases_received(self, port: Port, messages: list[msgspec.Raw]) -> None:
+    def _leases_received(self, port: PeerOutbound, messages: list[msgspec.Raw]) -> None:
         if is_client(port.name):
             return
         for message in messages:
@@ -570,7 +570,7 @@ class Exchange:
                 return ErrorInfo("too_large", f"a message has {largest} bytes; allowed: {limit}")
         return None
 
-    def _not_here(self, port: Port, batch: Batch) -> None:
+    def _not_here(self, port: PeerOutbound, batch: Batch) -> None:
         partition = endpoint_of(batch.target)
         if self._topology.placement.get(partition) != self._worker:
             error = ErrorInfo("not_owner", f"{partition} is not here", 0)
@@ -585,7 +585,9 @@ class Exchange:
             self._heard.setdefault(partition, set()).add(batch.source)
         self._refuse_unseen(port, batch, error, error.code)
 
-    def _refuse_unseen(self, port: Port, batch: Batch, error: ErrorInfo, reason: str) -> None:
+    def _refuse_unseen(
+        self, port: PeerOutbound, batch: Batch, error: ErrorInfo, reason: str
+    ) -> None:
         function = endpoint_of(batch.target).rpartition("/")[0]
         if not any(each.name == function for each in self._topology.functions):
             # Anybody may ask for anything: names that mean nothing must not fill our memory.
@@ -594,7 +596,7 @@ class Exchange:
         self.refusals[place] = self.refusals.get(place, 0) + batch.count
         port.link.send(Refused(batch.target, batch.source, batch.first, error))
 
-    def _refused(self, port: Port, refused: Refused) -> None:
+    def _refused(self, port: PeerOutbound, refused: Refused) -> None:
         """A neighbour has not taken our batch: it lacks some before, or the partition moves."""
         if is_client(port.name) and refused.target != port.name:
             return  # A client speaks for itself alone.
@@ -606,7 +608,7 @@ class Exchange:
             port.hold(partition, refused.target)
             self._loop_later(RETRY_S, lambda: self._send_again(port, refused))
 
-    def _send_again(self, port: Port, refused: Refused) -> None:
+    def _send_again(self, port: PeerOutbound, refused: Refused) -> None:
         port.resume(endpoint_of(refused.source), refused.target)
         self._resend(refused)
         port.look_for_room()
@@ -628,8 +630,8 @@ def _as_heard(partition: str, source: str) -> str:
 class _Receiver:
     """One link's frames, with the port they belong to."""
 
-    def __init__(self, exchange: Exchange, port: Port | None) -> None:
-        self._exchange = exchange
+    def __init__(self, router: Router, port: PeerOutbound | None) -> None:
+        self._router = router
         self.port = port
         self.credit = 0
         self.topology = NOWHERE
@@ -639,7 +641,7 @@ class _Receiver:
         if type(frame) is Welcome:
             self.credit, self.topology = frame.credit, frame.topology
         elif self.port is not None:
-            self._exchange.frame_received(self.port, frame)
+            self._router.frame_received(self.port, frame)
 
     def link_drained(self, link: Link) -> None:
         if self.port is not None:
@@ -648,4 +650,4 @@ class _Receiver:
     def link_ended(self, link: Link, reason: str, clean: bool) -> None:
         self.ended = True
         if self.port is not None:
-            self._exchange.link_ended(self.port, reason, clean)
+            self._router.link_ended(self.port, reason, clean)

@@ -304,8 +304,8 @@ class WorkerCollector(Collector):
         yield loads
 
     def _refusals(self) -> Iterator[Metric]:
-        host, exchange = self._worker.host, self._worker.exchange
-        totals = Counter(exchange.refusals)
+        host, router = self._worker.host, self._worker.router
+        totals = Counter(router.refusals)
         totals.update(host.telemetry.left_refusals)
         for hosted in host.partitions.values():
             for reason, count in hosted.partition.refusals.items():
@@ -393,7 +393,7 @@ class WorkerCollector(Collector):
         yield from families.values()
 
     def _of_worker(self) -> Iterator[Metric]:
-        host, exchange = self._worker.host, self._worker.exchange
+        host, router = self._worker.host, self._worker.router
         trouble = host.committer.trouble()
         values = {
             "sublet_in_flight": host.unanswered_of_clients(),
@@ -404,9 +404,9 @@ class WorkerCollector(Collector):
             "sublet_commits_fenced": host.committer.fenced,
             "sublet_commit_gaps": host.committer.gaps,
             "sublet_commit_busy_seconds": host.committer.busy_s,
-            "sublet_frames_received": exchange.frames_in,
-            "sublet_clients": exchange.client_count,
-            "sublet_links_lost": exchange.links_lost,
+            "sublet_frames_received": router.frames_in,
+            "sublet_clients": router.client_count,
+            "sublet_links_lost": router.links_lost,
             "sublet_threads_abandoned": host.threads_abandoned,
             "sublet_partitions_set_aside": len(self._worker.set_aside),
         }

@@ -20,7 +20,7 @@ from sublet.runtime.client.client import Client
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.execution.state_view import state_json
 from sublet.runtime.hosting.partition_host import Host
-from sublet.runtime.hosting.router import Exchange
+from sublet.runtime.hosting.router import Router
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.observability.telemetry import STAGES, parse_request_id, request_id
 from sublet.runtime.observability.tracing import Tracing
@@ -65,7 +65,7 @@ class ServedWorker(Protocol):
     id: str
     address: str
     host: Host
-    exchange: Exchange
+    router: Router
     functions: Mapping[str, Function]
     tracing: Tracing
     order: str
@@ -183,7 +183,7 @@ class WorkerService:
         trouble = worker.host.committer.trouble()
         return StatusReport(
             worker=worker.id,
-            topology=worker.exchange.topology,
+            topology=worker.router.topology,
             partitions=sorted(worker.host.partitions),
             counters=counters_of(worker),
             queued={
@@ -257,7 +257,7 @@ class WorkerService:
         key = request.key if function.kind == "keyed" else ""
         partition = self._routes.partition_of(request.function, request.key)
         if not self._store.shared and partition not in self._worker.host.partitions:
-            topology = self._worker.exchange.topology
+            topology = self._worker.router.topology
             address = topology.workers.get(topology.placement.get(partition, ""), "nobody")
             raise UnavailableError(f"{partition} is in the memory of {address}; ask there")
         await settled(self._store, partition)
@@ -304,7 +304,7 @@ class WorkerService:
             if partition in self._worker.host.partitions:
                 await self._administration.carry_out(action)
                 return
-        topology = self._worker.exchange.topology
+        topology = self._worker.router.topology
         if isinstance(action, RecoverPartition):
             if partition not in topology.placement:
                 raise RejectedError(f"there is no partition {partition!r}")
@@ -368,7 +368,7 @@ def _lease_counters(worker: ServedWorker) -> dict[str, float]:
 
 def counters_of(worker: ServedWorker) -> dict[str, float]:
     """Return everything that a worker counts, by name."""
-    host, exchange = worker.host, worker.exchange
+    host, router = worker.host, worker.router
     totals: dict[str, float] = {}
     for hosted in host.partitions.values():
         counters = hosted.partition.counters
@@ -394,10 +394,10 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         "commit_gaps": committer.gaps,
         "commits_unknown": committer.unknown,
         "commit_busy_s": committer.busy_s,
-        "frames_in": exchange.frames_in,
-        "batches_refused": exchange.refused,
-        "clients": exchange.client_count,
-        "links_lost": exchange.links_lost,
+        "frames_in": router.frames_in,
+        "batches_refused": router.refused,
+        "clients": router.client_count,
+        "links_lost": router.links_lost,
         "threads_abandoned": host.threads_abandoned,
         "snapshot_bytes": host.snapshot_room.bytes,
         **_lease_counters(worker),

@@ -213,7 +213,7 @@ class Harness:
         partitions = [
             partition_name(declared.name, index) for index in range(declared.partition_count)
         ]
-        self._machine.exchange.tell(partitions, source, value_ms)
+        self._machine.router.tell(partitions, source, value_ms)
 
     def settle(self) -> None:
         """Run until nothing is left to do now. No time passes: timers and retries wait."""
@@ -393,7 +393,7 @@ class Harness:
         self.settle()
         waiting = [self._described(name, message) for name, message in self._machine.parked()]
         waiting += [
-            f"{each.function}[{each.key}] has not answered" for each in self._machine.exchange.open
+            f"{each.function}[{each.key}] has not answered" for each in self._machine.router.open
         ]
         if waiting:
             raise AssertionError("not idle: " + "; ".join(waiting))
@@ -445,9 +445,7 @@ class Harness:
         idempotency_key: str = "",
     ) -> list[Asked]:
         self._machine.check_open()
-        return self._machine.exchange.ask(
-            kind, name, keys, messages, codec, left_ms, idempotency_key
-        )
+        return self._machine.router.ask(kind, name, keys, messages, codec, left_ms, idempotency_key)
 
     def _await(self, asked: Sequence[Asked], left_ms: int | None) -> None:
         __tracebackhide__ = True

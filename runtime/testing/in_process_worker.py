@@ -18,7 +18,7 @@ from sublet.runtime.hosting.partition_host import Host, Hosted
 from sublet.runtime.protocol.messages import Message
 from sublet.runtime.testing.faulty_store import FallibleStore
 from sublet.runtime.testing.history import Ledger, Reply
-from sublet.runtime.testing.local_router import Asked, LocalExchange
+from sublet.runtime.testing.local_router import Asked, LocalRouter
 from sublet.runtime.testing.observed_handlers import ObservedHandlers
 from sublet.runtime.testing.virtual_loop import LooseTasks, StuckError, VirtualLoop, immediately
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
@@ -101,7 +101,7 @@ class Machine:
             {name: (each.partition_count, each.kind) for name, each in functions.items()}
         )
         self.store = FallibleStore(self.ledger.committed)
-        self.exchange = LocalExchange(self.loop, self.routes, limits, self.reach, self._replied)
+        self.router = LocalRouter(self.loop, self.routes, limits, self.reach, self._replied)
         self.closed = False
         self.host: Host
         self._tasks: LooseTasks
@@ -114,11 +114,11 @@ class Machine:
 
     def _start(self) -> None:
         self._tasks = LooseTasks(self.loop)
-        self.host = self.exchange.host = Host(
+        self.host = self.router.host = Host(
             self._functions,
             self.store,
             routes=self.routes,
-            outside=self.exchange,
+            outside=self.router,
             limits=self.limits,
             clock=self.clock,
             urgency=Urgency(self._order),
@@ -129,7 +129,7 @@ class Machine:
         self.loop.run_ready()
 
     def _stop(self) -> None:
-        self.exchange.host = None
+        self.router.host = None
         for name in tuple(self.host.partitions):
             self.host.remove(name)
         self.host.stop()
@@ -158,7 +158,7 @@ class Machine:
         """Own partitions anew, and tell them all that was not taken before."""
         for partition in partitions:
             self.loop.call_soon(self.reach, partition)
-        self.loop.call_soon(self.exchange.repeat)
+        self.loop.call_soon(self.router.repeat)
 
     def replace_rows(self, partition: str, rows: list[StateRow]) -> None:
         """Change the stored state behind the back of the partition's owner."""

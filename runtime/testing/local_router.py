@@ -76,8 +76,8 @@ class _Channel:
         return batch
 
 
-class LocalExchange:
-    """The `Outside` of a harness, and its client: repeats what a worker has not taken."""
+class LocalRouter:
+    """The `Transport` of a harness, and its client: repeats what a worker has not taken."""
 
     def __init__(
         self,
@@ -132,10 +132,10 @@ class LocalExchange:
     def left(self, partitions: Collection[str]) -> None:
         return  # None ever leaves.
 
-    def tell_neighbour(self, worker: str, message: bytes) -> bool:
+    def send_to_peer(self, worker: str, message: bytes) -> bool:
         return False  # It has none.
 
-    def meet_neighbour(self, worker: str) -> None:
+    def ensure_connected(self, worker: str) -> None:
         return
 
     # From the test

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.statestore.contract import DamagedError
+from sublet.statestore.contract import CorruptDataError
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class StoreFileError(SubletError):
     code = "bad_store_file"
 
 
-class DamagedChangelogError(StoreFileError, DamagedError):
+class DamagedChangelogError(StoreFileError, CorruptDataError):
     """What a partition has committed last cannot be read; other partitions go on."""
 
     code = "damaged_changelog"

@@ -20,7 +20,7 @@ from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.hosting.partition_host import Binding, Clock, Host, SystemClock
-from sublet.runtime.hosting.router import Exchange
+from sublet.runtime.hosting.router import Router
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
@@ -125,13 +125,13 @@ class Socket:
 class Opening:
     """Receives the first frame of a link; then the link belongs to the exchange."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, router: Router) -> None:
+        self._router = router
 
     def frame_received(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, FrameLink)
         if isinstance(frame, Hello):
-            link.adopt(self._exchange.accepted(link, frame))
+            link.adopt(self._router.accepted(link, frame))
         else:
             link.fail("the first frame is a hello")
 
@@ -175,15 +175,15 @@ class Site:
         self.limits = Limits()
         self.raised: list[BaseException] = []
         self.store = MemoryStore()
-        self.exchange = Exchange(WORKER, self.limits, self._connect)
+        self.router = Router(WORKER, self.limits, self._connect)
         config = WorkerConfig()
-        self.host = self.exchange.host = Host(
+        self.host = self.router.host = Host(
             self.functions,
             self.store,
             routes=PartitionRoutes(
                 {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
             ),
-            outside=self.exchange,
+            outside=self.router,
             limits=self.limits,
             clock=clock or SystemClock(),
             urgency=Urgency(),
@@ -230,16 +230,16 @@ class Site:
             raise BrokenWorkerError(repr(self.raised[0])) from self.raised[0]
 
     async def _open(self, tasks: asyncio.TaskGroup) -> None:
-        self.exchange.start(tasks)
+        self.router.start(tasks)
         self.host.start(tasks)
         placement = {f"{name}/0": WORKER for name in self.functions}
         infos = [FunctionInfo(name, 1, each.kind) for name, each in self.functions.items()]
         workers = {WORKER: "127.0.0.1:1", NEIGHBOUR: "127.0.0.1:2"}
-        self.exchange.topology_changed(Topology(1, infos, placement, workers))
+        self.router.topology_changed(Topology(1, infos, placement, workers))
         for partition in placement:
             recovered: Recovered = await self.store.acquire(partition, WORKER)
             self.host.add(partition, recovered)
-        self._honest_receiver = self.exchange.accepted(self._honest, Hello(HONEST))
+        self._honest_receiver = self.router.accepted(self._honest, Hello(HONEST))
 
     async def ask_honestly(self) -> None:
         """Call a function, and get one reply to it, whatever others do."""
@@ -262,11 +262,11 @@ class Site:
     def lane(self, endpoint: str) -> LaneCarrier:
         """Return the worker's end of a lane that somebody has opened in this name."""
         carrier = LaneCarrier(
-            LinkLimits(), lambda own: FrameLink(own, Opening(self.exchange), LinkLimits(), "fuzz")
+            LinkLimits(), lambda own: FrameLink(own, Opening(self.router), LinkLimits(), "fuzz")
         )
         socket = Socket(lambda: carrier.connection_lost(None))
         carrier.connection_made(socket)  # type: ignore[arg-type]  # As much of one as is used.
-        receiver = self.exchange.accepted(carrier.link, Hello(endpoint))
+        receiver = self.router.accepted(carrier.link, Hello(endpoint))
         carrier.link.adopt(receiver)
         return carrier
 

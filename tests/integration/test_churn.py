@@ -147,9 +147,9 @@ async def test_sessions_that_come_and_go_leave_nothing_behind(session: Session) 
 
     async def churn() -> None:
         await sessions(site, session, 0, FEW)
-        before = table_sizes(site.host, site.exchange, site.store)
+        before = table_sizes(site.host, site.router, site.store)
         await sessions(site, session, FEW, MANY)
-        after = table_sizes(site.host, site.exchange, site.store)
+        after = table_sizes(site.host, site.router, site.store)
         found.update(grown(before, after, SLACK))
 
     await site.run(churn)
@@ -164,7 +164,7 @@ async def test_clients_that_are_lost_are_forgotten_after_a_day() -> None:
 
     async def churn() -> None:
         await sessions(site, leave_without_a_word, 0, FEW)
-        before = table_sizes(site.host, site.exchange, site.store)
+        before = table_sizes(site.host, site.router, site.store)
         await sessions(site, leave_without_a_word, FEW, MANY)
         clock.skipped_ms += DAY_MS + 60_000
         hosted = site.host.partitions[TARGET]
@@ -173,7 +173,7 @@ async def test_clients_that_are_lost_are_forgotten_after_a_day() -> None:
         site.host.release_key(hosted, "nobody")
         # A commit that is under way holds the names of those whom it forgets.
         await until(site.host.is_idle)
-        after = table_sizes(site.host, site.exchange, site.store)
+        after = table_sizes(site.host, site.router, site.store)
         found.update(grown(before, after, SLACK))
 
     await site.run(churn)
@@ -197,15 +197,15 @@ async def test_answers_and_states_are_gone_when_their_time_is_over() -> None:
 
     async def churn() -> None:
         await sessions(site, ask_once, 0, FEW)
-        before = table_sizes(site.host, site.exchange, site.store)
+        before = table_sizes(site.host, site.router, site.store)
         await sessions(site, ask_once, FEW, MANY)
-        grew = grown(before, table_sizes(site.host, site.exchange, site.store), SLACK)
+        grew = grown(before, table_sizes(site.host, site.router, site.store), SLACK)
         assert "_Partition.records" in grew, "otherwise this test sees nothing"
         clock.skipped_ms += DAY_MS + 60_000
         # What is over is deleted by the commits that follow, a bounded number by each.
         for number in range(10_000, 10_000 + 60):
             await sessions(site, ask_once, number, 1)
-        after = table_sizes(site.host, site.exchange, site.store)
+        after = table_sizes(site.host, site.router, site.store)
         found.update(grown(before, after, SLACK))
 
     await site.run(churn)

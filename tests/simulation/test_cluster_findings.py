@@ -13,8 +13,8 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.hosting.partition_host import Host
-from sublet.runtime.hosting.peer_outbound import Port
-from sublet.runtime.hosting.router import Exchange
+from sublet.runtime.hosting.peer_outbound import PeerOutbound
+from sublet.runtime.hosting.router import Router
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.protocol.frames import (
     Ack,
@@ -74,11 +74,11 @@ def test_a_worker_welcomes_nobody_before_it_knows_its_cluster() -> None:
     """A client that lost all links could reach a worker that was just starting, and was told that
     there are no functions."""
 
-    exchange = Exchange("w1", Limits(), _connect)
+    router = Router("w1", Limits(), _connect)
     link = QuietLink()
 
     with pytest.raises(UnavailableError, match="not joined"):
-        exchange.accepted(link, Hello("~client"))
+        router.accepted(link, Hello("~client"))
     assert not link.frames
 
 
@@ -88,7 +88,7 @@ def test_a_full_port_whose_messages_were_all_refused_takes_more() -> None:
 
     async def story() -> list[str]:
         offered: list[str] = []
-        port = Port("w2", QuietLink(), lambda each: offered.append(each.name), 1_000)
+        port = PeerOutbound("w2", QuietLink(), lambda each: offered.append(each.name), 1_000)
         port.credit = 2
         port.offer("app/f/0", OutboxEntry("app/g/0", 1, 2, b""))
         port.offer("app/f/0", OutboxEntry("app/g/0", 3, 1, b""))
@@ -132,7 +132,7 @@ def test_a_port_counts_what_is_sent_again_once() -> None:
     credit was used up for ever; or fewer than none."""
 
     async def story() -> tuple[bool, bool]:
-        port = Port("w2", QuietLink(), lambda each: None, 1_000)
+        port = PeerOutbound("w2", QuietLink(), lambda each: None, 1_000)
         port.credit = 3
         entries = [OutboxEntry("app/g/0", number, 1, b"") for number in (1, 2, 3, 4, 5, 6)]
         for entry in entries[:2]:
@@ -155,7 +155,7 @@ def test_what_is_committed_after_a_refusal_does_not_pass_what_was_refused() -> N
 
     async def story() -> list[bytes]:
         link = QuietLink()
-        port = Port("w2", link, lambda each: None, 1_000)
+        port = PeerOutbound("w2", link, lambda each: None, 1_000)
         port.credit = 2
         first, second = (OutboxEntry("app/g/0", number, 1, bytes([number])) for number in (1, 2))
         port.offer("app/f/0", first)
@@ -178,15 +178,15 @@ def test_whoever_sent_for_a_partition_hears_that_it_was_taken() -> None:
     and the present owner kept its outbox for ever."""
 
     async def story() -> list[int]:
-        exchange = Exchange("w1", Limits(), _connect)
-        exchange.host = cast("Host", NoPartitions())
-        exchange.topology_changed(Topology(1, [], {}, {}))
+        router = Router("w1", Limits(), _connect)
+        router.host = cast("Host", NoPartitions())
+        router.topology_changed(Topology(1, [], {}, {}))
         links = [QuietLink(), QuietLink()]
         for link, worker in zip(links, ("w2", "w3"), strict=True):
-            receiver = exchange.accepted(link, Hello(worker))
+            receiver = router.accepted(link, Hello(worker))
             batch = Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
             receiver.frame_received(link, Data([batch], []))
-        exchange.acknowledge(Ack("app/g/0", "app/f/0", 1))
+        router.acknowledge(Ack("app/g/0", "app/f/0", 1))
         await asyncio.sleep(0)
         return [link.acknowledged for link in links]
 
@@ -199,7 +199,7 @@ def test_a_partition_that_comes_back_sends_again_what_it_finds_in_its_outbox() -
 
     async def story() -> int:
         link = QuietLink()
-        port = Port("w2", link, lambda each: None, 1_000)
+        port = PeerOutbound("w2", link, lambda each: None, 1_000)
         entry = OutboxEntry("app/g/0", 1, 1, b"\xc0")
         port.offer("app/f/0", entry)
         port.acknowledged("app/f/0", "app/g/0", 1)
@@ -236,14 +236,14 @@ def test_a_partition_that_comes_back_says_what_it_has_taken() -> None:
     its sender kept it in the outbox for ever."""
 
     async def story() -> int:
-        exchange = Exchange("w1", Limits(), _connect)
-        exchange.host = cast("Host", NoPartitions())
-        exchange.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
+        router = Router("w1", Limits(), _connect)
+        router.host = cast("Host", NoPartitions())
+        router.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
         link = QuietLink()
-        receiver = exchange.accepted(link, Hello("w2"))
+        receiver = router.accepted(link, Hello("w2"))
         batch = Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
         receiver.frame_received(link, Data([batch], []))
-        exchange.partition_added("app/g/0", 1, {"app/f/0": 1})
+        router.partition_added("app/g/0", 1, {"app/f/0": 1})
         await asyncio.sleep(0)
         return link.acknowledged
 
@@ -270,17 +270,17 @@ def test_a_former_owner_here_does_not_keep_answers_from_the_present_one() -> Non
     only that one was told, and the present owner waited for ever."""
 
     async def story() -> tuple[list[Ack | int], int, list[Frame]]:
-        exchange = Exchange("w1", Limits(), _connect)
+        router = Router("w1", Limits(), _connect)
         host = FormerOwner()
-        exchange.host = cast("Host", host)
-        exchange.topology_changed(Topology(1, [], {}, {}))
+        router.host = cast("Host", host)
+        router.topology_changed(Topology(1, [], {}, {}))
         link = QuietLink()
-        receiver = exchange.accepted(link, Hello("w2"))
+        receiver = router.accepted(link, Hello("w2"))
         batch = Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
         receiver.frame_received(link, Data([batch], []))
-        exchange.acknowledge(Ack("app/g/0", "app/f/0", 1))
+        router.acknowledge(Ack("app/g/0", "app/f/0", 1))
         refused = Refused("app/g/0", "app/f/0", 2, ErrorInfo("gap", ""))
-        exchange.refuse(refused)
+        router.refuse(refused)
         await asyncio.sleep(0)
         return host.heard, link.acknowledged, [each for each in link.frames if each is refused]
 
@@ -294,19 +294,19 @@ def test_an_owner_that_spoke_before_its_predecessor_heard_of_its_own_turn_speaks
     owner, which had spoken meanwhile. Its messages were taken, and it waited for ever."""
 
     async def story() -> int:
-        exchange = Exchange("w1", Limits(), _connect)
-        exchange.host = cast("Host", NoPartitions())
-        exchange.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
+        router = Router("w1", Limits(), _connect)
+        router.host = cast("Host", NoPartitions())
+        router.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
         link = QuietLink()
-        receiver = exchange.accepted(link, Hello("w2"))
+        receiver = router.accepted(link, Hello("w2"))
         batch = Batch("app/g/0", "app/f/0", 4, Kind.SEND, ["a"], msgspec.Raw(b"\x91\xc0"), 1)
         receiver.frame_received(link, Data([batch], []))
-        exchange.partition_comes("app/f/0")
+        router.partition_comes("app/f/0")
         (again,) = [each for each in link.frames if isinstance(each, Refused) and each.first == 1]
         assert (again.source, again.target, again.error.code) == ("app/f/0", "app/g/0", "gap")
         # What is sent again makes it known again.
         receiver.frame_received(link, Data([batch], []))
-        exchange.acknowledge(Ack("app/g/0", "app/f/0", 4))
+        router.acknowledge(Ack("app/g/0", "app/f/0", 4))
         await asyncio.sleep(0)
         return link.acknowledged
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from sublet.runtime.protocol.frames import Batch
-from sublet.statestore.contract import DamagedError, OutboxEntry, Record
+from sublet.statestore.contract import CorruptDataError, OutboxEntry, Record
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises; the second for text inside that is no UTF-8."""
@@ -23,7 +23,7 @@ _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
 def decoded(decode: Callable[[bytes], T], partition: str, record: Record) -> T:
-    """Return what a record holds, or raise `DamagedError`."""
+    """Return what a record holds, or raise `CorruptDataError`."""
     assert record.value is not None
     try:
         return decode(record.value)
@@ -32,8 +32,8 @@ def decoded(decode: Callable[[bytes], T], partition: str, record: Record) -> T:
 
 
 def check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
-    """Raise `DamagedError` if there are entries that nobody could take: they would end every link
-    on which they are sent, again and again."""
+    """Raise `CorruptDataError` if there are entries that nobody could take: they would end every
+    link on which they are sent, again and again."""
     for entry in entries:
         try:
             batch = _decode_batch(entry.data)
@@ -44,5 +44,7 @@ def check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
             raise damaged(partition, what, error) from None
 
 
-def damaged(partition: str, what: str, error: Exception) -> DamagedError:
-    return DamagedError(f"the {what} of {partition} is damaged ({error}); restore it from a copy")
+def damaged(partition: str, what: str, error: Exception) -> CorruptDataError:
+    return CorruptDataError(
+        f"the {what} of {partition} is damaged ({error}); restore it from a copy"
+    )

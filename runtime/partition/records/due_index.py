@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from sublet.runtime.partition.model.corruption import decoded
-from sublet.statestore.contract import DamagedError, Record
+from sublet.statestore.contract import CorruptDataError, Record
 
 HORIZON_MS = 60_000
 LOADED_MAX = 1_000
@@ -162,7 +162,7 @@ class DueIndex(Generic[T]):
                 continue
             try:
                 value = decoded(self._decode, self._of, record)
-            except DamagedError as error:
+            except CorruptDataError as error:
                 self._damaged.add(record.id)
                 problems.append(str(error))
             else:

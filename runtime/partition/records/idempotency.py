@@ -24,7 +24,7 @@ from sublet.runtime.partition.records.call_journal import NIL
 from sublet.runtime.partition.records.pending_commit import reply_too_large
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.messages import Message
-from sublet.statestore.contract import IDEMPOTENCY, DamagedError, Record
+from sublet.statestore.contract import IDEMPOTENCY, CorruptDataError, Record
 
 IDEMPOTENCY_TTL_MS = 24 * 3_600_000
 
@@ -192,7 +192,7 @@ def still_valid(partition: str, records: Sequence[Record], clock_ms: int) -> dic
 def _answer_in(partition: str, record: Record) -> Answer:
     try:
         return decoded(_decode_answer, partition, record)
-    except DamagedError as error:
+    except CorruptDataError as error:
         # To run the request might be to run it twice.
         return DamagedAnswer(0, NIL, ErrorInfo("bad_state", str(error)))
 

@@ -19,12 +19,12 @@ from sublet.runtime.client.channel import Channel
 from sublet.runtime.client.client import Client
 from sublet.runtime.client.session import Session
 from sublet.runtime.cluster.handover import Handover
-from sublet.runtime.cluster.membership import DeathWatch, Membership
+from sublet.runtime.cluster.membership import FailureDetector, Membership
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.hosting.group_commit import GroupCommitter
 from sublet.runtime.hosting.partition_host import Binding, Host
-from sublet.runtime.hosting.peer_outbound import Port
-from sublet.runtime.hosting.router import Exchange
+from sublet.runtime.hosting.peer_outbound import PeerOutbound
+from sublet.runtime.hosting.router import Router
 from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.model.effects import Acknowledge
@@ -395,55 +395,55 @@ class JudgesAGroupByItsFirst(ClusterMutant):
 class DropsWhatIsNotHere(ClusterMutant):
     """Says nothing when messages come for a partition that is not here."""
 
-    class exchange(Exchange):  # noqa: N801
-        def _not_here(self, port: Port, batch: Batch) -> None:
+    class router(Router):  # noqa: N801
+        def _not_here(self, port: PeerOutbound, batch: Batch) -> None:
             return
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
 
 
 class AcknowledgesOnArrival(ClusterMutant):
     """Says that messages were taken when they have only come (early ack)."""
 
-    class exchange(Exchange):  # noqa: N801
-        def _data_received(self, port: Port, data: Data) -> None:
+    class router(Router):  # noqa: N801
+        def _data_received(self, port: PeerOutbound, data: Data) -> None:
             super()._data_received(port, data)
             for batch in data.batches:
                 if batch.target in self.host.partitions:
                     last = batch.first + batch.count - 1
                     port.acknowledge(Ack(batch.target, batch.source, last))
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
 
 
 class DoesNotSendRefusedAgain(ClusterMutant):
     """Forgets what a neighbour has refused."""
 
-    class exchange(Exchange):  # noqa: N801
-        def _refused(self, port: Port, refused: Refused) -> None:
+    class router(Router):  # noqa: N801
+        def _refused(self, port: PeerOutbound, refused: Refused) -> None:
             return
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
 
 
 class TakesLostLinksForGoodbyes(ClusterMutant):
     """Forgets a client whose link was lost."""
 
-    class exchange(Exchange):  # noqa: N801
-        def link_ended(self, port: Port, reason: str, clean: bool) -> None:
+    class router(Router):  # noqa: N801
+        def link_ended(self, port: PeerOutbound, reason: str, clean: bool) -> None:
             super().link_ended(port, reason, True)
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
 
 
 class DoesNotOfferMissedReplies(ClusterMutant):
     """Does not offer a client again what it missed while it had no link."""
 
-    class exchange(Exchange):  # noqa: N801
-        async def _offer_missed(self, port: Port) -> None:
+    class router(Router):  # noqa: N801
+        async def _offer_missed(self, port: PeerOutbound) -> None:
             return
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": exchange}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
 
 
 # Partitions inside of whole workers
@@ -481,12 +481,12 @@ class GoesOnAfterItIsFenced(ClusterMutant):
 class NoticesNoDeath(ClusterMutant):
     """Never takes anybody for dead."""
 
-    class deaths(DeathWatch):  # noqa: N801
+    class deaths(FailureDetector):  # noqa: N801
         def dead(self, members: Any, now_ms: float) -> list[str]:
             super().dead(members, now_ms)
             return []
 
-    replaced: ClassVar = {f"{RUNTIME}.cluster.membership:DeathWatch": deaths}
+    replaced: ClassVar = {f"{RUNTIME}.cluster.membership:FailureDetector": deaths}
 
 
 class TakesBeforeItIsReleased(ClusterMutant):

@@ -16,7 +16,7 @@ import structlog
 from sublet.functions.errors import RejectedError, UnavailableError
 from sublet.runtime.cluster.membership import (
     VERSIONS_UNSEEN,
-    DeathWatch,
+    FailureDetector,
     Membership,
     Ownership,
     new_worker_id,
@@ -37,7 +37,7 @@ def member(id_: str, beat: int = 0, *, pid: int = 0, host: str = "127.0.0.1") ->
 
 
 def test_a_member_is_dead_when_its_beat_stood_still_for_longer_than_a_term() -> None:
-    watch = DeathWatch(term_ms=100)
+    watch = FailureDetector(term_ms=100)
 
     assert watch.dead({"a": member("a", 1)}, 0) == []
     assert watch.dead({"a": member("a", 1)}, 100) == []
@@ -46,7 +46,7 @@ def test_a_member_is_dead_when_its_beat_stood_still_for_longer_than_a_term() -> 
 
 
 def test_a_member_lives_for_sure_only_when_a_beat_of_it_was_seen() -> None:
-    watch = DeathWatch(term_ms=100)
+    watch = FailureDetector(term_ms=100)
     watch.dead({"a": member("a", 5)}, 0)
     assert not watch.is_beating("a")
 
@@ -58,7 +58,7 @@ def test_a_member_lives_for_sure_only_when_a_beat_of_it_was_seen() -> None:
 
 
 def test_a_member_that_left_and_came_back_is_looked_at_anew() -> None:
-    watch = DeathWatch(term_ms=100)
+    watch = FailureDetector(term_ms=100)
     watch.dead({"a": member("a", 1)}, 0)
     watch.dead({"a": member("a", 2)}, 10)
     watch.dead({}, 20)
@@ -69,7 +69,7 @@ def test_a_member_that_left_and_came_back_is_looked_at_anew() -> None:
 
 def test_who_has_not_looked_for_a_term_gives_everybody_another_one() -> None:
     """After the directory was away, nobody has beaten."""
-    watch = DeathWatch(term_ms=100)
+    watch = FailureDetector(term_ms=100)
     watch.dead({"a": member("a", 1)}, 0)
 
     assert watch.dead({"a": member("a", 1)}, 5_000) == []

@@ -100,7 +100,7 @@ def test_what_waits_here_for_one_that_leaves_is_offered_to_the_next_owner(
     """It was offered when the new placement was told, and the partition had it in its line; then
     it left, and nobody offered it to anybody again."""
     offered: list[int] = []
-    deliver = machine.exchange.deliver
+    deliver = machine.router.deliver
 
     def leave_before_its_turn(partition: str, entry: OutboxEntry) -> None:
         deliver(partition, entry)
@@ -109,7 +109,7 @@ def test_what_waits_here_for_one_that_leaves_is_offered_to_the_next_owner(
             if len(offered) == 1:
                 machine.host.remove(NAME)
 
-    monkeypatch.setattr(machine.exchange, "deliver", leave_before_its_turn)
+    monkeypatch.setattr(machine.router, "deliver", leave_before_its_turn)
     sender = "app/pass_on/0"
 
     def work() -> None:
@@ -133,7 +133,7 @@ def test_an_outcome_of_a_former_owner_here_is_not_taken_for_that_of_the_present_
     commits: list[Commit] = []
     acknowledged: list[Ack] = []
     monkeypatch.setattr(machine.host.committer, "add", commits.append)
-    monkeypatch.setattr(machine.exchange, "acknowledge", acknowledged.append)
+    monkeypatch.setattr(machine.router, "acknowledge", acknowledged.append)
     recovered = immediately(machine.store.acquire(NAME, "here"))
     for _ in range(2):
         machine.host.remove(NAME)

@@ -14,8 +14,8 @@ import msgspec
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.partition_host import Host
-from sublet.runtime.hosting.peer_outbound import Port
-from sublet.runtime.hosting.router import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Exchange
+from sublet.runtime.hosting.peer_outbound import PeerOutbound
+from sublet.runtime.hosting.router import CONNECT_WAIT_S, CONNECT_WAIT_S_MAX, Connect, Router
 from sublet.runtime.links.link import Link, LinkReceiver
 from sublet.runtime.protocol.frames import (
     Batch,
@@ -72,11 +72,11 @@ class NoPartitions:
         pass
 
 
-def exchange_with(connect: Connect, chance: Callable[[], float]) -> Exchange:
-    exchange = Exchange("w1", Limits(), connect, chance)
-    exchange.host = cast("Host", NoPartitions())
-    exchange.topology_changed(WITH_NEIGHBOUR)
-    return exchange
+def exchange_with(connect: Connect, chance: Callable[[], float]) -> Router:
+    router = Router("w1", Limits(), connect, chance)
+    router.host = cast("Host", NoPartitions())
+    router.topology_changed(WITH_NEIGHBOUR)
+    return router
 
 
 async def test_a_link_that_is_made_after_its_worker_has_left_is_closed() -> None:
@@ -87,12 +87,12 @@ async def test_a_link_that_is_made_after_its_worker_has_left_is_closed() -> None
         await made.wait()
         return link
 
-    exchange = exchange_with(connect, lambda: 0.5)
+    router = exchange_with(connect, lambda: 0.5)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        exchange.start(tasks)
-        exchange.meet_neighbour("w2")
+        router.start(tasks)
+        router.ensure_connected("w2")
         await begun.wait()
-        exchange.topology_changed(ALONE)
+        router.topology_changed(ALONE)
         made.set()
 
     assert link.closed == ["the worker has left"]
@@ -109,45 +109,45 @@ async def test_a_worker_that_stops_ends_the_links_that_it_has_opened() -> None:
             await late.wait()
         return made[-1][0]
 
-    exchange = exchange_with(connect, lambda: 0.5)
+    router = exchange_with(connect, lambda: 0.5)
     both = Topology(2, [], {}, {"w1": "a:1", "w2": "a:2", "w3": "a:3"})
-    exchange.topology_changed(both)
+    router.topology_changed(both)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        exchange.start(tasks)
-        exchange.meet_neighbour("w2")
-        exchange.meet_neighbour("w3")
+        router.start(tasks)
+        router.ensure_connected("w2")
+        router.ensure_connected("w3")
         await begun.wait()
-        exchange.stop()
-        exchange.say_goodbye()
-        assert not exchange.has_said_goodbye
+        router.stop()
+        router.say_goodbye()
+        assert not router.has_said_goodbye
         late.set()
 
     assert [link.closed for link, _ in made] == [["the worker stops"]] * 2
     for link, receiver in made:
         receiver.link_ended(link, "the worker stops", True)
-    assert exchange.has_said_goodbye
-    assert exchange.links_lost == 0
+    assert router.has_said_goodbye
+    assert router.links_lost == 0
 
 
 async def test_links_that_end_without_a_goodbye_are_counted() -> None:
     async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
         raise UnavailableError("nobody is there")
 
-    exchange = exchange_with(connect, lambda: 0.5)
+    router = exchange_with(connect, lambda: 0.5)
     async with asyncio.TaskGroup() as tasks:
-        exchange.start(tasks)
+        router.start(tasks)
         for endpoint, clean in (("~a", True), ("~b", False), ("w2", False)):
             link = QuietLink()
-            receiver = exchange.accepted(link, Hello(endpoint))
+            receiver = router.accepted(link, Hello(endpoint))
             receiver.link_ended(link, "the end", clean)
 
-        assert exchange.links_lost == 2
+        assert router.links_lost == 2
         client = QuietLink()
-        receiver = exchange.accepted(client, Hello("~a"))
-        exchange.stop()
+        receiver = router.accepted(client, Hello("~a"))
+        router.stop()
         receiver.link_ended(client, "it goes elsewhere, as we leave", False)
 
-    assert exchange.links_lost == 2
+    assert router.links_lost == 2
 
 
 async def test_attempts_to_reach_a_neighbour_grow_apart_and_differ_by_chance() -> None:
@@ -161,13 +161,13 @@ async def test_attempts_to_reach_a_neighbour_grow_apart_and_differ_by_chance() -
         attempts_s.append(loop.time())
         if len(attempts_s) == 4:
             enough.set()
-            exchange.topology_changed(ALONE)
+            router.topology_changed(ALONE)
         raise UnavailableError("nobody is there")
 
-    exchange = exchange_with(connect, lambda: next(chances))
+    router = exchange_with(connect, lambda: next(chances))
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        exchange.start(tasks)
-        exchange.meet_neighbour("w2")
+        router.start(tasks)
+        router.ensure_connected("w2")
         await enough.wait()
 
     pauses_s = [late - early for early, late in pairwise(attempts_s)]
@@ -182,10 +182,10 @@ async def test_what_a_partition_has_sent_that_has_left_takes_no_room_of_others()
     async def connect(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
         raise UnavailableError("nobody connects here")
 
-    exchange = exchange_with(connect, lambda: 0.5)
+    router = exchange_with(connect, lambda: 0.5)
     offered: list[str] = []
-    port = Port("w2", QuietLink(), lambda each: offered.append(each.name), 1_000_000)
-    exchange._peers["w2"] = port
+    port = PeerOutbound("w2", QuietLink(), lambda each: offered.append(each.name), 1_000_000)
+    router._peers["w2"] = port
     port.credit = 2
     batch = msgspec.msgpack.encode(Batch("app/g/0", "app/f/0", 1, Kind.SEND, ["a"], b"\x91\xc0", 1))
     for number in (1, 2):
@@ -193,7 +193,7 @@ async def test_what_a_partition_has_sent_that_has_left_takes_no_room_of_others()
     port.offer("app/h/0", OutboxEntry("app/g/0", 1, 1, batch))
     assert port.behind
 
-    exchange.left(["app/f/0"])
+    router.left(["app/f/0"])
 
     assert offered == ["w2"]
 
@@ -228,25 +228,25 @@ async def nobody_is_there(address: str, hello: Hello, receiver: LinkReceiver) ->
 @asynccontextmanager
 async def full_worker_with(
     host: FullHost, link: QuietLink
-) -> AsyncIterator[tuple[Exchange, LinkReceiver]]:
+) -> AsyncIterator[tuple[Router, LinkReceiver]]:
     """Open a worker to which the client `~a` has a link."""
-    exchange = exchange_with(nobody_is_there, lambda: 0.5)
-    exchange.host = cast("Host", host)
+    router = exchange_with(nobody_is_there, lambda: 0.5)
+    router.host = cast("Host", host)
     async with asyncio.TaskGroup() as tasks:
-        exchange.start(tasks)
-        yield exchange, exchange.accepted(link, Hello("~a"))
-        exchange.stop()
+        router.start(tasks)
+        yield router, router.accepted(link, Hello("~a"))
+        router.stop()
 
 
 async def test_who_sent_a_copy_that_was_refused_is_told_when_the_partition_begins_anew() -> None:
     host, link = FullHost(), QuietLink()
-    async with full_worker_with(host, link) as (exchange, receiver):
-        exchange.partition_added("app/f/0", 2, {})
+    async with full_worker_with(host, link) as (router, receiver):
+        router.partition_added("app/f/0", 2, {})
         # It was taken on a link that is lost, and is not stored yet.
         copy = Batch("app/f/0", "~a", 2, Kind.SEND, ["k"], msgspec.Raw(b"\x91\x01"), 1)
         receiver.frame_received(link, Data([copy]))
         assert host.refused == [(2, "in_flight")]
-        exchange.partition_added("app/f/0", 3, {"~a": 1})
+        router.partition_added("app/f/0", 3, {"~a": 1})
 
     told = [each for each in link.sent if isinstance(each, Refused)]
     assert [(each.first, each.error.code, each.epoch) for each in told] == [(2, "gap", 3)]
@@ -256,8 +256,8 @@ async def test_the_last_worker_lets_its_partitions_refuse_what_comes_when_it_sto
     """It refused calls itself, and its partition missed them when they were taken back: told so,
     the client sent all of them again at once, without a pause."""
     host, link = FullHost(), QuietLink()
-    async with full_worker_with(host, link) as (exchange, receiver):
-        exchange.close_intake()
+    async with full_worker_with(host, link) as (router, receiver):
+        router.close_intake()
         call = Batch("app/f/0", "~a", 1, Kind.CALL, ["k"], msgspec.Raw(b"\x91\x01"), 1)
         back = Batch("app/f/0", "~a", 2, Kind.CANCEL_CALL, ["1"], msgspec.Raw(b"\x91\xc3"), 1)
         receiver.frame_received(link, Data([call, back]))

@@ -13,7 +13,7 @@ from sublet.runtime.partition.records.idempotency import Answer
 from sublet.runtime.partition.records.timers import Timer, Timers
 from sublet.runtime.protocol.frames import Ack, Batch, Data, Extra, Kind
 from sublet.runtime.protocol.wire import WireError, decode_frame, encode_frame
-from sublet.statestore.contract import IDEMPOTENCY, PARKED, DamagedError, OutboxEntry, Record
+from sublet.statestore.contract import IDEMPOTENCY, PARKED, CorruptDataError, OutboxEntry, Record
 from sublet.statestore.delta import DamagedCommitError, Delta
 from sublet.statestore.redis import store as redis_store
 from tests.unit.partition.harness import CLIENT, NAME, PEER, Owner, now_done
@@ -42,7 +42,7 @@ def test_a_parked_record_that_is_damaged_is_named() -> None:
     owner = Owner()
     owner.backend.partitions[NAME].records[PARKED] = {"~c:3": Record(PARKED, "~c:3", b"\xc1")}
 
-    with pytest.raises(DamagedError, match=f"parked record '~c:3' of {NAME}"):
+    with pytest.raises(CorruptDataError, match=f"parked record '~c:3' of {NAME}"):
         owner.take_over()
 
 
@@ -51,7 +51,7 @@ def test_an_outbox_entry_that_is_damaged_is_named_before_it_ends_a_link() -> Non
     stored = owner.backend.partitions[NAME]
     stored.outbox[PEER] = [OutboxEntry(PEER, 4, 1, b"\xc1")]  # type: ignore[assignment]
 
-    with pytest.raises(DamagedError, match=f"outbox entry 4 to '{PEER}' of {NAME}"):
+    with pytest.raises(CorruptDataError, match=f"outbox entry 4 to '{PEER}' of {NAME}"):
         owner.take_over()
 
 

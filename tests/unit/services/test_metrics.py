@@ -58,13 +58,13 @@ def worker() -> tuple[ServedWorker, Any]:
         lending=None,
         urgency=SimpleNamespace(learned=lambda function: Learned(1.0, 0.5, [("shop/stock", 2.0)])),
     )
-    exchange = SimpleNamespace(
+    router = SimpleNamespace(
         frames_in=1, client_count=2, links_lost=3, refusals={("shop/cart", "not_owner"): 8}
     )
     functions = {"shop/cart": SimpleNamespace(name="shop/cart", binding=None)}
     served = SimpleNamespace(
         host=host,
-        exchange=exchange,
+        router=router,
         functions=functions,
         binding="static",
         set_aside={"shop/cart/3": "damaged"},
