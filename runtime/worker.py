@@ -396,7 +396,7 @@ class Worker:
         await self._say_goodbye()
 
     async def _say_goodbye(self) -> None:
-        """Let no neighbour take our end for a loss: it would warn of it, and count it."""
+        """Let no peer take our end for a loss: it would warn of it, and count it."""
         self.router.say_goodbye()
         with suppress(TimeoutError):
             async with asyncio.timeout(link_limits_of(self._config).close_timeout_s):

@@ -1,6 +1,6 @@
 """How much user code may run at once, and whether the event loop can wait for it.
 
-A worker must answer heartbeats and its neighbours while a handler runs. What has been seen to be
+A worker must answer heartbeats and its peers while a handler runs. What has been seen to be
 short runs on the loop, where nothing is faster; everything else runs beside it, in a thread.
 """
 

@@ -8,11 +8,11 @@ from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
+    BindingContext,
     BindingPolicy,
     Choice,
     Lend,
-    Neighbour,
-    Scene,
+    Peer,
     binding_policy,
 )
 
@@ -21,11 +21,11 @@ __all__ = [
     "Asked",
     "Bid",
     "Bindable",
+    "BindingContext",
     "BindingPolicy",
     "Choice",
     "Lend",
-    "Neighbour",
-    "Scene",
+    "Peer",
     "WorkView",
     "binding_policy",
 ]

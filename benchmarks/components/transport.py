@@ -4,7 +4,7 @@ Run: `python benchmarks/components/transport.py` (under 60 s). JSON lines go to 
 stderr.
 
 For each variant there is one worker process that echoes frames and one client process; all of them
-stay up, and the variants are measured in turn within each round, so that a noisy neighbour hurts
+stay up, and the variants are measured in turn within each round, so that a noisy peer hurts
 all alike. Figures are medians over the rounds. CPU seconds are those of both processes
 (`getrusage`, all threads). Only ratios within one run mean anything.
 

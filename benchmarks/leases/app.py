@@ -14,9 +14,9 @@ from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
+    BindingContext,
     Choice,
     Lend,
-    Scene,
     binding_policy,
 )
 
@@ -93,17 +93,17 @@ class AllAway:
 
     asked = Asked.EACH
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        if not scene.neighbours:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+        if not scene.peers:
             return []
-        return [Lend(work, scene.neighbours[0].name, forced=True) for work in works]
+        return [Lend(work, scene.peers[0].name, forced=True) for work in works]
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         return ()
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What lending work to an idle neighbour is worth, and what it costs, on real workers.
+"""What lending work to an idle peer is worth, and what it costs, on real workers.
 
     .venv/bin/python -m benchmarks.leases [--quick] [--only flooded long] [--bindings static auto]
 

@@ -96,7 +96,7 @@ _OF_THE_RUNTIME = {
     "windows_of",
 }
 
-_NOT_FOR_USERS = {"Neighbour.forget"}
+_NOT_FOR_USERS = {"Peer.forget"}
 
 
 def api_page() -> str:

@@ -192,7 +192,7 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Leases",
         "ops",
-        "Work given to neighbours, by how it ended. `declined`: they had no room. `expired` and "
+        "Work given to peers, by how it ended. `declined`: they had no room. `expired` and "
         "`revoked`: they were too slow, or gone.",
         (
             (_rate("sublet_leases", "function, end"), f"{of_function} {{{{end}}}}"),
@@ -202,14 +202,14 @@ def panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
-        "Messages that neighbours ran",
+        "Messages that peers ran",
         "percentunit",
         "Share of a function's messages that were lent, and that had to come home unrun.",
         (
             (f"{_rate('sublet_messages_lent')} / {_rate('sublet_messages')}", of_function),
             (
                 f"{_rate('sublet_messages_homebound')} / {_rate('sublet_messages')}",
-                f"{of_function} homebound",
+                f"{of_function} local_only",
             ),
         ),
     )
@@ -225,7 +225,7 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "States of leases",
         "ops",
-        "Sent along, or known to the neighbour already.",
+        "Sent along, or known to the peer already.",
         (
             (_rate("sublet_lease_states_sent"), f"{of_function} sent"),
             (_rate("sublet_lease_states_known"), f"{of_function} known"),
@@ -234,7 +234,7 @@ def panels() -> Iterator[Panel]:
     yield Panel(
         "Guests",
         "short",
-        "Messages of neighbours at each worker, leases that it has given, and offers a second.",
+        "Messages of peers at each worker, leases that it has given, and offers a second.",
         (
             (_gauge("sublet_guest_messages", "instance, state"), f"{of_worker} {{{{state}}}}"),
             (_gauge("sublet_leases_open", "instance"), f"{of_worker} given"),

@@ -184,7 +184,7 @@ class Handover:
         self.effects.append(Acquire(partition, warm))
 
     def heard(self, worker: str, message: HandoverMessage) -> None:
-        """A neighbour says something. `Took` is for `Moves`."""
+        """A peer says something. `Took` is for `Moves`."""
         match message:
             case Claim():
                 if message.version > self._version:

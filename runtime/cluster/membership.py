@@ -164,7 +164,7 @@ class Ownership:
         self.drain = drain
         """Somebody wants this worker to give everything away and end."""
         self.is_replaced = is_replaced
-        """Tell whether neighbours, who may know more than the last view, do without us."""
+        """Tell whether peers, who may know more than the last view, do without us."""
         self.cut_off = cut_off
         """Others have taken over what was here, and callers should ask them; or all is well
         again."""
@@ -307,7 +307,7 @@ class Membership:
         return self._beat < known
 
     def _forget_what_was_lost(self) -> None:
-        """What is here may be of what is lost, also where nothing of its own is: neighbours may
+        """What is here may be of what is lost, also where nothing of its own is: peers may
         have acknowledged what they do not have any more. The store knows what is left."""
         _log.error("the directory went back to older data", worker=self._member.id)
         self._drop_all()

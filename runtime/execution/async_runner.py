@@ -3,7 +3,7 @@
 Most handlers finish without waiting: they are stepped once, in place, without a task. One that
 awaits something goes on in a task of its own (the one that was current during its first step, so
 that `asyncio.timeout` and the like work). Handlers known to be slow live on a second event loop in
-a thread of its own; the first loop then stays free for heartbeats and neighbours.
+a thread of its own; the first loop then stays free for heartbeats and peers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Here and in `async_runner` are the only places where a handler's exceptions are caught. A message
 that fails leaves no trace: its state changes are rolled back and its effects cut off, while its
-neighbours in the batch keep theirs.
+peers in the batch keep theirs.
 """
 
 from __future__ import annotations

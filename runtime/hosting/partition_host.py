@@ -44,7 +44,7 @@ from sublet.runtime.execution.threads import (
 )
 from sublet.runtime.hosting.group_commit import GroupCommitter
 from sublet.runtime.leases.adapter import Lending
-from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestWork
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun
 from sublet.runtime.leases.lessor import TERM_MS
 from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.observability.telemetry import PartitionTimes, Telemetry
@@ -140,11 +140,11 @@ class Transport(Protocol):
         ...
 
     def send_to_peer(self, worker: str, message: bytes) -> bool:
-        """Say something of leases to a neighbour; False if it cannot be reached now."""
+        """Say something of leases to a peer; False if it cannot be reached now."""
         ...
 
     def ensure_connected(self, worker: str) -> None:
-        """Be ready to tell a neighbour something."""
+        """Be ready to tell a peer something."""
         ...
 
 
@@ -263,8 +263,8 @@ class Host:
         self._loop: asyncio.AbstractEventLoop
         self._threads: RunnerThreads
         self._tasks: asyncio.TaskGroup
-        self._ready: ReadyQueue[Hosted | GuestWork] = ReadyQueue(starvation_ms)
-        self._aside: ReadyQueue[Hosted | GuestWork] = ReadyQueue(starvation_ms)
+        self._ready: ReadyQueue[Hosted | BorrowedRun] = ReadyQueue(starvation_ms)
+        self._aside: ReadyQueue[Hosted | BorrowedRun] = ReadyQueue(starvation_ms)
         """Partitions whose runs need a thread, while all that may be busy are."""
         self._threads_busy = 0
         self._aside_runs: set[ThreadRun] = set()
@@ -820,9 +820,9 @@ class Host:
             self._take(next_, now_ms)
             now_ms = self._clock.monotonic_ms()
 
-    def _take(self, hosted: Hosted | GuestWork, now_ms: float) -> None:
+    def _take(self, hosted: Hosted | BorrowedRun, now_ms: float) -> None:
         """It is the partition's turn, or a guest's."""
-        if type(hosted) is GuestWork:
+        if type(hosted) is BorrowedRun:
             self._run_guest(hosted)
             return
         assert type(hosted) is Hosted
@@ -1018,7 +1018,7 @@ class Host:
             self._aside_runs.remove(run)
         if self._aside:
             self._plan_pump()
-        if type(hosted) is GuestWork:
+        if type(hosted) is BorrowedRun:
             assert self.lending is not None
             self.lending.guest_ran(hosted, result, tainted)
             return
@@ -1039,10 +1039,10 @@ class Host:
         if self.lending is not None:
             self.lending.workers_changed(workers)
 
-    def neighbour_lost(self, worker: str) -> None:
+    def peer_lost(self, worker: str) -> None:
         """A link to another worker has ended."""
         if self.lending is not None:
-            self.lending.neighbour_lost(worker)
+            self.lending.peer_lost(worker)
 
     def lease_message(self, worker: str, message: msgspec.Raw) -> None:
         """Another worker says something of leases."""
@@ -1083,7 +1083,7 @@ class Host:
             return now_ms
         return max(now_ms, min([run.ends_ms for run in self._aside_runs]))
 
-    def line_up_guest(self, guest: GuestWork, rank: float) -> None:
+    def line_up_guest(self, guest: BorrowedRun, rank: float) -> None:
         """See `LendingHost`."""
         work, function = guest.work, guest.function
         work.rank = work.rank_last = rank
@@ -1097,12 +1097,12 @@ class Host:
         queue.put(_guest_name(guest), guest, rank, work.arrived_ms)
         self._plan_pump()
 
-    def discard_guest(self, guest: GuestWork) -> None:
+    def discard_guest(self, guest: BorrowedRun) -> None:
         """See `LendingHost`."""
         self._ready.discard(_guest_name(guest))
         self._aside.discard(_guest_name(guest))
 
-    def _run_guest(self, guest: GuestWork) -> None:
+    def _run_guest(self, guest: BorrowedRun) -> None:
         lending = self.lending
         assert lending is not None
         guest.begin()
@@ -1117,7 +1117,7 @@ class Host:
             lending.guest_ran(guest, self._sync.run(guest.work, guest.place))
 
 
-def _guest_name(guest: GuestWork) -> str:
+def _guest_name(guest: BorrowedRun) -> str:
     """Return its name in line; no partition has one like it."""
     return "\x00" + "/".join(map(str, guest.lease))
 
@@ -1127,7 +1127,7 @@ class ThreadRun:
 
     def __init__(
         self,
-        hosted: Hosted | GuestWork,
+        hosted: Hosted | BorrowedRun,
         work: Work,
         runner: SyncRunner,
         threads: RunnerThreads,

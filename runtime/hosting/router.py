@@ -1,4 +1,4 @@
-"""Brings batches to where they belong: a local partition, a neighbour, a client.
+"""Brings batches to where they belong: a local partition, a peer, a client.
 
 Knows who is connected and who owns what; knows nothing of what the messages mean. Whatever cannot
 be delivered now stays in its sender's outbox and is offered again when something changes.
@@ -73,7 +73,7 @@ class Router:
         self._peers: dict[str, PeerOutbound] = {}
         self._connecting: set[str] = set()
         self._callers: dict[str, PeerOutbound] = {}
-        """Neighbours that have connected to us; what we tell them of leases goes the same way."""
+        """Peers that have connected to us; what we tell them of leases goes the same way."""
         self._sources: dict[str, PeerOutbound] = {}
         """Source to the link on which it was heard last."""
         self._also_heard: dict[str, dict[PeerOutbound, None]] = {}
@@ -87,7 +87,7 @@ class Router:
         self._is_cut_off = False
         self._tasks: asyncio.TaskGroup
         self.on_handover: Callable[[str, HandoverMessage], None] = lambda worker, message: None
-        """A neighbour says something of a partition that moves."""
+        """A peer says something of a partition that moves."""
         self.on_lost: Callable[[], None] = lambda: None
         """A partition was taken away by somebody else."""
         self.set_aside: Mapping[str, str] = {}
@@ -121,7 +121,7 @@ class Router:
         self._intake_closed = True
 
     async def is_replaced(self) -> bool:
-        """Ask some neighbours; tell whether one knows a newer placement, which does without us."""
+        """Ask some peers; tell whether one knows a newer placement, which does without us."""
         mine = self._topology
         others = sorted(name for name in mine.workers if name != self._worker)
         some = sorted(others, key=lambda _: self._chance())[:NEIGHBOURS_ASKED_MAX]
@@ -132,9 +132,9 @@ class Router:
         return False
 
     async def _topology_of(self, address: str) -> Topology:
-        """Return what a neighbour says to clients that connect; nothing if it does not answer."""
+        """Return what a peer says to clients that connect; nothing if it does not answer."""
         receiver = _Receiver(self, None)
-        # As a client, so that nothing which neighbours have under way with us is disturbed.
+        # As a client, so that nothing which peers have under way with us is disturbed.
         hello = Hello(f"{CLIENT_MARK}{self._worker}")
         try:
             async with asyncio.timeout(NEIGHBOUR_ANSWERS_S):
@@ -279,7 +279,7 @@ class Router:
                 other.acknowledge(ack)
 
     def send_to_peer(self, worker: str, message: bytes) -> bool:
-        """Say something of leases to a neighbour; False if it cannot be reached now."""
+        """Say something of leases to a peer; False if it cannot be reached now."""
         port = self._peers.get(worker) or self._callers.get(worker)
         if port is None:
             self._connect_later(worker)
@@ -304,7 +304,7 @@ class Router:
     # Links
 
     def accepted(self, link: Link, hello: Hello) -> LinkReceiver:
-        """Somebody has connected: a client, or a neighbour who wants to send.
+        """Somebody has connected: a client, or a peer who wants to send.
 
         Before the worker has joined its cluster nobody is welcome: a client would take what the
         worker does not know yet for what there is not, and its callers would be told so.
@@ -410,7 +410,7 @@ class Router:
                 self.host.client_gone(port.name)
         elif self._peers.get(port.name) is port:
             del self._peers[port.name]
-            # Whoever owns those partitions now, or this neighbour when it is back, gets it again.
+            # Whoever owns those partitions now, or this peer when it is back, gets it again.
             self._loop_later(self._about(RETRY_S), lambda: self._room(port))
 
     def _about(self, wait_s: float) -> float:
@@ -451,7 +451,7 @@ class Router:
         if self._callers.get(port.name) is port:
             del self._callers[port.name]
         # What was said on this link may be lost, although there may be another one.
-        self.host.neighbour_lost(port.name)
+        self.host.peer_lost(port.name)
 
     def _loop_later(self, delay_s: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, call)
@@ -524,7 +524,7 @@ class Router:
             try:
                 told = handover_message(message)
             except msgspec.MsgspecError as error:
-                _log.error("a neighbour is not understood", neighbour=port.name, error=str(error))
+                _log.error("a peer is not understood", peer=port.name, error=str(error))
                 continue
             if told is None:
                 self.host.lease_message(port.name, message)
@@ -597,7 +597,7 @@ class Router:
         port.link.send(Refused(batch.target, batch.source, batch.first, error))
 
     def _refused(self, port: PeerOutbound, refused: Refused) -> None:
-        """A neighbour has not taken our batch: it lacks some before, or the partition moves."""
+        """A peer has not taken our batch: it lacks some before, or the partition moves."""
         if is_client(port.name) and refused.target != port.name:
             return  # A client speaks for itself alone.
         partition = endpoint_of(refused.source)

@@ -19,8 +19,8 @@ from sublet.functions.effects import Routes
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestStates, GuestWork, OfferError
-from sublet.runtime.leases.coordinator import LeaseDesk, LeaseHost
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun, GuestStates, OfferError
+from sublet.runtime.leases.coordinator import LeaseCoordinator, LeaseHost
 from sublet.runtime.leases.lessor import TERM_MS
 from sublet.runtime.leases.results import LeaseResultError, decode_result, encode_result
 from sublet.runtime.partition.model.lease import Lease
@@ -38,7 +38,7 @@ from sublet.scheduler.urgency import Urgency
 _log = structlog.get_logger(__name__)
 
 GUEST_CACHE_PART = 8
-"""Of the memory for states, so small a part is for those of neighbours."""
+"""Of the memory for states, so small a part is for those of peers."""
 OFFER_BYTES_MAX = 4 * 1024 * 1024
 """What is larger is not worth its way, and stays home."""
 PATIENCE_LEFT_MS = 3_600_000.0
@@ -52,11 +52,11 @@ class LendingHost(LeaseHost, Protocol):
 
     def cache_of(self, partition: Partition) -> StateCache | None: ...
 
-    def line_up_guest(self, guest: GuestWork, rank: float) -> None:
+    def line_up_guest(self, guest: BorrowedRun, rank: float) -> None:
         """Run a guest in its turn: `begun`, then `guest_ran`."""
         ...
 
-    def discard_guest(self, guest: GuestWork) -> None:
+    def discard_guest(self, guest: BorrowedRun) -> None:
         """Take a guest out of the line."""
         ...
 
@@ -97,7 +97,7 @@ class Lending:
             limits.state_bytes_max,
             monotonic_ms,
         )
-        self.desk = LeaseDesk[GuestWork](
+        self.desk = LeaseCoordinator[BorrowedRun](
             worker,
             self,
             host,
@@ -116,7 +116,7 @@ class Lending:
 
     @property
     def guests_running(self) -> int:
-        """Messages of neighbours that run here now."""
+        """Messages of peers that run here now."""
         guests = self.desk.guests
         return sum([guests[each].work.count for each in self.desk.running if each in guests])
 
@@ -129,9 +129,9 @@ class Lending:
     def workers_changed(self, workers: Iterable[str]) -> None:
         self.desk.workers_changed(workers)
 
-    def neighbour_lost(self, worker: str) -> None:
+    def peer_lost(self, worker: str) -> None:
         """A link has ended: what was said on it may be lost."""
-        self.desk.neighbour_lost(worker)
+        self.desk.peer_lost(worker)
 
     def partition_left(self, partition: Partition) -> None:
         self.desk.partition_left(partition)
@@ -144,16 +144,16 @@ class Lending:
         """The states for a lease are in memory."""
         self.desk.loaded(lease)
 
-    def begun(self, guest: GuestWork) -> None:
+    def begun(self, guest: BorrowedRun) -> None:
         """A guest has its turn."""
         self.desk.begun(guest)
 
     def message(self, worker: str, raw: msgspec.Raw) -> None:
-        """A neighbour says something."""
+        """A peer says something."""
         try:
             message = _decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            _log.error("a neighbour is not understood", neighbour=worker, error=str(error))
+            _log.error("a peer is not understood", peer=worker, error=str(error))
             return
         self.desk.message(worker, message)
 
@@ -260,15 +260,15 @@ class Lending:
     def knows(self, function: str) -> bool:
         is_known = function in self._functions
         if not is_known:
-            _log.error("a neighbour lends what is not known here", function=function)
+            _log.error("a peer lends what is not known here", function=function)
         return is_known
 
     def missing(self, offer: Offer) -> list[str]:
         return self.states.missing(offer, self._functions[offer.function])
 
-    def take_in(self, worker: str, offer: Offer) -> GuestWork | None:
+    def take_in(self, worker: str, offer: Offer) -> BorrowedRun | None:
         try:
-            return GuestWork(
+            return BorrowedRun(
                 offer,
                 worker,
                 self._functions[offer.function],
@@ -278,22 +278,22 @@ class Lending:
                 monotonic_ms=self._monotonic_ms,
             )
         except OfferError as error:
-            _log.error("a neighbour lends what makes no sense", neighbour=worker, error=str(error))
+            _log.error("a peer lends what makes no sense", peer=worker, error=str(error))
             return None
 
-    def line_up(self, guest: GuestWork, rank: float) -> None:
+    def line_up(self, guest: BorrowedRun, rank: float) -> None:
         self._host.line_up_guest(guest, rank)
 
-    def discard(self, guest: GuestWork) -> None:
+    def discard(self, guest: BorrowedRun) -> None:
         self._host.discard_guest(guest)
         guest.drop()
 
-    def interrupt(self, guest: GuestWork) -> None:
+    def interrupt(self, guest: BorrowedRun) -> None:
         self.async_guests.revoke(guest.lease)
 
     # Guests that ran
 
-    def guest_ran(self, guest: GuestWork, result: RunResult, tainted: bool = False) -> None:
+    def guest_ran(self, guest: BorrowedRun, result: RunResult, tainted: bool = False) -> None:
         """A guest has been worked off: bring it back. `tainted`: its states may change yet."""
         if not self.desk.ended(guest):
             return
@@ -303,7 +303,7 @@ class Lending:
             encoded = _encode(self._too_large(guest, now_ms))
         self._tell(guest.lessor, encoded)
 
-    def _too_large(self, guest: GuestWork, now_ms: float) -> Return:
+    def _too_large(self, guest: BorrowedRun, now_ms: float) -> Return:
         """Return nothing but the messages: what came of them does not fit into a frame."""
         result = RunResult()
         result.values = [None] * guest.work.count

@@ -1,4 +1,4 @@
-"""Work of neighbours: what a lessee does with an offer that it has accepted.
+"""Work of peers: what a lessee does with an offer that it has accepted.
 
 A guest runs as any other work does, with the same runners; only what comes of it goes back to the
 lessor instead of into a commit. States that came with an offer stay here for the next one, up to a
@@ -64,7 +64,7 @@ class _Kept(NamedTuple):
 
 
 class HomePartition:
-    """A partition of a neighbour, with what is here of it."""
+    """A partition of a peer, with what is here of it."""
 
     __slots__ = ("clock", "clock_base_ms", "epoch", "kept", "lent")
 
@@ -94,7 +94,7 @@ class HomePartition:
 
 
 class GuestStates:
-    """States of neighbours' keys, by partition, epoch and key, each with its version.
+    """States of peers' keys, by partition, epoch and key, each with its version.
 
     A guest has the cells of its keys to itself: they are not here while it runs, and come back
     when it has ended. Those that were not used for longest are dropped at the bound; so are all of
@@ -264,7 +264,7 @@ class CarriedTrace:
         """See `Traced.failed`; the lessor's to tell."""
 
 
-class GuestWork:
+class BorrowedRun:
     """An accepted offer, ready to run: a `Work` with the `Place` for it.
 
     `begin`, run, then `finish`; or `drop` if nobody wants it any more. On the loop.
@@ -416,7 +416,7 @@ def _waiting_of(offer: Offer, now_ms: float) -> list[QueuedMessage]:
     return waiting
 
 
-OnGuestEnd = Callable[[GuestWork, RunResult], None]
+OnGuestEnd = Callable[[BorrowedRun, RunResult], None]
 Lock = str | int
 
 
@@ -436,7 +436,7 @@ class _AsyncRun:
         "waits",
     )
 
-    def __init__(self, guest: GuestWork, on_end: OnGuestEnd, limit_s: float) -> None:
+    def __init__(self, guest: BorrowedRun, on_end: OnGuestEnd, limit_s: float) -> None:
         self.guest = guest
         self.on_end = on_end
         self.limit_s = limit_s
@@ -503,7 +503,7 @@ class AsyncGuests:
     def stop(self) -> None:
         self._runner.stop()
 
-    def run(self, guest: GuestWork, on_end: OnGuestEnd, limit_s: float = inf) -> None:
+    def run(self, guest: BorrowedRun, on_end: OnGuestEnd, limit_s: float = inf) -> None:
         """Run a guest; `on_end` hears once, perhaps at once, what came of it.
 
         Handlers run where `guest.work.off_loop` says. On this loop they are stepped for about

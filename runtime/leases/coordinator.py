@@ -36,7 +36,7 @@ from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.urgency import Urgency
 
 MET_MAX = 16
-"""Neighbours to which there is a link before there is anything to say."""
+"""Peers to which there is a link before there is anything to say."""
 LOOK_MS = 1.0
 """Policies are not asked more often than this."""
 
@@ -83,11 +83,11 @@ class LeaseShell(Protocol[G]):
     """Sends what is said, and runs guests."""
 
     def meet(self, worker: str) -> None:
-        """Something may have to be said to a neighbour soon."""
+        """Something may have to be said to a peer soon."""
         ...
 
     def say(self, worker: str, message: LeaseMessage) -> bool:
-        """Tell a neighbour; return whether it can be reached."""
+        """Tell a peer; return whether it can be reached."""
         ...
 
     def offer(self, lease: Lease) -> None:
@@ -127,7 +127,7 @@ class LeaseShell(Protocol[G]):
         ...
 
 
-class LeaseDesk(Generic[G]):
+class LeaseCoordinator(Generic[G]):
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         worker: str,
@@ -158,7 +158,7 @@ class LeaseDesk(Generic[G]):
         )
         self.lessee = Lessee(urgency.waiting)
         self.guests: dict[LeaseId, G] = {}
-        """What waits or runs here for neighbours."""
+        """What waits or runs here for peers."""
         self.running: set[LeaseId] = set()
         """Of these, what has its turn."""
         self.wakes_ms = inf
@@ -177,11 +177,11 @@ class LeaseDesk(Generic[G]):
         self.lessor.workers_changed(workers, self._monotonic_ms())
         # Whoever is asked first should not have to be looked for. In a large cluster the others
         # are met when they are needed.
-        for neighbour in islice(self.lessor.neighbours, MET_MAX):
-            self._shell.meet(neighbour)
+        for peer in islice(self.lessor.peers, MET_MAX):
+            self._shell.meet(peer)
         self.flush()
 
-    def neighbour_lost(self, worker: str) -> None:
+    def peer_lost(self, worker: str) -> None:
         """What was said to it, or by it, may be lost."""
         self.lessor.peer_lost(worker, self._monotonic_ms())
         for guest in [each for each in self.guests.values() if each.lessor == worker]:
@@ -194,7 +194,7 @@ class LeaseDesk(Generic[G]):
 
     def look(self, now_ms: float, *, at_once: bool = False) -> None:
         """Messages wait: ask the policies, now and then."""
-        if not self.lessor.neighbours or (now_ms - self._looked_ms < LOOK_MS and not at_once):
+        if not self.lessor.peers or (now_ms - self._looked_ms < LOOK_MS and not at_once):
             return
         self._looked_ms = now_ms
         if self._measures.is_due(now_ms):
@@ -214,7 +214,7 @@ class LeaseDesk(Generic[G]):
         self.flush()
 
     def message(self, worker: str, message: LeaseMessage) -> None:
-        """A neighbour says something."""
+        """A peer says something."""
         now_ms = self._monotonic_ms()
         match message:
             case Probe():

@@ -1,4 +1,4 @@
-"""A worker as lessee: what it takes from its neighbours, and what it tells them of itself.
+"""A worker as lessee: what it takes from its peers, and what it tells them of itself.
 
 Decides only whether there is room; running what was taken is the shell's business. All that waits
 in the worker, its own messages and its guests, stands in one laxity queue, so the answer protects
@@ -11,7 +11,7 @@ from sublet.runtime.protocol.lease_messages import LeaseId, Load
 from sublet.scheduler.laxity_queue import Entry, LaxityQueue
 
 GUEST_MESSAGES_MAX = 20_000
-"""Messages that may wait or run here for neighbours."""
+"""Messages that may wait or run here for peers."""
 OVER_KEPT_MAX = 10_000
 """Leases that have ended here: an offer that comes once more, so late, is not taken."""
 

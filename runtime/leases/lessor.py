@@ -1,7 +1,7 @@
 """A worker as lessor: asks the binding policies, and keeps the table of its leases.
 
 Pure: events in, effects out. The shell calls `look` while messages wait, tells what arrives from
-neighbours, and then carries out what has gathered in `effects`. Nothing here can make anything
+peers, and then carries out what has gathered in `effects`. Nothing here can make anything
 wrong: a lease only takes messages out of their queue and ends in exactly one of two ways, worked
 off or home again.
 """
@@ -37,7 +37,7 @@ from sublet.scheduler.binding.policy import (
     BindingPolicy,
     Choice,
     Lend,
-    Neighbour,
+    Peer,
 )
 from sublet.scheduler.urgency import Urgency
 
@@ -63,7 +63,7 @@ LEASES_MAX = 1_000
 
 
 class SendTo(NamedTuple):
-    """Tell a neighbour something."""
+    """Tell a peer something."""
 
     worker: str
     message: LeaseMessage
@@ -85,7 +85,7 @@ LessorEffect = SendTo | OfferTo | Changed
 
 
 class Chance(Protocol):
-    def sample(self, population: Sequence[Neighbour], k: int) -> list[Neighbour]: ...
+    def sample(self, population: Sequence[Peer], k: int) -> list[Peer]: ...
 
 
 class Crowd(NamedTuple):
@@ -119,10 +119,10 @@ class Tally:
         "declined",
         "elapsed_ms",
         "expired",
-        "homebound",
         "late_returns",
         "lent",
         "lent_partial",
+        "local_only",
         "messages",
         "partials_merged",
         "returned",
@@ -137,7 +137,7 @@ class Tally:
         self.returned = self.declined = self.expired = self.revoked = 0
         self.late_returns = 0
         """Came after the lease had ended, and were dropped."""
-        self.homebound = 0
+        self.local_only = 0
         """Messages that came back because they can only run at home."""
         self.partials_merged = 0
         self.states_sent = self.states_known = 0
@@ -146,13 +146,13 @@ class Tally:
         """Messages of returned leases."""
         self.answers = 0
         self.answer_ms = 0.0
-        """What neighbours have answered at once, and how long that took."""
+        """What peers have answered at once, and how long that took."""
         self.elapsed_ms = self.round_trip_ms = 0.0
         """What returned leases took there, and from offer to return."""
 
 
 class Question:
-    """Neighbours that were asked whether they have room."""
+    """Peers that were asked whether they have room."""
 
     __slots__ = ("asked", "bids", "leases", "partition", "policy", "replies", "until_ms")
 
@@ -188,7 +188,7 @@ class Lessor:
         self.open: dict[LeaseId, Lease] = {}
         self.tallies: dict[str, Tally] = {}
         """By function."""
-        self.neighbours: dict[str, Neighbour] = {}
+        self.peers: dict[str, Peer] = {}
         self._urgency = urgency
         self._waiting = urgency.waiting
         self._policy_of = policy_of
@@ -202,7 +202,7 @@ class Lessor:
         self._queued = queued
         self._has = has
         self._term_ms = term_ms
-        self._ranges: dict[str, list[Neighbour]] = {}
+        self._ranges: dict[str, list[Peer]] = {}
         self._number = self._question = 0
         self._questions: dict[int, Question] = {}
         self._terms: list[tuple[float, int, Lease]] = []
@@ -221,19 +221,19 @@ class Lessor:
     def workers_changed(self, workers: Iterable[str], now_ms: float) -> None:
         """Learn which other workers there are."""
         others = set(workers) - {self.worker}
-        for gone in [each for each in self.neighbours if each not in others]:
-            del self.neighbours[gone]
+        for gone in [each for each in self.peers if each not in others]:
+            del self.peers[gone]
             self.peer_lost(gone, now_ms)
         for name in sorted(others):
-            self.neighbours.setdefault(name, Neighbour(name))
+            self.peers.setdefault(name, Peer(name))
         self._ranges.clear()
 
-    def range_of(self, partition: Partition) -> list[Neighbour]:
-        """Return the neighbours that may work for a partition."""
+    def range_of(self, partition: Partition) -> list[Peer]:
+        """Return the peers that may work for a partition."""
         found = self._ranges.get(partition.name)
         if found is None:
             function = partition.function.name
-            found = [each for each in self.neighbours.values() if self._has(each.name, function)]
+            found = [each for each in self.peers.values() if self._has(each.name, function)]
             size = partition.function.parallelism_range
             if size is not None and len(found) >= size:
                 # The same few each time, and others for each partition.
@@ -244,10 +244,10 @@ class Lessor:
         return found
 
     def peer_lost(self, worker: str, now_ms: float) -> None:
-        """A neighbour cannot be reached: what it has is lost."""
+        """A peer cannot be reached: what it has is lost."""
         self.now_ms = now_ms
-        if worker in self.neighbours:
-            self.neighbours[worker].forget()
+        if worker in self.peers:
+            self.peers[worker].forget()
         for lease in [each for each in self.open.values() if each.lessee == worker]:
             self._home(lease, LeaseState.REVOKED)
         for number, question in tuple(self._questions.items()):
@@ -558,22 +558,22 @@ class Lessor:
         return lease
 
     def _offer(self, lease: Lease, worker: str, *, forced: bool) -> None:
-        neighbour = self.neighbours.get(worker)
-        if neighbour is None:
+        peer = self.peers.get(worker)
+        if peer is None:
             self._home(lease, LeaseState.REVOKED)
             return
         lease.lessee = worker
         lease.forced = forced
         lease.state = LeaseState.OFFERED
         lease.begun_ms = self.now_ms
-        expected_ms = lease.bindable.cost_ms + neighbour.queued_ms
+        expected_ms = lease.bindable.cost_ms + peer.queued_ms
         # What is due long after may wait there until then.
         left_ms = lease.bindable.work.deadline_ms - self.now_ms
         term_ms = max(self._term_ms, min(left_ms / 2, TERM_MS_MAX))
         lease.ends_ms = self.now_ms + term_ms + TERM_FACTOR * expected_ms
         heappush(self._terms, (lease.ends_ms, lease.id.number, lease))
-        neighbour.queued += lease.work.count
-        neighbour.queued_ms += lease.bindable.cost_ms
+        peer.queued += lease.work.count
+        peer.queued_ms += lease.bindable.cost_ms
         if lease.is_loaded:
             self.effects.append(OfferTo(lease))
 
@@ -607,7 +607,7 @@ class Lessor:
             self.effects.append(SendTo(worker, probe))
         self._decide_if_answered(self._question, question)
 
-    # What neighbours say
+    # What peers say
 
     def replied(self, worker: str, reply: Reply, now_ms: float) -> None:
         self.now_ms = now_ms
@@ -683,7 +683,7 @@ class Lessor:
         return lease
 
     def finish(
-        self, lease: Lease, result: RunResult, homebound: int, reason: str, now_ms: float
+        self, lease: Lease, result: RunResult, local_only: int, reason: str, now_ms: float
     ) -> None:
         """The result of a lease is here."""
         del self.open[lease.id]
@@ -691,11 +691,11 @@ class Lessor:
         function = lease.partition.function
         tally = self.tally(function)
         tally.returned += 1
-        tally.came_back += lease.work.count - homebound
+        tally.came_back += lease.work.count - local_only
         tally.elapsed_ms += result.elapsed_ms
         tally.round_trip_ms += now_ms - lease.begun_ms
-        if homebound:
-            tally.homebound += homebound
+        if local_only:
+            tally.local_only += local_only
             if reason == "calls":
                 self._homebound.add(function.name)
             elif lease.partial:
@@ -720,10 +720,10 @@ class Lessor:
         tally.answer_ms += self.now_ms - asked_ms
 
     def _heard(self, worker: str, load: Load) -> None:
-        neighbour = self.neighbours.get(worker)
-        if neighbour is not None:
-            neighbour.queued, neighbour.queued_ms = load.queued, load.queued_ms
-            neighbour.heard_ms = self.now_ms
+        peer = self.peers.get(worker)
+        if peer is not None:
+            peer.queued, peer.queued_ms = load.queued, load.queued_ms
+            peer.heard_ms = self.now_ms
 
     # Time
 
@@ -777,20 +777,18 @@ class Lessor:
         cost_ms = self._urgency.occupies_ms(function, work.work.count)
         return self._waiting.fits(work.work.deadline_ms, cost_ms, self.start_ms)
 
-    def pick(self, neighbours: Sequence[Neighbour], count: int) -> list[Neighbour]:
-        return self._chance.sample(neighbours, min(count, len(neighbours)))
+    def pick(self, peers: Sequence[Peer], count: int) -> list[Peer]:
+        return self._chance.sample(peers, min(count, len(peers)))
 
 
 class CurrentScene:
-    """See `scheduler.binding.policy.Scene`."""
+    """See `scheduler.binding.policy.BindingContext`."""
 
-    def __init__(
-        self, lessor: Lessor, neighbours: Sequence[Neighbour], searches: Sequence[int]
-    ) -> None:
+    def __init__(self, lessor: Lessor, peers: Sequence[Peer], searches: Sequence[int]) -> None:
         self._lessor = lessor
         self.worker = lessor.worker
         self.now_ms = lessor.now_ms
-        self.neighbours = neighbours
+        self.peers = peers
         self.searches = searches
 
     @property
@@ -801,8 +799,8 @@ class CurrentScene:
     def queued_ms(self) -> float:
         return self._lessor.queued_ms
 
-    def pick(self, count: int) -> list[Neighbour]:
-        return self._lessor.pick(self.neighbours, count)
+    def pick(self, count: int) -> list[Peer]:
+        return self._lessor.pick(self.peers, count)
 
     def fits(self, work: Bindable) -> bool:
         return self._lessor.fits(work)

@@ -17,7 +17,7 @@ MARGIN_STEP_BACK = 0.005
 DRAG_MAX = 3.0
 DRAG_WEIGHT = 0.3
 HEARD_MS = 5_000.0
-"""What a neighbour said longer ago says nothing about it now."""
+"""What a peer said longer ago says nothing about it now."""
 
 
 class _Seen(NamedTuple):
@@ -108,7 +108,7 @@ class LeaseMeasures:
     def _neighbours_ms(self, now_ms: float) -> float | None:
         heard = [
             each.queued_ms
-            for each in self._lessor.neighbours.values()
+            for each in self._lessor.peers.values()
             if now_ms - each.heard_ms < HEARD_MS
         ]
         return sum(heard) / len(heard) if heard else None

@@ -15,10 +15,10 @@ from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
+    BindingContext,
     BindingPolicy,
     Choice,
     Lend,
-    Scene,
 )
 
 _log = structlog.get_logger(__name__)
@@ -50,24 +50,27 @@ class GuardedPolicy:
         """What the policy says of itself, or why it is not asked any more."""
         return self._failure or str(getattr(self._policy, "reason", ""))
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         return self._choices(lambda: self._policy.bind(works, scene), works, scene)
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         return self._choices(lambda: self._policy.answered(works, bids, scene), works, scene)
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return self._choices(lambda: self._policy.declined(work, worker, scene), [work], scene)
 
     def _choices(
-        self, choose: Callable[[], Iterable[Choice]], works: Sequence[Bindable], scene: Scene
+        self,
+        choose: Callable[[], Iterable[Choice]],
+        works: Sequence[Bindable],
+        scene: BindingContext,
     ) -> list[Choice]:
         """Return the choices that can be carried out; none if the policy fails."""
         if self._failure:
             return []
-        known = {each.name for each in scene.neighbours}
+        known = {each.name for each in scene.peers}
         given = {id(each) for each in works}
         try:
             return [each for each in choose() if _is_possible(each, given, known)]

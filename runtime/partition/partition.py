@@ -798,7 +798,7 @@ class Partition:
         if self.staging.fed_rows:
             size = min(size, max(1, self._runs.background_room(now_ms)))
         if self._ready and not (
-            # Of a full partition's backlog only neighbours' messages may run, if there are any.
+            # Of a full partition's backlog only peers' messages may run, if there are any.
             len(self._awaiting) < self._limits.open_calls_max
             and self._queue.is_more_urgent(self._ready)
         ):

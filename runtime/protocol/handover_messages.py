@@ -56,7 +56,7 @@ _decode_handover = msgspec.msgpack.Decoder(HandoverMessage).decode
 
 
 def handover_message(raw: Raw) -> HandoverMessage | None:
-    """Return what a neighbour says of a partition that moves; None if it speaks of leases.
+    """Return what a peer says of a partition that moves; None if it speaks of leases.
 
     Raises `msgspec.MsgspecError` if it makes no sense.
     """

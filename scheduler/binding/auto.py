@@ -27,9 +27,9 @@ from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
+    BindingContext,
     BindingPolicy,
     Choice,
-    Scene,
     Static,
     binding_policy,
 )
@@ -54,11 +54,11 @@ class Band(NamedTuple):
 LATE_SHARE = Band(0.02, 0.005)
 """Of the messages: there is something to be done about it."""
 SKEW = Band(1.5, 1.2)
-"""What waits here for each millisecond that waits at a neighbour: others have room."""
+"""What waits here for each millisecond that waits at a peer: others have room."""
 LEVEL = Band(0.8, 0.65)
 """The same the other way round: others have as much to do."""
 CROWDED_MS = Band(20.0, 10.0)
-"""What waits at a neighbour: it is not idle either."""
+"""What waits at a peer: it is not idle either."""
 LARGE_MS = Band(1.8, 1.4)
 """One message: asking two workers about each costs little beside it."""
 TRIPS = Band(3.0, 2.0)
@@ -107,7 +107,7 @@ class Measured:
     queued_ms: float = 0.0
     """What waits at this worker, of all functions."""
     neighbours_queued_ms: float | None = None
-    """The mean of what waits at the neighbours; None if nothing was heard of them."""
+    """The mean of what waits at the peers; None if nothing was heard of them."""
     cost_ms: float = 0.0
     """What one message is expected to take."""
     state_bytes: float = 0.0
@@ -126,7 +126,7 @@ class Measured:
 
     @property
     def skew(self) -> float:
-        """What waits here against a neighbour; 1 if nothing is known of them."""
+        """What waits here against a peer; 1 if nothing is known of them."""
         if self.neighbours_queued_ms is None:
             return 1.0
         unit_ms = max(self.cost_ms, SKEW_UNIT_MS_MIN)
@@ -183,7 +183,7 @@ RULES = (
         lambda fact: (
             fact.late and fact.level and fact.crowded and (fact.refused or not fact.lending)
         ),
-        "neighbours have as much to do: {late:.1%} late with {queued_ms:.0f} ms waiting here, "
+        "peers have as much to do: {late:.1%} late with {queued_ms:.0f} ms waiting here, "
         "{neighbours_queued_ms:.0f} ms there, {declined:.0%} refused",
     ),
     Rule(
@@ -191,7 +191,7 @@ RULES = (
         lambda fact: fact.worth_asking and not fact.sending_some and (fact.late or fact.busy),
         "messages are large, or their states can be merged, so questions cost little beside what "
         "waiting costs: {cost_ms:.3g} ms and {state_bytes:.0f} bytes each, {late:.1%} late, "
-        "{skew:.1f} times a neighbour's queue",
+        "{skew:.1f} times a peer's queue",
     ),
     Rule(
         CHECK,
@@ -267,17 +267,17 @@ class AutoBinding:
         self._kept_ms = dwell_ms
         self._left_ms: dict[str, float] = {}
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         return self._policy.bind(works, scene)
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         # If the one that asked is not followed any more, the messages stay, or go as they would
         # go now: both are allowed.
         return self._policy.answered(works, bids, scene)
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return self._policy.declined(work, worker, scene)
 
     def measured(self, figures: Measured) -> None:

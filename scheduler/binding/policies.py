@@ -18,10 +18,10 @@ from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
+    BindingContext,
     Choice,
     Lend,
-    Neighbour,
-    Scene,
+    Peer,
     binding_policy,
 )
 
@@ -79,17 +79,19 @@ class _Draw:
     def __init__(self) -> None:
         self._due = 0.0
 
-    def is_home_drawn(self, scene: Scene) -> bool:
+    def is_home_drawn(self, scene: BindingContext) -> bool:
         """Tell whether the lessor is one of the two: as often as any other worker, but evenly
-        spread, because chance is only offered among the neighbours."""
-        self._due += 2 / (len(scene.neighbours) + 1)
+        spread, because chance is only offered among the peers."""
+        self._due += 2 / (len(scene.peers) + 1)
         if self._due < 1 - 1e-9:
             return False
         self._due = max(self._due - 1, 0.0)
         return True
 
 
-def _asked_directly(works: Sequence[Bindable], draw: _Draw, scene: Scene) -> Iterator[Choice]:
+def _asked_directly(
+    works: Sequence[Bindable], draw: _Draw, scene: BindingContext
+) -> Iterator[Choice]:
     queued = scene.queued
     for work in works:
         if draw.is_home_drawn(scene):
@@ -114,11 +116,11 @@ class QueueDirect:
         self._fetches = _Fetches("queue-direct", cache_aware, 0.0)
         self._draw = _Draw()
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        return _asked_directly(works, self._draw, scene) if scene.neighbours else ()
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+        return _asked_directly(works, self._draw, scene) if scene.peers else ()
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         queued = {bid.worker: bid.queued for bid in bids}
         for work in works if bids else ():
@@ -130,7 +132,7 @@ class QueueDirect:
             queued[worker] += work.work.count
             yield Lend(work, worker, forced=True)
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return ()
 
 
@@ -146,11 +148,11 @@ class LaxityDirect:
         self._fetches = _Fetches("laxity-direct", cache_aware, fetch_ms)
         self._draw = _Draw()
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        return _asked_directly(works, self._draw, scene) if scene.neighbours else ()
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+        return _asked_directly(works, self._draw, scene) if scene.peers else ()
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         lent_ms = dict.fromkeys((bid.worker for bid in bids), 0.0)
         for work in works if bids else ():
@@ -166,10 +168,10 @@ class LaxityDirect:
         queued_ms = bid.queued_ms + lent_ms + self._fetches.cost_ms(work, bid.worker)
         return not bid.fits, queued_ms, bid.queued
 
-    def _home_key(self, work: Bindable, scene: Scene) -> tuple[bool, float, int]:
+    def _home_key(self, work: Bindable, scene: BindingContext) -> tuple[bool, float, int]:
         return not scene.fits(work), scene.queued_ms, scene.queued
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return ()
 
 
@@ -177,14 +179,14 @@ class LaxityDirect:
 
 
 class _Queues:
-    """What should wait at the neighbours by now, and what one call has lent to them."""
+    """What should wait at the peers by now, and what one call has lent to them."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: BindingContext) -> None:
         self._places: dict[str, int] = {}
         self._heap: list[tuple[float, int, str]] = []
         self.queued_ms: dict[str, float] = {}
         # Those drawn by chance come first, so that not all lessors take the same of equal queues.
-        for each in (*scene.pick(EQUALS_DRAWN), *scene.neighbours):
+        for each in (*scene.pick(EQUALS_DRAWN), *scene.peers):
             if each.name not in self._places:
                 place = self._places[each.name] = len(self._places)
                 queued_ms = _by_now_ms(each, scene.now_ms)
@@ -210,12 +212,12 @@ class _Queues:
             heapreplace(heap, (self.queued_ms[worker], place, worker))
 
 
-def _by_now_ms(neighbour: Neighbour, now_ms: float) -> float:
+def _by_now_ms(peer: Peer, now_ms: float) -> float:
     """Return what is left of a queue, if it was worked off since it was heard of. Of who was never
     heard of, nothing is known that waits there: so everybody is tried."""
-    if neighbour.heard_ms == -inf:
-        return neighbour.queued_ms
-    return max(0.0, neighbour.queued_ms - (now_ms - neighbour.heard_ms))
+    if peer.heard_ms == -inf:
+        return peer.queued_ms
+    return max(0.0, peer.queued_ms - (now_ms - peer.heard_ms))
 
 
 class _Forwarding:
@@ -234,13 +236,13 @@ class _Forwarding:
         self._is_random = _checked_flag(policy, "random_lessee", random_lessee)
         self._fetches = _Fetches(policy, cache_aware, fetch_ms)
 
-    def lend(self, works: Iterable[Bindable], scene: Scene) -> Iterator[Lend]:
+    def lend(self, works: Iterable[Bindable], scene: BindingContext) -> Iterator[Lend]:
         """Lend in this order. What is due later than something that goes begins earlier here."""
-        if not scene.neighbours:
+        if not scene.peers:
             return
         queues = _Queues(scene)
         # One after the other, so that chance does not give many messages of one call to one.
-        drawn = [each.name for each in scene.pick(len(scene.neighbours))] if self._is_random else []
+        drawn = [each.name for each in scene.pick(len(scene.peers))] if self._is_random else []
         eased_ms = going_ms = 0.0
         due_ms = inf
         for turn, work in enumerate(works):
@@ -298,11 +300,11 @@ class _ForwardFirst:
         )
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         return ()
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return ()
 
 
@@ -314,7 +316,7 @@ class RejectAndSend(_ForwardFirst):
     name = "reject-and-send"
     asked = Asked.LATE
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         urgent_first = sorted(works, key=lambda each: each.work.deadline_ms)
         return self._forwarding.lend(urgent_first, scene)
 
@@ -327,7 +329,7 @@ class AcceptAndCheck(_ForwardFirst):
     name = "accept-and-check"
     asked = Asked.QUEUED
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         urgent_last = sorted(works, key=lambda each: -each.work.deadline_ms)
         return self._forwarding.lend(urgent_last, scene)
 
@@ -336,7 +338,7 @@ class AcceptAndCheck(_ForwardFirst):
 
 
 class _Search:
-    """Asks some neighbours, and gives the messages to the best of those that have room."""
+    """Asks some peers, and gives the messages to the best of those that have room."""
 
     def __init__(
         self,
@@ -354,14 +356,14 @@ class _Search:
         )
         self._fetches = _Fetches(policy, cache_aware, fetch_ms)
 
-    def candidates(self, works: Sequence[Bindable], scene: Scene) -> list[str]:
-        """Return whom to ask: by chance, but with the neighbour that has most of the states."""
+    def candidates(self, works: Sequence[Bindable], scene: BindingContext) -> list[str]:
+        """Return whom to ask: by chance, but with the peer that has most of the states."""
         names = [each.name for each in scene.pick(self.range)]
         held: dict[str, int] = {}
         for work in works:
             for worker in self._fetches.holders(work):
                 held[worker] = held.get(worker, 0) + self._fetches.held(work, worker)
-        known = [each.name for each in scene.neighbours if each.name in held] if held else []
+        known = [each.name for each in scene.peers if each.name in held] if held else []
         if known:
             best = max(known, key=held.__getitem__)
             if best not in names:
@@ -398,7 +400,7 @@ class _CheckFirst:
         fetch_ms: float = FETCH_MS,
     ) -> None:
         """`search_range`: how many are asked. `reply_required`: how many replies are waited for;
-        0: all. `cache_aware`: a state that a neighbour lacks makes its queue `fetch_ms` longer."""
+        0: all. `cache_aware`: a state that a peer lacks makes its queue `fetch_ms` longer."""
         self._search = _Search(
             self.name,
             search_range=search_range,
@@ -408,23 +410,23 @@ class _CheckFirst:
         )
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         return self._search.lend(works, bids)
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return ()
 
 
 @binding_policy("check-sequential")
 class CheckSequential(_CheckFirst):
-    """Asks some neighbours for room for all that has to go, one question after the other; one of
+    """Asks some peers for room for all that has to go, one question after the other; one of
     them gets all of it."""
 
     name = "check-sequential"
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        if not works or not scene.neighbours or scene.searches:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+        if not works or not scene.peers or scene.searches:
             return ()
         names = self._search.candidates(works, scene)
         return (Ask(works, names, min(self._search.replies, len(names))),)
@@ -453,26 +455,26 @@ class CheckPipelined(_CheckFirst):
             fetch_ms=fetch_ms,
         )
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        if not works or not scene.neighbours or self._is_waiting(scene):
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+        if not works or not scene.peers or self._is_waiting(scene):
             return ()
         names = self._search.candidates(works, scene)
         return (Ask(works, names, len(names)),)
 
-    def _is_waiting(self, scene: Scene) -> bool:
+    def _is_waiting(self, scene: BindingContext) -> bool:
         return any(replied < self._search.replies for replied in scene.searches)
 
 
 @binding_policy("check-parallel")
 class CheckParallel(_CheckFirst):
-    """Cuts what has to go into parts and asks different neighbours for room for each of them, all
+    """Cuts what has to go into parts and asks different peers for room for each of them, all
     at once; a part for which nobody has room stays. `search_range` is for all parts together, and
     the most parts that there are; `reply_required` is for each part."""
 
     name = "check-parallel"
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        if not works or not scene.neighbours:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+        if not works or not scene.peers:
             return ()
         names = self._search.candidates(works, scene)
         parts = _parts(works, len(names))

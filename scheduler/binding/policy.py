@@ -1,7 +1,7 @@
-"""Where messages run: at the worker that owns their partition, or at a neighbour under a lease.
+"""Where messages run: at the worker that owns their partition, or at a peer under a lease.
 
 A binding policy is asked about messages that wait at their partition's owner, the lessor. It sees
-what they need, what waits here, and what is known of the neighbours; it says what should be lent
+what they need, what waits here, and what is known of the peers; it says what should be lent
 to whom, or who should be asked first. Carrying it out, and every promise about state, order and
 exactly-once, is not its business: a policy can only make things slow, never wrong.
 
@@ -12,7 +12,7 @@ A policy of one's own is a class with three methods, registered under a name::
         asked = Asked.LATE
 
         def bind(self, works, scene):
-            return [Lend(work, scene.neighbours[0].name) for work in works if scene.neighbours]
+            return [Lend(work, scene.peers[0].name) for work in works if scene.peers]
 
         def answered(self, works, bids, scene):
             return ()
@@ -67,7 +67,7 @@ class Bindable:
 
 
 @dataclass(slots=True)
-class Neighbour:
+class Peer:
     """What is known here of another worker."""
 
     name: str
@@ -84,7 +84,7 @@ class Neighbour:
 
 
 class Bid(NamedTuple):
-    """What a neighbour has answered."""
+    """What a peer has answered."""
 
     worker: str
     fits: bool
@@ -93,7 +93,7 @@ class Bid(NamedTuple):
     queued_ms: float
 
 
-class Scene(Protocol):
+class BindingContext(Protocol):
     """The moment at which a policy is asked."""
 
     @property
@@ -117,7 +117,7 @@ class Scene(Protocol):
         ...
 
     @property
-    def neighbours(self) -> Sequence[Neighbour]:
+    def peers(self) -> Sequence[Peer]:
         """The workers that may run these messages: within the function's parallelism range."""
         ...
 
@@ -126,8 +126,8 @@ class Scene(Protocol):
         """How many have replied, for each question of this policy that is still open."""
         ...
 
-    def pick(self, count: int) -> list[Neighbour]:
-        """Return so many different neighbours by chance; fewer if there are not as many."""
+    def pick(self, count: int) -> list[Peer]:
+        """Return so many different peers by chance; fewer if there are not as many."""
         ...
 
     def fits(self, work: Bindable) -> bool:
@@ -160,17 +160,17 @@ class BindingPolicy(Protocol):
 
     asked: Asked
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         """Messages wait as `asked` says."""
         ...
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         """Those that were asked have replied, or have not in time; the messages still wait."""
         ...
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         """A worker has no room for what it was lent."""
         ...
 
@@ -180,15 +180,15 @@ class Static:
 
     asked = Asked.NEVER
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         return ()
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         return ()
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return ()
 
 

@@ -97,7 +97,7 @@ def write_statements(partition: int, delta: Delta) -> Iterator[Statement]:
 
 
 def _state_statements(partition: int, delta: Delta) -> Iterator[Statement]:
-    # In the order of the table, so that neighbours meet on the same page.
+    # In the order of the table, so that peers meet on the same page.
     rows = delta.state_rows()
     yield from statements(
         "INSERT INTO state VALUES ",

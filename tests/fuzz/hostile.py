@@ -112,7 +112,7 @@ attacks: st.SearchStrategy[tuple[str, list[Any]]] = st.one_of(
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(attacks)
 def attack_a_site(given_: tuple[str, list[Any]]) -> None:
-    """A worker goes on to serve others, whatever a client or a neighbour says in whole frames."""
+    """A worker goes on to serve others, whatever a client or a peer says in whole frames."""
     endpoint, told = given_
 
     def attack(site: Site) -> None:

@@ -203,7 +203,7 @@ def frame_seeds() -> list[bytes]:
 
 
 def site(data: bytes) -> None:
-    """A worker to which a client, or a neighbour, says anything: others are served as before."""
+    """A worker to which a client, or a peer, says anything: others are served as before."""
     if not data:
         return
     endpoint = EVIL if data[0] & 1 else NEIGHBOUR
@@ -232,7 +232,7 @@ def site_seeds() -> list[bytes]:
 
 
 def leases(data: bytes) -> None:
-    """What a neighbour says of leases: understood, or not heeded."""
+    """What a peer says of leases: understood, or not heeded."""
     _decode_return(data)
     try:
         frame = on_lane(Data([], [], 0, [msgspec.Raw(data)]))

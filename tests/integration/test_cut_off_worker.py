@@ -1,4 +1,4 @@
-"""A worker that cannot reach Redis any more, but its callers and neighbours can reach it."""
+"""A worker that cannot reach Redis any more, but its callers and peers can reach it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 from sublet import App, Client, Context
-from sublet.binding import Asked, Bid, Bindable, Choice, Lend, Scene, binding_policy
+from sublet.binding import Asked, Bid, Bindable, BindingContext, Choice, Lend, binding_policy
 from sublet.functions.app import functions_of
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.links.grpc_link import UnaryClient
@@ -52,17 +52,17 @@ class Elsewhere:
     def __init__(self, *, reason: str = "work is for others") -> None:
         self.reason = reason
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         for work in works:
-            for neighbour in scene.pick(1):
-                yield Lend(work, neighbour.name, forced=True)
+            for peer in scene.pick(1):
+                yield Lend(work, peer.name, forced=True)
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         return ()
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return ()
 
 
@@ -105,7 +105,7 @@ async def test_a_lease_is_told_by_status_http_metrics_times_and_traces(tmp_path:
         assert owner.host.lending is not None
         tallies = owner.host.lending.lessor.tallies
         async with Client(owner.address) as client:
-            # Before there is a link to the neighbour, leases are revoked.
+            # Before there is a link to the peer, leases are revoked.
             while NAME not in tallies or not tallies[NAME].returned:
                 total += 1
                 assert await client.call(note, "k", 1, trace=TRACEPARENT) == total

@@ -99,7 +99,7 @@ class Walk:
     async def until_lent(self) -> None:
         """Go on until more than one worker has run some: costs have to be learned first.
 
-        Now with more at once, now with less: too much for one worker, but not more than a neighbour
+        Now with more at once, now with less: too much for one worker, but not more than a peer
         has room for in time, which some policies ask for first. How much that is depends on the
         machine.
         """
@@ -197,7 +197,7 @@ async def test_a_function_that_calls_others_stays_home_after_it_was_tried(
     async with asyncio.timeout(30), lenders.client() as client:
         walk = Walk(client, lease_app.asks, keys)
         home = await owner_of(lenders, lease_app.asks)
-        while not (await ends(lenders, lease_app.asks))["homebound"]:
+        while not (await ends(lenders, lease_app.asks))["local_only"]:
             await walk.go(1)
         before = (await ends(lenders, lease_app.asks))["lent"]
         await walk.go(2)

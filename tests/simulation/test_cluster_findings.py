@@ -83,7 +83,7 @@ def test_a_worker_welcomes_nobody_before_it_knows_its_cluster() -> None:
 
 
 def test_a_full_port_whose_messages_were_all_refused_takes_more() -> None:
-    """A neighbour that did not own the partition any more refused all that its credit allowed;
+    """A peer that did not own the partition any more refused all that its credit allowed;
     nothing was ever acknowledged, so nothing was offered to it again."""
 
     async def story() -> list[str]:

@@ -35,7 +35,7 @@ FINDINGS = [
     Finding("leases", 0, "an owner does not pause without its worker"),
     Finding("cluster", 1319, "what was committed after a refusal passed what was refused"),
     Finding("cluster", 1563, "a replaced worker's word was taken for a loss of data"),
-    Finding("cluster", 100459, "a worker that ended began to connect to a neighbour"),
+    Finding("cluster", 100459, "a worker that ended began to connect to a peer"),
     Finding("cluster", 20244, "what was refused here was taken elsewhere before it was sent again"),
     Finding("cluster", 202370, "who took a partition over early was not answered by its victim"),
     Finding("cluster", 1302, "a former owner's late word was taken for a loss of data"),

@@ -25,7 +25,7 @@ _MEANING = {
     "queue": "it waited for the worker, which ran what had come before",
     "batch": "it waited for others to run with",
     "state": "its state had to be read from the store",
-    "away": "it went to a neighbour and back, and waited for its turn there",
+    "away": "it went to a peer and back, and waited for its turn there",
     "running": "the handler ran, and waited for what it called",
     "committing": "the store wrote",
     "wire and reply": "it was on its way, or its caller was slow to read the reply",

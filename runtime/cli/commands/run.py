@@ -135,7 +135,7 @@ def run_worker(target: str | None, flags: Mapping[str, object], supervisor_fd: i
 
     set_up_logging(config.log_level, config.log_format, colors=sys.stderr.isatty(), pid=os.getpid())
     # A handler that computes in a thread lets the loop go on after this time, not after 5 ms: the
-    # loop answers callers and neighbours meanwhile.
+    # loop answers callers and peers meanwhile.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         uvloop.run(_serve(functions, config, supervisor_fd))

@@ -1,7 +1,7 @@
 """A batch on its way through a partition: queued, run, and what came of it.
 
 Columns as long as possible: a message becomes an object of its own only when it has to wait for
-something that its neighbours do not wait for (a retry, a call, a busy key).
+something that its peers do not wait for (a retry, a call, a busy key).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.runtime.leases.adapter import PATIENCE_LEFT_MS
-from sublet.runtime.leases.coordinator import LeaseDesk, LeaseHost
+from sublet.runtime.leases.coordinator import LeaseCoordinator, LeaseHost
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
@@ -102,7 +102,7 @@ class LendingHost(LeaseHost, Protocol):
 
 
 class StatesOfOthers:
-    """Which states of neighbours are in memory, and in which version; the oldest go first."""
+    """Which states of peers are in memory, and in which version; the oldest go first."""
 
     def __init__(self, model: StoreModel) -> None:
         self._keys_max = inf if model.lessee_keys is None else model.lessee_keys
@@ -161,7 +161,7 @@ class SimulatedLending:
         self._overhead_ms = overhead_ms
         self._tally = tally
         self._states = StatesOfOthers(model)
-        self.desk = LeaseDesk[GuestRun](
+        self.desk = LeaseCoordinator[GuestRun](
             host.name,
             self,
             host,
@@ -178,7 +178,7 @@ class SimulatedLending:
         return any(each.asked is Asked.EACH for each in self.lessor.policies.values())
 
     def message(self, worker: str, message: LeaseMessage, size_bytes: int) -> None:
-        """A neighbour says something."""
+        """A peer says something."""
         self._work(size_bytes)
         self.desk.message(worker, message)
 

@@ -45,7 +45,7 @@ class Node(Protocol):
         """Send again what these partitions or clients have not acknowledged."""
         ...
 
-    def neighbour_lost(self, worker: str) -> None:
+    def peer_lost(self, worker: str) -> None:
         """The link to another worker was broken: what was said of leases may be lost."""
         ...
 
@@ -132,8 +132,8 @@ class SimulatedNetwork:
                 targets.update(endpoint_of(refused.target) for refused in frame.refusals)
         for frame, to in lost:
             if frame.leases:
-                frame.sender.neighbour_lost(to.name)
-                to.neighbour_lost(frame.sender.name)
+                frame.sender.peer_lost(to.name)
+                to.peer_lost(frame.sender.name)
         for node, endpoints in again.values():
             node.reachable(endpoints)
 

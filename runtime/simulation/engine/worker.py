@@ -159,7 +159,7 @@ class SimulatedWorker:
         self._frames: dict[str, Frame] = {}
         self._receivers: dict[str, Node] = {}
         self._sources: dict[str, Node] = {}
-        """By which neighbour or client each source's batches come: answers go the same way."""
+        """By which peer or client each source's batches come: answers go the same way."""
         self._refusals: dict[tuple[str, str], int] = {}
         """Channel to the first message that is sent again after a while."""
         self._open_at_most = 0
@@ -320,11 +320,11 @@ class SimulatedWorker:
                 self.lending.message(sender.name, message, size_bytes)
         self._settle()
 
-    def neighbour_lost(self, worker: str) -> None:
+    def peer_lost(self, worker: str) -> None:
         if not self.alive or self.lending is None:
             return
-        if not self._is_deferred(self.neighbour_lost, worker):
-            self.lending.desk.neighbour_lost(worker)
+        if not self._is_deferred(self.peer_lost, worker):
+            self.lending.desk.peer_lost(worker)
             self._settle()
 
     def _has_room(self, count: int) -> bool:

@@ -88,7 +88,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Work that ran at neighbours, and what it took."""
+    """Work that ran at peers, and what it took."""
 
     probes: int
     """Questions whether there is room; `replies` to them."""
@@ -136,7 +136,7 @@ class FunctionReport:
     refused: int
     duplicates: int
     lent: int
-    """Of its messages, those that ran at neighbours."""
+    """Of its messages, those that ran at peers."""
 
     @property
     def batch_mean(self) -> float:

@@ -110,8 +110,8 @@ def _lease_rows(report: Report) -> list[tuple[str, str]]:
     return [
         ("leases offered", f"{each.offered:,}"),
         ("accepted, declined, returned, expired, revoked", shown),
-        ("messages run at neighbours", f"{each.messages:,}"),
-        ("neighbours asked for room", f"{each.probes:,}"),
+        ("messages run at peers", f"{each.messages:,}"),
+        ("peers asked for room", f"{each.probes:,}"),
         ("lease messages, megabytes", f"{each.said:,}, {each.bytes / 1e6:,.1f}"),
         ("states sent with leases, not sent again", f"{each.states_sent:,}, {each.states_held:,}"),
     ]

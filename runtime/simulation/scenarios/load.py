@@ -90,7 +90,7 @@ class Source:
     def start(self) -> None:
         self._plan()
 
-    def neighbour_lost(self, worker: str) -> None:
+    def peer_lost(self, worker: str) -> None:
         """A client has no leases."""
 
     def _plan(self) -> None:

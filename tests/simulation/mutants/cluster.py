@@ -417,7 +417,7 @@ class AcknowledgesOnArrival(ClusterMutant):
 
 
 class DoesNotSendRefusedAgain(ClusterMutant):
-    """Forgets what a neighbour has refused."""
+    """Forgets what a peer has refused."""
 
     class router(Router):  # noqa: N801
         def _refused(self, port: PeerOutbound, refused: Refused) -> None:
@@ -490,7 +490,7 @@ class NoticesNoDeath(ClusterMutant):
 
 
 class TakesBeforeItIsReleased(ClusterMutant):
-    """Acquires what a neighbour is to hand over without waiting for that, where nobody fences."""
+    """Acquires what a peer is to hand over without waiting for that, where nobody fences."""
 
     class handover(Handover):  # noqa: N801
         def _want(self, partition: str, now_ms: float) -> None:
@@ -541,7 +541,7 @@ class TakesAWorkerForTheFormerOneAtItsAddress(ClusterMutant):
 
 
 class LendsToWhoLacksTheFunction(ClusterMutant):
-    """Lends work to any neighbour."""
+    """Lends work to any peer."""
 
     class host(Host):  # noqa: N801
         def _open_lending(self, binding: Binding) -> Lending:

@@ -49,9 +49,9 @@ class KeepsReturnedLeasesOpen(LeaseMutant):
 
     class lessor(WatchedLessor):  # noqa: N801
         def finish(
-            self, lease: Lease, result: RunResult, homebound: int, reason: str, now_ms: float
+            self, lease: Lease, result: RunResult, local_only: int, reason: str, now_ms: float
         ) -> None:
-            super().finish(lease, result, homebound, reason, now_ms)
+            super().finish(lease, result, local_only, reason, now_ms)
             if lease.work.id not in lease.partition._lent.works:
                 self.open[lease.id] = lease
                 lease.partition._lent.works[lease.work.id] = lease.work

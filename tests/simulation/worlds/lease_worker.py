@@ -1,4 +1,4 @@
-"""A worker that lends to its neighbours and works for them, on the virtual clock.
+"""A worker that lends to its peers and works for them, on the virtual clock.
 
 Leases are carried out by the real shell (`leases.adapter`, with its guests and what they return);
 only its timers are the world's, and its guests run when the world lets them.
@@ -17,7 +17,7 @@ from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import SyncRunner
 from sublet.runtime.leases.adapter import Lending
-from sublet.runtime.leases.borrowed_runs import CALLS, AsyncGuests, GuestStates, GuestWork
+from sublet.runtime.leases.borrowed_runs import CALLS, AsyncGuests, BorrowedRun, GuestStates
 from sublet.runtime.leases.lessee import Lessee
 from sublet.runtime.leases.lessor import Lessor
 from sublet.runtime.leases.state_merge import StateMerger
@@ -68,10 +68,10 @@ class WatchedLessor(Lessor):
         return lease
 
     def finish(
-        self, lease: Lease, result: RunResult, homebound: int, reason: str, now_ms: float
+        self, lease: Lease, result: RunResult, local_only: int, reason: str, now_ms: float
     ) -> None:
         self.world.leases.returned(lease)
-        super().finish(lease, result, homebound, reason, now_ms)
+        super().finish(lease, result, local_only, reason, now_ms)
 
     def _home(self, lease: Lease, state: LeaseState) -> None:
         self.world.leases.ended(lease.id, state)
@@ -123,7 +123,7 @@ class Worker:
         self.urgency = Urgency(world.urgency.order, TenMs())
         self.urgency.waiting = LaxityQueue()
         self.urgency.unseen = deque()
-        self._in_line: dict[LeaseId, GuestWork] = {}
+        self._in_line: dict[LeaseId, BorrowedRun] = {}
         self._next_number = 0
         mutant = world.lease_mutant
         self.lending = mutant.lending(
@@ -165,9 +165,9 @@ class Worker:
         if self.alive:
             self.lending.workers_changed(workers)
 
-    def lose(self, neighbour: str) -> None:
+    def lose(self, peer: str) -> None:
         if self.alive:
-            self.lending.neighbour_lost(neighbour)
+            self.lending.peer_lost(peer)
 
     def crash(self) -> None:
         self.alive = False
@@ -202,17 +202,17 @@ class Worker:
     def returned(self, lease: Lease, result: RunResult, finish: Callable[[], None]) -> None:
         finish()
 
-    def line_up_guest(self, guest: GuestWork, rank: float) -> None:
+    def line_up_guest(self, guest: BorrowedRun, rank: float) -> None:
         guest.work.off_loop = self.world.pace.off_loop(guest.function)
         self._in_line[guest.lease] = guest
         self.world.soon(self._begin_guest, guest)
 
-    def discard_guest(self, guest: GuestWork) -> None:
+    def discard_guest(self, guest: BorrowedRun) -> None:
         del self._in_line[guest.lease]
 
     # Guests
 
-    def _begin_guest(self, guest: GuestWork) -> None:
+    def _begin_guest(self, guest: BorrowedRun) -> None:
         if not self.alive or self._in_line.get(guest.lease) is not guest:
             return
         del self._in_line[guest.lease]
@@ -222,12 +222,12 @@ class Worker:
         result, tainted = self._run(guest)
         self.world.after(self.world.guest_ms(), self._end_guest, guest, result, tainted)
 
-    def _run(self, guest: GuestWork) -> tuple[RunResult, bool]:
+    def _run(self, guest: BorrowedRun) -> tuple[RunResult, bool]:
         if self.world.interprets(guest.function.name):
             return GuestNode(self.world, guest).run()
         return SyncRunner(NoWatchdog()).run(guest.work, guest.place), False
 
-    def _end_guest(self, guest: GuestWork, result: RunResult, tainted: bool) -> None:
+    def _end_guest(self, guest: BorrowedRun, result: RunResult, tainted: bool) -> None:
         if self.alive:
             self.lending.guest_ran(guest, result, tainted)
 
@@ -256,7 +256,7 @@ class LentStates(States):
 class _Borrowed:
     """What handlings ask of a partition, where it is only a guest's."""
 
-    def __init__(self, guest: GuestWork) -> None:
+    def __init__(self, guest: BorrowedRun) -> None:
         self.name = guest.lease.partition
         self.next_timer = guest.place.next_timer
         self.clock_ms = guest.place.clock_ms
@@ -266,9 +266,9 @@ class _Borrowed:
 
 
 class GuestNode(Node):
-    """Interprets messages of a neighbour's partition on the states that came with them."""
+    """Interprets messages of a peer's partition on the states that came with them."""
 
-    def __init__(self, world: LeasingWorld, guest: GuestWork) -> None:
+    def __init__(self, world: LeasingWorld, guest: BorrowedRun) -> None:
         self.world = world
         self.function = guest.function
         self.partition = cast("Partition", _Borrowed(guest))
@@ -307,7 +307,7 @@ class GuestNode(Node):
         return handlings[0].op == "reject" and self.world.chance.random() < self.world.hangs
 
 
-def guest_contents(guest: GuestWork) -> dict[str, KeyState]:
+def guest_contents(guest: BorrowedRun) -> dict[str, KeyState]:
     """Return the states that a guest has in hands."""
     cache = guest.place.cache
     found: dict[str, KeyState] = {}

@@ -19,7 +19,7 @@ from sublet.functions.context import Context
 from sublet.functions.errors import RejectedError, RetryLaterError
 from sublet.functions.retry import Retry
 from sublet.functions.state import Merged
-from sublet.runtime.leases.borrowed_runs import GuestWork
+from sublet.runtime.leases.borrowed_runs import BorrowedRun
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Work
 from sublet.runtime.protocol.lease_messages import LeaseId, LeaseMessage, Return
@@ -28,10 +28,10 @@ from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
+    BindingContext,
     BindingPolicy,
     Choice,
     Lend,
-    Scene,
     binding_named,
 )
 from sublet.statestore.contract import Outcome
@@ -79,8 +79,8 @@ class RandomBinding:
         self._tried: dict[int, tuple[Bindable, int]] = {}
         """By identity; what is kept here is not another work at the same address later."""
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-        if not scene.neighbours or self._chance.random() >= self._eagerness:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+        if not scene.peers or self._chance.random() >= self._eagerness:
             return []
         if self._chance.random() < self._asks:
             return [self._ask(works, scene)]
@@ -89,7 +89,7 @@ class RandomBinding:
         ]
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         choices: list[Choice] = []
         for work in works:
@@ -100,21 +100,21 @@ class RandomBinding:
                 choices.append(self._ask([work], scene))
         return choices
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         if not self._again(work, scene):
             return []
         return [
             self._lend(work, scene) if self._chance.random() < 0.7 else self._ask([work], scene)
         ]
 
-    def _again(self, work: Bindable, scene: Scene) -> bool:
+    def _again(self, work: Bindable, scene: BindingContext) -> bool:
         _, tries = self._tried[id(work)] = (work, self._tried.get(id(work), (work, 0))[1] + 1)
-        return bool(scene.neighbours) and tries < ASKED_AGAIN_MAX and self._chance.random() < 0.5
+        return bool(scene.peers) and tries < ASKED_AGAIN_MAX and self._chance.random() < 0.5
 
-    def _lend(self, work: Bindable, scene: Scene) -> Lend:
+    def _lend(self, work: Bindable, scene: BindingContext) -> Lend:
         return Lend(work, scene.pick(1)[0].name, self._chance.random() < self._force)
 
-    def _ask(self, works: Sequence[Bindable], scene: Scene) -> Ask:
+    def _ask(self, works: Sequence[Bindable], scene: BindingContext) -> Ask:
         workers = [each.name for each in scene.pick(self._chance.randint(1, 3))]
         return Ask(works, workers, self._chance.randint(1, len(workers)))
 
@@ -170,7 +170,7 @@ class Leases:
                 both = mine & set(node.partition.state_keys(lease.work))
                 check(not both, "a key runs at home while it is lent", lease.id, both)
 
-    def guest_begins(self, worker: Worker, guest: GuestWork) -> None:
+    def guest_begins(self, worker: Worker, guest: BorrowedRun) -> None:
         """A lessee works on what its lessor has, as long as the lessor waits for it."""
         lessor = self._world.workers.get(guest.lessor)
         lease = None

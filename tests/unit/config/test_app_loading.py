@@ -74,8 +74,8 @@ def test_an_app_is_named_by_file_and_attribute(project: Project) -> None:
 
 
 def test_a_file_may_import_its_neighbours(project: Project) -> None:
-    neighbour = project.write("folder/Mprices.py", "PRICE = 3")
-    project.write("folder/Mshop.py", f"import {neighbour}\n{SHOP}")
+    peer = project.write("folder/Mprices.py", "PRICE = 3")
+    project.write("folder/Mshop.py", f"import {peer}\n{SHOP}")
 
     assert project.load("folder/Mshop.py") == ["shop/cart"]
 

@@ -65,7 +65,7 @@ class NoPartitions:
     def workers_changed(self, workers: Iterable[str]) -> None:
         pass
 
-    def neighbour_lost(self, worker: str) -> None:
+    def peer_lost(self, worker: str) -> None:
         pass
 
     def client_gone(self, client: str) -> None:
@@ -151,7 +151,7 @@ async def test_links_that_end_without_a_goodbye_are_counted() -> None:
 
 
 async def test_attempts_to_reach_a_neighbour_grow_apart_and_differ_by_chance() -> None:
-    """Workers that have lost the same neighbour do not come back to it all at once."""
+    """Workers that have lost the same peer do not come back to it all at once."""
     loop = asyncio.get_running_loop()
     enough = asyncio.Event()
     attempts_s: list[float] = []

@@ -1,4 +1,4 @@
-"""A worker as lessor with one partition, whose neighbours are played by a test."""
+"""A worker as lessor with one partition, whose peers are played by a test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sublet.runtime.protocol.lease_messages import (
     Reply,
     Revoke,
 )
-from sublet.scheduler.binding.policy import Ask, Asked, Bid, Bindable, Choice, Neighbour, Scene
+from sublet.scheduler.binding.policy import Ask, Asked, Bid, Bindable, BindingContext, Choice, Peer
 from sublet.scheduler.binding.policy import Lend as LendTo
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
@@ -97,7 +97,7 @@ class Scripted:
 
     def __init__(
         self,
-        bind: Callable[[Sequence[Bindable], Scene], Iterable[Choice]],
+        bind: Callable[[Sequence[Bindable], BindingContext], Iterable[Choice]],
         *,
         asked: Asked = Asked.QUEUED,
         answered: Callable[[Sequence[Bindable], Sequence[Bid]], Iterable[Choice]] | None = None,
@@ -105,25 +105,25 @@ class Scripted:
     ) -> None:
         self.asked = asked
         self.works: list[list[Bindable]] = []
-        self.scenes: list[Scene] = []
+        self.scenes: list[BindingContext] = []
         self.bids: list[list[Bid]] = []
         self.refused: list[str] = []
         self._bind = bind
         self._answered = answered
         self._declined = declined
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         self.works.append(list(works))
         self.scenes.append(scene)
         return self._bind(works, scene)
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         self.bids.append(list(bids))
         return self._answered(works, bids) if self._answered is not None else ()
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         self.refused.append(worker)
         return self._declined(work, worker) if self._declined is not None else ()
 
@@ -133,7 +133,7 @@ class Scripted:
         return [each.work.count for works in self.works for each in works]
 
 
-def keeps(works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+def keeps(works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
     """Lend nothing."""
     return ()
 
@@ -159,12 +159,12 @@ def asks(*workers: str, replies: int = 0) -> Callable[..., list[Choice]]:
 class First:
     """Chance that always takes the first."""
 
-    def sample(self, population: Sequence[Neighbour], k: int) -> list[Neighbour]:
+    def sample(self, population: Sequence[Peer], k: int) -> list[Peer]:
         return list(population[:k])
 
 
 class Lender:
-    """A lessor called `home`. Messages wait until `take`; neighbours say what a test says."""
+    """A lessor called `home`. Messages wait until `take`; peers say what a test says."""
 
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
@@ -246,7 +246,7 @@ class Lender:
             self.lessor.woken(self.now_ms)
         self.carry_out()
 
-    # What neighbours do
+    # What peers do
 
     def reply(self, worker: str, question: int, *, fits: bool = True, load: Load = IDLE) -> None:
         self.lessor.replied(worker, Reply(question, fits, load), self.now_ms)

@@ -18,7 +18,7 @@ from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import SyncRunner
 from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.leases.adapter import OFFER_BYTES_MAX, Lending
-from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestWork
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun
 from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import RunResult
@@ -79,7 +79,7 @@ class Side:
         self.now_ms = 0.0
         self.owner: Owner | None = None
         self.cache: StateCache | None = None
-        self.guests: list[GuestWork] = []
+        self.guests: list[BorrowedRun] = []
         self.outbox: list[tuple[str, bytes]] = []
         self.reachable = True
         self.urgency = lending_urgency()
@@ -143,10 +143,10 @@ class Side:
             assert work.lease is not None
             self.lending.loaded(work.lease)
 
-    def line_up_guest(self, guest: GuestWork, rank: float) -> None:
+    def line_up_guest(self, guest: BorrowedRun, rank: float) -> None:
         self.guests.append(guest)
 
-    def discard_guest(self, guest: GuestWork) -> None:
+    def discard_guest(self, guest: BorrowedRun) -> None:
         self.guests.remove(guest)
 
     def starts_ms(self, now_ms: float) -> float:
@@ -378,7 +378,7 @@ async def test_everything_said_twice_is_heard_once(pair: Pair) -> None:
 async def test_a_guest_of_a_lessor_that_is_lost_does_not_run(pair: Pair) -> None:
     pair.lend(["k"], [b"a"])
     assert len(pair.away.guests) == 1
-    pair.away.lending.neighbour_lost("home")
+    pair.away.lending.peer_lost("home")
     assert pair.away.guests == []
     assert pair.away.lending.lessee.messages == 0
 

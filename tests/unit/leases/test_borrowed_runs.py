@@ -1,4 +1,4 @@
-"""What a worker does for a neighbour: the same as the neighbour would, and nothing is lost."""
+"""What a worker does for a peer: the same as the peer would, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import RunScope, SyncRunner
 from sublet.runtime.execution.threads import Watchdog
-from sublet.runtime.leases.borrowed_runs import AsyncGuests, GuestStates, GuestWork, OfferError
+from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun, GuestStates, OfferError
 from sublet.runtime.leases.results import decode_result
 from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.watermarks import closing_message
@@ -129,10 +129,10 @@ class Lessee:
         self.states = GuestStates(lambda: bytes_max, 10_000, self.clock)
         self.sync = SyncRunner(NoWatchdog())
 
-    def accept(self, offered: Offer, function: Function) -> GuestWork:
+    def accept(self, offered: Offer, function: Function) -> BorrowedRun:
         # As it arrives: nothing of the lessor's objects.
         arrived = msgspec.msgpack.decode(encode(offered), type=Offer)
-        return GuestWork(
+        return BorrowedRun(
             arrived,
             "lessor",
             function,
@@ -142,7 +142,7 @@ class Lessee:
             monotonic_ms=self.clock,
         )
 
-    def finish(self, guest: GuestWork, result: RunResult, **options: Any) -> Return:
+    def finish(self, guest: BorrowedRun, result: RunResult, **options: Any) -> Return:
         returned = guest.finish(result, self.clock(), LOAD, **options)
         return msgspec.msgpack.decode(encode(returned), type=Return)
 

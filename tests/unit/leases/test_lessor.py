@@ -71,14 +71,12 @@ def test_a_lease_is_offered_runs_and_returns_its_replies() -> None:
 
 
 def test_nothing_is_lent_to_a_worker_that_lacks_the_function() -> None:
-    policy = Scripted(
-        lambda works, scene: [LendTo(each, scene.neighbours[0].name) for each in works]
-    )
+    policy = Scripted(lambda works, scene: [LendTo(each, scene.peers[0].name) for each in works])
     home = Lender(policy, lacking=["east"])
     (lease,) = home.lend(1, ["a"])
 
     assert lease.lessee == "west"
-    assert [each.name for each in policy.scenes[0].neighbours] == ["west"]
+    assert [each.name for each in policy.scenes[0].peers] == ["west"]
 
 
 def test_no_policy_is_asked_when_all_others_lack_the_function() -> None:
@@ -211,7 +209,7 @@ def test_a_worker_that_leaves_is_not_lent_to_any_more() -> None:
     home.settle()
 
     assert home.lend(2, ["b"]) == []
-    assert [each.name for each in home.policy.scenes[-1].neighbours] == ["west"]
+    assert [each.name for each in home.policy.scenes[-1].peers] == ["west"]
     home.settle()
     assert home.replies() == {1: "done a", 2: "done b"}
     home.check()
@@ -479,7 +477,7 @@ def test_a_question_whose_partition_has_left_is_of_no_consequence() -> None:
 def test_what_neighbours_say_of_their_queues_is_remembered() -> None:
     home = forwarder()
     (lease,) = home.lend(1, ["a", "b"])
-    east = home.lessor.neighbours["east"]
+    east = home.lessor.peers["east"]
     assert (east.queued, east.queued_ms) == (2, 2 * ONE_MS)
     home.pass_time(5)
     home.accept(lease, load=Load(9, 90.0))
@@ -649,7 +647,7 @@ def test_so_many_workers_with_the_lessor_may_work_for_a_partition(
     )
     home.lend(1, ["a"])
     home.lend(2, ["b"])
-    seen = [[each.name for each in scene.neighbours] for scene in home.policy.scenes]
+    seen = [[each.name for each in scene.peers] for scene in home.policy.scenes]
     if expected:
         assert len(set(seen[0])) == expected
         assert seen[0] == seen[1], "the same ones each time"
@@ -693,7 +691,7 @@ def test_a_function_that_does_more_than_add_is_lent_whole_from_then_on() -> None
     home.give_back(lease, home=[0], reason="reads")
     home.settle()
     assert home.replies() == {1: "done a"}
-    assert home.lessor.tallies["app/f"].homebound == 1
+    assert home.lessor.tallies["app/f"].local_only == 1
 
     (lease,) = home.lend(2, ["b"])
     assert not lease.partial

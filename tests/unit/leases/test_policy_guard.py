@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 import structlog
 
-from sublet.binding import Ask, Asked, Bid, Bindable, Choice, Lend, Neighbour, Scene, WorkView
+from sublet.binding import Ask, Asked, Bid, Bindable, BindingContext, Choice, Lend, Peer, WorkView
 from sublet.runtime.leases.policy_guard import GuardedPolicy, guarded
 from sublet.scheduler.binding.policy import Static, binding_named
 
 
 class Moment:
-    """A scene with two neighbours."""
+    """A scene with two peers."""
 
     worker = "w1"
     now_ms = 0.0
     queued = 0
     queued_ms = 0.0
-    neighbours: Sequence[Neighbour] = (Neighbour("w2"), Neighbour("w3"))
+    peers: Sequence[Peer] = (Peer("w2"), Peer("w3"))
     searches: Sequence[int] = ()
 
-    def pick(self, count: int) -> list[Neighbour]:
-        return list(self.neighbours[:count])
+    def pick(self, count: int) -> list[Peer]:
+        return list(self.peers[:count])
 
     def fits(self, work: Bindable) -> bool:
         return True
 
 
-SCENE: Scene = Moment()
+SCENE: BindingContext = Moment()
 
 
 def work() -> Bindable:
@@ -47,15 +47,15 @@ class Says:
     def __init__(self, *choices: Any) -> None:
         self.choices = choices
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         yield from self.choices
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
     ) -> Iterable[Choice]:
         return self.choices
 
-    def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
         return self.choices
 
 
@@ -115,7 +115,7 @@ def test_a_policy_that_does_not_say_when_is_never_asked(asked: Any) -> None:
 class Raises(Says):
     """A policy that fails after its first choice."""
 
-    def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
         yield Lend(works[0], "w2")
         raise ZeroDivisionError("by nothing")
 

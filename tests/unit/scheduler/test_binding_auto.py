@@ -30,7 +30,7 @@ from sublet.scheduler.binding.policy import (
     Bindable,
     BindingPolicy,
     Lend,
-    Neighbour,
+    Peer,
     binding_named,
     binding_names,
 )
@@ -46,7 +46,7 @@ CALM = Measured(
     load=0.3,
 )
 HOT = replace(CALM, late=0.2, queued_ms=200.0, load=1.8)
-"""Overloaded beside idle neighbours."""
+"""Overloaded beside idle peers."""
 LARGE = replace(HOT, cost_ms=10.0, state_bytes=0.0)
 CROWDED = replace(HOT, neighbours_queued_ms=190.0)
 
@@ -67,17 +67,15 @@ def chosen(figures: Measured) -> AutoBinding:
 
 @dataclass
 class FakeScene:
-    neighbours: list[Neighbour] = field(
-        default_factory=lambda: [Neighbour(name, heard_ms=0.0) for name in "abc"]
-    )
+    peers: list[Peer] = field(default_factory=lambda: [Peer(name, heard_ms=0.0) for name in "abc"])
     worker: str = "home"
     now_ms: float = 0.0
     queued: int = 50
     queued_ms: float = 50.0
     searches: Sequence[int] = ()
 
-    def pick(self, count: int) -> list[Neighbour]:
-        return self.neighbours[:count]
+    def pick(self, count: int) -> list[Peer]:
+        return self.peers[:count]
 
     def fits(self, work: Bindable) -> bool:
         return False
@@ -166,10 +164,10 @@ def test_it_says_why_with_the_figures() -> None:
     assert chosen(LARGE).reason == (
         "laxity-direct: messages are large, or their states can be merged, so questions cost "
         "little beside what waiting costs: 10 ms and 0 bytes each, 20.0% late, 17.5 times a "
-        "neighbour's queue"
+        "peer's queue"
     )
     assert chosen(CROWDED).reason == (
-        "static: neighbours have as much to do: 20.0% late with 200 ms waiting here, "
+        "static: peers have as much to do: 20.0% late with 200 ms waiting here, "
         "190 ms there, 0% refused"
     )
     assert chosen(replace(HOT, declined=0.5)).reason == (

@@ -18,10 +18,10 @@ from sublet.scheduler.binding.policy import (
     Asked,
     Bid,
     Bindable,
+    BindingContext,
     Choice,
     Lend,
-    Neighbour,
-    Scene,
+    Peer,
     binding_named,
     binding_names,
     binding_policy,
@@ -36,9 +36,9 @@ ALL = [*DIRECT, *FORWARD_FIRST, *CHECK_FIRST]
 
 @dataclass
 class FakeScene:
-    """A moment at worker `home`. Drawn are the neighbours in `draws`, if it says who."""
+    """A moment at worker `home`. Drawn are the peers in `draws`, if it says who."""
 
-    neighbours: list[Neighbour] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
     queued: int = 100
     queued_ms: float = 100.0
     searches: Sequence[int] = ()
@@ -48,19 +48,19 @@ class FakeScene:
     worker: str = "home"
     now_ms: float = NOW_MS
 
-    def pick(self, count: int) -> list[Neighbour]:
+    def pick(self, count: int) -> list[Peer]:
         if self.draws:
-            by_name = {each.name: each for each in self.neighbours}
+            by_name = {each.name: each for each in self.peers}
             return [by_name[name] for name in self.draws[:count]]
-        return self.chance.sample(self.neighbours, min(count, len(self.neighbours)))
+        return self.chance.sample(self.peers, min(count, len(self.peers)))
 
     def fits(self, work: Bindable) -> bool:
         return self.fitting(work)
 
 
-def neighbours(known_ms: Mapping[str, float]) -> list[Neighbour]:
-    """Neighbours of whom it was just heard that so much waits there, in messages of 1 ms."""
-    return [Neighbour(name, int(ms), ms, NOW_MS) for name, ms in known_ms.items()]
+def peers(known_ms: Mapping[str, float]) -> list[Peer]:
+    """Peers of whom it was just heard that so much waits there, in messages of 1 ms."""
+    return [Peer(name, int(ms), ms, NOW_MS) for name, ms in known_ms.items()]
 
 
 def messages(
@@ -115,14 +115,14 @@ def test_without_neighbours_everything_stays(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_a_lessee_has_refused_stays_with_the_lessor(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
 
     assert list(binding_named(name).declined(messages(), "a", scene)) == []
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_without_messages_nobody_is_asked(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
 
     assert list(binding_named(name).bind([], scene)) == []
 
@@ -184,7 +184,7 @@ def test_parameters_are_given_after_the_name(text: str) -> None:
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_two_different_workers_are_asked_about_each_work(name: str) -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcdefg", 0.0)))
+    scene = FakeScene(peers(dict.fromkeys("abcdefg", 0.0)))
     policy = binding_named(name)
     works = [messages() for _ in range(8)]
 
@@ -198,7 +198,7 @@ def test_two_different_workers_are_asked_about_each_work(name: str) -> None:
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_with_one_neighbour_the_lessor_is_always_the_other_candidate(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0}))
+    scene = FakeScene(peers({"a": 0}))
     policy = binding_named(name)
 
     asks = questions(policy.bind([messages() for _ in range(5)], scene))
@@ -209,7 +209,7 @@ def test_with_one_neighbour_the_lessor_is_always_the_other_candidate(name: str) 
 @pytest.mark.parametrize("name", DIRECT)
 def test_a_lessor_that_is_drawn_and_has_nothing_else_to_do_asks_nobody(name: str) -> None:
     work = messages(3)
-    scene = FakeScene(neighbours({"a": 0}), queued=3, queued_ms=3.0, fitting=lambda work: True)
+    scene = FakeScene(peers({"a": 0}), queued=3, queued_ms=3.0, fitting=lambda work: True)
 
     assert list(binding_named(name).bind([work], scene)) == []
 
@@ -217,7 +217,7 @@ def test_a_lessor_that_is_drawn_and_has_nothing_else_to_do_asks_nobody(name: str
 @pytest.mark.parametrize("name", DIRECT)
 def test_whoever_is_chosen_directly_has_to_run_it(name: str) -> None:
     work = messages()
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
 
     choices = binding_named(name).answered([work], [bid("a", 7), bid("b", 3)], scene)
 
@@ -226,7 +226,7 @@ def test_whoever_is_chosen_directly_has_to_run_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_when_nobody_replies_the_lessor_keeps_it(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
 
     assert list(binding_named(name).answered([messages()], [], scene)) == []
 
@@ -237,7 +237,7 @@ def test_of_one_reply_and_the_lessor_the_shorter_queue_wins(
     name: str, there_ms: int, goes: bool
 ) -> None:
     # Besides the message in question.
-    scene = FakeScene(neighbours({"a": 0}), queued=10, queued_ms=10.0)
+    scene = FakeScene(peers({"a": 0}), queued=10, queued_ms=10.0)
 
     choices = binding_named(name).answered([messages()], [bid("a", there_ms, fits=False)], scene)
 
@@ -245,14 +245,14 @@ def test_of_one_reply_and_the_lessor_the_shorter_queue_wins(
 
 
 def test_a_queue_is_shorter_by_messages_not_by_what_they_cost() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     bids = [Bid("a", True, 2, 50.0), Bid("b", True, 3, 1.0)]
 
     assert lessees(binding_named("queue-direct").answered([messages()], bids, scene)) == ["a"]
 
 
 def test_of_equal_queues_the_one_with_more_of_the_states_wins() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     work = messages(state_bytes=500, holders={"a": 1, "b": 2})
     bids = [bid("a", 5), bid("b", 5)]
 
@@ -262,14 +262,14 @@ def test_of_equal_queues_the_one_with_more_of_the_states_wins() -> None:
 
 
 def test_who_has_room_wins_against_a_shorter_queue() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     bids = [bid("a", 1, fits=False), bid("b", 90)]
 
     assert lessees(binding_named("laxity-direct").answered([messages()], bids, scene)) == ["b"]
 
 
 def test_if_nobody_has_room_the_shorter_queue_has_to_do() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     bids = [bid("a", 1, fits=False), bid("b", 90, fits=False)]
 
     assert lessees(binding_named("laxity-direct").answered([messages()], bids, scene)) == ["a"]
@@ -277,7 +277,7 @@ def test_if_nobody_has_room_the_shorter_queue_has_to_do() -> None:
 
 @pytest.mark.parametrize(("here", "there", "goes"), [(True, False, False), (False, True, True)])
 def test_the_lessor_is_judged_by_whether_it_fits_here(here: bool, there: bool, goes: bool) -> None:
-    scene = FakeScene(neighbours({"a": 0}), fitting=lambda work: here)
+    scene = FakeScene(peers({"a": 0}), fitting=lambda work: here)
     bids = [bid("a", 0 if not there else 500, fits=there)]
 
     choices = binding_named("laxity-direct").answered([messages()], bids, scene)
@@ -286,7 +286,7 @@ def test_the_lessor_is_judged_by_whether_it_fits_here(here: bool, there: bool, g
 
 
 def test_a_state_that_has_to_be_sent_makes_a_queue_longer() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     bids = [bid("a", 5), bid("b", 7)]
     work = messages(state_bytes=500, holders={"b": 1})
 
@@ -299,7 +299,7 @@ def test_a_state_that_has_to_be_sent_makes_a_queue_longer() -> None:
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_works_that_were_asked_about_together_do_not_all_go_to_one(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     works = [messages() for _ in range(6)]
 
     choices = binding_named(name).answered(works, [bid("a", 0), bid("b", 2)], scene)
@@ -313,14 +313,14 @@ def test_works_that_were_asked_about_together_do_not_all_go_to_one(name: str) ->
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_the_shortest_known_queue_gets_it_and_may_refuse(name: str) -> None:
     work = messages()
-    scene = FakeScene(neighbours({"a": 9, "b": 2, "c": 5}))
+    scene = FakeScene(peers({"a": 9, "b": 2, "c": 5}))
 
     assert lent(binding_named(name).bind([work], scene)) == [Lend(work, "b", forced=False)]
 
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_what_was_just_lent_counts(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 3, "c": 50}))
+    scene = FakeScene(peers({"a": 0, "b": 3, "c": 50}))
     works = [messages() for _ in range(9)]
 
     assert Counter(lessees(binding_named(name).bind(works, scene))) == {"a": 6, "b": 3}
@@ -329,7 +329,7 @@ def test_what_was_just_lent_counts(name: str) -> None:
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 @pytest.mark.parametrize(("there_ms", "goes"), [(18, True), (19, False), (20, False)])
 def test_it_stays_if_a_neighbour_is_no_better(name: str, there_ms: float, goes: bool) -> None:
-    scene = FakeScene(neighbours({"a": there_ms}))
+    scene = FakeScene(peers({"a": there_ms}))
 
     choices = binding_named(name).bind([messages(home_ms=20.0)], scene)
 
@@ -339,7 +339,7 @@ def test_it_stays_if_a_neighbour_is_no_better(name: str, there_ms: float, goes: 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_forced_it_goes_in_any_case(name: str) -> None:
     work = messages(home_ms=20.0)
-    scene = FakeScene(neighbours({"a": 500}))
+    scene = FakeScene(peers({"a": 500}))
 
     choices = binding_named(f"{name}:force_migrate=true").bind([work], scene)
 
@@ -348,7 +348,7 @@ def test_forced_it_goes_in_any_case(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_lending_ends_when_neighbours_are_as_full(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     works = [messages(home_ms=4.0) for _ in range(20)]
 
     # Up to 3 ms each: a fourth message would be done there when it is done here.
@@ -356,7 +356,7 @@ def test_lending_ends_when_neighbours_are_as_full(name: str) -> None:
 
 
 def test_what_goes_lets_begin_earlier_what_is_due_later_but_not_what_is_due_before() -> None:
-    scene = FakeScene(neighbours({"a": 0}))
+    scene = FakeScene(peers({"a": 0}))
     works = [messages(home_ms=ms, deadline_ms=NOW_MS + ms) for ms in range(1, 11)]
 
     arriving = lent(binding_named("reject-and-send").bind(works, scene))
@@ -370,8 +370,8 @@ def test_what_goes_lets_begin_earlier_what_is_due_later_but_not_what_is_due_befo
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_a_queue_counts_for_less_the_longer_ago_it_was_heard_of(name: str) -> None:
-    just = Neighbour("just", 30, 30.0, NOW_MS)
-    before = Neighbour("before", 40, 40.0, NOW_MS - 15)
+    just = Peer("just", 30, 30.0, NOW_MS)
+    before = Peer("before", 40, 40.0, NOW_MS - 15)
     policy = binding_named(name)
 
     assert lessees(policy.bind([messages(home_ms=90.0)], FakeScene([just, before]))) == ["before"]
@@ -379,7 +379,7 @@ def test_a_queue_counts_for_less_the_longer_ago_it_was_heard_of(name: str) -> No
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_a_neighbour_of_whom_nothing_was_heard_is_tried(name: str) -> None:
-    scene = FakeScene([*neighbours({"a": 30}), Neighbour("never")])
+    scene = FakeScene([*peers({"a": 30}), Peer("never")])
     policy = binding_named(name)
 
     assert lessees(policy.bind([messages(home_ms=90.0)], scene)) == ["never"]
@@ -387,7 +387,7 @@ def test_a_neighbour_of_whom_nothing_was_heard_is_tried(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_equal_neighbours_are_chosen_by_chance(name: str) -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcdefgh", 0.0)))
+    scene = FakeScene(peers(dict.fromkeys("abcdefgh", 0.0)))
     policy = binding_named(name)
 
     found = Counter(lessees(policy.bind([messages()], scene))[0] for _ in range(200))
@@ -397,7 +397,7 @@ def test_equal_neighbours_are_chosen_by_chance(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_a_random_lessee_is_not_the_shortest_queue(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 30, "c": 60}))
+    scene = FakeScene(peers({"a": 0, "b": 30, "c": 60}))
     policy = binding_named(f"{name}:random_lessee=true")
 
     found = Counter(lessees(policy.bind([messages()], scene))[0] for _ in range(200))
@@ -408,7 +408,7 @@ def test_a_random_lessee_is_not_the_shortest_queue(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_chance_spreads_what_goes_at_once(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 30, "c": 60}))
+    scene = FakeScene(peers({"a": 0, "b": 30, "c": 60}))
     policy = binding_named(f"{name}:random_lessee=true")
 
     found = Counter(lessees(policy.bind([messages(home_ms=500.0)] * 9, scene)))
@@ -418,7 +418,7 @@ def test_chance_spreads_what_goes_at_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_chance_passes_over_who_is_known_to_be_no_better(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 500, "b": 500, "c": 1}))
+    scene = FakeScene(peers({"a": 500, "b": 500, "c": 1}))
     policy = binding_named(f"{name}:random_lessee=true")
 
     assert all(lessees(policy.bind([messages()], scene)) == ["c"] for _ in range(20))
@@ -429,7 +429,7 @@ def test_chance_passes_over_who_is_known_to_be_no_better(name: str) -> None:
 def test_a_longer_queue_with_the_state_can_be_better(
     name: str, fetch_ms: float, lessee: str
 ) -> None:
-    scene = FakeScene(neighbours({"a": 5, "b": 9, "c": 20}))
+    scene = FakeScene(peers({"a": 5, "b": 9, "c": 20}))
     work = messages(state_bytes=500, holders={"b": 2, "c": 1})
 
     assert lessees(binding_named(f"{name}:fetch_ms={fetch_ms}").bind([work], scene)) == [lessee]
@@ -439,7 +439,7 @@ def test_a_longer_queue_with_the_state_can_be_better(
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_of_equal_queues_the_holder_is_lent_to(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 5, "b": 5, "c": 5}), draws=["a"])
+    scene = FakeScene(peers({"a": 5, "b": 5, "c": 5}), draws=["a"])
     work = messages(state_bytes=500, holders={"c": 1, "gone": 7})
 
     assert lessees(binding_named(name).bind([work], scene)) == ["c"]
@@ -447,7 +447,7 @@ def test_of_equal_queues_the_holder_is_lent_to(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORWARD_FIRST)
 def test_sending_a_state_for_little_gain_is_not_worth_it(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0}))
+    scene = FakeScene(peers({"a": 0}))
     policy = binding_named(f"{name}:fetch_ms=30")
 
     assert lessees(policy.bind([messages(home_ms=20.0, state_bytes=500)], scene)) == []
@@ -457,7 +457,7 @@ def test_sending_a_state_for_little_gain_is_not_worth_it(name: str) -> None:
 
 
 def test_what_arrives_goes_most_urgent_first_and_what_waits_least_urgent_first() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 2.5}))
+    scene = FakeScene(peers({"a": 0, "b": 2.5}))
     soon, later = messages(deadline_ms=NOW_MS + 1), messages(deadline_ms=NOW_MS + 90)
 
     arriving = lent(binding_named("reject-and-send").bind([later, soon], scene))
@@ -472,7 +472,7 @@ def test_what_arrives_goes_most_urgent_first_and_what_waits_least_urgent_first()
 
 @pytest.mark.parametrize("name", ["check-sequential", "check-pipelined"])
 def test_as_many_as_the_search_range_are_asked_about_everything(name: str) -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcdefg", 0.0)))
+    scene = FakeScene(peers(dict.fromkeys("abcdefg", 0.0)))
     works = [messages() for _ in range(3)]
 
     (ask,) = questions(binding_named(name).bind(works, scene))
@@ -483,7 +483,7 @@ def test_as_many_as_the_search_range_are_asked_about_everything(name: str) -> No
 
 @pytest.mark.parametrize("name", CHECK_FIRST)
 def test_with_fewer_neighbours_fewer_are_asked(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
 
     (ask,) = questions(binding_named(name).bind([messages()], scene))
 
@@ -493,7 +493,7 @@ def test_with_fewer_neighbours_fewer_are_asked(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHECK_FIRST)
 def test_the_best_that_has_room_gets_everything_it_was_asked_about(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0, "c": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0, "c": 0}))
     works = [messages(), messages()]
     bids = [bid("a", 0, fits=False), bid("b", 9), bid("c", 4)]
 
@@ -504,7 +504,7 @@ def test_the_best_that_has_room_gets_everything_it_was_asked_about(name: str) ->
 
 @pytest.mark.parametrize("name", CHECK_FIRST)
 def test_if_nobody_has_room_it_stays(name: str) -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     policy = binding_named(name)
 
     assert list(policy.answered([messages()], [bid("a", 0, fits=False)], scene)) == []
@@ -513,7 +513,7 @@ def test_if_nobody_has_room_it_stays(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHECK_FIRST)
 def test_a_neighbour_with_the_states_is_asked_and_preferred(name: str) -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcd", 0.0)), draws=["a", "b"])
+    scene = FakeScene(peers(dict.fromkeys("abcd", 0.0)), draws=["a", "b"])
     work = messages(state_bytes=500, holders={"c": 1, "d": 4, "gone": 9})
 
     (ask,) = questions(binding_named(f"{name}:search_range=2").bind([work], scene))
@@ -527,7 +527,7 @@ def test_a_neighbour_with_the_states_is_asked_and_preferred(name: str) -> None:
 
 
 def test_a_search_may_end_before_all_have_replied() -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcdefg", 0.0)))
+    scene = FakeScene(peers(dict.fromkeys("abcdefg", 0.0)))
 
     (ask,) = questions(binding_named("check-sequential:reply_required=2").bind([messages()], scene))
 
@@ -535,7 +535,7 @@ def test_a_search_may_end_before_all_have_replied() -> None:
 
 
 def test_in_sequence_nothing_is_asked_while_a_question_is_open() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}), searches=[3])
+    scene = FakeScene(peers({"a": 0, "b": 0}), searches=[3])
 
     assert list(binding_named("check-sequential").bind([messages()], scene)) == []
 
@@ -547,7 +547,7 @@ def test_in_sequence_nothing_is_asked_while_a_question_is_open() -> None:
 def test_in_a_pipeline_the_next_question_waits_for_some_replies(
     searches: Sequence[int], asks: bool
 ) -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcdefg", 0.0)), searches=searches)
+    scene = FakeScene(peers(dict.fromkeys("abcdefg", 0.0)), searches=searches)
 
     found = questions(binding_named("check-pipelined:reply_required=2").bind([messages()], scene))
 
@@ -555,7 +555,7 @@ def test_in_a_pipeline_the_next_question_waits_for_some_replies(
 
 
 def test_in_parallel_each_part_is_asked_about_at_another_neighbour() -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcdefg", 0.0)), searches=[0, 0])
+    scene = FakeScene(peers(dict.fromkeys("abcdefg", 0.0)), searches=[0, 0])
     works = [messages() for _ in range(10)]
 
     asks = questions(binding_named("check-parallel").bind(works, scene))
@@ -567,7 +567,7 @@ def test_in_parallel_each_part_is_asked_about_at_another_neighbour() -> None:
 
 
 def test_the_parts_take_about_equally_long() -> None:
-    scene = FakeScene(neighbours({"a": 0, "b": 0}))
+    scene = FakeScene(peers({"a": 0, "b": 0}))
     works = [messages(cost_ms=cost_ms) for cost_ms in (8.0, 1.0, 2.0, 3.0, 2.0)]
 
     asks = questions(binding_named("check-parallel:search_range=2").bind(works, scene))
@@ -576,7 +576,7 @@ def test_the_parts_take_about_equally_long() -> None:
 
 
 def test_with_fewer_parts_than_neighbours_each_part_is_asked_about_at_several() -> None:
-    scene = FakeScene(neighbours(dict.fromkeys("abcd", 0.0)))
+    scene = FakeScene(peers(dict.fromkeys("abcd", 0.0)))
     policy = binding_named("check-parallel:search_range=4,reply_required=1")
 
     asks = questions(policy.bind([messages(), messages()], scene))
@@ -605,7 +605,7 @@ def test_the_policy_of_the_module_s_docstring_plugs_in_by_name() -> None:
 
     assert "nearest" in binding_names()
     assert policy.asked is Asked.LATE
-    assert lent(policy.bind([work], FakeScene(neighbours({"a": 9, "b": 0})))) == [Lend(work, "a")]
+    assert lent(policy.bind([work], FakeScene(peers({"a": 9, "b": 0})))) == [Lend(work, "a")]
     assert lessees(policy.bind([work], FakeScene())) == []
 
 
@@ -618,19 +618,19 @@ def test_a_policy_of_one_s_own_has_its_own_parameters() -> None:
         def __init__(self, queued_max: int = 10) -> None:
             self.queued_max = queued_max
 
-        def bind(self, works: Sequence[Bindable], scene: Scene) -> Iterable[Choice]:
-            idle = [each.name for each in scene.neighbours if each.queued <= self.queued_max]
+        def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+            idle = [each.name for each in scene.peers if each.queued <= self.queued_max]
             return [Lend(work, name) for work, name in zip(works, idle, strict=False)]
 
         def answered(
-            self, works: Sequence[Bindable], bids: Sequence[Bid], scene: Scene
+            self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
         ) -> Iterable[Choice]:
             return ()
 
-        def declined(self, work: Bindable, worker: str, scene: Scene) -> Iterable[Choice]:
+        def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
             return ()
 
-    scene = FakeScene(neighbours({"a": 9, "b": 3}))
+    scene = FakeScene(peers({"a": 9, "b": 3}))
 
     assert lessees(binding_named("least-used").bind([messages()], scene)) == ["a"]
     assert lessees(binding_named("least-used:queued_max=5").bind([messages()], scene)) == ["b"]

@@ -197,7 +197,7 @@ def lending() -> Any:
     tally = Tally()
     tally.lent, tally.lent_partial, tally.messages = 9, 2, 90
     tally.returned, tally.declined, tally.expired, tally.revoked = 5, 2, 1, 1
-    tally.late_returns, tally.homebound, tally.partials_merged = 1, 3, 2
+    tally.late_returns, tally.local_only, tally.partials_merged = 1, 3, 2
     tally.states_sent, tally.states_known = 40, 50
     return SimpleNamespace(
         lessor=SimpleNamespace(
@@ -276,9 +276,9 @@ def test_what_auto_follows_is_told_with_the_reason() -> None:
     assert samples(served)["sublet_binding_info", info] == 1
 
     policy = host.lending.lessor.policies["shop/cart"]
-    policy.choice, policy.reason = "static", "static: neighbours have as much to do"
+    policy.choice, policy.reason = "static", "static: peers have as much to do"
     told = leases_of(served)["shop/cart"]
 
     assert (told.binding, told.choice) == ("auto:verdicts=2", "static")
-    assert told.reason == "static: neighbours have as much to do"
+    assert told.reason == "static: peers have as much to do"
     assert (told.counts["lent"], told.counts["states_known"]) == (9, 50)
