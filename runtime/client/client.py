@@ -54,7 +54,7 @@ from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_range import EgressRange
 from sublet.runtime.client.egress_reader import EgressReader, EgressSource, end_of, first_of
 from sublet.runtime.client.pipelines import Pipeline, known_pipelines
-from sublet.runtime.client.session import ClientStats, Patience, Session, with_extra
+from sublet.runtime.client.session import ClientStats, RetryPolicy, Session, with_extra
 from sublet.runtime.client.snapshots import SnapshotPin, SnapshotSource, StateSnapshot
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
@@ -138,7 +138,7 @@ class Client:
             raise ValueError(f"in_flight_max is {in_flight_max}; allowed: 1 or more")
         self._addresses = _address_source(addresses)
         self._connect_timeout_s = milliseconds(connect_timeout) / 1000.0
-        self._patience = Patience(
+        self._patience = RetryPolicy(
             unreachable_ms=milliseconds(connect_timeout), overload_retries=overload_retries
         )
         self._in_flight_max = in_flight_max

@@ -23,8 +23,8 @@ from sublet.functions.errors import (
 )
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.outage import TO_DO, Outage
-from sublet.runtime.client.rpc_pool import AskedWorkers
-from sublet.runtime.client.session import Patience
+from sublet.runtime.client.rpc_pool import RpcPool
+from sublet.runtime.client.session import RetryPolicy
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.egress import described
 from sublet.runtime.protocol.rpc import (
@@ -80,7 +80,7 @@ class EgressSource:
         self,
         addresses: Callable[[], Sequence[str]],
         *,
-        patience: Patience,
+        patience: RetryPolicy,
         limits: LinkLimits,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         tell: Callable[[str], None] | None = None,
@@ -88,7 +88,7 @@ class EgressSource:
         """`tell` hears once, while nobody answers, what readers wait for; else it is logged."""
         self._addresses = addresses
         self._patience = patience
-        self._workers = AskedWorkers(limits)
+        self._workers = RpcPool(limits)
         self._answer_timeout_s = answer_timeout_s
         self._tell = tell or _warn
         self._outage: Outage | None = None

@@ -27,7 +27,7 @@ class _Asked:
         self.waiting = 0
 
 
-class AskedWorkers:
+class RpcPool:
     def __init__(self, limits: LinkLimits) -> None:
         self._limits = limits
         self._asked: dict[str, _Asked] = {}

@@ -50,7 +50,7 @@ _QUESTION = msgspec.msgpack.encode(Ask("nothing"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How long, and how often, a session tries."""
 
     unreachable_ms: float = 10_000.0
@@ -152,7 +152,7 @@ class Session:
         self,
         endpoint: str,
         *,
-        patience: Patience,
+        patience: RetryPolicy,
         stats: ClientStats,
         chance: Callable[[], float],
     ) -> None:
@@ -297,12 +297,12 @@ class Session:
         peer = channel.peer
         if peer is None:
             # Noted with a time at the next tick, which is now.
-            self._strand(channel)
+            self._mark_disconnected(channel)
         else:
             channel.queued = True
             peer.ready.append(channel)
 
-    def _strand(self, channel: Channel) -> None:
+    def _mark_disconnected(self, channel: Channel) -> None:
         if channel not in self._stranded:
             self._stranded[channel] = None
             # A refusal may have set it long ago, while the channel still had a link.
@@ -364,7 +364,7 @@ class Session:
             if channel.peer is peer:
                 self._detach(channel)
                 if not channel.is_idle():
-                    self._strand(channel)
+                    self._mark_disconnected(channel)
 
     def topology_changed(self, topology: Topology, *, trusted: bool = False) -> bool:
         """Follow partitions to their owners; return False if we knew better.
@@ -408,7 +408,7 @@ class Session:
         if worker in self.peers:
             self._attach(channel)
         elif not channel.is_idle():
-            self._strand(channel)
+            self._mark_disconnected(channel)
 
     def _attach(self, channel: Channel) -> None:
         channel.peer = self.peers[channel.worker] if channel.worker else None

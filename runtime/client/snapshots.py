@@ -39,8 +39,8 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.client.page_prefetch import Begin, one_ahead
-from sublet.runtime.client.rpc_pool import AskedWorkers
-from sublet.runtime.client.session import Patience
+from sublet.runtime.client.rpc_pool import RpcPool
+from sublet.runtime.client.session import RetryPolicy
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
@@ -120,10 +120,10 @@ class Owners(Protocol):
 class SnapshotSource:
     """Asks owners of partitions. All snapshots of a client share it."""
 
-    def __init__(self, owners: Owners, patience: Patience, limits: LinkLimits) -> None:
+    def __init__(self, owners: Owners, patience: RetryPolicy, limits: LinkLimits) -> None:
         self._owners = owners
         self._patience = patience
-        self._workers = AskedWorkers(limits)
+        self._workers = RpcPool(limits)
         self._newest: Topology | None = None
 
     def owner_of(self, partition: str) -> str | None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from sublet.runtime.client.channel import ANY
 from sublet.runtime.client.connections import OTHERS_ASKED_MAX, Events, PlainTaskGroup, SessionLinks
-from sublet.runtime.client.session import ClientStats, Patience, Session
+from sublet.runtime.client.session import ClientStats, RetryPolicy, Session
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Data, FunctionInfo, Hello, Kind, Topology, Welcome
@@ -71,7 +71,7 @@ class Client:
     """A session with its links; one caller waits from the beginning."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, addresses: Sequence[str], patience: Patience
+        self, tasks: asyncio.TaskGroup, addresses: Sequence[str], patience: RetryPolicy
     ) -> None:
         self.stats = ClientStats()
         self.session = Session("~c", patience=patience, stats=self.stats, chance=lambda: 0.5)
@@ -93,9 +93,9 @@ class Client:
 
 
 @asynccontextmanager
-async def client_of(*addresses: str, patience: Patience | None = None) -> AsyncIterator[Client]:
+async def client_of(*addresses: str, patience: RetryPolicy | None = None) -> AsyncIterator[Client]:
     async with PlainTaskGroup() as tasks:
-        client = Client(tasks, addresses, patience or Patience())
+        client = Client(tasks, addresses, patience or RetryPolicy())
         try:
             await client.links.start(PATIENCE_S)
             yield client
@@ -169,7 +169,7 @@ async def test_a_worker_that_does_not_know_that_it_was_replaced_is_sent_nothing(
 async def test_when_all_stands_still_a_few_others_are_asked_who_owns_what() -> None:
     async with running(OTHERS_ASKED_MAX + 3) as cluster:
         first = cluster.workers[0]
-        patience = Patience(standstill_ms=20)
+        patience = RetryPolicy(standstill_ms=20)
         async with client_of(first.server.address, patience=patience) as client:
             waiter = client.call()
             await first.links[0][1].data_frames(1)
@@ -187,7 +187,7 @@ async def test_one_who_knows_better_is_found_when_all_stands_still() -> None:
     async with running(2) as cluster:
         first, second = cluster.workers
         second.topology = cluster.topology(2, second)
-        patience = Patience(standstill_ms=20)
+        patience = RetryPolicy(standstill_ms=20)
         async with client_of(first.server.address, patience=patience) as client:
             waiter = client.call()
             await second.visited.wait()

@@ -17,7 +17,7 @@ from sublet.runtime.cli.exit_codes import UsageError, exit_with, tell_waiting
 from sublet.runtime.client.connections import PlainTaskGroup
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_reader import EgressReader, EgressRecord, EgressSource
-from sublet.runtime.client.session import Patience
+from sublet.runtime.client.session import RetryPolicy
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 
@@ -54,7 +54,7 @@ def tail(asked: Asked, where: Where, as_json: bool) -> None:
         nonlocal reader
         addresses = list(reached.report.topology.workers.values())
         source = EgressSource(
-            lambda: addresses, patience=Patience(), limits=LinkLimits(), tell=tell_waiting
+            lambda: addresses, patience=RetryPolicy(), limits=LinkLimits(), tell=tell_waiting
         )
         async with PlainTaskGroup() as tasks:
             looking = tasks.create_task(_keep_up_to_date(addresses))

@@ -24,8 +24,8 @@ from sublet.runtime.client.channel import ANY, SEGMENT_MESSAGES_MAX, Gather, Seg
 from sublet.runtime.client.session import (
     FRAME_BYTES,
     ClientStats,
-    Patience,
     Peer,
+    RetryPolicy,
     Session,
     with_extra,
 )
@@ -82,7 +82,7 @@ class Stage:
     def __init__(self, window: int = 100, **patience: float) -> None:
         self.session = Session(
             ME,
-            patience=Patience(**patience),  # type: ignore[arg-type]  # one of them is an int
+            patience=RetryPolicy(**patience),  # type: ignore[arg-type]  # one of them is an int
             stats=ClientStats(),
             chance=lambda: 0.5,
         )
@@ -1213,15 +1213,15 @@ def test_deadlines_of_answered_calls_are_forgotten(stage: Stage) -> None:
 
 def test_patience_refuses_what_cannot_work() -> None:
     with pytest.raises(ValueError, match="overload_retries is -1; allowed: 0 or more"):
-        Patience(overload_retries=-1)
+        RetryPolicy(overload_retries=-1)
     with pytest.raises(ValueError, match="unreachable_ms is 0"):
-        Patience(unreachable_ms=0)
+        RetryPolicy(unreachable_ms=0)
     with pytest.raises(ValueError, match="absent_ms is -1"):
-        Patience(absent_ms=-1)
+        RetryPolicy(absent_ms=-1)
     with pytest.raises(ValueError, match="backoff_ms_min is 5"):
-        Patience(backoff_ms_min=5, backoff_ms_max=1)
+        RetryPolicy(backoff_ms_min=5, backoff_ms_max=1)
     with pytest.raises(ValueError, match="standstill_ms is 0; allowed: more than 0"):
-        Patience(standstill_ms=0)
+        RetryPolicy(standstill_ms=0)
 
 
 # Everything at once
@@ -1303,7 +1303,7 @@ class Net:
         self.chance = random.Random(seed)
         self.session = Session(
             ME,
-            patience=Patience(unreachable_ms=1e9, overload_retries=overload_retries),
+            patience=RetryPolicy(unreachable_ms=1e9, overload_retries=overload_retries),
             stats=ClientStats(),
             chance=self.chance.random,
         )
