@@ -18,7 +18,7 @@ from sublet.functions.errors import UnavailableError
 from sublet.runtime.client.pipeline_protocol import Committed, Staged
 from sublet.spark_bridge.connections import client_of
 from sublet.spark_bridge.options import SinkOptions
-from sublet.spark_bridge.sink.tasks import Brought
+from sublet.spark_bridge.sink.tasks import StagedRows
 
 HELD_MAX = "5d"
 """Rows wait for history no longer: what is staged is dropped after seven days."""
@@ -44,7 +44,7 @@ class Committing(Protocol):
 def commit(
     pipeline: Committing,
     options: SinkOptions,
-    brought: Sequence[Brought],
+    brought: Sequence[StagedRows],
     wait: Literal["sealed", "taken"],
 ) -> Committed:
     """Let the rows of a batch be messages; return when that is durable.
@@ -106,7 +106,7 @@ def wait_for_backfill(options: SinkOptions) -> None:
         _log.warning("a backfill is complete", function=options.target, backfill=options.after)
 
 
-def in_vain(brought: Sequence[Brought | None]) -> list[Brought]:
+def safe_to_discard(brought: Sequence[StagedRows | None]) -> list[StagedRows]:
     """Return what was surely brought in vain to a batch that Spark aborts.
 
     Spark also aborts a batch whose commit has raised, and that may have taken effect, or may yet.

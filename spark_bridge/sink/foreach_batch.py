@@ -21,7 +21,7 @@ import pyarrow as pa
 from sublet.spark_bridge.options import Connection, OptionsError, SinkOptions, sink_options
 from sublet.spark_bridge.sink.clustering import by_partition
 from sublet.spark_bridge.sink.commit import commit
-from sublet.spark_bridge.sink.tasks import Brought, Identity, WritePlan, begun, bring
+from sublet.spark_bridge.sink.tasks import Identity, StagedRows, WritePlan, begun, bring
 from sublet.spark_bridge.sink.writers import QUERY_ID, RUN_ID, planned
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ RUNS_KNOWN_MAX = 1_000
 _NAME = r"[A-Za-z0-9._-]{0,50}"
 _BROUGHT = "brought binary"
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Brought).decode
+_decode = msgspec.msgpack.Decoder(StagedRows).decode
 
 
 def for_each_batch(

@@ -62,7 +62,7 @@ class WritePlan:
     """Why nobody could be asked what the function takes."""
 
 
-class Brought(NamedTuple):
+class StagedRows(NamedTuple):
     """What a task tells whoever commits."""
 
     identity: Identity
@@ -75,7 +75,7 @@ _splitters: dict[tuple[SinkOptions, bytes, pa.Schema, int], RowSplitter] = {}
 _schemas: dict[tuple[SinkOptions, IfExists | None], tuple[float, Mapping[str, Any] | None]] = {}
 
 
-def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity) -> Brought:
+def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity) -> StagedRows:
     """Stage the rows of a task; return when they are durable.
 
     While there is no room for them, or nobody to take them, it waits for as long as the options
@@ -85,7 +85,7 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
     rows_of = gathered(batches, plan.options.batch_rows, GATHERED_BYTES_MAX, wait_s)
     first = next(rows_of, None)
     if first is None:
-        return Brought(identity, Staged(uuid4().hex, {}))
+        return StagedRows(identity, Staged(uuid4().hex, {}))
     message = plan.message
     if plan.problem is not None:
         # Of a query that was never under way, somebody waits for its first sign of life.
@@ -102,7 +102,7 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
                 else:
                     attempt.assign(rows.partition, rows.keys, rows.payloads, plan.if_exists)
             batch = next(rows_of, None)
-        return Brought(identity, attempt.end())
+        return StagedRows(identity, attempt.end())
     except BaseException:
         quietly(lambda: attempt.drop(DROP_PATIENCE))
         raise

@@ -26,11 +26,11 @@ from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.arrow_schema import arrow_schema_of
 from sublet.spark_bridge.options import OptionsError, SinkOptions, sink_options
-from sublet.spark_bridge.sink.commit import commit, in_vain
+from sublet.spark_bridge.sink.commit import commit, safe_to_discard
 from sublet.spark_bridge.sink.rows import layout_of
 from sublet.spark_bridge.sink.tasks import (
-    Brought,
     Identity,
+    StagedRows,
     WritePlan,
     begun,
     bring,
@@ -49,7 +49,7 @@ RUN_ID = "spark.jobGroup.id"
 class BroughtMessage(WriterCommitMessage):
     """What a task tells whoever commits, as Spark carries it."""
 
-    brought: Brought
+    brought: StagedRows
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -173,7 +173,7 @@ def _identity(run: str) -> Identity:
     return Identity(query, run, int(batch))
 
 
-def brought_in(messages: Sequence[WriterCommitMessage | None]) -> list[Brought]:
+def brought_in(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
     """Return what the tasks have told that did not fail."""
     return [each.brought for each in messages if isinstance(each, BroughtMessage)]
 
@@ -181,6 +181,6 @@ def brought_in(messages: Sequence[WriterCommitMessage | None]) -> list[Brought]:
 def abort_quietly(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Drop what was surely brought in vain."""
     told = [each.brought if isinstance(each, BroughtMessage) else None for each in messages]
-    if dropped := in_vain(told):
+    if dropped := safe_to_discard(told):
         staged = [each.staged for each in dropped]
         quietly(lambda: drop(options, dropped[0].identity, staged))

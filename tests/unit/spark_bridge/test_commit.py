@@ -10,8 +10,8 @@ import pytest
 
 from sublet.runtime.client.pipeline_protocol import Committed, Staged
 from sublet.spark_bridge.options import SinkOptions, sink_options
-from sublet.spark_bridge.sink.commit import commit, in_vain
-from sublet.spark_bridge.sink.tasks import Brought, Identity, gathered
+from sublet.spark_bridge.sink.commit import commit, safe_to_discard
+from sublet.spark_bridge.sink.tasks import Identity, StagedRows, gathered
 
 IDENTITY = Identity("query", "run", 7)
 
@@ -35,8 +35,8 @@ def options(**said: str) -> SinkOptions:
     return sink_options({"target": "a/b", "key": "k", **said}, environment={})
 
 
-def brought(attempt: str, *parts: int) -> Brought:
-    return Brought(IDENTITY, Staged(attempt, dict.fromkeys(parts, (1, 10))))
+def brought(attempt: str, *parts: int) -> StagedRows:
+    return StagedRows(IDENTITY, Staged(attempt, dict.fromkeys(parts, (1, 10))))
 
 
 def test_a_commit_names_the_attempts_that_have_rows() -> None:
@@ -70,9 +70,9 @@ def test_a_batch_without_rows_asks_nobody() -> None:
     ],
 )
 def test_what_is_aborted_is_dropped_only_if_nobody_can_have_committed_it(
-    told: list[Brought | None], dropped: list[str]
+    told: list[StagedRows | None], dropped: list[str]
 ) -> None:
-    assert [each.staged.attempt for each in in_vain(told)] == dropped
+    assert [each.staged.attempt for each in safe_to_discard(told)] == dropped
 
 
 def rows(*numbers: int) -> pa.RecordBatch:
