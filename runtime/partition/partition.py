@@ -828,7 +828,7 @@ class Partition:
         if chosen is None or type(chosen) is Work:
             return chosen
         if type(chosen) is Span:
-            if chosen.chunk.batch.kind is Kind.CANCEL:
+            if chosen.chunk.batch.kind is Kind.CANCEL_TIMER:
                 self._take_cancels(chosen)
             else:
                 self._take_markers(chosen, now_ms)
@@ -1215,8 +1215,8 @@ class Partition:
         return snapshot
 
     def preimages_loaded(self, rows: Sequence[StateRow] | None) -> None:
-        """Take the states that `LoadPreimages` asked for; None if they cannot be known: then no reader
-        is waited for."""
+        """Take the states that `LoadPreimages` asked for; None if they cannot be known: then no
+        reader is waited for."""
         if not self.stopped and (store := self.in_flight_commit.preimages_loaded(rows)) is not None:
             self.effects.append(store)
 

@@ -20,7 +20,7 @@ class Kind(IntEnum):
     SEND = 0
     CALL = 1
     REPLY = 2
-    CANCEL = 3
+    CANCEL_TIMER = 3
     """Take back a delayed message; the key column holds the timers' ids."""
     CANCEL_CALL = 4
     """The caller does not wait any more; the key column holds the numbers of its calls."""

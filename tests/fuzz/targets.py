@@ -160,7 +160,7 @@ def data_frames(source: str) -> list[Data]:
         Data([_batch(ASKED, source, 1, Kind.CALL), _batch(ASKED, source, 2, Kind.CANCEL_CALL)]),
         Data([_batch(ASKED, source, 1, Kind.CALL, keys=["a"], time_left_ms=10)]),
         Data([_batch(ASKED, source, 2, Kind.CANCEL_CALL, keys=["1"])]),
-        Data([_batch(TARGET, source, 1, Kind.CANCEL, keys=["1.1"])]),
+        Data([_batch(TARGET, source, 1, Kind.CANCEL_TIMER, keys=["1.1"])]),
         Data([_batch(WINDOW, source, 1, Kind.SEND)]),
         Data([_batch(WINDOW, source, 2, Kind.MARKER, keys=["s"])]),
         Data([_batch(WINDOW, source, 3, Kind.MARKER, keys=["s"], payloads=NOTHING)]),

@@ -149,7 +149,7 @@ async def test_a_raw_link_cannot_acknowledge_the_replies_of_somebody_else(
             await again.until(lambda: (partition, 1) in again.replies)
 
 
-@pytest.mark.parametrize("kind", [Kind.REPLY, Kind.CANCEL])
+@pytest.mark.parametrize("kind", [Kind.REPLY, Kind.CANCEL_TIMER])
 async def test_a_client_can_neither_answer_nor_cancel(cluster: Cluster, kind: Kind) -> None:
     async with raw_client(cluster.workers[0].address, f"~{kind.name}") as raw:
         partition = raw.partition_of("test/count", "k")

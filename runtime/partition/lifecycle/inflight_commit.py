@@ -1,7 +1,7 @@
 """The commit of a partition that is under way, from its sealing until the store has it.
 
-One at a time. Meanwhile the next one fills (`MessageCompletion.pending`); the partition decides when
-it is sealed. No effects: what is to be done, and what everybody may be told, is returned.
+One at a time. Meanwhile the next one fills (`MessageCompletion.pending`), and is sealed when the
+partition decides so. No effects: what is to be done, and what everybody may be told, is returned.
 
 - Sealing gives everything that waits its numbers, in one commit with the next index. Whoever keeps
   what the store does not know yet (timers, watermarks, staged rows, calls) is told of it.
@@ -145,8 +145,8 @@ class InFlightCommit:
         return Store(commit)
 
     def preimages_loaded(self, rows: Sequence[StateRow] | None) -> Store | None:
-        """Take the states that `LoadPreimages` asked for, or None; return what is to be done now, if
-        it has waited for them."""
+        """Take the states that `LoadPreimages` asked for, or None; return what is to be done now,
+        if it has waited for them."""
         commit, keys = self.commit, self._unkept
         if commit is None or not keys:
             return None

@@ -28,7 +28,7 @@ LOOKED_THROUGH_MAX = 2_000
 KEY_FACTOR = 4
 """So many times what was asked for may be taken of one key."""
 
-IN_LINE = (Kind.CANCEL, Kind.MARKER)
+IN_LINE = (Kind.CANCEL_TIMER, Kind.MARKER)
 """What is about everything before it: never pulled ahead."""
 
 NOT_LENT = (*IN_LINE, Kind.ASSIGN)
@@ -129,7 +129,9 @@ class Backlog:
             return head, False
         in_the_way = chunk.batch.first + urgent - head.batch.first - head.start
         near = head.priority <= chunk.priority + PULL_MS and head is not chunk
-        pulls = pulls and chunk.batch.kind is not Kind.CANCEL  # Which has no keys, only timers.
+        pulls = (
+            pulls and chunk.batch.kind is not Kind.CANCEL_TIMER
+        )  # Which has no keys, only timers.
         if in_the_way < room or near or not pulls:
             return head, False
         return chunk, True

@@ -229,7 +229,7 @@ class CommitEncoder:
             for start, stop in _pieces([len(each) for each in all_timers]):
                 timers = all_timers[start:stop]
                 payloads = join_column([b"\xc0"] * len(timers))
-                yield self._entry(destination, Kind.CANCEL, timers, payloads, None)
+                yield self._entry(destination, Kind.CANCEL_TIMER, timers, payloads, None)
 
     def _pack_emits(self, emits: dict[str, list[Emitted]], clock_ms: int) -> Iterator[EgressEntry]:
         for name, all_values in emits.items():

@@ -578,7 +578,7 @@ def test_queued_is_asked_again_as_long_as_something_would_be_late() -> None:
 
 def test_what_tells_time_or_takes_back_is_not_lent() -> None:
     home = Lender(Scripted(lends_to("east"), asked=Asked.EACH))
-    home.arrive(1, ["t1"], kind=Kind.CANCEL, source=PEER)
+    home.arrive(1, ["t1"], kind=Kind.CANCEL_TIMER, source=PEER)
     home.look()
     assert home.policy.works == []
 

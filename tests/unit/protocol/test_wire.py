@@ -85,7 +85,7 @@ FRAMES: list[Frame] = [
                 errors={0: ErrorInfo("bad_payload", "no")},
             ),
             Batch("~c", "p", 9, Kind.REPLY, [], msgspec.Raw(b"\x91\xc0"), 1, refs_first=1),
-            Batch("p", "~c", 3, Kind.CANCEL, ["timer"], msgspec.Raw(b"\x91\xc0"), 1, 250),
+            Batch("p", "~c", 3, Kind.CANCEL_TIMER, ["timer"], msgspec.Raw(b"\x91\xc0"), 1, 250),
         ]
     ),
     Hello("~c", 1, "token"),

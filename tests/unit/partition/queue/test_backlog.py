@@ -92,7 +92,7 @@ class BacklogAgainstModel(RuleBasedStateMachine):
     @rule(
         source=st.sampled_from([CLIENT, PEER]),
         keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=5),
-        kind=st.sampled_from([Kind.CALL, Kind.CALL, Kind.SEND, Kind.CANCEL]),
+        kind=st.sampled_from([Kind.CALL, Kind.CALL, Kind.SEND, Kind.CANCEL_TIMER]),
         left_ms=st.lists(st.integers(-1, 150), min_size=5, max_size=5),
         form=st.sampled_from(["none", "one", "each"]),
         done=st.sets(st.integers(0, 4)),
@@ -108,12 +108,12 @@ class BacklogAgainstModel(RuleBasedStateMachine):
     ) -> None:
         count = len(keys)
         removed_indexes = {index for index in done if index < count}
-        if len(removed_indexes) == count or kind is Kind.CANCEL:
+        if len(removed_indexes) == count or kind is Kind.CANCEL_TIMER:
             removed_indexes = set()
         time_left_ms: int | list[int] | None = None
         if form == "one":
             time_left_ms = left_ms[0]
-        elif form == "each" and kind is not Kind.CANCEL:
+        elif form == "each" and kind is not Kind.CANCEL_TIMER:
             time_left_ms = left_ms[:count]
         first = self.next_number[source]
         self.next_number[source] += count
@@ -356,7 +356,7 @@ def test_behind_a_long_line_messages_are_lent_from_its_head(
 
 def test_behind_a_long_line_nothing_is_lent_before_what_is_about_all_before_it() -> None:
     backlog = Backlog()
-    cancels = make_chunk(PEER, 1, ["t"] * (LOOKED_THROUGH_MAX + 1), kind=Kind.CANCEL)
+    cancels = make_chunk(PEER, 1, ["t"] * (LOOKED_THROUGH_MAX + 1), kind=Kind.CANCEL_TIMER)
     last = make_chunk(PEER, cancels.stop + 1, ["a", "b"], kind=Kind.SEND)
     for each in (cancels, last):
         backlog.add(each, each.earliest_ms)

@@ -233,6 +233,6 @@ def test_runs_beside_the_loop_wait_for_what_is_being_read_too() -> None:
 
 def test_names_of_timers_and_sources_are_no_keys_to_be_read() -> None:
     owner, _ = busy_owner()
-    owner.arrive(2, ["1.7"], kind=Kind.CANCEL)
+    owner.arrive(2, ["1.7"], kind=Kind.CANCEL_TIMER)
     owner.arrive(3, ["source"], kind=Kind.MARKER, payloads=[10])
     assert owner.fetches == []

@@ -168,7 +168,7 @@ def test_no_more_clients_that_left_are_remembered_than_allowed() -> None:
 
 def test_cancels_of_a_client_are_not_open_for_ever() -> None:
     owner = Owner()
-    owner.arrive(1, ["1.1", "1.2"], kind=Kind.CANCEL)
+    owner.arrive(1, ["1.1", "1.2"], kind=Kind.CANCEL_TIMER)
     owner.settle()
 
     assert owner.partition.open_from_clients == 0

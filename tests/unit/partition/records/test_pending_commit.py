@@ -92,7 +92,7 @@ def test_many_cancels_are_cut_too() -> None:
     commit = seal(with_effects(*[Cancelled(PEER, "1.1")] * count))
 
     assert [each.length for each in commit.outbox] == [ENTRY_MESSAGES_MAX, 1]
-    assert {each.kind for each in batches(commit)} == {Kind.CANCEL}
+    assert {each.kind for each in batches(commit)} == {Kind.CANCEL_TIMER}
 
 
 def test_many_replies_are_cut_too() -> None:

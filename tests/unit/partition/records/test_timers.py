@@ -107,7 +107,7 @@ def test_a_cancelled_timer_never_fires() -> None:
 def test_a_timer_is_cancelled_by_another_partition() -> None:
     owner = Owner()
     timer = set_timer(owner, 1, 100)
-    owner.arrive(1, [timer], source=PEER, kind=Kind.CANCEL)
+    owner.arrive(1, [timer], source=PEER, kind=Kind.CANCEL_TIMER)
     owner.settle()
     owner.pass_time(200)
     owner.settle()
@@ -123,7 +123,7 @@ def test_a_timer_of_another_partition_is_cancelled_by_a_message_to_it() -> None:
     owner.settle()
 
     (sent,) = owner.delivered
-    assert (sent.target, sent.kind, sent.keys) == (PEER, Kind.CANCEL, ["3.4"])
+    assert (sent.target, sent.kind, sent.keys) == (PEER, Kind.CANCEL_TIMER, ["3.4"])
 
 
 def test_a_cancel_that_comes_too_late_changes_nothing() -> None:
@@ -131,7 +131,7 @@ def test_a_cancel_that_comes_too_late_changes_nothing() -> None:
     timer = set_timer(owner, 1, 10)
     owner.pass_time(10)
     owner.settle()
-    owner.arrive(1, [timer, "9.9"], source=PEER, kind=Kind.CANCEL)
+    owner.arrive(1, [timer, "9.9"], source=PEER, kind=Kind.CANCEL_TIMER)
     owner.settle()
 
     assert owner.sent() == [7]
@@ -395,7 +395,7 @@ def test_a_cancel_that_races_with_its_timer_over_a_takeover_has_one_outcome(
     timer = set_timer(owner, 1, 100)
 
     def cancel(of: Owner) -> None:
-        of.arrive(1, [timer], source=PEER, kind=Kind.CANCEL)
+        of.arrive(1, [timer], source=PEER, kind=Kind.CANCEL_TIMER)
 
     def ring(of: Owner) -> None:
         of.pass_time(100)
@@ -408,7 +408,7 @@ def test_a_cancel_that_races_with_its_timer_over_a_takeover_has_one_outcome(
     heir = owner.take_over()
     owner.settle()
     # What was not acknowledged comes again.
-    heir.arrive(1, [timer], source=PEER, kind=Kind.CANCEL)
+    heir.arrive(1, [timer], source=PEER, kind=Kind.CANCEL_TIMER)
     heir.settle()
     for _ in range(3):
         heir.pass_time(HORIZON_MS)
