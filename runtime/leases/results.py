@@ -26,6 +26,7 @@ from sublet.functions.effects import (
 )
 from sublet.functions.errors import EncodeError, PayloadError
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.partition.records.pending_commit import reply_too_large
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, Return
@@ -67,7 +68,7 @@ def timer_prefix(lease: LeaseId) -> str:
 
     The owner's own have one dot (`Partition.next_timer`), these have two.
     """
-    return f"{lease.epoch}.{lease.number}."
+    return f"{in_order(lease.epoch)}.{in_order(lease.number)}."
 
 
 def lent_cells(work: Work, function: Function) -> Collection[str]:

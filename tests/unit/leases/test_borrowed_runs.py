@@ -427,10 +427,10 @@ def test_effects_leave_through_the_lessor_with_timers_of_the_lease() -> None:
     assert result.effects == [
         Outgoing(partition_name(add.name, 0), "x", encode(1), 40.0),
         Emitted("out", "a", encode("x")),
-        Delayed("3.1.1", 705_000, partition_name(remind.name, 0), "x", encode("x")),
-        Cancelled(PARTITION, "3.1.1"),
+        Delayed("a3.a1.a1", 705_000, partition_name(remind.name, 0), "x", encode("x")),
+        Cancelled(PARTITION, "a3.a1.a1"),
     ]
-    assert replies(result)[0] == f"{PARTITION}|3.1.1"
+    assert replies(result)[0] == f"{PARTITION}|a3.a1.a1"
 
 
 def test_a_delay_of_a_guest_counts_from_when_its_handler_asks_for_it() -> None:
@@ -507,11 +507,14 @@ def tell(ctx: Context) -> None:
 def test_windows_are_opened_at_a_lessee_and_closed_at_another() -> None:
     first = offer(["a", "a"], [Click(1_000), Click(12_000)], [StoredState("a", 1, [])])
     opened = at_home(first, Lessee().run(first, clicks), clicks)
-    assert opened.effects == [WindowDue("3.1.1", 10_000, "a"), WindowDue("3.1.2", 20_000, "a")]
+    assert opened.effects == [
+        WindowDue("a3.a1.a1", 10_000, "a"),
+        WindowDue("a3.a1.a2", 20_000, "a"),
+    ]
 
     rows = [(row.subkey, row.value, row.expires_ms) for row in opened.rows if row.value is not None]
     ends = offer(["a"], [None], [StoredState("a", 2, rows)], number=2, watermark_ms=15_000)
-    ends.messages[0] = closing_message("3.1.1", "a", 1)
+    ends.messages[0] = closing_message("a3.a1.a1", "a", 1)
     closed = at_home(ends, Lessee().run(ends, clicks), clicks)
     assert closed.effects == [Emitted("counts", "a", encode([0, 1]))]
 
