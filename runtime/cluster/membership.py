@@ -692,10 +692,14 @@ class Membership:
         )
 
     def has_successors(self) -> bool:
-        """Tell whether a worker that stays has some of our functions."""
+        """Tell whether a worker that stays has some of our functions.
+
+        One that is only silent counts until it is removed: callers must not be turned away because
+        somebody was slow.
+        """
         view = self.view
         return view is not None and any(
-            id_ in self._alive and not member.draining and any(map(member.has, self._functions))
+            not member.draining and any(map(member.has, self._functions))
             for id_, member in view.members.items()
             if id_ != self._member.id
         )

@@ -115,8 +115,9 @@ async def effects(cluster: Cluster) -> dict[str, int]:
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 async def test_no_http_request_fails_while_workers_are_stopped(tmp_path: Path, store: str) -> None:
     with settings_for(store, tmp_path / "redis") as settings:
-        # A worker is taken out of the rotation about one second after it is asked to stop.
-        settings |= {"http_port": 0, "log_level": "info", "drain_notice_s": 2}
+        # A worker is taken out of the rotation about one second after it is asked to stop; the rest
+        # is for a machine that stands still now and then.
+        settings |= {"http_port": 0, "log_level": "info", "drain_notice_s": 3}
         async with running_cluster(tmp_path / "workers", 3, app=APP, **settings) as cluster:
             balancer = Balancer()
             for worker in cluster.workers:
@@ -135,7 +136,7 @@ async def test_no_http_request_fails_while_workers_are_stopped(tmp_path: Path, s
                     balancer.add(http_address(cluster, new))
                 load.stop()
             balancer.close()
-            assert load.failed == [], f"{len(load.failed)} of {load.done}"
+            assert not load.failed, f"{len(load.failed)} of {load.done}: {load.failed[:5]}"
             assert all(each.told_to_go for each in balancer.backends[:STOPS])
             assert await effects(cluster) == {
                 key: load.sent[key] for key in (*KEYS, *SLOW_KEYS, "all")
