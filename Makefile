@@ -35,7 +35,10 @@ layers: setup ## Check that each layer imports only those below it
 	@$(BIN)/lint-imports --no-logo
 
 docs: setup ## Build the documentation into build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+# Not --quiet: that would hide warnings from --strict, too.
+	@mkdir -p build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict > build/mkdocs.log 2>&1 || \
+		{ grep -v '^INFO' build/mkdocs.log; exit 1; }
 
 # What starts processes waits for them most of the time: three at once, what takes longest first. The tests of a file may
 # share workers, and stay together.
