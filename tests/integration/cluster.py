@@ -22,13 +22,13 @@ from sublet.runtime.protocol.rpc import EgressRequest, StatusReport
 from sublet.statestore.contract import Directory
 from sublet.statestore.redis.directory import RedisDirectory
 from sublet.statestore.sqlite.directory import SqliteDirectory
+from tests.integration.fork_server import PROJECT, start_worker
 
 PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.02
 REAPED_WITHIN_S = 120.0
 """A virtual machine may stand still for the better part of a minute."""
 APP = "tests.integration.apps:app"
-PROJECT = Path(__file__).parents[2]
 
 # A death is noticed within the term; tests have no time for the default of two seconds.
 QUICK_DEATH = {"SUBLET_HEARTBEAT_MS": "60", "SUBLET_MEMBER_TERM_MS": "600"}
@@ -48,14 +48,11 @@ class WorkerProcess:
         prefix: Sequence[str] = (),
     ) -> None:
         """`prefix` is a command that becomes the one behind it, such as `ip netns exec`."""
-        self._log = log.open("ab")
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "sublet", "worker", target],
-            env={**os.environ, **environment},
-            cwd=PROJECT,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
+        variables = {**os.environ, **environment}
+        self._process = (
+            _start_by(prefix, target, variables, log)
+            if prefix
+            else start_worker(target, variables, log)
         )
         self.address = ""
         """Known once the cluster has seen it ready."""
@@ -90,7 +87,8 @@ class WorkerProcess:
     async def ended(self) -> int:
         """Wait for its end; return the exit code."""
         await until(lambda: not self.is_running)
-        return int(self._process.returncode)
+        assert self._process.returncode is not None
+        return self._process.returncode
 
     def memory_bytes(self) -> int:
         """Return what it has in memory now."""
@@ -101,7 +99,20 @@ class WorkerProcess:
         if self.is_running:
             self._process.kill()
             self._process.wait(REAPED_WITHIN_S)
-        self._log.close()
+
+
+def _start_by(
+    prefix: Sequence[str], target: str, environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", "sublet", "worker", target],
+            env=environment,
+            cwd=PROJECT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
 
 
 class Cluster:

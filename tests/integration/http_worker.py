@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.integration.fork_server import ForkedProcess, start_worker
+
 APPS = "tests.integration.http_app:apps"
-PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.02
 
@@ -28,35 +27,27 @@ def http_worker(
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "worker.log"
+    log.write_bytes(b"")
     settings = {"http_port": 0, "log_format": "json", "data_dir": data_dir, **settings}
     environment = {f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()}
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            [sys.executable, "-m", "sublet", "worker", target],
-            env={**os.environ, **environment},
-            cwd=PROJECT,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        ) as process,
-    ):
-        try:
-            event = "ready" if is_ready else "serving HTTP"
-            yield f"http://{_address(process, log, event)}"
-            process.terminate()
-            assert process.wait(PATIENCE_S) == 0
-            # Handlers may fail, and their tracebacks are told; the worker itself must not.
-            told = [each for each in log.read_text().splitlines() if "a handler failed" not in each]
-            assert "Traceback" not in "\n".join(told)
-        except BaseException as error:
-            error.add_note(f"the worker wrote:\n{log.read_text()[-6_000:]}")
-            raise
-        finally:
-            process.kill()
+    process = start_worker(target, {**os.environ, **environment}, log)
+    try:
+        event = "ready" if is_ready else "serving HTTP"
+        yield f"http://{_address(process, log, event)}"
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        # Handlers may fail, and their tracebacks are told; the worker itself must not.
+        told = [each for each in log.read_text().splitlines() if "a handler failed" not in each]
+        assert "Traceback" not in "\n".join(told)
+    except BaseException as error:
+        error.add_note(f"the worker wrote:\n{log.read_text()[-6_000:]}")
+        raise
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
 
 
-def _address(process: subprocess.Popen[bytes], log: Path, event: str) -> str:
+def _address(process: ForkedProcess, log: Path, event: str) -> str:
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s and process.poll() is None:
         for line in log.read_text().splitlines(keepends=True):
