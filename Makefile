@@ -6,6 +6,8 @@ BIN := .venv/bin
 STAMP := .venv/.setup-done
 
 export PYTHON
+# Tests start a thousand processes, and each would compile everything anew where nothing may be kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
