@@ -1,7 +1,7 @@
-"""Starts workers by fork, from a process that has imported them: a tenth of the time.
+"""Starts `sublet` by fork, from a process that has imported it: a third of the time.
 
-A worker so started is a process like any other: it has a memory, a loop, a log and an end of its
-own. What `sublet worker` does before its first import is left to the tests of the command line.
+What is so started is a process like any other, with a memory, a loop, an output and an end of its
+own. Only its imports are done already; the tests that start it in a shell are there for these.
 """
 
 from __future__ import annotations
@@ -16,21 +16,35 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 PROJECT = Path(__file__).parents[2]
 MESSAGE_BYTES_MAX = 1024 * 1024
 SERVERS = 2
-"""Workers take turns: Python hashes texts in another order in each process that is not forked."""
+"""They take turns, so that not all workers of a cluster hash texts in the same order."""
 
 _turns = count()
 
 
+@dataclass(frozen=True)
+class Command:
+    """What is to be started; what it prints is added to the files."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+    stdin: str
+    stdout: str
+    stderr: str
+
+
 class ForkedProcess:
-    """A worker that was forked; tests do to it what they do to a `subprocess.Popen`."""
+    """A `sublet` that was forked; tests do to it what they do to a `subprocess.Popen`."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
@@ -44,13 +58,19 @@ class ForkedProcess:
 
     def wait(self, timeout: float) -> int | None:
         """Wait for its end, at most so many seconds."""
-        if self._pidfd is not None and select.select([self._pidfd], [], [], timeout)[0]:
+        if self._pidfd is not None and self._has_ended(timeout):
             self.returncode = self._server.reap(self.pid)
             os.close(self._pidfd)
             self._pidfd = None
         if self._pidfd is not None and timeout:
-            raise subprocess.TimeoutExpired("sublet worker", timeout)
+            raise subprocess.TimeoutExpired("sublet", timeout)
         return self.returncode
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        # `select` refuses numbers above 1023, which a test of many connections may reach.
+        ends = select.poll()
+        ends.register(self._pidfd, select.POLLIN)
+        return bool(ends.poll(1000 * timeout_s))
 
     def send_signal(self, number: int) -> None:
         # Nobody else gets its id: only `wait` lets it be reaped.
@@ -65,7 +85,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A process that forks workers; it and they end with this one."""
+    """A process that forks; it and what it has forked end with this one."""
 
     def __init__(self) -> None:
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,20 +101,18 @@ class ForkServer:
             )
         atexit.register(self._end)
 
-    def start_worker(self, target: str, environment: Mapping[str, str], log: Path) -> ForkedProcess:
-        """Start `sublet worker` with just these variables; what it writes is added to the log."""
-        asked = {"target": target, "environment": dict(environment), "log": str(log)}
-        return ForkedProcess(self, self._ask(asked))
+    def start(self, command: Command) -> ForkedProcess:
+        return ForkedProcess(self, self._ask(asdict(command)))
 
     def reap(self, pid: int) -> int:
-        """Return how a worker has ended, as `Popen.returncode` says it."""
+        """Return how a process has ended, as `Popen.returncode` says it."""
         return os.waitstatus_to_exitcode(self._ask({"reap": pid}))
 
     def _ask(self, asked: Mapping[str, Any]) -> int:
         with self._lock:
             self._socket.sendall(json.dumps(asked).encode())
             if not (answer := self._socket.recv(MESSAGE_BYTES_MAX)):
-                raise RuntimeError("the process that forks workers has ended")
+                raise RuntimeError("the process that forks has ended")
         return int(answer)
 
     def _end(self) -> None:
@@ -107,16 +125,41 @@ def _server(_: int) -> ForkServer:
     return ForkServer()
 
 
+def _start(command: Command) -> ForkedProcess:
+    return _server(next(_turns) % SERVERS).start(command)
+
+
 def start_worker(target: str, environment: Mapping[str, str], log: Path) -> ForkedProcess:
     """Start one more `sublet worker`, in the project's folder."""
-    return _server(next(_turns) % SERVERS).start_worker(target, environment, log)
+    files = (os.devnull, str(log), str(log))
+    return _start(Command(["worker", target], dict(environment), str(PROJECT), *files))
+
+
+def run_sublet(
+    *arguments: str, directory: Path, stdin: str, environment: Mapping[str, str], patience_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a `sublet` to its end, as `subprocess.run` would."""
+    with TemporaryDirectory() as folder:
+        given, printed, told = (Path(folder, name) for name in ("stdin", "stdout", "stderr"))
+        given.write_text(stdin)
+        files = (str(given), str(printed), str(told))
+        process = _start(Command(list(arguments), dict(environment), str(directory), *files))
+        try:
+            code = process.wait(patience_s)
+        finally:
+            process.kill()
+            process.wait(patience_s)
+        assert code is not None
+        return subprocess.CompletedProcess(
+            ["sublet", *arguments], code, printed.read_text(), told.read_text()
+        )
 
 
 # The process that forks
 
 
-def _serve(asker: socket.socket) -> list[str]:
-    """Fork until the asker has gone. Returns in each child, with its command line."""
+def _serve(asker: socket.socket) -> Command:
+    """Fork until the asker has gone. Returns in each child, with what it is to do."""
     children: set[int] = set()
     while message := asker.recv(MESSAGE_BYTES_MAX):
         asked = json.loads(message)
@@ -127,7 +170,7 @@ def _serve(asker: socket.socket) -> list[str]:
             answer = os.fork()
             if not answer:
                 asker.close()
-                return _begin(**asked)
+                return Command(**asked)
             children.add(answer)
         asker.sendall(str(answer).encode())
     for pid in children:
@@ -135,23 +178,27 @@ def _serve(asker: socket.socket) -> list[str]:
     sys.exit()
 
 
-def _begin(target: str, environment: dict[str, str], log: str) -> list[str]:
-    """Become what a process is that was started anew."""
+def _become(command: Command) -> None:
+    """Change all that a process that is started anew has of its own."""
     os.environ.clear()
-    os.environ.update(environment)
-    with open(log, "ab") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
+    os.environ.update(command.environment)
+    os.chdir(command.directory)
+    sys.path[0] = command.directory
+    sys.argv = ["sublet", *command.arguments]
+    for place, name in enumerate((command.stdin, command.stdout, command.stderr)):
+        opened = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT if place else os.O_RDONLY)
+        os.dup2(opened, place)
+        os.close(opened)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return ["sublet", "worker", target]
 
 
 def _main() -> NoReturn:
-    # Ctrl-C is for the workers and for whoever started them.
+    # Ctrl-C is for what was forked, and for whoever asked for that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import uvloop  # noqa: F401
 
     import sublet.runtime.cli_run
+    import sublet.runtime.client
     import sublet.runtime.http.app
     import sublet.runtime.http.server
     import sublet.runtime.http.sse
@@ -170,7 +217,7 @@ def _main() -> NoReturn:
     cli(["config", "show"], standalone_mode=False)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise RuntimeError(f"an import has started threads ({threads}), which a fork leaves behind")
-    sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
     main()
     sys.exit()
 

@@ -43,6 +43,7 @@ from sublet.statestore.contract import StoreServerError
 from sublet.statestore.sqlite.directory import SqliteDirectory
 from tests.integration.cli_app import app
 from tests.integration.cluster import until
+from tests.integration.fork_server import run_sublet
 from tests.redis_process import RedisProcess
 
 APP = str(Path(__file__).with_name("cli_app.py"))
@@ -55,15 +56,12 @@ Completed = subprocess.CompletedProcess[str]
 def sublet(
     *arguments: str, stdin: str = "", directory: Path | None = None, **variables: str
 ) -> Completed:
-    return subprocess.run(
-        [sys.executable, "-m", "sublet", *arguments],
-        input=stdin,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={**os.environ, **variables},
+    return run_sublet(
+        *arguments,
+        directory=directory or Path.cwd(),
+        stdin=stdin,
+        environment={**os.environ, **variables},
+        patience_s=PATIENCE_S,
     )
 
 
