@@ -17,21 +17,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.integration.cluster import PROJECT
-from tests.spark.spark_home import lean_spark_home
+from tests.spark.spark_home import JAVA_OPTIONS, lean_spark_home
 
 SPARK_HOME = lean_spark_home()
 START_WAIT_S = 300.0
 END_WAIT_S = 60.0
 LOOK_EVERY_S = 0.02
-# These live for some seconds, on few cores: the second compiler would only cost.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.net.preferIPv4Stack=true"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.executorEnv.PYTHONPATH": str(PROJECT),
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "2",

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.spark_home import lean_spark_home
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "spark_demo.py"
 
 
 def demo(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
-        env={**os.environ, **environment},
+        # A home of its own is what it makes; what is set there is the same for all tests.
+        env={**os.environ, "SPARK_CONF_DIR": str(lean_spark_home() / "conf"), **environment},
         capture_output=True,
         text=True,
         timeout=280,
