@@ -21,6 +21,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NamedTuple
@@ -109,11 +110,13 @@ class Noticed:
     how: str = ""
 
 
-def hunt(world: str, mutant: str, seeds_max: int = MUTANT_SEEDS_MAX) -> Noticed:
+def hunt(
+    world: str, mutant: str, seeds_max: int = MUTANT_SEEDS_MAX, tried_first: int = 0
+) -> Noticed:
     """Play a mutant until the oracle notices it, or the runtime itself does."""
     kind = WORLDS[world]
     breaks = what_it_breaks(kind.mutants[mutant])
-    for seed in range(seeds_max):
+    for seed in chain((tried_first,) if tried_first else (), range(seeds_max)):
         try:
             kind.play(seed, mutant, None)
         except ViolationError as error:

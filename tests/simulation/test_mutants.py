@@ -15,11 +15,17 @@ from tests.simulation.registry import NAMED_BREAKAGES, WORLDS, what_it_breaks
 
 OF_PARTITIONS = ("partition", "windows", "leases", "lease-windows", "pipelines", "snapshots")
 ALL = [(world, mutant) for world in OF_PARTITIONS for mutant in WORLDS[world].mutants]
+SEEDS_TRIED_FIRST = {
+    (each["world"], each["mutant"]): each["seeds"] - 1
+    for each in json.loads((campaign.RESULTS / "mutants.json").read_text())["mutants"]
+    if each["seeds"]
+}
+"""Where a mutant was noticed when that was measured: mostly it is there again, and much sooner."""
 
 
 @pytest.mark.parametrize(("world", "mutant"), ALL)
 def test_the_oracle_notices_one_that(world: str, mutant: str) -> None:
-    noticed = hunt(world, mutant)
+    noticed = hunt(world, mutant, tried_first=SEEDS_TRIED_FIRST.get((world, mutant), 0))
 
     assert noticed.seeds is not None, f"{mutant} went unnoticed in {MUTANT_SEEDS_MAX} seeds"
 
