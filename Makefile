@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit redis network java format proto reference demo demo-words simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
+.PHONY: help setup test lint types layers docs unit computing processes redis network java format proto reference demo demo-words simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -24,7 +24,10 @@ $(STAMP): pyproject.toml requirements.lock
 		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sublet-formats.pth"
 	@touch $@
 
-test: lint types layers docs unit ## Check style, types, layers and docs, then run all tests
+# The checks keep one core busy for half a minute, and tests that only compute the other one.
+test: setup redis network java ## Check style, types, layers and docs, and run all tests
+	@$(MAKE) --jobs 2 computing lint types layers docs
+	@$(MAKE) processes
 
 lint: setup ## Check style and formatting
 	@$(BIN)/ruff check .
@@ -42,15 +45,20 @@ docs: setup ## Build the documentation into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict > build/mkdocs.log 2>&1 || \
 		{ grep -v '^INFO' build/mkdocs.log; exit 1; }
 
-# What starts processes waits for them most of the time: three at once, what takes longest first. The tests of a file may
-# share workers, and stay together.
 unit: setup redis network java ## Run all tests (ARGS="-k name" chooses)
 ifdef ARGS
 	@$(BIN)/pytest $(ARGS)
 else
-	@$(BIN)/pytest -n auto --dist worksteal tests/unit tests/simulation tests/fuzz
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/spark tests/integration benchmarks/tests tests/contract
+	@$(MAKE) computing processes
 endif
+
+computing: setup
+	@$(BIN)/pytest -n auto --dist worksteal tests/unit tests/simulation tests/fuzz
+
+# What starts processes waits for them now and then: three at once, what takes longest first. tests/conftest.py says which
+# tests stay together.
+processes: setup redis network java
+	@$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder tests/spark tests/integration benchmarks/tests tests/contract
 
 redis: ## Install Redis, which the tests start, where there is none
 	@.ci/redis
