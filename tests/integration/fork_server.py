@@ -197,21 +197,21 @@ def _main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import uvloop  # noqa: F401
 
-    import sublet.runtime.cli_run
-    import sublet.runtime.client
-    import sublet.runtime.http.app
+    import sublet.runtime.cli.commands.run
+    import sublet.runtime.client.client
+    import sublet.runtime.config.app_loading
+    import sublet.runtime.http.routes
     import sublet.runtime.http.server
     import sublet.runtime.http.sse
-    import sublet.runtime.loading
-    import sublet.runtime.log
-    import sublet.runtime.metrics
+    import sublet.runtime.observability.logging_setup
+    import sublet.runtime.services.metrics
     import sublet.runtime.worker
     import sublet.statestore.memory
-    import sublet.statestore.redis_directory
-    import sublet.statestore.redis_store
-    import sublet.statestore.sqlite
-    import sublet.statestore.sqlite_directory  # noqa: F401
-    from sublet.runtime.cli import cli, main
+    import sublet.statestore.redis.directory
+    import sublet.statestore.redis.store
+    import sublet.statestore.sqlite.directory
+    import sublet.statestore.sqlite.store  # noqa: F401
+    from sublet.runtime.cli.main import cli, main
 
     # Imports what reads a command line.
     cli(["config", "show"], standalone_mode=False)
