@@ -55,10 +55,10 @@ endif
 computing: setup
 	@$(BIN)/pytest -n auto --dist worksteal tests/unit tests/simulation tests/fuzz
 
-# What starts processes waits for them now and then: three at once, what takes longest first. tests/conftest.py says which
-# tests stay together.
+# What starts processes waits for them now and then: three at once, what takes longest first. The tests of a file may
+# share workers, and stay together.
 processes: setup redis network java
-	@$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder tests/spark tests/integration benchmarks/tests tests/contract
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/spark tests/integration benchmarks/tests tests/contract
 
 redis: ## Install Redis, which the tests start, where there is none
 	@.ci/redis
