@@ -11,10 +11,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.ports import free_ports
+
 PROGRAM = "redis-server"
 START_WAIT_S = 20.0
 STOP_WAIT_S = 10.0
-PORT_MAX = 65_535 - 10_000
 SLOT_COUNT = 16_384
 
 
@@ -34,7 +35,7 @@ class RedisProcess:
         self.folder = folder
         self._host = host
         self._prefix = prefix
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         self._options = {
             "bind": host,
             "port": str(self.port),
@@ -78,7 +79,7 @@ class RedisProcess:
 
     def open_tls_port(self) -> int:
         """Listen for encrypted connections too; return where."""
-        port = _free_port()
+        (port,) = free_ports(1)
         if not (answer := self.ask("CONFIG", "SET", "tls-port", str(port))).startswith(b"+OK"):
             raise RuntimeError(f"{PROGRAM} does not listen for TLS: {answer!r}")
         return port
@@ -226,14 +227,3 @@ def _text(answer: bytes) -> str:
 def _expect_ok(answer: bytes) -> None:
     if not answer.startswith(b"+OK"):
         raise RuntimeError(f"Redis answered {answer!r}")
-
-
-def _free_port() -> int:
-    """Return a port that is free now; as a node of Redis Cluster, Redis adds 10,000 to it."""
-    for _ in range(1_000):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port <= PORT_MAX:
-            return port
-    raise RuntimeError(f"no port up to {PORT_MAX} is free")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import structlog
 
 from sublet import Client, SubletError
 from tests.chaos.ledger import Ledger
@@ -136,4 +137,6 @@ async def main(orders: Orders) -> None:
 
 
 if __name__ == "__main__":
+    # Standard output is for what is told to the parent.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Orders)))

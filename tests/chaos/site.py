@@ -6,13 +6,13 @@ A slot keeps its address, whichever worker is in it, as a machine does. The last
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.chaos.app import app
 from tests.integration.cluster import PATIENCE_S, WorkerProcess
 from tests.network import Network
+from tests.ports import free_ports
 from tests.redis_process import RedisProcess
 
 TARGET = "tests.chaos.app:app"
@@ -82,7 +82,7 @@ class Site:
         if self.network is not None:
             hosts = [self.network.address(host_of(slot)) for slot in range(slots)]
             return [(host, GRPC_PORT, HTTP_PORT) for host in hosts]
-        ports = _free_ports(2 * slots)
+        ports = free_ports(2 * slots)
         return [("127.0.0.1", ports[2 * slot], ports[2 * slot + 1]) for slot in range(slots)]
 
     @property
@@ -162,14 +162,3 @@ class Site:
             if worker is not None:
                 worker.end()
         self.redis.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

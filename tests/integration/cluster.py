@@ -24,7 +24,7 @@ from sublet.statestore.redis.directory import RedisDirectory
 from sublet.statestore.sqlite.directory import SqliteDirectory
 from tests.integration.fork_server import PROJECT, start_worker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LOOK_EVERY_S = 0.02
 REAPED_WITHIN_S = 120.0
 """A virtual machine may stand still for the better part of a minute."""

@@ -38,5 +38,5 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[Client]:
-    async with asyncio.timeout(50), cluster.client() as client:
+    async with asyncio.timeout(200), cluster.client() as client:
         yield client

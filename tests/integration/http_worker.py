@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.integration.fork_server import ForkedProcess, start_worker
 
 APPS = "tests.integration.http_app:apps"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LOOK_EVERY_S = 0.02
 
 

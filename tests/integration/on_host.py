@@ -19,6 +19,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
+import structlog
+
 from sublet import Client
 from sublet.runtime.links.link import LinkLimits
 from sublet.statestore.contract import View
@@ -32,7 +34,7 @@ APP = "tests.integration.count_app:app"
 WORKERS = ["w1", "w2", "w3"]
 HOSTS = [*WORKERS, "redis", "client"]
 SILENCE_S = 0.6
-TEST_WAIT_S = 50.0
+TEST_WAIT_S = 200.0
 END_WAIT_S = 20.0
 
 
@@ -226,4 +228,6 @@ async def _serve(net: Network, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # Standard output is for answers.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asyncio.run(_serve(Network.from_text(sys.argv[1]), Path(sys.argv[2])))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PATIENCE_S = 30.0
+from tests.ports import free_ports
+
+PATIENCE_S = 120.0
 # So that `sublet` and `python` are those of this environment.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 FILE_LANGUAGES = ("python", "toml", "yaml")
@@ -72,9 +73,7 @@ class Terminal:
         self._folder = folder
         self._patience_s = patience_s
         self._long: _LongCommand | None = None
-        self._ports = dict(zip(("8080", "7070"), _free_pairs(2), strict=True))
-        for port in ("8080", "7070"):
-            self._ports[str(int(port) + 1)] = self._ports[port] + 1
+        self._ports = dict(zip(("8080", "8081", "7070", "7071"), free_ports(4), strict=True))
 
     def follow(self, page: str) -> None:
         """Do all that a page says, in its order."""
@@ -222,19 +221,3 @@ def _environment() -> dict[str, str]:
         # Those of this environment take seconds to load, and no page needs them.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
-
-
-def _free_pairs(count: int) -> list[int]:
-    """Return ports that are free, each with the one after it."""
-    found: list[int] = []
-    for _ in range(100):
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    found.append(port)
-            except (OSError, OverflowError):
-                continue
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")

@@ -18,7 +18,7 @@ def demo(*options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(DEMO), *options],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
 

@@ -20,7 +20,7 @@ import pytest
 from sublet.runtime.cli.commands.new import project_files
 from sublet.runtime.cli.exit_codes import ExitCode, UsageError
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 # So that `sublet` and `pytest` are those of this environment.
 ENVIRONMENT = {
     **os.environ,

@@ -144,7 +144,7 @@ async def all_ways(cluster: Cluster) -> AsyncIterator[Ways]:
     blocking = BlockingClient(cluster.addresses())
     await asyncio.to_thread(blocking.__enter__)
     try:
-        async with asyncio.timeout(50), cluster.client() as client, cluster.client() as other:
+        async with asyncio.timeout(200), cluster.client() as client, cluster.client() as other:
             yield Ways(client, other, blocking, cluster)
     finally:
         await asyncio.to_thread(blocking.__exit__, None, None, None)

@@ -40,7 +40,7 @@ async def lending(
     data_dir: Path, workers: int = 2, *, binding: str = "accept-and-check", **settings: object
 ) -> AsyncIterator[tuple[Cluster, Client]]:
     async with (
-        asyncio.timeout(50),
+        asyncio.timeout(200),
         running_cluster(data_dir, workers, app=APP, binding=binding, **settings) as cluster,
         cluster.client() as client,
     ):

@@ -20,7 +20,7 @@ async def test_a_client_without_a_worker_says_so_once_and_sends_callers_away_for
 ) -> None:
     told: list[str] = []
     async with (
-        asyncio.timeout(50),
+        asyncio.timeout(200),
         running_cluster(tmp_path) as cluster,
         cluster.client(connect_timeout="300ms", tell=told.append) as client,
     ):
@@ -70,7 +70,7 @@ async def test_a_tail_whose_worker_is_killed_says_once_what_it_waits_for_and_end
     tmp_path: Path,
 ) -> None:
     written = tmp_path / "written"
-    async with asyncio.timeout(50), running_cluster(tmp_path / "data") as cluster:
+    async with asyncio.timeout(200), running_cluster(tmp_path / "data") as cluster:
         command = [*("tail", "news", "--from", "now"), "--connect", cluster.workers[0].address]
         with written.open("wb") as output:
             tail = await asyncio.create_subprocess_exec(

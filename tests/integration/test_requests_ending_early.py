@@ -45,7 +45,7 @@ def key(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[Client]:
-    async with asyncio.timeout(50), cluster.client() as client:
+    async with asyncio.timeout(200), cluster.client() as client:
         yield client
 
 

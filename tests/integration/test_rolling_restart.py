@@ -119,12 +119,19 @@ async def test_no_request_fails_while_workers_are_replaced_one_by_one(
 async def replace_all(tmp_path: Path, settings: dict[str, object], leave: Leave) -> None:
     async with (
         running_cluster(
-            tmp_path / "workers", 3, app=APP, http_port=0, log_level="info", **settings
+            tmp_path / "workers",
+            3,
+            app=APP,
+            http_port=0,
+            log_level="info",
+            # Nobody dies here, and on a busy machine nobody is to be taken for dead.
+            member_term_ms=20_000,
+            **settings,
         ) as cluster,
         cluster.client() as client,
     ):
         callers = Callers(cluster, client)
-        async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(200), asyncio.TaskGroup() as tasks:
             tasks.create_task(callers.run())
             for worker in cluster.workers[:3]:
                 await callers.more(3)

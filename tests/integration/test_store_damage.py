@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,12 +15,7 @@ from sublet import Client, SubletError, UnknownOutcomeError
 from sublet.functions.address import partition_index_of
 from tests.integration.cluster import running_cluster, until
 from tests.integration.count_app import app
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+from tests.ports import free_ports
 
 
 async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path) -> None:
@@ -33,7 +27,7 @@ async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path
         for key in keys
         if partition_index_of(key, function.partition_count) != int(damaged.rpartition("/")[2])
     ]
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     settings = {"store": "sqlite", "port": address.rpartition(":")[2]}
     async with running_cluster(
         tmp_path, 1, app="tests.integration.count_app:app", **settings

@@ -47,7 +47,7 @@ def timer_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
 
 @pytest.fixture
 async def client(timer_cluster: Cluster) -> AsyncIterator[Client]:
-    async with asyncio.timeout(50), timer_cluster.client() as client:
+    async with asyncio.timeout(200), timer_cluster.client() as client:
         yield client
 
 
@@ -105,7 +105,7 @@ async def test_a_delay_of_lent_work_counts_from_when_its_handler_asks_for_it(
 ) -> None:
     binding = "reject-and-send:force_migrate=true"
     async with (
-        asyncio.timeout(50),
+        asyncio.timeout(200),
         running_cluster(tmp_path, 2, app=APP, binding=binding) as cluster,
         cluster.client() as client,
     ):

@@ -98,7 +98,7 @@ Disturb = Callable[[Load], Awaitable[None]]
 
 async def under_load(cluster: Cluster, seed: int, disturb: Disturb) -> Load:
     """Disturb the cluster when the load is well under way; check when it has passed."""
-    async with asyncio.timeout(50), cluster.client() as client:
+    async with asyncio.timeout(200), cluster.client() as client:
         load = Load(cluster, client, seed)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Self
 
 from sublet import BlockingClient
 from tests.integration.cluster import Cluster, WorkerProcess
+from tests.ports import free_ports
 from tests.redis_process import RedisProcess
 from tests.spark.spark_app import (
     DRAWN_KEYS,
@@ -85,18 +85,6 @@ class SubletWorkers:
     def end(self) -> None:
         self._cluster.close()
         self.redis.kill()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has now, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for each in probes:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in probes]
-    finally:
-        for each in probes:
-            each.close()
 
 
 @contextmanager

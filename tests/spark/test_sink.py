@@ -33,8 +33,8 @@ from sublet.spark_bridge.connections import client_of, close_clients
 from sublet.spark_bridge.options import Connection
 from sublet.spark_bridge.sink.writers import stream_writer, writer
 from tests.integration.cluster import Cluster
+from tests.ports import free_ports
 from tests.spark.spark_app import TALLY, TARGET, Event, Tally, events_of, read_tallies, tallies_of
-from tests.spark.sublet_workers import free_ports
 
 SCHEMA = "key string, amount bigint, number bigint"
 ENDED_WITHIN_S = 120

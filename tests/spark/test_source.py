@@ -21,8 +21,8 @@ from sublet.spark_bridge import register
 from sublet.spark_bridge.connections import close_clients
 from sublet.spark_bridge.source import readers as egress_source
 from tests.integration.cluster import Cluster
+from tests.ports import free_ports
 from tests.spark.source_app import EGRESS, TARGET, Numbers
-from tests.spark.sublet_workers import free_ports
 
 COUNT = "source/count"
 KEYS = [f"k{number}" for number in range(12)]

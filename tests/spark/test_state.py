@@ -25,7 +25,7 @@ from sublet.spark_bridge.connections import close_clients
 from sublet.spark_bridge.state import reader as state_reader
 from sublet.spark_bridge.state.rows import Wanted
 from tests.integration.cluster import Cluster
-from tests.spark.sublet_workers import free_ports
+from tests.ports import free_ports
 
 TARGET = "tests.integration.snapshot_app:app"
 STEP = "kept/step"
