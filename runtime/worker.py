@@ -111,12 +111,12 @@ class Worker:
         return self._closing.is_set()
 
     @property
-    def set_aside(self) -> Mapping[str, str]:
+    def quarantined(self) -> Mapping[str, str]:
         """Partitions that could not be recovered, with the reason."""
-        return self.membership.set_aside
+        return self.membership.quarantined
 
     def recover(self, partition: str) -> None:
-        """Try again to recover a partition that was set aside."""
+        """Try again to recover a partition that was quarantined."""
         self.membership.recover(partition)
 
     async def drain_worker(self, worker: str) -> None:
@@ -384,7 +384,7 @@ class Worker:
         )
         self.router.on_handover = membership.heard
         self.router.on_lost = membership.look
-        self.router.set_aside = membership.set_aside
+        self.router.quarantined = membership.quarantined
         taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
         await self.stopping.wait()

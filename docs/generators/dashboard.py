@@ -208,8 +208,8 @@ def panels() -> Iterator[Panel]:
         (
             (f"{_rate('sublet_messages_lent')} / {_rate('sublet_messages')}", of_function),
             (
-                f"{_rate('sublet_messages_homebound')} / {_rate('sublet_messages')}",
-                f"{of_function} local_only",
+                f"{_rate('sublet_messages_local_only')} / {_rate('sublet_messages')}",
+                f"{of_function} local only",
             ),
         ),
     )
@@ -329,10 +329,10 @@ def panels() -> Iterator[Panel]:
         ((_gauge("sublet_partitions", "instance"), of_worker),),
     )
     yield Panel(
-        "Partitions set aside",
+        "Partitions quarantined",
         "short",
         "Not served, as they could not be recovered: `sublet status` says why.",
-        ((_gauge("sublet_partitions_set_aside", "instance"), of_worker),),
+        ((_gauge("sublet_partitions_quarantined", "instance"), of_worker),),
     )
     yield Panel(
         "Clients and frames",

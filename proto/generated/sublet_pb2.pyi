@@ -56,7 +56,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order", "leases", "draining", "set_aside", "store_failing_s", "store_problem", "not_ready")
+    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order", "leases", "draining", "quarantined", "store_failing_s", "store_problem", "not_ready")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,7 +85,7 @@ class StatusReply(_message.Message):
         key: str
         value: FunctionLeases
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FunctionLeases, _Mapping]] = ...) -> None: ...
-    class SetAsideEntry(_message.Message):
+    class QuarantinedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -101,7 +101,7 @@ class StatusReply(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     STORE_FAILING_S_FIELD_NUMBER: _ClassVar[int]
     STORE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
@@ -114,11 +114,11 @@ class StatusReply(_message.Message):
     order: str
     leases: _containers.MessageMap[str, FunctionLeases]
     draining: bool
-    set_aside: _containers.ScalarMap[str, str]
+    quarantined: _containers.ScalarMap[str, str]
     store_failing_s: float
     store_problem: str
     not_ready: str
-    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ..., leases: _Optional[_Mapping[str, FunctionLeases]] = ..., draining: _Optional[bool] = ..., set_aside: _Optional[_Mapping[str, str]] = ..., store_failing_s: _Optional[float] = ..., store_problem: _Optional[str] = ..., not_ready: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ..., leases: _Optional[_Mapping[str, FunctionLeases]] = ..., draining: _Optional[bool] = ..., quarantined: _Optional[_Mapping[str, str]] = ..., store_failing_s: _Optional[float] = ..., store_problem: _Optional[str] = ..., not_ready: _Optional[str] = ...) -> None: ...
 
 class FunctionLeases(_message.Message):
     __slots__ = ("binding", "choice", "reason", "counts")

@@ -207,7 +207,7 @@ class SubletServicer:
 
     def Administer(self, request, context):
         """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-        worker, recover a partition that was set aside. Any worker can be asked: it passes the request
+        worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
         on to the owner. The reply comes after the change is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -83,7 +83,7 @@ class SubletStub:
     """
     Administer: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]
     """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-    worker, recover a partition that was set aside. Any worker can be asked: it passes the request
+    worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
     on to the owner. The reply comes after the change is durable.
     """
     Connect: _grpc.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]
@@ -138,7 +138,7 @@ class SubletAsyncStub(SubletStub):
     """
     Administer: _aio.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]  # type: ignore[assignment]
     """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-    worker, recover a partition that was set aside. Any worker can be asked: it passes the request
+    worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
     on to the owner. The reply comes after the change is durable.
     """
     Connect: _aio.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]  # type: ignore[assignment]
@@ -268,7 +268,7 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sublet_pb2.AdministerReply, _abc.Awaitable[_sublet_pb2.AdministerReply]]:
         """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-        worker, recover a partition that was set aside. Any worker can be asked: it passes the request
+        worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
         on to the owner. The reply comes after the change is durable.
         """
 

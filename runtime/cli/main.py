@@ -414,7 +414,7 @@ def recover(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try again to recover a partition that was set aside, once its data is repaired.
+    """Try again to recover a partition that was quarantined, once its data is repaired.
 
     Example: sublet recover shop/cart/3
     """

@@ -29,7 +29,7 @@ EARLY_KEPT_MAX = 64
 UNTOLD_KEPT_MAX = 16
 """Partitions that were let go while there was no link to the next owner."""
 FAILURES_MAX = 3
-"""After so many failed recoveries a partition is set aside."""
+"""After so many failed recoveries a partition is quarantined."""
 MOVES_MAX = 4
 """So many partitions move between living workers at once."""
 MOVE_MS_MAX = 1_000.0
@@ -321,7 +321,7 @@ class Quarantine:
 
     def __init__(self, failures_max: int = FAILURES_MAX) -> None:
         self.reasons: dict[str, str] = {}
-        """Those that are set aside, with what went wrong."""
+        """Those that are quarantined, with what went wrong."""
         self._failures_max = failures_max
         self._failures: dict[str, int] = {}
 

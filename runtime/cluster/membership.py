@@ -240,7 +240,7 @@ class Membership:
                 self._wake.cancel()
 
     @property
-    def set_aside(self) -> Mapping[str, str]:
+    def quarantined(self) -> Mapping[str, str]:
         """Partitions that could not be recovered, with the reason; they are left alone."""
         return self._quarantine.reasons
 
@@ -251,7 +251,7 @@ class Membership:
         return {each: why for each, why in self._untaken.items() if each in mine}
 
     def recover(self, partition: str) -> None:
-        """Try again to recover a partition that was set aside."""
+        """Try again to recover a partition that was quarantined."""
         self._quarantine.forget(partition)
         self.look()
 
@@ -403,12 +403,12 @@ class Membership:
     @property
     def mine(self) -> list[str]:
         """What this worker has to serve, by the newest view: all that is placed here, but for what
-        is set aside."""
+        is quarantined."""
         return [] if self.view is None else self._mine(self.view)
 
     def _mine(self, view: View) -> list[str]:
         """Return what is placed here and can be: not of a function that only others have (older
-        workers place without asking), nor what is set aside."""
+        workers place without asking), nor what is quarantined."""
         return [
             partition
             for partition, worker in view.placement.items()
@@ -617,7 +617,7 @@ class Membership:
     def _recovery_failed(self, partition: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, SubletError) else repr(error)
         if self._quarantine.failed(partition, reason):
-            text = "a partition is set aside: it cannot be recovered"
+            text = "a partition is quarantined: it cannot be recovered"
         else:
             text = "a partition cannot be recovered; trying again"
         _log.error(text, partition=partition, problem=reason, exc_info=error)

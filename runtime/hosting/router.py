@@ -90,7 +90,7 @@ class Router:
         """A peer says something of a partition that moves."""
         self.on_lost: Callable[[], None] = lambda: None
         """A partition was taken away by somebody else."""
-        self.set_aside: Mapping[str, str] = {}
+        self.quarantined: Mapping[str, str] = {}
         """Partitions that are placed here and cannot be recovered, as `Membership` knows."""
         self.frames_in = 0
         self.links_lost = 0
@@ -574,8 +574,8 @@ class Router:
         partition = endpoint_of(batch.target)
         if self._topology.placement.get(partition) != self._worker:
             error = ErrorInfo("not_owner", f"{partition} is not here", 0)
-        elif partition in self.set_aside:
-            text = f"{partition} is set aside; `sublet status` says why it cannot be recovered"
+        elif partition in self.quarantined:
+            text = f"{partition} is quarantined; `sublet status` says why it cannot be recovered"
             error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
         else:
             error = ErrorInfo("unavailable", f"{partition} is being taken over", 50)

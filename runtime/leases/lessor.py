@@ -206,7 +206,7 @@ class Lessor:
         self._number = self._question = 0
         self._questions: dict[int, Question] = {}
         self._terms: list[tuple[float, int, Lease]] = []
-        self._homebound: set[str] = set()
+        self._local_only: set[str] = set()
         """Functions whose messages came back, since they call others: they run at home."""
         self._whole: set[str] = set()
         """Functions that cannot run in parts, whatever their state is."""
@@ -349,7 +349,7 @@ class Lessor:
 
     def _may_lend(self, partition: Partition) -> bool:
         name = partition.function.name
-        if name in self._homebound or len(self.open) >= LEASES_MAX or not self.range_of(partition):
+        if name in self._local_only or len(self.open) >= LEASES_MAX or not self.range_of(partition):
             return False
         return partition.lends(in_parts=name not in self._whole)
 
@@ -697,7 +697,7 @@ class Lessor:
         if local_only:
             tally.local_only += local_only
             if reason == "calls":
-                self._homebound.add(function.name)
+                self._local_only.add(function.name)
             elif lease.partial:
                 self._whole.add(function.name)
         if lease.partial:

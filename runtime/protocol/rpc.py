@@ -98,7 +98,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Functions whose messages may be lent."""
     draining: bool = False
     """It hands its partitions over and ends."""
-    set_aside: dict[str, str] = {}
+    quarantined: dict[str, str] = {}
     """Partitions of the worker that could not be recovered, with the reason."""
     store_failing_s: float = 0.0
     """For how long the worker's store has been away, full or silent; 0 while it works."""
@@ -344,7 +344,7 @@ class DrainWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RecoverPartition(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Try again to recover a partition that was set aside."""
+    """Try again to recover a partition that was quarantined."""
 
     partition: str
 

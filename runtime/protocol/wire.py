@@ -477,7 +477,7 @@ def encode_status(report: StatusReport) -> bytes:
             for name, each in report.leases.items()
         },
         draining=report.draining,
-        set_aside=report.set_aside,
+        quarantined=report.quarantined,
         store_failing_s=report.store_failing_s,
         store_problem=report.store_problem,
         not_ready=report.not_ready,
@@ -813,7 +813,7 @@ def decode_status(encoded: bytes) -> StatusReport:
             for name, each in message.leases.items()
         },
         draining=message.draining,
-        set_aside=dict(message.set_aside),
+        quarantined=dict(message.quarantined),
         store_failing_s=message.store_failing_s,
         store_problem=message.store_problem,
         not_ready=message.not_ready,

@@ -32,194 +32,218 @@ class Described(NamedTuple):
 
 
 METRICS = (
-    Described(
-        "sublet_messages", "counter", ("function",), "Messages handled to their end, and committed."
-    ),
+    Described("sublet_messages", "counter", ("function",), "Messages completed and committed."),
     Described(
         "sublet_late",
         "counter",
         ("function",),
-        "Messages that were committed, and so answered, after their deadline.",
+        "Messages committed, and so answered, after their deadline.",
     ),
     Described(
         "sublet_expired",
         "counter",
         ("function",),
-        "Calls that did not run, or were interrupted, because their deadline had passed.",
+        "Calls dropped or interrupted because their deadline had passed.",
     ),
     Described(
         "sublet_withdrawn",
         "counter",
         ("function",),
-        "Calls that did not run, or were interrupted, because their caller had left.",
+        "Calls dropped or interrupted because their caller had cancelled or gone.",
     ),
-    Described("sublet_failures", "counter", ("function",), "Runs of a handler that failed."),
-    Described("sublet_retries", "counter", ("function",), "Messages that are tried again."),
-    Described("sublet_dead_letters", "counter", ("function",), "Messages given up for good."),
-    Described("sublet_duplicates", "counter", ("function",), "Messages received again, dropped."),
+    Described("sublet_failures", "counter", ("function",), "Failed handler runs."),
+    Described("sublet_retries", "counter", ("function",), "Message retries."),
+    Described("sublet_dead_letters", "counter", ("function",), "Messages that failed permanently."),
+    Described("sublet_duplicates", "counter", ("function",), "Duplicate messages dropped."),
     Described(
         "sublet_refused",
         "counter",
         ("function", "reason"),
-        "Messages not taken; reason: queue, in_flight, outbox, replies, ahead, staged (full), "
-        "behind (one that was refused), not_owner, "
+        "Messages refused; reason: queue, in_flight, outbox, replies, ahead, staged (full), "
+        "behind (an earlier message was refused), not_owner, "
         "unavailable (moving), stopping (the last worker), bad_key, too_large, rejected; "
-        "lost (with the store's data, and kept by nobody).",
+        "lost (with the store's data; no sender has a copy).",
     ),
-    Described("sublet_parked", "counter", ("function",), "Messages put on record to wait."),
+    Described("sublet_parked", "counter", ("function",), "Messages parked in the store."),
     Described(
-        "sublet_egress_dropped", "counter", ("function",), "Egress values dropped at a bound."
+        "sublet_egress_dropped",
+        "counter",
+        ("function",),
+        "Egress values dropped at a retention limit.",
     ),
-    Described("sublet_runs", "counter", ("function",), "Runs of user code, a batch each."),
-    Described("sublet_window_ends", "counter", ("function",), "Ends of windows handled."),
+    Described("sublet_runs", "counter", ("function",), "Handler runs; one batch each."),
+    Described("sublet_window_ends", "counter", ("function",), "Windows closed."),
     Described(
         "sublet_window_late",
         "counter",
         ("function",),
-        "Messages that came when all their windows were over.",
+        "Messages that arrived after all their windows had closed.",
     ),
     Described(
         "sublet_watermark_seconds",
         "gauge",
         ("function",),
-        "The watermark (Unix time) of the partition here that is furthest behind.",
+        "Watermark (Unix time) of this worker's partition that is furthest behind.",
     ),
-    Described("sublet_latency_seconds", "histogram", ("function",), "Arrival to commit."),
+    Described("sublet_latency_seconds", "histogram", ("function",), "Time from arrival to commit."),
     Described(
-        "sublet_laxity_seconds", "histogram", ("function",), "Time left at the commit; < 0: late."
+        "sublet_laxity_seconds",
+        "histogram",
+        ("function",),
+        "Time left at commit; negative if late.",
     ),
     Described(
         "sublet_stage_seconds",
         "histogram",
         ("function", "stage"),
-        "Time in each stage; `away`: only of messages that ran at a peer.",
+        "Time in each stage; `away` only for messages that ran on a peer.",
     ),
     Described("sublet_batch_size", "histogram", ("function",), "Messages in one run."),
     Described(
         "sublet_cost_seconds",
         "gauge",
         ("function", "part"),
-        "Learned cost of a run of n messages, fixed + n * message; path: the longest way "
-        "downstream of one message.",
+        "Learned cost of a run of n messages, fixed + n * message; path: the most expensive "
+        "downstream path of one message.",
     ),
-    Described("sublet_queued", "gauge", ("function",), "Messages that wait in queues now."),
+    Described("sublet_queued", "gauge", ("function",), "Messages queued now."),
     Described(
         "sublet_staged_bytes",
         "gauge",
         ("function",),
-        "Rows that pipelines have brought and that were not taken yet.",
+        "Bytes of rows that pipelines staged and functions have not consumed yet.",
     ),
     Described(
         "sublet_rows_waiting",
         "gauge",
         ("function",),
-        "Rows of batches that pipelines have committed, and that were not taken yet.",
+        "Rows that pipelines committed and functions have not consumed yet.",
     ),
     Described(
         "sublet_snapshot_bytes",
         "gauge",
         ("function",),
-        "Old states that are kept for readers of snapshots.",
+        "Bytes of old states kept for snapshot readers.",
     ),
-    Described("sublet_partitions", "gauge", ("function",), "Partitions that this worker owns."),
+    Described("sublet_partitions", "gauge", ("function",), "Partitions owned by this worker."),
     Described(
         "sublet_in_flight",
         "gauge",
         (),
-        "Messages of clients taken and not answered: they wait, run, or wait for their commit.",
+        "Client messages accepted and not answered yet: queued, running or waiting for a commit.",
     ),
-    Described("sublet_cache_bytes", "gauge", ("function",), "State in memory."),
-    Described("sublet_cache_evicted", "counter", ("function",), "States dropped from memory."),
+    Described("sublet_cache_bytes", "gauge", ("function",), "Bytes of state cached in memory."),
+    Described("sublet_cache_evicted", "counter", ("function",), "States evicted from memory."),
     Described("sublet_cache_loads", "counter", ("function",), "Keys read from the store."),
-    Described("sublet_cache_prefetched", "counter", ("function",), "Keys read before a run asked."),
-    Described("sublet_cache_prefetch_hits", "counter", ("function",), "Such keys that were used."),
+    Described(
+        "sublet_cache_prefetched", "counter", ("function",), "Keys prefetched from the store."
+    ),
+    Described(
+        "sublet_cache_prefetch_hits", "counter", ("function",), "Prefetched keys that a run used."
+    ),
     Described(
         "sublet_binding_info",
         "gauge",
         ("function", "policy", "choice"),
-        "Always 1: the binding policy of a function, and the one that `auto` follows.",
+        "Always 1; the labels name the function's binding policy and the one `auto` chose.",
     ),
     Described(
         "sublet_leases",
         "counter",
         ("function", "end"),
-        "Leases that this worker gave and that ended; end: returned, declined, expired, revoked.",
+        "Leases this worker granted that have ended; end: returned, declined, expired, revoked.",
     ),
-    Described("sublet_leases_partial", "counter", ("function",), "Leases of work in parts."),
-    Described("sublet_messages_lent", "counter", ("function",), "Messages given to peers."),
+    Described("sublet_leases_partial", "counter", ("function",), "Leases of partial work."),
+    Described("sublet_messages_lent", "counter", ("function",), "Messages lent to peers."),
     Described(
-        "sublet_messages_homebound",
+        "sublet_messages_local_only",
         "counter",
         ("function",),
-        "Messages that a peer gave back, since they can only run at home.",
+        "Messages that a peer returned because they can only run on their owner.",
     ),
     Described(
         "sublet_lease_returns_late",
         "counter",
         ("function",),
-        "Leases that came back after their end; nothing of them counts.",
+        "Leases returned after they had ended; their results are discarded.",
     ),
-    Described("sublet_partials_merged", "counter", ("function",), "Work in parts that was merged."),
-    Described(
-        "sublet_lease_states_sent", "counter", ("function",), "States that went with leases."
-    ),
+    Described("sublet_partials_merged", "counter", ("function",), "Partial results merged."),
+    Described("sublet_lease_states_sent", "counter", ("function",), "States sent with leases."),
     Described(
         "sublet_lease_states_known",
         "counter",
         ("function",),
-        "States that did not have to go with a lease, since the peer had them.",
+        "States not sent with a lease because the peer had them cached.",
     ),
-    Described("sublet_lease_seconds", "histogram", ("function",), "Offer to return of a lease."),
-    Described("sublet_leases_open", "gauge", (), "Leases that this worker has given, now."),
+    Described(
+        "sublet_lease_seconds",
+        "histogram",
+        ("function",),
+        "Time from a lease's offer to its return.",
+    ),
+    Described("sublet_leases_open", "gauge", (), "Open leases granted by this worker."),
     Described(
         "sublet_guest_messages",
         "gauge",
         ("state",),
-        "Messages of peers that are here now; state: waiting, running.",
+        "Messages borrowed from peers now; state: waiting, running.",
     ),
     Described(
         "sublet_guests",
         "counter",
         ("answer",),
-        "Leases that peers offered; answer: accepted, declined.",
+        "Leases offered by peers; answer: accepted, declined.",
     ),
-    Described("sublet_guest_cache_bytes", "gauge", (), "States of peers' keys in memory."),
-    Described("sublet_commits", "counter", (), "Commits of partitions."),
-    Described("sublet_commit_groups", "counter", (), "Transactions of the store."),
+    Described("sublet_guest_cache_bytes", "gauge", (), "Bytes of peers' states cached in memory."),
+    Described("sublet_commits", "counter", (), "Partition commits."),
+    Described("sublet_commit_groups", "counter", (), "Store transactions."),
     Described(
         "sublet_store_failing_seconds",
         "gauge",
         (),
-        "For how long the store has been away, full or silent; 0 while it works.",
+        "How long the store has been unreachable, full or unresponsive; 0 while it works.",
     ),
-    Described("sublet_commits_unknown", "counter", (), "Commits that the store could not do."),
     Described(
-        "sublet_commits_fenced", "counter", (), "Commits whose partition another worker has taken."
+        "sublet_commits_unknown",
+        "counter",
+        (),
+        "Commits whose outcome is unknown; they are retried.",
+    ),
+    Described(
+        "sublet_commits_fenced",
+        "counter",
+        (),
+        "Commits fenced because another worker owns the partition.",
     ),
     Described(
         "sublet_commit_gaps",
         "counter",
         (),
-        "Commits, and partitions taken again, that found older data than was known here: the store "
-        "has lost some.",
+        "Commits and takeovers that found older data than this worker had seen: the store has "
+        "lost data.",
     ),
     Described("sublet_commit_busy_seconds", "counter", (), "Time spent waiting for the store."),
-    Described("sublet_commit_seconds", "histogram", (), "Time of one transaction of the store."),
-    Described("sublet_commit_size", "histogram", (), "Commits of partitions in one transaction."),
-    Described("sublet_frames_received", "counter", (), "Frames of peers and clients."),
-    Described("sublet_clients", "gauge", (), "Clients that are connected."),
+    Described("sublet_commit_seconds", "histogram", (), "Duration of a store transaction."),
+    Described("sublet_commit_size", "histogram", (), "Partition commits in one transaction."),
+    Described("sublet_frames_received", "counter", (), "Frames received from peers and clients."),
+    Described("sublet_clients", "gauge", (), "Connected clients."),
     Described(
         "sublet_links_lost",
         "counter",
         (),
-        "Links with clients and peers that ended without a goodbye; not while it leaves.",
+        "Links to clients and peers that broke without a goodbye, except during shutdown.",
     ),
-    Described("sublet_threads_abandoned", "gauge", (), "Handlers that never ended."),
     Described(
-        "sublet_partitions_set_aside",
+        "sublet_threads_abandoned",
         "gauge",
         (),
-        "Partitions that are not served because they could not be recovered.",
+        "Threads abandoned because their handler never ended.",
+    ),
+    Described(
+        "sublet_partitions_quarantined",
+        "gauge",
+        (),
+        "Quarantined partitions: not served because their recovery failed.",
     ),
 )
 
@@ -245,7 +269,7 @@ _LEASE_ENDS = ("returned", "declined", "expired", "revoked")
 _LEASE_COUNTERS = {
     "lent_partial": "sublet_leases_partial",
     "messages": "sublet_messages_lent",
-    "local_only": "sublet_messages_homebound",
+    "local_only": "sublet_messages_local_only",
     "late_returns": "sublet_lease_returns_late",
     "partials_merged": "sublet_partials_merged",
     "states_sent": "sublet_lease_states_sent",
@@ -408,7 +432,7 @@ class WorkerCollector(Collector):
             "sublet_clients": router.client_count,
             "sublet_links_lost": router.links_lost,
             "sublet_threads_abandoned": host.threads_abandoned,
-            "sublet_partitions_set_aside": len(self._worker.set_aside),
+            "sublet_partitions_quarantined": len(self._worker.quarantined),
         }
         for name, value in values.items():
             family = _family(name)

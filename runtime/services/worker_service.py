@@ -84,7 +84,7 @@ class ServedWorker(Protocol):
         ...
 
     @property
-    def set_aside(self) -> Mapping[str, str]:
+    def quarantined(self) -> Mapping[str, str]:
         """Partitions that could not be recovered, with the reason."""
         ...
 
@@ -97,7 +97,7 @@ class ServedWorker(Protocol):
         ...
 
     def recover(self, partition: str) -> None:
-        """Try again to recover a partition that was set aside."""
+        """Try again to recover a partition that was quarantined."""
         ...
 
     async def drain_worker(self, worker: str) -> None:
@@ -195,7 +195,7 @@ class WorkerService:
             order=worker.order,
             leases=leases_of(worker),
             draining=worker.is_draining,
-            set_aside=dict(worker.set_aside),
+            quarantined=dict(worker.quarantined),
             store_failing_s=0.0 if trouble is None else trouble.for_s,
             store_problem="" if trouble is None else trouble.reason,
             not_ready=worker.not_ready(),
@@ -296,7 +296,7 @@ class WorkerService:
             return
         if isinstance(action, RecoverPartition):
             partition = action.partition
-            if partition in self._worker.set_aside:
+            if partition in self._worker.quarantined:
                 self._worker.recover(partition)
                 return
         else:
@@ -309,7 +309,7 @@ class WorkerService:
             if partition not in topology.placement:
                 raise RejectedError(f"there is no partition {partition!r}")
             if request.passed_on or topology.placement[partition] == self._worker.id:
-                raise RejectedError(f"{partition} is not set aside: there is nothing to recover")
+                raise RejectedError(f"{partition} is not quarantined: there is nothing to recover")
         address = topology.workers.get(topology.placement.get(partition, ""))
         if request.passed_on or address is None or address == self._worker.address:
             raise UnavailableError(f"{partition} is just moving to another worker", 500)

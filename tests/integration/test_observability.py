@@ -38,7 +38,7 @@ TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 OF_LEASES = {
     *("sublet_leases", "sublet_leases_partial", "sublet_leases_open", "sublet_lease_returns_late"),
     *("sublet_lease_states_sent", "sublet_lease_states_known", "sublet_partials_merged"),
-    *("sublet_messages_lent", "sublet_messages_homebound"),
+    *("sublet_messages_lent", "sublet_messages_local_only"),
     *("sublet_guests", "sublet_guest_messages", "sublet_guest_cache_bytes"),
 }
 

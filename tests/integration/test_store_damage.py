@@ -60,15 +60,15 @@ async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path
         await until(lambda: f"parked record '~c:3' of {damaged} is damaged" in cluster.log)
         assert worker.is_running
 
-        # After some tries it is set aside, until somebody has repaired it and says so.
+        # After some tries it is quarantined, until somebody has repaired it and says so.
         worker.address = address
 
-        async def set_aside() -> bool:
-            return damaged in (await cluster.status(worker)).set_aside
+        async def quarantined() -> bool:
+            return damaged in (await cluster.status(worker)).quarantined
 
-        await until(set_aside)
+        await until(quarantined)
         async with Client(address, connect_timeout="500ms") as client:
-            with pytest.raises(UnknownOutcomeError, match=f"{damaged} is set aside"):
+            with pytest.raises(UnknownOutcomeError, match=f"{damaged} is quarantined"):
                 await client.call(function, keys[0], 1)
         with closing(sqlite3.connect(tmp_path / "sublet.db")) as file, file:
             file.execute("DELETE FROM record WHERE kind = 'parked' AND id = '~c:3'")
@@ -77,4 +77,4 @@ async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path
         assert told.returncode == 0, told.stderr
         async with Client(address) as client:
             assert await client.call(function, keys[0], 0) == 1
-        assert not await set_aside()
+        assert not await quarantined()

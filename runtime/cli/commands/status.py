@@ -178,10 +178,10 @@ def describe(
         },
         "counters": dict(sorted(totals.items())),
         "leases": _leases(workers),
-        "set_aside": {
+        "quarantined": {
             partition: reason
             for each in workers.values()
-            for partition, reason in sorted(each.set_aside.items() if each is not None else ())
+            for partition, reason in sorted(each.quarantined.items() if each is not None else ())
         },
     }
 
@@ -294,9 +294,9 @@ def _show(described: dict[str, Any]) -> None:
             for each in described["functions"]
         ],
     )
-    if described["set_aside"]:
-        typer.echo("\nset aside: not served, as they could not be recovered (`sublet recover`)")
-        rows = [(f"  {each}", reason) for each, reason in described["set_aside"].items()]
+    if described["quarantined"]:
+        typer.echo("\nquarantined: not served because recovery failed (`sublet recover`)")
+        rows = [(f"  {each}", reason) for each, reason in described["quarantined"].items()]
         print_table(("  partition", "reason"), rows)
     if described["leases"]:
         typer.echo("\nleases")

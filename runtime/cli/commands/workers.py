@@ -97,7 +97,7 @@ def worker_named(name: str, workers: Mapping[str, str]) -> str:
 
 
 def recover(partition: str, where: Where, as_json: bool) -> None:
-    """Let a partition be tried again that was set aside."""
+    """Let a partition be tried again that was quarantined."""
 
     async def question(reached: Reached) -> None:
         _check_partition(partition, reached.report.topology)

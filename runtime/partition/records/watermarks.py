@@ -325,7 +325,7 @@ class StreamProgress:
         window = function.window
         self.seen_ms = BEGINNING_MS
         self.too_late = 0
-        """Messages that came when all their windows were over."""
+        """Messages that arrived after all their windows had closed."""
         self.downstream = downstream
         self.by_clock = window is not None and window.time != "event"
         self.by_arrival = window is not None and window.time == "ingestion"

@@ -440,14 +440,14 @@ async def test_a_partition_that_cannot_be_recovered_is_set_aside_and_the_others_
     async with cluster.worker() as membership:
         await membership.ready.wait()
         assert cluster.owned == {"desk/add/0", "desk/add/2"}
-        assert membership.set_aside == {"desk/add/1": "ValueError('nonsense is stored')"}
+        assert membership.quarantined == {"desk/add/1": "ValueError('nonsense is stored')"}
         await cluster.directory.beaten(5)
         assert cluster.store.tries == 3
 
         cluster.store.broken = ""
         membership.recover("desk/add/1")
         await until(lambda: len(cluster.owned) == 3)
-        assert membership.set_aside == {}
+        assert membership.quarantined == {}
 
 
 async def test_a_store_that_is_set_up_wrongly_sets_no_partition_aside() -> None:
@@ -458,7 +458,7 @@ async def test_a_store_that_is_set_up_wrongly_sets_no_partition_aside() -> None:
     with structlog.testing.capture_logs() as logged:
         async with cluster.worker() as membership:
             await until(lambda: cluster.store.tries > 5)
-            assert membership.set_aside == {}
+            assert membership.quarantined == {}
 
             cluster.store.broken = ""
             await membership.ready.wait()

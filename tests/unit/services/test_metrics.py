@@ -67,7 +67,7 @@ def worker() -> tuple[ServedWorker, Any]:
         router=router,
         functions=functions,
         binding="static",
-        set_aside={"shop/cart/3": "damaged"},
+        quarantined={"shop/cart/3": "damaged"},
     )
     return cast(ServedWorker, served), host
 
@@ -240,7 +240,7 @@ def test_leases_are_told_by_function_and_end() -> None:
     for name, value in {
         "leases_partial": 2,
         "messages_lent": 90,
-        "messages_homebound": 3,
+        "messages_local_only": 3,
         "lease_returns_late": 1,
         "partials_merged": 2,
         "lease_states_sent": 40,
