@@ -317,11 +317,14 @@ class BlockingClient:
     def _begin(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Future[Any]:
         self._check_process()
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a blocking call inside the client's own thread would never end")
+            raise RuntimeError(
+                "a blocking call inside the client's own thread would deadlock; "
+                "call it from another thread"
+            )
         outcome: Future[Any] = Future()
         with self._gate:
             if not self._open:
-                raise RuntimeError("the client is closed; use it between `with` and its end")
+                raise RuntimeError("the client is closed; use it inside its `with` block")
             self._requests.append((ask, outcome))
             if len(self._requests) == 1:
                 # One wake-up for all who ask before the loop has looked.
@@ -332,8 +335,8 @@ class BlockingClient:
     def _check_process(self) -> None:
         if os.getpid() != self._process_id:
             raise RuntimeError(
-                f"this client was made in process {self._process_id}, before a fork; "
-                "make a new one in each process"
+                f"this client was created in process {self._process_id}, before a fork; "
+                "create one in each process"
             )
 
     # In the loop's thread

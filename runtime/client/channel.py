@@ -778,6 +778,4 @@ def error_of(error: ErrorInfo) -> SubletError:
 
 
 def _unknown(error: SubletError) -> UnknownOutcomeError:
-    return UnknownOutcomeError(
-        f"the message may have been taken before the worker was lost ({error})"
-    )
+    return UnknownOutcomeError(f"the worker was lost and may have accepted the message ({error})")

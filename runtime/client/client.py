@@ -167,7 +167,7 @@ class Client:
     async def __aenter__(self) -> Client:
         """Connect to a worker; `UnavailableError` if none answers within `connect_timeout`."""
         if self._used:
-            raise RuntimeError("a client is used once; make another one")
+            raise RuntimeError("a client cannot be reopened; create a new one")
         self._used = True
         self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
@@ -253,7 +253,7 @@ class Client:
     def topology(self) -> Topology:
         """The functions, the workers, and who owns what, as this client knows them."""
         topology = self._session.topology
-        assert topology is not None, "only between `async with` and its end"
+        assert topology is not None, "use the client inside its `async with` block"
         return topology
 
     @property
@@ -507,7 +507,7 @@ class Client:
             told = f"has the state {described.state}" if described.state else "has no state"
             raise RejectedError(
                 f"{described.name} is {described.kind} and {told}, which cannot be set; allowed: "
-                "states by key of a function without windows, and no sketches among them"
+                "keyed states without windows or sketches"
             )
         found: dict[str, Any] = msgspec.json.decode(described.state_schema)
         return found
@@ -821,7 +821,7 @@ class Client:
             await self._links.meet(until_s)
         except TimeoutError:
             raise UnavailableError(
-                f"no worker can be reached, and the last that was knew no function {name!r:.200}"
+                f"no worker is reachable, and {name!r:.200} was not in the last known topology"
             ) from None
 
     def _route(self, name: str) -> _Route:
@@ -870,8 +870,8 @@ class Client:
         except TimeoutError:
             self._give_back(waiter, count)
             raise DeadlineExceededError(
-                f"{self._in_flight_max} messages are in flight (in_flight_max); this one had to "
-                "wait until its deadline"
+                f"{self._in_flight_max} messages are in flight (in_flight_max), and none "
+                "ended before this message's deadline"
             ) from None
         except asyncio.CancelledError:
             self._give_back(waiter, count)
@@ -934,11 +934,11 @@ def _address_source(addresses: Addresses) -> Callable[[], Sequence[str]]:
         return addresses
     listed = [addresses] if isinstance(addresses, str) else list(addresses)
     if not listed:
-        raise ValueError("no address was given; allowed: one 'host:port' or several")
+        raise ValueError("no address given; allowed: one or more 'host:port'")
     for address in listed:
         host, mark, port = address.rpartition(":")
         if not host or not mark or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise ValueError(f"{address!r} is no address; allowed: 'host:port'")
+            raise ValueError(f"{address!r} is not an address; allowed: 'host:port'")
     return lambda: listed
 
 
@@ -948,7 +948,7 @@ def _name_of(function: Function | str) -> tuple[str, Codec[Any]]:
     if isinstance(function, Function):
         return function.name, function.reply_codec
     raise TypeError(
-        f"{function!r:.100} is no function; allowed: what @app.function made, or a name such as "
+        f"{function!r:.100} is not a function; allowed: an @app.function, or a name such as "
         "'shop/cart'"
     )
 
@@ -971,4 +971,4 @@ def _too_large(payload: bytes, bytes_max: int) -> TooLargeError:
 
 
 def _closed() -> RuntimeError:
-    return RuntimeError("the client is closed; use it between `async with` and its end")
+    return RuntimeError("the client is closed; use it inside its `async with` block")

@@ -43,7 +43,7 @@ OTHERS_ASKED_MAX = 3
 
 
 def _warn(problem: str) -> None:
-    _log.warning("requests wait for a worker", problem=problem)
+    _log.warning("requests are waiting for a worker", problem=problem)
 
 
 class Events:
@@ -227,7 +227,7 @@ class SessionLinks:
         session = self.session
         if session.is_replaced(welcome.worker, welcome.topology):
             # Without a goodbye: it may come back, and must not forget us.
-            link.abandon("the worker was replaced, and does not know it yet")
+            link.abandon("the worker is fenced and does not know it yet")
             return None
         former = session.peers.get(welcome.worker)
         if former is not None:
@@ -273,7 +273,7 @@ class SessionLinks:
                     failures += 1
         except TimeoutError:
             raise UnavailableError(
-                f"no worker was reached within {connect_timeout_s:g} s; {self._tried()}; {TO_DO}",
+                f"no worker was reachable within {connect_timeout_s:g} s; {self._tried()}; {TO_DO}",
                 RETRY_MS_MIN,
             ) from None
         self.keep()
@@ -317,7 +317,7 @@ class SessionLinks:
             # A directory that is away together with the workers: what it said before has to do.
             if not self._is_told_of_addresses:
                 self._is_told_of_addresses = True
-                _log.warning("the addresses of workers cannot be read", error=str(error))
+                _log.warning("could not read the workers' addresses", error=str(error))
         known = [*self._given, *(topology.workers.values() if topology else ())]
         return list(dict.fromkeys(known))
 
@@ -366,7 +366,7 @@ class SessionLinks:
             )
             return False
         if receiver.peer is None:
-            self._last_errors[address] = f"{address}: does not know yet that it was replaced"
+            self._last_errors[address] = f"{address}: fenced, and does not know it yet"
             return False
         return True
 
@@ -454,7 +454,7 @@ class SessionLinks:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            _log.warning("workers did not say goodbye in time", count=len(self._links))
+            _log.warning("workers did not close their links in time", count=len(self._links))
 
 
 class _Receiver:

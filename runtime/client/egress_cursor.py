@@ -35,8 +35,8 @@ class EgressCursor:
                 or not all(not each or _POSITION.fullmatch(each) for each in numbers)
             ):
                 raise RejectedError(
-                    f"{text!r:.100} is no position of an egress; allowed: start, now, or a cursor "
-                    "as readers give it"
+                    f"{text!r:.100} is not an egress position; allowed: start, now, or a "
+                    "reader's cursor"
                 )
             self._by_function[function] = numbers
 

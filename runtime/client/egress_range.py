@@ -99,7 +99,7 @@ class EgressRange:
                 self._left.popleft()
                 reached = self._take_lost(left, page)
                 for entry in page.entries:
-                    assert entry.first == reached, "a gap that was not told"
+                    assert entry.first == reached, "an unreported gap"
                     found.append(entry)
                     reached = entry.first + entry.count
                 if reached < left.stop:
@@ -124,7 +124,7 @@ class EgressRange:
         if stop > end:
             raise RejectedError(
                 f"position {stop} of {partition} in {self.egress} is beyond its end, {end}: "
-                "the cursor is of another egress, or the store has lost its data"
+                "the cursor belongs to another egress, or the store has lost data"
             )
         if page.lost and not self._skips_lost:
             raise EgressLostError(f"{self.egress}: {described(_cut(page.lost, stop))}")
@@ -139,7 +139,7 @@ class EgressRange:
         if not page.lost:
             return left.position
         lost = _cut(page.lost, left.stop)
-        _log.warning("values of an egress are lost", egress=self.egress, what=described(lost))
+        _log.warning("egress values were lost", egress=self.egress, what=described(lost))
         self.lost.extend(lost)
         return max(each.next for each in lost)
 

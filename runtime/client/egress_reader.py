@@ -46,7 +46,7 @@ Start = str | EgressCursor
 
 
 def _warn(problem: str) -> None:
-    _log.warning("readers wait for a worker", problem=problem)
+    _log.warning("readers are waiting for a worker", problem=problem)
 
 
 class EgressRecord(NamedTuple):
@@ -109,7 +109,7 @@ class EgressSource:
             try:
                 page = await self._ask_one(request)
             except TimeoutError:
-                reason = "a worker did not answer"
+                reason = "a worker did not respond"
             except (RetryLaterError, UnknownOutcomeError) as error:
                 reason = getattr(error, "message", str(error))
             else:
@@ -120,10 +120,10 @@ class EgressSource:
             if outage is None or not outage.goes_on(now_ms):
                 outage = self._outage = Outage(now_ms)
             lasts_s = outage.lasts_s(now_ms)
-            reason = f"the egress cannot be read, for {lasts_s:.0f} s now: {reason}; {TO_DO}"
+            reason = f"the egress has been unreadable for {lasts_s:.0f} s: {reason}; {TO_DO}"
             if not outage.is_told and lasts_s * 1000 >= self._patience.standstill_ms:
                 outage.is_told = True
-                self._tell(f"{reason}. Readers wait for {patience_ms / 1000:g} s, then they fail")
+                self._tell(f"{reason}. Readers fail after {patience_ms / 1000:g} s")
             give_up_at = give_up_at or loop.time() + patience_ms / 1000
             if loop.time() >= give_up_at:
                 raise UnavailableError(reason, outage.retry_after_ms(now_ms))
@@ -296,7 +296,7 @@ class EgressReader:
         text = f"{self.egress}: {described(lost)}"
         if not self._skips_lost:
             raise EgressLostError(text)
-        _log.warning("values of an egress are lost", egress=self.egress, what=described(lost))
+        _log.warning("egress values were lost", egress=self.egress, what=described(lost))
         self.lost.extend(lost)
         for gap in lost:
             self._read[gap.partition] = gap.next
@@ -305,7 +305,7 @@ class EgressReader:
     def _take_values(self, page: EgressPage) -> None:
         for entry in page.entries:
             partition, position = entry.partition, entry.first
-            assert position == self._read.get(partition, 0), "a gap that was not told"
+            assert position == self._read.get(partition, 0), "an unreported gap"
             values = self._codec.decode(entry.values)
             for key, value in zip(entry.keys, values, strict=True):
                 self._waiting.append(EgressRecord(partition, position, key, value, entry.at_ms))

@@ -12,7 +12,7 @@ RETRY_PART = 4
 """Who is sent away should wait for this part of how long it lasts already."""
 FORGOTTEN_MS = 60_000
 """If nobody has asked for so long, nobody knows what was meanwhile."""
-TO_DO = "start one with `sublet run`, or see with `sublet status` what there is"
+TO_DO = "start one with `sublet run`, or check with `sublet status`"
 
 
 class Outage:

@@ -159,8 +159,8 @@ class PipelineDriver:
         if size_bytes > limit:
             pairs = sum(len(each.parts) for each in plan.staged)
             raise TooLargeError(
-                f"batch {batch} of {self.name} has {len(plan.staged)} attempts that staged rows in "
-                f"{pairs} places, {size_bytes} bytes to decide about; allowed: {limit} (have fewer "
+                f"batch {batch} of {self.name} has {len(plan.staged)} attempts with rows in "
+                f"{pairs} places, a decision of {size_bytes} bytes; allowed: {limit} (use fewer "
                 "tasks, or cluster the rows by partition)"
             )
         return msgspec.Raw(encoded)

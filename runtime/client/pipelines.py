@@ -480,7 +480,7 @@ def _time_left_ms(deadline: Duration | None, urgency: str) -> int | None:
         raise RejectedError(f"the urgency is {urgency!r}; allowed: 'normal', 'lowest'")
     if urgency == "lowest":
         if deadline is not None:
-            raise RejectedError("what has a deadline cannot have the lowest urgency")
+            raise RejectedError("urgency='lowest' cannot have a deadline")
         return LOWEST_LEFT_MS
     return None if deadline is None else max(0, int(milliseconds(deadline)))
 

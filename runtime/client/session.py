@@ -650,7 +650,7 @@ class Session:
         if channel.stranded_ms is None or not channel.refusals:
             channel.stranded_ms = now_ms
         outage = self._outage(channel.partition, now_ms)
-        why = f"{channel.partition} takes no messages: {error.message}"
+        why = f"{channel.partition} accepts no messages: {error.message}"
         self._notice(outage, why, now_ms)
         if now_ms - channel.stranded_ms >= self.patience.unreachable_ms:
             channel.stranded_ms = now_ms
@@ -759,16 +759,16 @@ class Session:
         if self._is_absent(channel):
             return _absent(channel).message
         if channel.worker is None:
-            return f"no worker owns {channel.partition}, for {lasts_s:.0f} s now; {TO_DO}"
+            return f"{channel.partition} has had no owner for {lasts_s:.0f} s; {TO_DO}"
         workers = self.topology.workers if self.topology else {}
         address = workers.get(channel.worker, "unknown")
         owner = f"{channel.worker} ({address}), the last known owner of {channel.partition}"
         if self.peers:
             return (
-                f"worker {owner}, has taken no messages for {lasts_s:.0f} s: it is gone, or cannot "
-                "reach the store, and nobody has taken over; see `sublet status`"
+                f"worker {owner}, has accepted no messages for {lasts_s:.0f} s: it is down or "
+                "cannot reach the store, and no worker has taken over; check with `sublet status`"
             )
-        return f"no worker can be reached, for {lasts_s:.0f} s now, not even {owner}; {TO_DO}"
+        return f"no worker has been reachable for {lasts_s:.0f} s, not even {owner}; {TO_DO}"
 
     def _outage(self, name: str, now_ms: float) -> Outage:
         """Return that of a worker or a partition; a new one, if there was none of late."""
@@ -786,7 +786,7 @@ class Session:
             return due_ms
         outage.is_told = True
         patience_s = self.patience.unreachable_ms / 1000.0
-        self.notices.append(f"{why}. Each request waits for {patience_s:g} s, then it fails")
+        self.notices.append(f"{why}. Requests fail after {patience_s:g} s")
         return inf
 
     def fail_channel(self, channel: Channel, reason: str, retry_after_ms: int = 50) -> None:
@@ -821,8 +821,8 @@ class Session:
                     # Nobody will acknowledge it, and other channels need the room.
                     channel.peer.in_flight -= channel.ground(0)
                 reason = (
-                    f"{channel.partition} knows nothing of this client any more: it was silent for "
-                    "too long, or the store has lost data"
+                    f"{channel.partition} has no session for this client: it expired, or the store "
+                    "has lost data"
                 )
                 settled, segments = channel.expire(lambda: UnknownOutcomeError(reason))  # noqa: B023  # called at once
                 self.stats.in_flight -= settled
@@ -853,7 +853,7 @@ def _is_lost(channel: Channel, first: int) -> bool:
 
 
 def _cancelled() -> SubletError:
-    return UnknownOutcomeError("its caller was cancelled")
+    return UnknownOutcomeError("the caller was cancelled")
 
 
 def _function_of(channel: Channel) -> str:
@@ -862,10 +862,10 @@ def _function_of(channel: Channel) -> str:
 
 def _absent(channel: Channel) -> UnavailableError:
     return UnavailableError(
-        f"no worker has the function {_function_of(channel)}: start one that declares it",
+        f"no worker has the function {_function_of(channel)}; start one that declares it",
         ABSENT_RETRY_MS,
     )
 
 
 def _too_late(channel: Channel) -> SubletError:
-    return DeadlineExceededError(f"no reply of {channel.partition} within the deadline")
+    return DeadlineExceededError(f"no reply from {channel.partition} within the deadline")

@@ -286,7 +286,7 @@ class StateSnapshot:
                 if self._given_out or self._pinned_count >= PINS_MAX:
                     raise
                 _log.warning(
-                    "a partition is pinned anew, and read at a later commit than it was to be",
+                    "pinned a partition again; it is read at a later commit",
                     partition=partition_name(self.function, index),
                     commit=pin.commit,
                     reason=str(lost),
@@ -305,7 +305,7 @@ class StateSnapshot:
             try:
                 return await self._ask_once(pin.address, request)
             except TimeoutError:
-                reason = f"{pin.address} does not answer"
+                reason = f"{pin.address} does not respond"
             except UnknownOutcomeError as error:
                 reason = str(error)
             except RetryLaterError as error:
@@ -314,14 +314,14 @@ class StateSnapshot:
             await source.look()
             owner = source.owner_of(name)
             if owner not in (None, pin.address):
-                raise SnapshotLostError(f"{name} has another owner, {owner}: read it anew")
+                raise SnapshotLostError(f"{name} moved to {owner}; take a new snapshot")
             if loop.time() + wait_s > give_up_s:
                 raise UnavailableError(f"{name} cannot be read: {reason}")
             await asyncio.sleep(wait_s)
             failures += 1
 
     async def _pin(self, missing: list[int]) -> None:
-        source, failures, reason = self._source, 0, "nobody owns it"
+        source, failures, reason = self._source, 0, "it has no owner"
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._patience_s
         while missing:

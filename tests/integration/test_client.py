@@ -245,7 +245,7 @@ async def test_an_unknown_function_is_refused_with_the_known_ones(client: Client
         await client.call("shop/card", "a")
     with pytest.raises(UnknownFunctionError):
         await client.send_many("shop/card", ["a"], [1])
-    with pytest.raises(TypeError, match="is no function; allowed"):
+    with pytest.raises(TypeError, match="is not a function; allowed"):
         await client.call(len, "a")  # type: ignore[arg-type]
 
 
@@ -296,7 +296,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     for address in ("nowhere", "host:", ":80", "host:99999"):
         with pytest.raises(ValueError, match="allowed"):
             Client(address)
-    with pytest.raises(ValueError, match="no address was given"):
+    with pytest.raises(ValueError, match="no address given"):
         Client([])
     with pytest.raises(ValueError, match="in_flight_max is 0; allowed: 1 or more"):
         Client("localhost:80", in_flight_max=0)
@@ -486,7 +486,7 @@ async def test_a_client_that_lost_all_links_finds_a_function_that_is_new_since()
         with pytest.raises(UnknownFunctionError):
             await client.call("shop/echo", "a", 1)
     await until(lambda: client.stats.links_lost == 1)
-    with pytest.raises(UnavailableError, match="no worker can be reached"):
+    with pytest.raises(UnavailableError, match="no worker is reachable"):
         await client.call("shop/echo", "a", 2, deadline="20ms")
     cluster.functions, cluster.version = known, cluster.version + 1
     async with asyncio.timeout(PATIENCE_S), serving(worker, port):
@@ -579,7 +579,7 @@ async def test_without_any_worker_the_error_names_the_addresses() -> None:
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:9.*127\.0\.0\.1:19") as raised:
         async with Client(["127.0.0.1:9", "127.0.0.1:19"], connect_timeout="100ms"):
             raise AssertionError
-    assert "no worker was reached within 0.1 s" in str(raised.value)
+    assert "no worker was reachable within 0.1 s" in str(raised.value)
 
 
 async def test_addresses_are_asked_for_again_until_there_is_one(cluster: EchoCluster) -> None:
@@ -613,7 +613,7 @@ async def test_a_partition_without_owner_is_named(cluster: EchoCluster) -> None:
         for link in cluster.workers["w1"].links.values():
             link.send(cluster.topology)
         await until(lambda: not client.topology.placement)
-        with pytest.raises(UnavailableError, match="no worker owns shop/echo"):
+        with pytest.raises(UnavailableError, match="has had no owner for"):
             await client.call("shop/echo", "a", 1)
 
 
@@ -778,7 +778,7 @@ def test_a_blocking_client_is_of_no_use_after_a_fork() -> None:
         )
 
     refusal, reply = ended.stdout.decode().splitlines()
-    assert refusal.endswith("before a fork; make a new one in each process")
+    assert refusal.endswith("before a fork; create one in each process")
     assert reply == "the parent goes on"
 
 

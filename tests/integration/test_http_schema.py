@@ -44,7 +44,7 @@ def accepts_what_fits(
     if "Expected `int`, got `float`" in response.text:
         return None
     # Nobody can make up a cursor.
-    if "no position of an egress" in response.text or "beyond its end" in response.text:
+    if "not an egress position" in response.text or "beyond its end" in response.text:
         return None
     return positive_data_acceptance(context, response, case)
 

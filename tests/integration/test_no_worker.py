@@ -12,7 +12,7 @@ from sublet import Client, UnavailableError, UnknownOutcomeError
 from sublet.runtime.cli.exit_codes import ExitCode
 from tests.integration.cluster import PROJECT, running_cluster, until
 
-WAITING = "waiting: the egress cannot be read"
+WAITING = "waiting: the egress has been unreadable"
 
 
 async def test_a_client_without_a_worker_says_so_once_and_sends_callers_away_for_longer(
@@ -44,7 +44,7 @@ async def test_a_client_without_a_worker_says_so_once_and_sends_callers_away_for
 
         assert pauses_ms[0] == 1_000
         assert pauses_ms == sorted(pauses_ms)
-        assert [text.partition(",")[0] for text in told] == ["no worker can be reached"]
+        assert [text.partition(" for ")[0] for text in told] == ["no worker has been reachable"]
 
         cluster.add_worker()
         await cluster.ready()
@@ -88,5 +88,5 @@ async def test_a_tail_whose_worker_is_killed_says_once_what_it_waits_for_and_end
     lines = written.read_text().splitlines()
     assert tail.returncode == ExitCode.RETRY_LATER
     assert [line.startswith(WAITING) for line in lines] == [False, True, False, False]
-    assert lines[2].startswith("error: the egress cannot be read, for 1")
+    assert lines[2].startswith("error: the egress has been unreadable for 1")
     assert "start one with `sublet run`" in lines[2]

@@ -263,7 +263,7 @@ async def test_a_plan_that_could_not_be_told_again_is_not_decided(tmp_path: Path
         pipeline = client.pipeline(COUNT, "query")
         places = dict.fromkeys(range(pipeline.partition_count), (1, 10**6))
         staged = [Staged(f"{number:032d}", places) for number in range(100_000)]
-        with pytest.raises(TooLargeError, match="have fewer tasks, or cluster the rows"):
+        with pytest.raises(TooLargeError, match="use fewer tasks, or cluster the rows"):
             await pipeline.commit(0, staged)
         assert (await pipeline.begin()) == 1
 
