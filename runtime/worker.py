@@ -303,7 +303,7 @@ class Worker:
     def not_ready(self) -> str:
         """Return why callers should go to another worker now; nothing if they need not."""
         if self.stopping.is_set():
-            return "the worker stops"
+            return "the worker is stopping"
         if reason := self.not_joined():
             return reason
         mine = self.membership.mine
@@ -352,7 +352,7 @@ class Worker:
             self.host.remove(partition)
 
         def leave(partition: str, on_left: Callable[[Released], None], at_once: bool) -> None:
-            self._tell_placed("gives a partition away", partition, None)
+            self._tell_placed("handing over a partition", partition, None)
             self.host.leave(partition, on_left, at_once=at_once)
 
         def topology_changed(topology: Topology) -> None:
@@ -429,7 +429,10 @@ class Worker:
                 await _until(lambda: self._has_answered)
         except TimeoutError:
             if not is_last:
-                _log.warning("did not finish in time; others do what is left", seconds=timeout_s)
+                _log.warning(
+                    "drain timed out; the remaining work will run on other workers",
+                    seconds=timeout_s,
+                )
             await self._close_doors()
 
     async def _let_callers_notice(self, membership: Membership, noticed: float) -> None:
@@ -443,7 +446,7 @@ class Worker:
             return not is_used or loop.time() >= noticed or not membership.has_successors()
 
         if not is_over():
-            _log.info("serves callers until they had time to go elsewhere", worker=self.id)
+            _log.info("serving until load balancers have moved on", worker=self.id)
         await _until(is_over)
 
     async def _close_doors(self) -> None:

@@ -309,7 +309,7 @@ class Membership:
     def _forget_what_was_lost(self) -> None:
         """What is here may be of what is lost, also where nothing of its own is: peers may
         have acknowledged what they do not have any more. The store knows what is left."""
-        _log.error("the directory went back to older data", worker=self._member.id)
+        _log.error("the directory lost recent data", worker=self._member.id)
         self._drop_all()
 
     @property
@@ -327,17 +327,17 @@ class Membership:
         if self._is_replaced or self._loop.time() - since_s <= self._term_s:
             return
         if self._asked_s < self._beaten_s:
-            _log.warning("the directory does not answer", worker=self._member.id)
+            _log.warning("the directory does not respond", worker=self._member.id)
         self._asked_s = self._loop.time()
         if not self._store.shared or not await self._ownership.is_replaced():
             return
         self._is_replaced = True
-        _log.warning("others have taken over", worker=self._member.id)
+        _log.warning("fenced: other workers have taken over", worker=self._member.id)
         self._drop_all()
         self._ownership.cut_off(True)
 
     async def _join_again(self) -> View:
-        _log.warning("was taken for dead; joining again", worker=self._member.id)
+        _log.warning("fenced after being declared dead; rejoining", worker=self._member.id)
         self._drop_all()
         return await self._join()
 
@@ -441,7 +441,7 @@ class Membership:
         if not dead and wanted == dict(view.placement):
             return view
         if dead:
-            _log.warning("workers are gone; their partitions move", workers=dead)
+            _log.warning("declared workers dead; moving their partitions", workers=dead)
         try:
             placed = await self._directory.place(view.version, wanted, dead)
             if placed is None:
@@ -496,7 +496,7 @@ class Membership:
         absent = {function for function, workers in able.items() if not workers}
         for function in sorted(absent - self._told_absent):
             _log.warning(
-                "no worker has a function; its partitions are not placed",
+                "no worker has the function; its partitions are not placed",
                 function=function,
                 partitions=view.functions[function],
             )
@@ -603,7 +603,7 @@ class Membership:
         # Once, not for each try, nor for each of all partitions if the store is away.
         if partition not in former and error.message not in former.values():
             _log.warning(
-                "a partition cannot be taken now; trying again",
+                "could not take over a partition; retrying",
                 partition=partition,
                 problem=error.message,
             )
@@ -612,14 +612,16 @@ class Membership:
     def _server_is_unfit(self, error: StoreServerError) -> None:
         if self._told_unfit != str(error):
             self._told_unfit = str(error)
-            _log.error("no partition can be taken: the store is set up wrongly", problem=str(error))
+            _log.error(
+                "cannot take over any partition: the store is misconfigured", problem=str(error)
+            )
 
     def _recovery_failed(self, partition: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, SubletError) else repr(error)
         if self._quarantine.failed(partition, reason):
-            text = "a partition is quarantined: it cannot be recovered"
+            text = "quarantined a partition: its recovery failed"
         else:
-            text = "a partition cannot be recovered; trying again"
+            text = "could not recover a partition; retrying"
         _log.error(text, partition=partition, problem=reason, exc_info=error)
 
     def _tell_proposer(self, partition: str) -> None:
@@ -636,16 +638,16 @@ class Membership:
         member = view.members.get(worker)
         if member is None and worker in view.leaving:
             raise UnavailableError(
-                f"{worker} was taken for dead before it had left: others have its partitions; "
-                "should it come back, it drains and leaves"
+                f"{worker} was declared dead before it had drained, and its partitions moved; "
+                "if it comes back, it drains and leaves"
             )
         if member is None:
             known = ", ".join(sorted(view.members)) or "none"
             raise RejectedError(f"there is no worker {worker!r}; known: {known}")
         if not member.draining and not _can_take_some(view, member):
             raise RejectedError(
-                f"{worker} is the last worker that has its functions: nobody could take its "
-                "partitions; start another one first, or end it with SIGTERM"
+                f"{worker} is the last worker with its functions, so its partitions cannot move; "
+                "start another worker first, or stop this one with SIGTERM"
             )
         if not member.draining:
             drained = await self._directory.drain(worker)

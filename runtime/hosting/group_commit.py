@@ -118,10 +118,10 @@ class GroupCommitter:
         told = store.trouble() if isinstance(store, TellsTrouble) else None
         since_s, began_s = self._failing_since_s, self._began_s
         if since_s is not None:
-            reason = told.reason if told is not None else "it could not commit; the log says why"
+            reason = told.reason if told is not None else "a commit failed; see the log"
             return Trouble(max(now_s - since_s, told.for_s if told is not None else 0.0), reason)
         if told is None and began_s is not None and now_s - began_s > SILENT_S:
-            return Trouble(now_s - began_s, "it has not answered a commit")
+            return Trouble(now_s - began_s, "a commit is not responding")
         return told
 
     def _note(
@@ -154,4 +154,4 @@ class GroupCommitter:
             if self._failing_since_s is None:
                 self._failing_since_s = began_s
             if was_known:
-                _log.warning("the store could not commit; trying again", commits=unknown)
+                _log.warning("the store failed to commit; retrying", commits=unknown)

@@ -450,7 +450,9 @@ class Host:
         for ticket in hosted.tickets:
             if not ticket.done():
                 ticket.set_exception(
-                    UnknownOutcomeError(f"{name} went to another worker in the middle of it")
+                    UnknownOutcomeError(
+                        f"{name} moved to another worker while the message was in flight"
+                    )
                 )
         if not self._left_lately:
             self._loop.call_soon(self._redeliver_after_handover)
@@ -572,7 +574,7 @@ class Host:
         if partition.unrun:
             self._note_unrun(hosted)
         while partition.damaged:
-            _log.error("a stored record is damaged", problem=partition.damaged.popleft())
+            _log.error("found a corrupt record", problem=partition.damaged.popleft())
         while partition.effects:
             effects, partition.effects = partition.effects, []
             for effect in effects:
@@ -717,7 +719,11 @@ class Host:
             if page is not None:
                 rows = [row for of_key in page.states for row in of_key]
         except (SubletError, TimeoutError) as error:
-            _log.warning("cannot keep old states", partition=partition.name, problem=str(error))
+            _log.warning(
+                "could not keep old states for snapshots",
+                partition=partition.name,
+                problem=str(error),
+            )
         partition.preimages_loaded(rows)
         self._apply_effects(hosted)
 
@@ -929,16 +935,14 @@ class Host:
             timer.cancel()
 
     def _call_expired(self, hosted: Hosted, opened: CallOpened) -> None:
-        text = (
-            f"{opened.request.partition} has not answered within {opened.request.timeout_ms:g} ms"
-        )
+        text = f"{opened.request.partition} did not reply within {opened.request.timeout_ms:g} ms"
         self._end_call(hosted, opened.message_id, opened.call, text)
 
     def _call_unwanted(self, partition: str, message_id: str, call: int) -> None:
         """A handler has cancelled its own call: by `asyncio.timeout`, for one."""
         hosted = self.partitions.get(partition)
         if hosted is not None:
-            self._end_call(hosted, message_id, call, "the handler has not waited for the reply")
+            self._end_call(hosted, message_id, call, "the handler ended without awaiting the reply")
 
     def _end_call(self, hosted: Hosted, message_id: str, call: int, text: str) -> None:
         waiting = (hosted.partition.name, message_id)
@@ -1189,7 +1193,7 @@ class ThreadRun:
         if self._over or self._thread is None:
             return
         name = self.hosted.place.function.name
-        _log.error("a handler never ended; its thread is abandoned", function=name)
+        _log.error("abandoned a thread whose handler never ended", function=name)
         self._end(self._timed_out(), True)
 
     def _timed_out(self) -> RunResult:

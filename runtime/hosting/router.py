@@ -109,7 +109,7 @@ class Router:
     def say_goodbye(self) -> None:
         """End the links that this worker has opened; those that others have, the server ends."""
         for port in tuple(self._peers.values()):
-            port.link.close("the worker stops")
+            port.link.close("the worker is stopping")
 
     @property
     def has_said_goodbye(self) -> bool:
@@ -141,7 +141,7 @@ class Router:
                 link = await self._connect(address, hello, receiver)
         except (UnavailableError, TimeoutError):
             return NOWHERE
-        link.close("that was all")
+        link.close("done")
         return receiver.topology
 
     def cut_off(self, is_cut_off: bool) -> None:
@@ -312,7 +312,9 @@ class Router:
         if not self._topology.version:
             raise UnavailableError(f"{self._worker} has not joined its cluster yet")
         if self._is_cut_off and is_client(hello.endpoint):
-            raise UnavailableError(f"{self._worker} is cut off from its directory; ask another")
+            raise UnavailableError(
+                f"{self._worker} is cut off from its directory; ask another worker"
+            )
         port = PeerOutbound(hello.endpoint, link, self._room, self._limits.link_bytes_max)
         from_client = is_client(hello.endpoint)
         credit = self._limits.client_credit if from_client else self._limits.outbox_max
@@ -329,7 +331,7 @@ class Router:
             superseded = self._clients.get(hello.endpoint)
             self._clients[hello.endpoint] = port
             if superseded is not None:
-                superseded.link.close("the client has opened another link")
+                superseded.link.close("the client opened a newer link")
             # After the link is adopted: what it has missed while it was away.
             self._tasks.create_task(self._offer_missed(port))
         else:
@@ -368,7 +370,7 @@ class Router:
                 port.credit = receiver.credit
                 self._peers[worker] = port
                 if self._stopping:
-                    link.close("the worker stops")
+                    link.close("the worker is stopping")
                 break
         finally:
             self._connecting.discard(worker)
@@ -479,7 +481,7 @@ class Router:
         for batch in data.batches:
             source, target = batch.source, endpoint_of(batch.target)
             if from_client and source != port.name:
-                port.link.close(f"{port.name} sent a batch in the name of {source}")
+                port.link.close(f"{port.name} sent a batch as {source}")
                 return
             if sources.get(source) is not port:
                 self._heard_elsewhere(source, port)
@@ -500,11 +502,11 @@ class Router:
         if not from_client or batch.kind is Kind.CANCEL_CALL:  # It makes room.
             self.host.batch_arrived(batch, hosted)
         elif self._intake_closed:
-            text = "the last worker that has it stops"
+            text = "the last worker that has the function is stopping"
             error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
             self.host.refuse(batch, hosted, "stopping", error)
         elif not self._has_room(batch.count, hosted):
-            text = f"the worker has {self._open_at_most} in flight"
+            text = f"the worker has {self._open_at_most} messages in flight"
             self.host.refuse(batch, hosted, "in_flight", ErrorInfo("overloaded", text, 50))
         else:
             self.host.batch_arrived(batch, hosted)
@@ -524,7 +526,7 @@ class Router:
             try:
                 told = handover_message(message)
             except msgspec.MsgspecError as error:
-                _log.error("a peer is not understood", peer=port.name, error=str(error))
+                _log.error("rejected a malformed peer message", peer=port.name, error=str(error))
                 continue
             if told is None:
                 self.host.lease_message(port.name, message)
@@ -557,7 +559,7 @@ class Router:
             if refusal is not None:
                 return ErrorInfo("rejected", refusal)
         elif batch.kind not in (Kind.SEND, Kind.CALL, Kind.CANCEL_CALL, Kind.STAGE):
-            text = "a client sends, calls, takes calls back, tells watermarks and stages rows"
+            text = "clients may only send, call, cancel calls, report watermarks and stage rows"
             return ErrorInfo("rejected", text)
         longest = max(map(len, batch.keys), default=0)
         limit = self._limits.key_bytes_max
@@ -573,7 +575,7 @@ class Router:
     def _not_here(self, port: PeerOutbound, batch: Batch) -> None:
         partition = endpoint_of(batch.target)
         if self._topology.placement.get(partition) != self._worker:
-            error = ErrorInfo("not_owner", f"{partition} is not here", 0)
+            error = ErrorInfo("not_owner", f"{partition} is not owned by this worker", 0)
         elif partition in self.quarantined:
             text = f"{partition} is quarantined; `sublet status` says why it cannot be recovered"
             error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)

@@ -153,7 +153,7 @@ class Lending:
         try:
             message = _decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            _log.error("a peer is not understood", peer=worker, error=str(error))
+            _log.error("rejected a malformed peer message", peer=worker, error=str(error))
             return
         self.desk.message(worker, message)
 

@@ -150,7 +150,7 @@ class GrpcCarrier:
                 self._abort_timer.cancel()
             self._queue.clear()
             self._pending_bytes = 0
-            link.carrier_lost("lost: the stream was given up")
+            link.carrier_lost("lost: the stream was abandoned")
 
     async def _read_frames(self, link: FrameLink) -> None:
         read = self._stream.read
@@ -221,7 +221,7 @@ async def connect(
                     return link
     except TimeoutError:
         await channel.close()
-        raise UnavailableError(f"{address} did not answer") from None
+        raise UnavailableError(f"{address} did not respond") from None
     except BaseException:
         await channel.close()
         raise
@@ -311,7 +311,7 @@ class Greeter:
                 refusal = await self.answered
         except TimeoutError:
             abort()
-            raise UnavailableError(f"{address} did not answer the hello") from None
+            raise UnavailableError(f"{address} did not respond to hello") from None
         except asyncio.CancelledError:
             abort()
             raise
@@ -321,7 +321,7 @@ class Greeter:
     def frame_received(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, FrameLink)
         if not isinstance(frame, Welcome):
-            link.fail("the first frame of who accepts a link is welcome or goodbye")
+            link.fail("the first frame must be welcome or goodbye")
         elif not self.answered.done():
             self.answered.set_result(None)
             link.adopt(self._receiver)
@@ -432,11 +432,11 @@ class UnaryClient:
                 state = self._channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        raise UnavailableError(f"nobody answers at {self._address}")
+                        raise UnavailableError(f"no worker responds at {self._address}")
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)
         except TimeoutError:
-            raise UnavailableError(f"nobody answers at {self._address}") from None
+            raise UnavailableError(f"no worker responds at {self._address}") from None
 
 
 def _error_of(error: aio.AioRpcError) -> SubletError:

@@ -198,7 +198,7 @@ class FrameLink:
 
     def _greeting_received(self, frame: Hello | Welcome) -> None:
         if self._adopted:
-            self.fail("hello and welcome are the first frames of a link, and only those")
+            self.fail("hello and welcome may only be the first frame of a link")
             return
         self._answers = frame.answers_alive
         self._receiver.frame_received(self, frame)

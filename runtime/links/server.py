@@ -153,13 +153,13 @@ class LinkServer:
             self._lane_server.close()
             remove_lane_socket(self._lane_path)
         for link in tuple(self._links):
-            link.close("the worker stops")
+            link.close("the worker is stopping")
         try:
             # A little longer than the links' own patience.
             async with asyncio.timeout(self._limits.close_timeout_s * 1.5):
                 await self.link_count_fallen(0)
         except TimeoutError:
-            _log.warning("links did not end in time", count=len(self._links))
+            _log.warning("links did not close in time", count=len(self._links))
         await self._grpc_server.stop(grace=0)
 
     async def _connect(self, requests: object, context: Context) -> None:
@@ -194,7 +194,7 @@ class LinkServer:
 
     def _refusal(self) -> str | None:
         if self._stopping:
-            return "the worker stops"
+            return "the worker is stopping"
         if len(self._links) >= self._limits.links_max:
             return f"the worker has {len(self._links)} links; allowed: {self._limits.links_max}"
         return None
@@ -211,7 +211,7 @@ class LinkServer:
 
     def _accept(self, link: FrameLink, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
-            link.fail(f"protocol {hello.protocol} is not spoken here; allowed: {PROTOCOL}")
+            link.fail(f"protocol {hello.protocol} is not supported; allowed: {PROTOCOL}")
             return
         try:
             receiver = self._receiver_factory(link, hello)
@@ -249,9 +249,9 @@ class LinkServer:
 
         async def handle(encoded: bytes, context: Context) -> bytes:
             if self._unary_calls >= self._limits.unary_calls_max:
-                return await _abort(context, OverloadedError("too many calls are under way"))
+                return await _abort(context, OverloadedError("too many calls are in flight"))
             if self._is_closed and is_asked:
-                told = "this worker is about to end; ask another one"
+                told = "this worker is stopping; ask another one"
                 return await _abort(context, UnavailableError(told, CLOSED_RETRY_MS))
             self._unary_calls += 1
             self._asked_calls += is_asked
@@ -263,7 +263,7 @@ class LinkServer:
                 return await _abort(context, error)
             except Exception:
                 _log.exception("a unary call failed")
-                return await _abort(context, SubletError("the worker failed; its log says why"))
+                return await _abort(context, SubletError("internal error; see the worker's log"))
             finally:
                 self._unary_calls -= 1
                 self._asked_calls -= is_asked
@@ -342,7 +342,7 @@ class _Doorkeeper:
         if isinstance(frame, Hello):
             self._accept(link, frame)
         else:
-            link.fail("the first frame of who opens a link is hello")
+            link.fail("the first frame must be hello")
 
     def link_drained(self, link: Link) -> None:
         pass

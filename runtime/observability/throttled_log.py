@@ -52,7 +52,7 @@ class Notices:
         if dead_letters:
             self._tell(
                 f"dead {function}",
-                "a message failed for good; `sublet dead list` shows it",
+                "a message failed permanently; see `sublet dead list`",
                 function=function,
                 partition=partition,
             )

@@ -252,7 +252,7 @@ def _own_provider(exporter: str, worker: str) -> tuple[TracerProvider, Callable[
         )
     except ImportError:
         raise ValueError(
-            f"trace_exporter is {exporter!r}, and OpenTelemetry is not installed; "
+            f"trace_exporter is {exporter!r}, but OpenTelemetry is not installed; "
             "pip install 'sublet[otel]'"
         ) from None
     found = {each.name: each for each in entry_points(group=_ENTRY_POINTS)}

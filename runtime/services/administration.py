@@ -53,8 +53,8 @@ class Administration:
                     raise RejectedError(f"{function.name} is stateless: it has no state to change")
                 if function.kind == "stateful" and not action.key:
                     raise RejectedError(
-                        f"{function.name} has one state a partition; name the partition by a key "
-                        "that belongs to it"
+                        f"{function.name} has one state per partition; give a key that belongs "
+                        "to the partition"
                     )
                 return self._routes.partition_of(function.name, action.key)
             case _:
@@ -79,7 +79,7 @@ class Administration:
             found = await self._store.records(partition, DEAD, [id_])
             if not found or found[0].value is None:
                 raise RejectedError(
-                    f"there is no dead letter {action.id!r}; it was replayed or dropped before"
+                    f"there is no dead letter {action.id!r}; it was already replayed or dropped"
                 )
             replayed: Message | None = None
             if action.replay:
@@ -119,8 +119,8 @@ class Administration:
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             raise OverloadedError(
-                f"{hosted.place.function.name}[{key}] is busy: a message of this key runs or "
-                "waits for a retry",
+                f"{hosted.place.function.name}[{key}] is busy: a message for this key runs or "
+                "waits for a retry; try again",
                 1_000,
             ) from None
 

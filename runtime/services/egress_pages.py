@@ -47,7 +47,7 @@ class EgressPages:
         until = loop.time() + request.wait_ms / 1000
         while True:
             if is_ending():
-                raise UnavailableError("this worker is about to end; ask another one")
+                raise UnavailableError("this worker is stopping; ask another one")
             page = await self._page(request)
             if page.entries or page.lost or loop.time() >= until:
                 return page
@@ -136,7 +136,7 @@ def check_not_ahead(egress: str, positions: Mapping[str, int], bounds: Bounds) -
         if asked > end:
             raise RejectedError(
                 f"position {asked} of {partition} in {egress} is beyond its end, {end}: "
-                "the cursor is of another egress, or the store has lost its data"
+                "the cursor belongs to another egress, or the store has lost data"
             )
 
 

@@ -107,8 +107,8 @@ class SnapshotPages:
         hosted = self._host.partitions.get(name)
         if hosted is None:
             raise SnapshotLostError(
-                f"the snapshot {request.id!r:.100} is gone: {name} is not at this worker any more; "
-                "read it anew"
+                f"the snapshot {request.id!r:.100} is gone: {name} has left this worker; "
+                "take a new snapshot"
             )
         partition = hosted.partition
         now_ms = self._host.monotonic_ms()
@@ -116,7 +116,7 @@ class SnapshotPages:
         found = await self._read(name, partition.epoch, snapshot, request.after, request.limit)
         if found is None:
             raise SnapshotLostError(
-                f"the snapshot {request.id!r:.100} is gone: {name} has another owner; read it anew"
+                f"the snapshot {request.id!r:.100} is gone: {name} has a new owner; take a new one"
             )
         states = partition.snapshots.page_read(request.id, request.after, found.states, found.upto)
         return await self._readable(function, states, found.upto, self._host.clock_ms(hosted))

@@ -259,7 +259,7 @@ class WorkerService:
         if not self._store.shared and partition not in self._worker.host.partitions:
             topology = self._worker.router.topology
             address = topology.workers.get(topology.placement.get(partition, ""), "nobody")
-            raise UnavailableError(f"{partition} is in the memory of {address}; ask there")
+            raise UnavailableError(f"{partition} is held in memory by {address}; ask that worker")
         await settled(self._store, partition)
         rows = await self._store.load(partition, [key])
         now_ms = time.time_ns() // 1_000_000
@@ -309,10 +309,10 @@ class WorkerService:
             if partition not in topology.placement:
                 raise RejectedError(f"there is no partition {partition!r}")
             if request.passed_on or topology.placement[partition] == self._worker.id:
-                raise RejectedError(f"{partition} is not quarantined: there is nothing to recover")
+                raise RejectedError(f"{partition} is not quarantined; there is nothing to recover")
         address = topology.workers.get(topology.placement.get(partition, ""))
         if request.passed_on or address is None or address == self._worker.address:
-            raise UnavailableError(f"{partition} is just moving to another worker", 500)
+            raise UnavailableError(f"{partition} is moving to another worker; try again", 500)
         async with UnaryClient(address) as owner:
             await owner.administer(msgspec.structs.replace(request, passed_on=True))
 

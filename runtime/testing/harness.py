@@ -393,7 +393,7 @@ class Harness:
         self.settle()
         waiting = [self._described(name, message) for name, message in self._machine.parked()]
         waiting += [
-            f"{each.function}[{each.key}] has not answered" for each in self._machine.router.open
+            f"{each.function}[{each.key}] did not reply" for each in self._machine.router.open
         ]
         if waiting:
             raise AssertionError("not idle: " + "; ".join(waiting))
@@ -456,7 +456,7 @@ class Harness:
         who = f"{late.function}[{late.key}]"
         if until_ms is not None:
             self._machine.loop.jump(until_ms)
-            raise DeadlineExceededError(f"{who} has not answered within {left_ms} ms")
+            raise DeadlineExceededError(f"{who} did not reply within {left_ms} ms")
         waiting = [self._described(name, message) for name, message in self._machine.parked()]
         raise StuckError(
             f"{who} never answers: nothing is left to run, and no timer is set. "

@@ -228,7 +228,7 @@ def test_a_link_that_does_not_begin_with_hello_is_ended(play: Play, frame: Frame
         async with stage.raw_peer() as peer:
             await peer.write(wire.encode_frame(frame))
 
-            assert await farewell_of(peer) == "the first frame of who opens a link is hello"
+            assert await farewell_of(peer) == "the first frame must be hello"
             assert stage.accepted == []
 
     play(scenario)
@@ -245,7 +245,7 @@ def test_a_link_without_any_frame_is_ended_in_time(play: Play) -> None:
 
 def test_another_version_of_the_protocol_is_refused(play: Play) -> None:
     async def scenario(stage: Setting) -> None:
-        with pytest.raises(UnavailableError, match="protocol 2 is not spoken here; allowed: 1"):
+        with pytest.raises(UnavailableError, match="protocol 2 is not supported; allowed: 1"):
             await connect(
                 stage.server.address,
                 Hello("~new", protocol=2),
@@ -552,7 +552,7 @@ def test_a_server_that_stops_says_goodbye(
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             async with LinkServer(welcoming, NoService(), lane_path=f"{folder}/lane") as server:
                 await connect(server.address, Hello("~c"), keeper, tasks, lane=lane)
-            assert await keeper.end() == ("the worker stops", True)
+            assert await keeper.end() == ("the worker is stopping", True)
             assert os.listdir(folder) == []
             with pytest.raises(UnavailableError):
                 await connect(server.address, Hello("~c"), Keeper(), tasks, lane=lane)
@@ -614,7 +614,7 @@ async def test_a_worker_that_accepts_and_says_nothing_is_unavailable(
         asyncio.TaskGroup() as tasks,
         LinkServer(silent, NoService(), lane_path=f"{folder}/lane") as server,
     ):
-        with pytest.raises(UnavailableError, match="did not answer"):
+        with pytest.raises(UnavailableError, match="did not respond"):
             await connect(server.address, Hello("~c"), Keeper(), tasks, lane=lane, limits=limits)
 
 
@@ -714,7 +714,7 @@ async def test_a_lane_wants_a_folder_that_others_cannot_enter(folder: Path) -> N
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_a_port_that_is_taken_is_an_error(host: str) -> None:
     async with LinkServer(welcoming, NoService(), host=host) as first:
-        with pytest.raises(PortTakenError, match=f"^port {first.port} is taken; choose another"):
+        with pytest.raises(PortTakenError, match=f"^port {first.port} is in use; choose another"):
             await LinkServer(welcoming, NoService(), host=host, port=first.port).__aenter__()
 
 

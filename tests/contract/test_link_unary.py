@@ -264,7 +264,7 @@ async def test_a_bug_in_the_worker_shows_no_trace_to_the_caller(
     client: UnaryClient, shop: Shop
 ) -> None:
     shop.error = KeyError("secret")
-    with pytest.raises(SubletError, match="its log says why") as caught:
+    with pytest.raises(SubletError, match="see the worker") as caught:
         await client.call(CallRequest(function="shop/cart"))
 
     assert "secret" not in str(caught.value)
@@ -364,7 +364,7 @@ async def test_a_worker_that_is_not_there_is_unavailable() -> None:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         async with asyncio.timeout(PATIENCE_S), UnaryClient(address) as client:
-            with pytest.raises(UnavailableError, match=f"nobody answers at {address}"):
+            with pytest.raises(UnavailableError, match=f"no worker responds at {address}"):
                 await client.status()
 
 

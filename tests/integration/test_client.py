@@ -647,7 +647,7 @@ async def test_callers_that_wait_at_the_end_get_an_error(cluster: EchoCluster) -
     ]
     with pytest.raises(RuntimeError, match="the client is closed"):
         await client.call("shop/echo", "a", 1)
-    with pytest.raises(RuntimeError, match="used once"):
+    with pytest.raises(RuntimeError, match="cannot be reopened"):
         await client.__aenter__()
 
 

@@ -104,7 +104,7 @@ async def test_callers_of_a_worker_that_is_cut_off_from_redis_are_served_by_othe
 
                 cable.put_in()
                 await cluster.ready()
-                await until(lambda: "was taken for dead" in cluster.log)
+                await until(lambda: "after being declared dead" in cluster.log)
                 await round_()
                 totals = await client.call_many(count_app.count, KEYS, [0] * len(KEYS))
                 assert totals == [sent] * len(KEYS)

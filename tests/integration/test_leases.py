@@ -419,7 +419,7 @@ async def test_a_lessor_that_freezes_and_was_taken_for_dead_commits_nothing_of_i
         walk.home.thaw()
         await cluster.ready()
         await walk.check()
-        assert "was taken for dead" in cluster.log
+        assert "after being declared dead" in cluster.log
 
 
 @pytest.mark.parametrize("who", ["home", "away"])

@@ -62,7 +62,7 @@ async def test_a_worker_that_is_cut_from_redis_is_replaced_and_fenced(hosts: Hos
         await rounds_more(load)
 
     await hosts.under_load(cut)
-    assert "was taken for dead" in hosts.cluster.log
+    assert "after being declared dead" in hosts.cluster.log
 
 
 @on_host

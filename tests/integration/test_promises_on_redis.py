@@ -265,7 +265,7 @@ class Story:
                         action = TakeDeadLetter(id=letter, replay=replay)
                         await unary.administer(AdministerRequest(action=action))
                 except RejectedError as error:
-                    if "replayed or dropped before" not in str(error):
+                    if "already replayed or dropped" not in str(error):
                         raise
                 except (*AGAIN, TimeoutError):
                     continue

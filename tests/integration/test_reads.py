@@ -267,7 +267,7 @@ async def test_workers_in_memory_read_what_was_answered_of_their_own_and_nothing
                 if f"{STEP}/{index}" in owned[1]:
                     owner, other = other, owner
                 assert await owner.all_of(key) == all_at(number)
-                with pytest.raises(UnavailableError, match="ask there"):
+                with pytest.raises(UnavailableError, match="ask that worker"):
                     await other.state(key)
                 assert await other.state_by_http(key) == 503
                 assert not await other.records("dead", key)

@@ -72,7 +72,7 @@ async def test_a_frozen_worker_is_fenced_when_it_wakes(tmp_path: Path, redis: Re
             await cluster.ready()
 
         await under_load(cluster, 2, freeze)
-        assert "was taken for dead" in cluster.log
+        assert "after being declared dead" in cluster.log
 
 
 async def test_workers_join_and_stop_under_load(tmp_path: Path, redis: RedisProcess) -> None:

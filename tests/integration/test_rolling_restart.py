@@ -142,7 +142,7 @@ async def replace_all(tmp_path: Path, settings: dict[str, object], leave: Leave)
             callers.stop()
         await callers.check()
         assert callers.told_to_go > 0
-        assert "taken for dead" not in cluster.log
+        assert "declared dead" not in cluster.log
         assert "lost a partition" not in cluster.log
         assert "lost a link" not in cluster.log
 
@@ -311,7 +311,7 @@ async def test_a_frozen_worker_that_is_drained_leaves_when_it_goes_on(
             code, told = await asked_to_drain(frozen_id, other)
 
             assert (code, "has left" in told) == (ExitCode.RETRY_LATER, False), told
-            assert f"{frozen_id} was taken for dead before it had left" in told
+            assert f"{frozen_id} was declared dead before it had drained" in told
             assert "nothing has happened" not in told
             frozen.thaw()
             assert await frozen.ended() == 0

@@ -34,7 +34,7 @@ def alive(cluster: Cluster) -> Iterator[None]:
     yield
     assert cluster.workers[0].is_running, cluster.log
     assert "Traceback" not in cluster.log
-    assert "taken for dead" not in cluster.log
+    assert "declared dead" not in cluster.log
 
 
 async def others_go_on(client: Client, name: str, ended: asyncio.Event) -> float:

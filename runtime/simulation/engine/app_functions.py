@@ -356,7 +356,7 @@ class AppHandlers:
         call = invocation.calls[number - 1]
         if call.done or hosted.partition.stopped:
             return
-        text = f"{call.request.partition} has not answered within {call.request.timeout_ms:g} ms"
+        text = f"{call.request.partition} did not reply within {call.request.timeout_ms:g} ms"
         error = ErrorInfo("deadline_exceeded", text)
         hosted.partition.call_expired(invocation.id, number, error, self._events.now_ms)
         hosted.worker.went_on(hosted)

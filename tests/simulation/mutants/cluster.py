@@ -297,7 +297,7 @@ class RefusesHttpWhileItDrains(ClusterMutant):
 
     class worker(Worker):  # noqa: N801
         def not_joined(self) -> str:
-            return "the worker stops" if self.stopping.is_set() else super().not_joined()
+            return "the worker is stopping" if self.stopping.is_set() else super().not_joined()
 
     replaced: ClassVar = {"tests.simulation.worlds.cluster.world:Worker": worker}
 

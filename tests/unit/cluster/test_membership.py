@@ -483,7 +483,7 @@ async def test_why_a_partition_cannot_be_taken_is_known_until_it_is_and_told_onc
             cluster.store.broken = ""
             await membership.ready.wait()
             assert membership.untaken == {}
-    told = [(each["partition"], each["problem"]) for each in logged if "taken" in each["event"]]
+    told = [(each["partition"], each["problem"]) for each in logged if "take over" in each["event"]]
     assert told == [("desk/add/1", "Timeout reading from redis:6379")]
 
 
@@ -497,7 +497,7 @@ async def test_a_store_that_is_away_for_all_partitions_is_told_once() -> None:
             assert membership.untaken == dict.fromkeys(DESK, "away")
             cluster.store.is_away = False
             await membership.ready.wait()
-    assert len([each for each in logged if "cannot be taken" in each["event"]]) == 1
+    assert len([each for each in logged if "could not take over" in each["event"]]) == 1
 
 
 async def test_what_could_not_be_taken_and_is_elsewhere_now_is_no_problem_any_more() -> None:
@@ -597,7 +597,7 @@ async def test_a_worker_that_was_removed_before_it_heard_of_it_is_drained_when_i
         everything = dict.fromkeys(view.placement, "x")
         # Nobody has waited for anything since: its loop was as good as frozen.
         assert await cluster.others.place(drained.version, everything, removed=["w"]) is not None
-        with pytest.raises(UnavailableError, match="taken for dead before it had left"):
+        with pytest.raises(UnavailableError, match="declared dead before it had drained"):
             await membership.drain_worker("w")
         await until(lambda: ("w", b"drain") in cluster.told)
         assert set((await cluster.placement()).values()) == {"x"}
@@ -739,7 +739,7 @@ async def test_a_worker_of_another_app_cannot_take_over() -> None:
 
     async with cluster.worker() as membership:
         await until(lambda: cluster.owned == DESK)
-        with pytest.raises(RejectedError, match="w is the last worker that has its functions"):
+        with pytest.raises(RejectedError, match="w is the last worker with its functions"):
             await membership.drain_worker("w")
         assert not await membership.drain()
         assert cluster.owned == DESK

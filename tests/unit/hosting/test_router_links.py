@@ -122,9 +122,9 @@ async def test_a_worker_that_stops_ends_the_links_that_it_has_opened() -> None:
         assert not router.has_said_goodbye
         late.set()
 
-    assert [link.closed for link, _ in made] == [["the worker stops"]] * 2
+    assert [link.closed for link, _ in made] == [["the worker is stopping"]] * 2
     for link, receiver in made:
-        receiver.link_ended(link, "the worker stops", True)
+        receiver.link_ended(link, "the worker is stopping", True)
     assert router.has_said_goodbye
     assert router.links_lost == 0
 

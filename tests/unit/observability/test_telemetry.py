@@ -246,7 +246,7 @@ def test_dead_letters_full_queues_and_a_slow_store_are_told() -> None:
         notices.group_committed(SLOW_COMMIT_MS + 1, 3)
 
     assert [each["event"] for each in told] == [
-        "a message failed for good; `sublet dead list` shows it",
+        "a message failed permanently; see `sublet dead list`",
         "refusing messages",
         "the store is slow",
     ]

@@ -316,7 +316,7 @@ def test_months_pass_without_a_step_for_each_of_their_minutes(harness: Harness) 
 def test_a_call_whose_deadline_passes_is_interrupted(harness: Harness) -> None:
     start_ms = harness.now_ms
 
-    with pytest.raises(DeadlineExceededError, match=r"odd/sleeper\[k\] has not answered within"):
+    with pytest.raises(DeadlineExceededError, match=r"odd/sleeper\[k\] did not reply within"):
         harness.call(apps.sleeper, "k", 5.0, deadline="2s")
 
     assert harness.now_ms == start_ms + 2_000
@@ -568,7 +568,7 @@ def test_timers_to_come_are_idle(harness: Harness) -> None:
 def test_a_call_that_can_never_be_answered_says_so(harness: Harness) -> None:
     with pytest.raises(StuckError, match=r"odd/waits_for_ever\[k\] never answers: .* has begun"):
         harness.call(apps.waits_for_ever, "k")
-    with pytest.raises(AssertionError, match=r"waits_for_ever\[k\] has not answered"):
+    with pytest.raises(AssertionError, match=r"waits_for_ever\[k\] did not reply"):
         harness.assert_idle()
 
 

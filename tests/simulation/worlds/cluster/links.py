@@ -177,7 +177,7 @@ class Network:
         self.bytes_per_ms = chance.choice([0, 0, 0, 50, 1_000])
         """How much a slow wire carries; 0: as much as there is."""
         self.refusals = 0.0
-        """How often nobody answers at an address although somebody is there."""
+        """How often no worker responds at an address although somebody is there."""
         self.cuts: dict[tuple[Process, Process], int] = {}
         """From whom to whom nothing gets through, with until when."""
 
@@ -244,7 +244,7 @@ class Network:
         await asyncio.sleep(self.delay_ms(0) / 1000)
         server = self.servers.get(address)
         if server is None or self.chance.random() < self.refusals:
-            raise UnavailableError(f"nobody answers at {address}")
+            raise UnavailableError(f"no worker responds at {address}")
         wire = Wire(self, here, server.process)
         wire.near.limits = limits
         self.wires[wire] = None
@@ -285,7 +285,7 @@ class SimulatedLinkServer(LinkServer):
         self._stopping = True
         self.network.servers.pop(self.address, None)
         for link in tuple(self._in_order):
-            link.close("the worker stops")
+            link.close("the worker is stopping")
         try:
             async with asyncio.timeout(self._limits.close_timeout_s * 1.5):
                 await self.link_count_fallen(0)
