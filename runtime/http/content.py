@@ -116,7 +116,7 @@ def _check_well_formed(body: bytes, form: Form) -> None:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         name = "JSON" if form == "json" else "msgpack"
         text = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise HttpProblemError("malformed_body", f"the body is no {name}: {text}") from None
+        raise HttpProblemError("malformed_body", f"the body is not valid {name}: {text}") from None
 
 
 def encoded(value: object, form: Form) -> bytes:
@@ -127,5 +127,5 @@ def encoded(value: object, form: Form) -> bytes:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodeError(
-            f"the value cannot be written as JSON ({error}); ask for {MSGPACK_TYPE}"
+            f"JSON cannot represent the value ({error}); ask for {MSGPACK_TYPE}"
         ) from None

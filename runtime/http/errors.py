@@ -117,7 +117,7 @@ def problem_schema() -> dict[str, Any]:
     return {
         "type": "object",
         "title": "Problem",
-        "description": "What went wrong, as RFC 9457 has it.",
+        "description": "What went wrong (RFC 9457).",
         "required": ["type", "title", "status", "code", "detail"],
         "properties": {
             "type": {"type": "string"},
@@ -128,7 +128,7 @@ def problem_schema() -> dict[str, Any]:
             "retry_after_ms": {
                 "type": "integer",
                 "minimum": 0,
-                "description": "Nothing happened; the same request may be sent again after this.",
+                "description": "Nothing happened; retry the same request after this time.",
             },
         },
     }

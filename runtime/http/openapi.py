@@ -54,40 +54,40 @@ _INVOKE_CODES = (
 )
 _ANY_ROUTE_CODES = ("foreign_host", "head_too_large")
 _MEANINGS = {
-    "bad_request": "a header or the query cannot be used",
-    "malformed_body": "the body is no JSON or msgpack",
+    "bad_request": "a header or query parameter is invalid",
+    "malformed_body": "the body is not valid JSON or msgpack",
     "bad_key": "the key is missing, too long or not UTF-8",
-    "foreign_origin": "a page of another origin sent it",
+    "foreign_origin": "the request comes from a page of another origin",
     "unknown_function": "there is no such function",
     "no_state": "the key has no state",
     "egress_lost": "values were dropped before they were read",
-    "not_acceptable": "the reply has no form that is accepted",
+    "not_acceptable": "the reply is not available in an accepted type",
     "request_timeout": "the request took too long to arrive",
     "idempotency_conflict": "the idempotency key was used with another request",
     "call_cycle": "the call would wait for itself",
-    "too_large": "the body is above its bound",
-    "unsupported_media_type": "the body's type is not understood",
+    "too_large": "the body is too large",
+    "unsupported_media_type": "the body's Content-Type is not supported",
     "bad_payload": "the body does not fit the function's type",
     "rejected": "the function refused the request",
-    "overloaded": "too much is under way; nothing happened",
-    "handler_failed": "the function raised, after all its retries",
-    "state_too_large": "the state would grow above its bound",
-    "infeasible": "by what waits already, no reply can come in time; nothing happened",
-    "unavailable": "nobody can serve this now; nothing happened",
+    "overloaded": "too much work is in flight; nothing happened",
+    "handler_failed": "the handler raised and its retries are used up",
+    "state_too_large": "the state would exceed its size limit",
+    "infeasible": "the queue is too long to reply before the deadline; nothing happened",
+    "unavailable": "no worker can serve this now; nothing happened",
     "deadline_exceeded": "no reply in time; the effect may still happen",
-    "handler_timeout": "the function ran longer than it may",
+    "handler_timeout": "the handler exceeded its timeout",
     "foreign_host": "the request names another host",
-    "head_too_large": "the headers are above their bound",
+    "head_too_large": "the headers are too large",
 }
 
 
 _ABOUT_HEADERS: dict[str, Any] = {
     "Sublet-Request-Id": {
-        "description": "What `sublet why` takes, to tell where the time went.",
+        "description": "Pass it to `sublet why` to see where the time went.",
         "schema": {"type": "string"},
     },
     "Server-Timing": {
-        "description": "How long the call took, as this worker saw it.",
+        "description": "How long the call took on this worker.",
         "schema": {"type": "string"},
     },
 }
@@ -135,12 +135,12 @@ def _describe_function(
         "parameters": [*_INVOKE_PARAMETERS],
         "responses": {
             "200": {
-                "description": "The reply, after all effects are durable.",
+                "description": "The reply; all effects are durable.",
                 "headers": _ABOUT_HEADERS,
                 "content": _content(types[function.reply_codec.type]),
             },
             "202": {
-                "description": "Durably taken (`mode=send` or `Prefer: respond-async`).",
+                "description": "Durably accepted (`mode=send` or `Prefer: respond-async`).",
                 "headers": {
                     "Preference-Applied": {"schema": {"type": "string"}},
                     **_ABOUT_HEADERS,
@@ -204,7 +204,7 @@ def _describe_state(paths: Json, name: str, limits: Limits) -> None:
                 {
                     "name": "after",
                     "in": "query",
-                    "description": "The `next` of the page before.",
+                    "description": "The `next` of the previous page.",
                     "schema": {"type": "string", "pattern": "^[0-9]{1,4}:"},
                 },
                 {
@@ -242,7 +242,7 @@ def _egress_page_schema() -> Json:
             "value": {},
             "unreadable": {
                 "type": "string",
-                "description": "Why the value has no form in JSON; it is null then.",
+                "description": "Why JSON cannot represent the value, which is null then.",
             },
         },
     }
@@ -268,9 +268,9 @@ def _describe_worker(paths: Json) -> None:
             "operationId": "egress",
             "summary": "Follow an egress as server-sent events.",
             "description": (
-                "Each event's `id` is the cursor behind it; `Last-Event-ID` or `from` goes on "
-                "there. `event: gap` tells that values were dropped before they were read. The "
-                "stream ends only with the worker or the reader."
+                "Each event's `id` is the cursor after it; `Last-Event-ID` or `from` resumes "
+                "there. `event: gap` says that values were dropped before they were read. The "
+                "stream ends only when the worker stops or the reader disconnects."
             ),
             "tags": ["egress"],
             "parameters": [
@@ -283,7 +283,7 @@ def _describe_worker(paths: Json) -> None:
                 {
                     "name": "from",
                     "in": "query",
-                    "description": "`start` (of what is kept), `now`, or the id of an event.",
+                    "description": "`start` (oldest value kept), `now`, or an event's id.",
                     "schema": {"type": "string", "default": "start"},
                     "examples": {
                         "all": {"value": "start"},
@@ -294,7 +294,7 @@ def _describe_worker(paths: Json) -> None:
                 {
                     "name": "Last-Event-ID",
                     "in": "header",
-                    "description": "Set by browsers that reconnect; outranks `from`.",
+                    "description": "Set by browsers that reconnect; overrides `from`.",
                     "schema": {"type": "string"},
                 },
             ],
@@ -310,10 +310,10 @@ def _describe_worker(paths: Json) -> None:
     paths["/egress/{name}/page"] = {
         "get": {
             "operationId": "egressPage",
-            "summary": "Read some values of an egress, behind a cursor.",
+            "summary": "Read values of an egress after a cursor.",
             "description": (
-                "`cursor` of the reply is the `from` of the next request: kept together with what "
-                "was made of the values, it makes each of them count once."
+                "Pass the reply's `cursor` as `from` in the next request. Store it together with "
+                "the results of the values, and each value counts once."
             ),
             "tags": ["egress"],
             "parameters": [
@@ -326,13 +326,13 @@ def _describe_worker(paths: Json) -> None:
                 {
                     "name": "from",
                     "in": "query",
-                    "description": "`start` (of what is kept), `now`, or a cursor.",
+                    "description": "`start` (oldest value kept), `now`, or a cursor.",
                     "schema": {"type": "string", "default": "start"},
                 },
                 {
                     "name": "limit",
                     "in": "query",
-                    "description": "At most so many values.",
+                    "description": "Maximum number of values.",
                     "schema": {
                         "type": "integer",
                         "minimum": 1,
@@ -343,7 +343,7 @@ def _describe_worker(paths: Json) -> None:
                 {
                     "name": "wait_ms",
                     "in": "query",
-                    "description": "If there is nothing, wait so long for something to come.",
+                    "description": "How long to wait if there are no values yet.",
                     "schema": {
                         "type": "integer",
                         "minimum": 0,
@@ -355,33 +355,33 @@ def _describe_worker(paths: Json) -> None:
                     "name": "lost",
                     "in": "query",
                     "description": (
-                        "About values that were dropped before they were read: `refuse` the "
-                        "request (410), or `skip` and tell them."
+                        "What to do if values were dropped before they were read: `refuse` the "
+                        "request (410), or `skip` them and report the gap."
                     ),
                     "schema": {"type": "string", "enum": ["refuse", "skip"], "default": "refuse"},
                 },
             ],
             "responses": {
                 "200": {
-                    "description": "Values, and the cursor behind them.",
+                    "description": "Values, and the cursor after them.",
                     "content": {JSON_TYPE: {"schema": _egress_page_schema()}},
                 },
                 **_problems(("bad_request", "egress_lost", "rejected", "unavailable")),
             },
         }
     }
-    paths["/health"] = _about("health", "Tell that the process is alive.", "alive", ())
+    paths["/health"] = _about("health", "Liveness: the process is running.", "alive", ())
     paths["/ready"] = _about(
-        "ready", "Tell that all partitions of this worker are served.", "ready", ("unavailable",)
+        "ready", "Readiness: the worker serves all its partitions.", "ready", ("unavailable",)
     )
     paths["/metrics"] = {
         "get": {
             "operationId": "metrics",
-            "summary": "What the worker counts and measures, for Prometheus.",
+            "summary": "The worker's metrics, for Prometheus.",
             "tags": ["worker"],
             "responses": {
                 "200": {
-                    "description": "The text format of Prometheus.",
+                    "description": "Prometheus text format.",
                     "content": {"text/plain": {"schema": {"type": "string"}}},
                 },
                 **_problems(()),
@@ -391,12 +391,12 @@ def _describe_worker(paths: Json) -> None:
     paths["/leases"] = {
         "get": {
             "operationId": "leases",
-            "summary": "What the worker lends, what became of it, and what it runs for others.",
+            "summary": "The leases the worker granted, their results, and the work it borrowed.",
             "tags": ["worker"],
             "responses": {
                 "200": {
-                    "description": "By function: the binding policy, the one that is followed and "
-                    "why, and counts since the worker started.",
+                    "description": "By function: the binding policy, the one in effect and why, "
+                    "and counts since the worker started.",
                     "content": _json_content(_LEASES_SCHEMA),
                 },
                 **_problems(()),
@@ -420,7 +420,7 @@ def _describe_worker(paths: Json) -> None:
     paths["/docs"] = {
         "get": {
             "operationId": "docs",
-            "summary": "This description as a page.",
+            "summary": "This API description as an HTML page.",
             "tags": ["worker"],
             "responses": {
                 "200": {
@@ -494,27 +494,27 @@ _INVOKE_PARAMETERS: list[Json] = [
     {
         "name": "mode",
         "in": "query",
-        "description": "`send` answers 202 once the message is durably taken.",
+        "description": "`send` answers 202 once the message is durably accepted.",
         "schema": {"type": "string", "enum": ["call", "send"], "default": "call"},
     },
     {
         "name": "Sublet-Deadline",
         "in": "header",
-        "description": "How long the caller waits, such as `250ms` or `2s`; the most is `999s`.",
+        "description": "How long the caller waits, such as `250ms` or `2s`; at most `999s`.",
         "schema": {"type": "string", "pattern": DEADLINE_PATTERN},
         "example": "250ms",
     },
     {
         "name": "Idempotency-Key",
         "in": "header",
-        "description": "Requests with the same one to one key have one effect, for 24 hours. As it "
-        "is, or as a quoted string of RFC 8941.",
+        "description": "Requests to a key with the same idempotency key take effect once, for "
+        "24 hours. Plain, or a quoted string (RFC 8941).",
         "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY_PATTERN},
     },
     {
         "name": "Prefer",
         "in": "header",
-        "description": "`respond-async` is `mode=send`.",
+        "description": "`respond-async` is the same as `mode=send`.",
         "schema": {"type": "string"},
         "example": "respond-async",
     },
@@ -526,7 +526,7 @@ def _key_parameter(limits: Limits) -> Json:
         "name": "key",
         "in": "path",
         "required": True,
-        "description": "Percent-encoded, a slash too.",
+        "description": "Percent-encoded, slashes included.",
         "schema": {"type": "string", "minLength": 1, "maxLength": limits.key_bytes_max},
     }
 

@@ -57,9 +57,7 @@ async def read_body(receive: Receive, length: str | None, bytes_max: int) -> byt
 
 
 def _too_large(bytes_max: int) -> TooLargeError:
-    return TooLargeError(
-        f"the body is larger than {bytes_max} bytes, which is the bound (http_body_bytes_max)"
-    )
+    return TooLargeError(f"the body is too large; allowed: {bytes_max} bytes (http_body_bytes_max)")
 
 
 def path_text(segment: str) -> str:
@@ -83,15 +81,15 @@ def query_of(query_string: bytes, allowed: Sequence[str]) -> dict[str, str]:
             max_num_fields=20,
         )
     except ValueError as error:
-        raise HttpProblemError("bad_request", f"the query cannot be read: {error}") from None
+        raise HttpProblemError("bad_request", f"the query cannot be parsed: {error}") from None
     for name, value in pairs:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
             raise HttpProblemError(
-                "bad_request", f"there is no query parameter {name!r:.60}; allowed: {known}"
+                "bad_request", f"unknown query parameter {name!r:.60}; allowed: {known}"
             )
         if name in found:
-            raise HttpProblemError("bad_request", f"the query has {name!r} twice")
+            raise HttpProblemError("bad_request", f"query parameter {name!r} is given twice")
         found[name] = value
     return found
 
@@ -104,7 +102,7 @@ def deadline_ms_from(header: str | None, default_ms: float) -> float:
         raise HttpProblemError(
             "bad_request",
             f"Sublet-Deadline is {header!r:.60}; allowed: a time such as 250ms, 1.5s or 2m, "
-            "more than nothing and 999s at most",
+            "above 0 and at most 999s",
         )
     return milliseconds(header)
 
@@ -124,8 +122,8 @@ def idempotency_key_from(header: str | None) -> str:
         if quoted is None:
             raise HttpProblemError(
                 "bad_request",
-                f"Idempotency-Key is {text!r:.60}, which begins with a quote; allowed then: "
-                "a text between quotes, with a backslash before each quote and backslash in it",
+                f"Idempotency-Key is {text!r:.60}, which starts with a quote; allowed: "
+                "a quoted string that escapes quotes and backslashes with a backslash",
             )
         text = _ESCAPED.sub(r"\1", quoted[1])
     refusal = refusal_of_idempotency_key(text)
@@ -156,7 +154,7 @@ def check_origin(method: str, host: str | None, origin: str | None, is_local: bo
         )
     if method == "POST" and origin is not None and _authority_of(origin) != host:
         raise HttpProblemError(
-            "foreign_origin", f"Origin is {origin!r:.100}, which is not this server"
+            "foreign_origin", f"Origin is {origin!r:.100}; allowed: this server's own"
         )
 
 

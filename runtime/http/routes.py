@@ -167,7 +167,7 @@ class HttpApp:
             return
         except Exception:
             _log.exception("a request failed", method=scope["method"])
-            found, headers = problem("error", "the worker failed; its log says why"), {}
+            found, headers = problem("error", "internal error; see the worker's log"), {}
         else:
             return
         if found.status in (408, 413):
@@ -184,7 +184,9 @@ class HttpApp:
         of its business: nothing else could be said on that connection."""
 
         async def answered(request: Request) -> Response:
-            with self._open.unless_ended(UnavailableError("the worker stops", NOT_READY_RETRY_MS)):
+            with self._open.unless_ended(
+                UnavailableError("the worker is stopping", NOT_READY_RETRY_MS)
+            ):
                 return await endpoint(request)
 
         return answered
@@ -204,7 +206,9 @@ class HttpApp:
         limits, headers = self._limits, request.headers
         function, key = self._function(request), self._key(request)
         if not key and function.kind == "keyed":
-            raise KeyRejectedError(f"{function.name} has keys: POST /functions/{function.name}/KEY")
+            raise KeyRejectedError(
+                f"{function.name} needs a key: POST /functions/{function.name}/KEY"
+            )
         query = query_of(request.scope["query_string"], ("mode",))
         one_way = _is_one_way(query.get("mode"), headers.get("prefer"))
         deadline_ms = deadline_ms_from(headers.get("sublet-deadline"), limits.http_deadline_ms)
@@ -223,7 +227,7 @@ class HttpApp:
         ask = client.send if one_way else client.call
         info = CallInfo()
         name = f"POST {function.name}"
-        ended = UnknownOutcomeError("the worker has stopped before there was a reply")
+        ended = UnknownOutcomeError("the worker stopped before it could reply")
         with (
             self._open.unless_ended(ended),
             self._service.tracing.request(name, headers.get("traceparent")) as trace,
@@ -395,7 +399,7 @@ def _no_route(scope: Scope, error: HTTPException) -> tuple[Problem, dict[str, st
     if error.status_code == 405:
         methods = (error.headers or {}).get("Allow", "").split(", ")
         allowed = ", ".join(sorted(methods))
-        told = f"{scope['method']} has no meaning here; allowed: {allowed}"
+        told = f"{scope['method']} is not supported here; allowed: {allowed}"
         return problem("method_not_allowed", told), {"allow": allowed}
     told = (
         f"there is nothing at {scope['path']!r:.100}; GET /docs lists what there is. "

@@ -176,8 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(
                 problem(
                     "unavailable",
-                    f"{connections_max} connections are open, which is the bound "
-                    "(http_connections_max)",
+                    f"{connections_max} connections are open, the maximum (http_connections_max)",
                     CONNECTION_RETRY_MS,
                 )
             )
@@ -284,7 +283,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 )
             )
         else:
-            self._refuse(problem("bad_request", "the request is no HTTP/1.1"))
+            self._refuse(problem("bad_request", "the request is not valid HTTP/1.1"))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -111,7 +111,7 @@ class EgressFeeds:
     def check_room(self) -> None:
         if self.stream_count >= self._streams_max:
             raise OverloadedError(
-                f"{self.stream_count} streams are open, which is the bound (http_streams_max)",
+                f"{self.stream_count} streams are open, the maximum (http_streams_max)",
                 RECONNECT_MS,
             )
 
@@ -181,7 +181,7 @@ class EgressFeeds:
             try:
                 heads = await self._store.egress_partitions(egress)
             except SubletError as error:
-                _log.debug("an egress could not be looked at", egress=egress, error=str(error))
+                _log.debug("could not poll an egress", egress=egress, error=str(error))
             else:
                 if heads != watch.heads:
                     watch.heads = heads

@@ -201,7 +201,7 @@ def test_positions_survive_the_way_through_an_event_s_id(
     ],
 )
 def test_other_positions_are_refused(text: str) -> None:
-    with pytest.raises(RejectedError, match="allowed: start, now, or a cursor"):
+    with pytest.raises(RejectedError, match="allowed: start, now, or a reader's cursor"):
         EgressCursor(text)
 
 
