@@ -16,17 +16,17 @@ class Limits:
     """All bounds are positive. What happens at each is said beside it."""
 
     in_flight_max: int = 15_000
-    """Messages from clients that a worker has taken and not answered, those that wait for their
-    commit among them; then more are refused to functions that hold an equal share of it, and to all
-    at twice as many."""
+    """Client messages that a worker has accepted and not answered, including those waiting for
+    their commit. At this limit, functions that hold an equal share of it refuse more; at twice the
+    limit, all do."""
     queue_max: int = 10_000
-    """Messages from clients that wait in one partition; more are refused."""
+    """Client messages queued in one partition; more are refused."""
     queue_bytes_max: int = 64 * 1024 * 1024
-    """Bytes of messages that wait in one partition; above it, those of clients are refused."""
+    """Bytes of messages queued in one partition; above it, client messages are refused."""
     batch_size_max: int = 1_000
-    """Messages in one run of user code."""
+    """Messages in one run of a handler."""
     commit_messages_max: int = 5_000
-    """Messages that may be run ahead of the commit under way; then running waits."""
+    """Messages that may run ahead of the in-flight commit; then the partition waits for it."""
     message_bytes_max: int = 4 * 1024 * 1024
     """One payload; larger ones are rejected."""
     key_bytes_max: int = 1_024
@@ -34,33 +34,33 @@ class Limits:
     state_bytes_max: int = 1024 * 1024
     """The state of one key; a handler that writes more fails."""
     open_calls_max: int = 1_000
-    """Handlers of a partition that wait; then it takes nothing new from clients, but still from
-    other partitions, for which those handlers may be waiting."""
+    """Waiting handlers of a partition. At the limit it accepts nothing new from clients, but still
+    from other partitions, which those handlers may be waiting for."""
     outbox_max: int = 50_000
-    """Messages of a partition that others have not taken yet; then it takes nothing from
-    clients."""
+    """Outgoing messages of a partition that are not yet acknowledged; at the limit it accepts
+    nothing from clients."""
     dead_letters_max: int = 10_000
-    """Dead letters of a partition; then a failing message waits and is tried again."""
+    """Dead letters of a partition; at the limit a failing message is kept and retried."""
     egress_max: int = 1_000_000
     """Values kept for one egress in one partition; the oldest are dropped."""
     egress_bytes_max: int = 64 * 1024 * 1024
     """Bytes kept for one egress in one partition; the oldest are dropped, an eighth at a time."""
     egress_keep_ms: int = 7 * 24 * 3_600_000
-    """How long values of an egress are kept; then they are dropped, within an eighth more."""
+    """How long values of an egress are kept; they are dropped at most an eighth later."""
     staged_bytes_max: int = 128 * 1024 * 1024
-    """Bytes of rows that pipelines have brought to one partition, and that were not taken yet; then
-    more are refused."""
+    """Bytes of rows that pipelines staged in one partition and that are not consumed yet; more
+    are refused."""
     snapshot_bytes_max: int = 128 * 1024 * 1024
-    """Bytes of old states that a worker keeps for readers of snapshots, while what they have yet to
-    read is written over; then a snapshot ends, and its reader is told."""
+    """Bytes of old states that a worker keeps for snapshot readers while newer states are
+    written; beyond it a snapshot ends with an error."""
     cache_bytes_max: int = 256 * 1024 * 1024
-    """State in memory in a worker; the least recently used is dropped."""
+    """Bytes of state cached by a worker; the least recently used is evicted."""
     client_credit: int = 8_192
-    """Messages that one client may have in flight at one worker, and replies that it has not
-    taken from a partition; then its messages are refused."""
+    """Messages that one client may have in flight at one worker, and unacknowledged replies of a
+    partition to it; more messages are refused."""
     link_bytes_max: int = 16 * 1024 * 1024
-    """Bytes that wait for a slow reader; then its messages stay in the outbox, and when there
-    are as many bytes of replies to a client, its messages are refused."""
+    """Bytes buffered for a slow reader. At the limit its messages stay in the outbox; a client
+    with as many bytes of unread replies has its messages refused."""
     http_body_bytes_max: int = 1024 * 1024
     """The body of one HTTP request; larger ones are rejected."""
     http_connections_max: int = 1_000
@@ -68,11 +68,11 @@ class Limits:
     http_streams_max: int = 100
     """HTTP connections that may follow an egress at once; more are refused."""
     http_deadline_ms: int = 60_000
-    """How long an HTTP request that names no deadline waits for its reply."""
+    """How long an HTTP request without a deadline waits for its reply."""
     http_read_timeout_ms: int = 10_000
     """How long an HTTP request may take to arrive; then the connection is closed."""
     http_write_timeout_ms: int = 10_000
-    """How long a reader of HTTP may take nothing; then the connection is closed."""
+    """How long an HTTP client may read nothing; then the connection is closed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -67,90 +67,90 @@ class PortTakenError(ConfigError):
     """Somebody else listens there."""
 
     def __init__(self, port: int, flag: str) -> None:
-        super().__init__(f"port {port} is taken; choose another {flag}, or 0 for any free one")
+        super().__init__(f"port {port} is in use; choose another {flag}, or 0 for any free port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """All that a worker can be told. Checked when it is made."""
+    """All settings of a worker, validated when created."""
 
     app: str = ""
-    """What `run`, `worker` and `dev` serve if they are not told: `module:app` or
+    """The app that `run`, `worker` and `dev` serve by default: `module:app` or
     `path/to/file.py:app`."""
     data_dir: Path = Path(".sublet")
-    """Holds the database file and the sockets of the workers of this machine."""
+    """Folder of the database file and of the sockets of this machine's workers."""
     store: StoreName = "sqlite"
-    """`memory` forgets everything when the worker ends; `redis` lets workers of several machines
-    be one cluster."""
+    """`memory` loses everything when the worker ends; `redis` lets workers on several machines
+    form one cluster."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     """For the store `redis`: a primary, or any node of a Redis Cluster, version 7 or newer, with
-    `appendonly yes` and `maxmemory-policy noeviction`. `rediss://` encrypts; what follows the last
-    slash is the database."""
+    `appendonly yes` and `maxmemory-policy noeviction`. `rediss://` encrypts; the database
+    number follows the last slash."""
     full_sync: bool = False
-    """Wait for the disk on every commit: survives a loss of power, not only of the process. The
+    """Sync to disk on every commit: survives a power loss, not only a crash of the process. The
     store `redis` then needs `appendfsync always`."""
     host: str = "127.0.0.1"
-    """Address to listen at, for gRPC and HTTP."""
+    """Address to listen on, for gRPC and HTTP."""
     port: int = 0
-    """gRPC port; 0 takes any free one. With `run`, that of the first worker; the others take the
-    next."""
+    """gRPC port; 0 for any free port. With `run`, the first worker's; the others take the next
+    ones."""
     allow_remote: bool = False
-    """Permits a host that others can reach, although nothing is encrypted."""
+    """Allow a host that other machines can reach, although traffic is not encrypted."""
     http_port: int | None = None
-    """Serve HTTP here, too; 0 takes any free one. Not set: no HTTP, but `dev` takes 8000."""
+    """HTTP port; 0 for any free port. Not set: no HTTP, except that `dev` uses 8000."""
     lane: bool = True
-    """Offer a Unix socket beside gRPC to those on this machine."""
+    """Also offer a Unix socket to clients and workers on this machine."""
     workers_expected: int = 1
-    """The first placement waits for so many workers."""
+    """How many workers the first placement waits for."""
     placement_wait_s: float = 5.0
-    """Longer than this the first placement does not wait."""
+    """How long the first placement waits for them."""
     heartbeat_ms: int = 200
-    """How often a worker says that it lives."""
+    """How often a worker sends a heartbeat."""
     member_term_ms: int = 2_000
-    """A worker whose heartbeat stands still for so long is taken for dead; at least five
+    """A worker without a heartbeat for this long is declared dead; at least five
     heartbeats."""
     drain_timeout_s: float = 30.0
     """A worker that is asked to stop (SIGTERM, Ctrl-C, `sublet drain`) hands its partitions over
-    and answers what it has begun, for so long at most; 0: it ends at once."""
+    and finishes the work it has started, for this long at most; 0: it ends at once."""
     drain_notice_s: float = 5.0
-    """Of that time, so long (at most half of it) it goes on serving HTTP and unary gRPC while
-    `/ready` answers 503, so that load balancers can send their callers elsewhere before it closes
-    its ports. It does not wait if no other worker has its functions, or if it serves no HTTP and
+    """How much of that time (at most half) it keeps serving HTTP and unary gRPC while `/ready`
+    answers 503, so that load balancers can move their callers before it closes its ports. It
+    does not wait if no other worker has its functions, or if it serves no HTTP and
     had no unary calls in the last seconds."""
     link_silence_ms: int = 4_000
-    """A client or worker at the other end of a link that says nothing for so long, not even when
-    asked, is taken for lost; it connects again, or its messages go elsewhere."""
+    """A link whose other end is silent for this long, even when probed, is considered lost: the
+    other end reconnects, or its messages go to another worker."""
     order: OrderName = "least-laxity"
-    """What runs first of all that waits. `token-fair` needs `shares`."""
+    """The order in which queued messages run. `token-fair` needs `shares`."""
     shares: str = ""
     """For the order `token-fair`: tenants with their shares, such as `gold=40, silver=40, rest=20`.
-    Tenants that are not named share what `*` gets, or run when nothing else waits."""
+    Unnamed tenants share what `*` gets, or run when nothing else is queued."""
     patience_ms: int = 10_000
-    """A message without deadline counts as due after so long."""
+    """A message without a deadline is due after this long."""
     starvation_ms: int = 10_000
-    """Whatever the order says: for who has waited so long, one turn in ten is kept."""
+    """In any order, one turn in ten is reserved for messages that have waited this long."""
     frontier: bool = True
-    """Messages for windows are due only after their window can close; off: after they came."""
+    """Deadlines of windowed messages count from when their window can close; off: from arrival."""
     binding: str = "static"
-    """Who may run messages beside the owner of their partition, and when: a binding policy's name,
-    with parameters such as `check-parallel:search_range=4`. `static` lends nothing, `auto` chooses
-    by what it measures."""
+    """Which workers besides the partition's owner may run messages, and when: a binding policy's
+    name, with parameters such as `check-parallel:search_range=4`. `static` lends nothing, `auto`
+    chooses by measurement."""
     lease_term_ms: int = 1_000
-    """A lessee that has not returned what it was lent after so long, and four times what it should
-    have taken, is not waited for."""
+    """A lease expires if it is not returned after this long and four times its expected
+    duration."""
     quantum_ms: float = 1.0
-    """How long a run may keep the loop; then what is more urgent has its turn."""
+    """How long a run may hold the loop before more urgent work gets its turn."""
     log_level: LogLevel = "info"
-    """Less urgent entries are not written."""
+    """The lowest level that is logged."""
     log_format: LogFormat = "console"
-    """`json` writes one object a line."""
+    """`json` writes one object per line."""
     trace_exporter: str = ""
     """Where OpenTelemetry's spans go: `console`, or the name of an installed exporter such as
-    `otlp`. Not set: to the provider that the program has set up, if it has."""
+    `otlp`. Not set: to the program's own provider, if it has one."""
     trace_sample_ratio: float = 0.0
-    """Which share of the requests that come without a trace begins one, 0 to 1."""
+    """The share of requests without a trace that start one, 0 to 1."""
     trace_keys: bool = False
-    """Tell keys in spans; otherwise only their hashes."""
+    """Put keys into spans; otherwise only their hashes."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class WorkerConfig:
             )
         if self.store == "redis" and find_spec("redis") is None:
             raise ConfigError(
-                "store is 'redis', which needs a package: pip install 'sublet[redis]'"
+                "store is 'redis', but redis is not installed; pip install 'sublet[redis]'"
             )
         _check_choice("log_level", self.log_level, LogLevel)
         _check_choice("log_format", self.log_format, LogFormat)
@@ -171,7 +171,7 @@ class WorkerConfig:
         if self.http_port is not None:
             _check_range("http_port", self.http_port, 0, PORT_MAX)
             if self.http_port == self.port != 0:
-                raise ConfigError(f"http_port is {self.http_port}, as is port; allowed: two ports")
+                raise ConfigError(f"http_port and port must differ (both are {self.port})")
         _check_range("workers_expected", self.workers_expected, 1, WORKERS_MAX)
         _check_range("placement_wait_s", self.placement_wait_s, 0, 600)
         _check_range("heartbeat_ms", self.heartbeat_ms, 10, 60_000)
@@ -197,9 +197,9 @@ class WorkerConfig:
             raise ConfigError("host is empty; allowed: an address or name of this machine")
         if not self.allow_remote and not is_loopback_host(self.host):
             raise ConfigError(
-                f"host is {self.host!r}, which other machines can reach, and traffic is neither "
+                f"host is {self.host!r}, which other machines can reach, but traffic is neither "
                 "encrypted nor authenticated yet; allowed: 127.0.0.1, ::1, localhost, or any host "
-                "with --allow-remote (SUBLET_ALLOW_REMOTE=1) in a network that you trust"
+                "with --allow-remote (SUBLET_ALLOW_REMOTE=1) on a network you trust"
             )
 
     @property
@@ -392,7 +392,7 @@ def _file_path(flag: object, environment: Mapping[str, str], directory: Path | N
         if not path.is_file():
             by = "--config" if flag is not None else FILE_VARIABLE
             raise ConfigError(
-                f"{by} is {named}, and there is no such file; allowed: a TOML file, or "
+                f"{by} is {named}, but that file does not exist; allowed: a TOML file, or "
                 f"{NO_FILE} for none"
             )
         return path
@@ -406,12 +406,12 @@ def _from_file(path: Path, known: Mapping[str, Setting]) -> _Layer:
 
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} bytes, which is the bound")
+            raise ConfigError(f"{path} is too large; allowed: {FILE_BYTES_MAX} bytes")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8, as TOML has to be") from None
+        raise ConfigError(f"{path} is not UTF-8; TOML files must be") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     bounds = content.pop("limits", {})
@@ -430,8 +430,9 @@ def _from_file(path: Path, known: Mapping[str, Setting]) -> _Layer:
 def _no_such_key(name: str, section: str, known: Mapping[str, Setting]) -> str:
     where = f" in [{section}]" if section else ""
     if name in known:
-        right = f"[{known[name].section}]" if known[name].section else "the top, before any table"
-        return f"{name} stands{where or ' outside a table'}; it belongs in {right}"
+        table = known[name].section
+        right = f"in [{table}]" if table else "at the top of the file, before any table"
+        return f"{name} is{where or ' outside a table'}; it belongs {right}"
     names = [each.name for each in known.values() if each.section == section]
     return f"there is no setting {name!r}{where}; {_allowed(name, names)}"
 
@@ -478,9 +479,7 @@ def _from_environment(environment: Mapping[str, str], known: Mapping[str, Settin
         if setting is None:
             if _FOREIGN.fullmatch(variable):
                 continue
-            raise ConfigError(
-                f"{variable} is set and means nothing; {_allowed(variable, variables)}"
-            )
+            raise ConfigError(f"{variable} is not a setting; {_allowed(variable, variables)}")
         # An empty variable is how a shell or a container says "not set".
         if text := text.strip():
             value = _parsed(variable, text, setting.type)

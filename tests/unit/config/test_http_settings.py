@@ -38,10 +38,15 @@ def test_each_of_several_workers_takes_the_next_port() -> None:
     assert ports(WorkerConfig(), 2) == ["", ""]
 
 
-@pytest.mark.parametrize("settings", [{"http_port": -1}, {"http_port": 65_536}, {"http_port": 7}])
-def test_a_port_that_cannot_be_is_refused(settings: dict[str, int]) -> None:
+@pytest.mark.parametrize("http_port", [-1, 65_536])
+def test_a_port_that_cannot_be_is_refused(http_port: int) -> None:
     with pytest.raises(ConfigError, match=r"http_port is .* allowed"):
-        WorkerConfig(port=7, **settings)
+        WorkerConfig(http_port=http_port)
+
+
+def test_http_needs_a_port_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"http_port and port must differ \(both are 7\)"):
+        WorkerConfig(port=7, http_port=7)
 
 
 @pytest.mark.parametrize("module", ["sublet", "sublet.runtime.cli.main", "sublet.runtime.worker"])

@@ -134,7 +134,7 @@ def test_a_flag_that_is_no_setting_is_refused() -> None:
 
 def test_a_variable_that_means_nothing_is_refused_with_the_likely_one() -> None:
     with pytest.raises(
-        ConfigError, match="SUBLET_DATADIR is set and means nothing; did you mean SUBLET_DATA_DIR"
+        ConfigError, match="SUBLET_DATADIR is not a setting; did you mean SUBLET_DATA_DIR"
     ):
         read_config({"SUBLET_DATADIR": "x"})
 
@@ -238,9 +238,11 @@ def test_another_file_can_be_named(write: Callable[[str], Path]) -> None:
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--config is no.toml, and there is no such file"):
+    with pytest.raises(ConfigError, match=r"--config is no.toml, but that file does not exist"):
         read_config({}, {"config": "no.toml"}, tmp_path)
-    with pytest.raises(ConfigError, match=r"SUBLET_CONFIG is no.toml, and there is no such file"):
+    with pytest.raises(
+        ConfigError, match=r"SUBLET_CONFIG is no.toml, but that file does not exist"
+    ):
         read_config({"SUBLET_CONFIG": "no.toml"}, {}, tmp_path)
 
 
@@ -255,8 +257,11 @@ def test_workers_of_a_supervisor_do_not_read_the_file_again(write: Callable[[str
     [
         ("prot = 1", "there is no setting 'prot'; did you mean port? allowed: app, data_dir"),
         ("[limits]\nqeue_max = 1", "no setting 'qeue_max' in [limits]; did you mean queue_max?"),
-        ("queue_max = 1", "queue_max stands outside a table; it belongs in [limits]"),
-        ("[limits]\nport = 1", "port stands in [limits]; it belongs in the top, before any table"),
+        ("queue_max = 1", "queue_max is outside a table; it belongs in [limits]"),
+        (
+            "[limits]\nport = 1",
+            "port is in [limits]; it belongs at the top of the file, before any table",
+        ),
         ("[worker]\nport = 1", "there is no setting 'worker'"),
         ("limits = 3", "limits is 3; allowed: a table, [limits]"),
         ('port = "1"', "port is '1'; allowed: a whole number"),
@@ -297,7 +302,7 @@ def test_a_file_above_the_bound_is_refused(write: Callable[[str], Path]) -> None
     assert read_config({}, {}, folder) == WorkerConfig()
 
     write("#" * (FILE_BYTES_MAX + 1))
-    with pytest.raises(ConfigError, match="is larger than 1048576 bytes"):
+    with pytest.raises(ConfigError, match="too large; allowed: 1048576 bytes"):
         read_config({}, {}, folder)
 
 
