@@ -65,7 +65,7 @@ def asked(
             if time.monotonic() + wait_s > give_up_s:
                 tried = ", ".join(connection.addresses)
                 raise UnavailableError(
-                    f"no worker answers at {tried} (option address): {error.message}",
+                    f"no worker responds at {tried} (option address): {error.message}",
                     error.retry_after_ms,
                 ) from None
         time.sleep(wait_s)

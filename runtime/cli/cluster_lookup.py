@@ -96,14 +96,14 @@ async def reach(connect: str | None, settings: WorkerConfig) -> AsyncIterator[Re
                 return
     if connect is not None:
         raise NoClusterError(
-            f"no worker answers at {connect}; `sublet run` prints the addresses of its workers"
+            f"no worker responds at {connect}; `sublet run` prints the addresses of its workers"
         )
     known = f" (tried {', '.join(addresses)})" if addresses else ""
     if settings.store == "redis":
         url = without_password(settings.redis_url)
-        raise NoClusterError(f"no worker of {url} answers{known}; start some with `sublet run`")
+        raise NoClusterError(f"no worker of {url} responds{known}; start one with `sublet run`")
     raise NoClusterError(
-        f"no worker of {settings.data_dir} answers{known}; start some with "
+        f"no worker of {settings.data_dir} responds{known}; start one with "
         f"`sublet run module:app --data-dir {settings.data_dir}`"
     )
 
@@ -128,7 +128,7 @@ async def addresses_in(settings: WorkerConfig) -> list[str]:
             await directory.close()
     except (SubletError, OSError) as error:
         raise NoClusterError(
-            f"{path_or_url} cannot be read: {error}; --connect host:port asks a worker itself"
+            f"{path_or_url} cannot be read: {error}; try --connect host:port"
         ) from error
     return [member.address for member in view.members.values()]
 

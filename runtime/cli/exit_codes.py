@@ -78,7 +78,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} Nobody can be asked here: add --yes if it is meant")
+        raise UsageError(f"{question} Not a terminal: add --yes to confirm")
     if not typer.confirm(question, err=True):
         typer.echo("nothing was changed", err=True)
         raise typer.Exit(ExitCode.FAILED)
@@ -119,8 +119,8 @@ def _described(error: Exception) -> dict[str, object]:
 def _hint(error: Exception) -> str:
     match error:
         case RetryLaterError():
-            return "nothing has happened; run the same command again"
+            return "nothing happened; run the same command again"
         case UnknownOutcomeError() | DeadlineExceededError():
-            return "it may have happened; with --idempotency-key the same command is safe to repeat"
+            return "it may have happened; with --idempotency-key it is safe to repeat"
         case _:
             return ""

@@ -22,8 +22,8 @@ from sublet.runtime.cli.commands.config import with_settings
 if TYPE_CHECKING:
     from sublet.runtime.cli.cluster_lookup import Where
 
-_EXIT_CODES = """Exit codes: 0 done; 1 the function failed; 2 wrong usage; 3 no cluster reached;
-4 overloaded or not ready, try again."""
+_EXIT_CODES = """Exit codes: 0 success; 1 the function failed; 2 usage error;
+3 no cluster reachable; 4 overloaded or not ready, try again."""
 
 
 def _group(name: str, help_text: str) -> typer.Typer:
@@ -38,11 +38,11 @@ def _group(name: str, help_text: str) -> typer.Typer:
 
 
 cli = _group("sublet", f"Stateful functions in Python: durable, exactly once.\n\n{_EXIT_CODES}")
-state_cli = _group("state", "Look at the state of functions, and change it by hand.")
-dead_cli = _group("dead", "Messages that failed for good: look, run them again, drop them.")
+state_cli = _group("state", "Read and change the state of functions.")
+dead_cli = _group("dead", "List, replay and drop messages that failed permanently.")
 pipelines_cli = _group(
     "pipelines",
-    "Spark queries, named writes and backfills, which a cluster knows until they are forgotten.",
+    "List and manage the Spark queries, named writes and backfills that a cluster knows.",
 )
 config_cli = _group("config", "Show the settings.")
 
@@ -50,19 +50,19 @@ Target = Annotated[
     str | None,
     typer.Argument(
         metavar="APP",
-        help="module:app or path/to/file.py:app; ':app' may be left out if there is only one. "
-        "Without APP, the setting `app` counts.",
+        help="module:app or path/to/file.py:app; ':app' is optional if there is only one. "
+        "[default: the setting `app`]",
     ),
 ]
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", "-d", help="Folder of the cluster's data. [default: .sublet]", metavar="DIR"
+        "--data-dir", "-d", help="The cluster's data folder. [default: .sublet]", metavar="DIR"
     ),
 ]
 ConfigFile = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="Settings. [default: sublet.toml; -: none]"),
+    typer.Option("--config", metavar="FILE", help="Settings file. [default: sublet.toml; -: none]"),
 ]
 Connect = Annotated[
     str | None,
@@ -71,39 +71,41 @@ Connect = Annotated[
     ),
 ]
 Function = Annotated[
-    str, typer.Argument(metavar="FN", help="app/name, or only name where that is clear.")
+    str, typer.Argument(metavar="FN", help="app/name, or just name if unambiguous.")
 ]
 SomeFunction = Annotated[
-    str, typer.Argument(metavar="FN", help="Only those of this function.", show_default=False)
+    str, typer.Argument(metavar="FN", help="Only this function's.", show_default=False)
 ]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Which instance; '' where there is none.")]
-SomeKey = Annotated[
-    str | None, typer.Argument(metavar="KEY", help="Which instance.", show_default=False)
-]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key; '' if the function has none.")]
+SomeKey = Annotated[str | None, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
 Payload = Annotated[
     str, typer.Argument(metavar="JSON", help="The message; '-' reads it from standard input.")
 ]
 IdempotencyKey = Annotated[
     str,
     typer.Option(
-        "--idempotency-key", "-i", help="Requests with the same one take effect once.", metavar="ID"
+        "--idempotency-key", "-i", help="Requests with the same ID take effect once.", metavar="ID"
     ),
 ]
 Deadline = Annotated[
-    str, typer.Option("--deadline", help="How soon the reply is due, such as 500ms or 10s.")
+    str, typer.Option("--deadline", help="When the reply is due, such as 500ms or 10s.")
 ]
-Limit = Annotated[int, typer.Option("--limit", "-l", min=1, max=10_000, help="Show so many.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-l", min=1, max=10_000, help="Maximum number to show.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 LetterIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="As `sublet dead list` shows them.", show_default=False),
+    typer.Argument(metavar="ID", help="IDs from `sublet dead list`.", show_default=False),
 ]
-AllLetters = Annotated[bool, typer.Option("--all", help="All of them (of --function).")]
+AllLetters = Annotated[
+    bool, typer.Option("--all", help="All dead letters (of --function, if given).")
+]
 OfFunction = Annotated[
-    str, typer.Option("--function", "-f", metavar="FN", help="With --all: only of this function.")
+    str, typer.Option("--function", "-f", metavar="FN", help="With --all: only this function's.")
 ]
 PipelineName = Annotated[
-    str, typer.Argument(metavar="NAME", help="As `sublet pipelines list` shows it.")
+    str, typer.Argument(metavar="NAME", help="Name from `sublet pipelines list`.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
 
@@ -160,11 +162,13 @@ def _root(
 
 @cli.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The project, and its folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The project's name, and its folder's.")
+    ],
 ) -> None:
-    """Make a project that works: functions, a test, settings.
+    """Create a working project: functions, a test, settings.
 
-    The folder must not exist, or be empty.
+    The folder must be empty or not exist.
 
     Example: sublet new shop
     """
@@ -178,13 +182,13 @@ def new(
 def dev(
     app: Target = None,
     http: Annotated[
-        bool, typer.Option("--http/--no-http", help="Serve HTTP, at 8000 if not told otherwise.")
+        bool, typer.Option("--http/--no-http", help="Serve HTTP, by default on port 8000.")
     ] = True,
     **flags: Any,
 ) -> None:
-    """Run one worker, and start it again whenever a .py file changes. State is kept.
+    """Run one worker and restart it whenever a .py file changes. State is kept.
 
-    An error in the code is shown, and the next change tries again. Ctrl-C stops.
+    Errors in the code are shown until the next change. Ctrl-C stops it.
 
     Example: sublet dev shop.app:app
     """
@@ -198,14 +202,14 @@ def dev(
 def run(
     app: Target = None,
     workers: Annotated[
-        int, typer.Option("--workers", "-n", min=1, max=128, help="How many processes.")
+        int, typer.Option("--workers", "-n", min=1, max=128, help="Number of worker processes.")
     ] = 1,
     **flags: Any,
 ) -> None:
-    """Run an app on several worker processes of this machine.
+    """Run an app on one or more worker processes on this machine.
 
-    A worker that dies is started again, at most 5 times a minute. Ctrl-C stops all of them.
-    Settings can also be given in sublet.toml, or as variables: SUBLET_DATA_DIR and so on.
+    A worker that dies is restarted, at most 5 times a minute. Ctrl-C stops all of them.
+    Settings can also come from sublet.toml or from variables such as SUBLET_DATA_DIR.
 
     Example: sublet run examples/word_count.py:app --workers 2
     """
@@ -238,30 +242,29 @@ def simulate(
         str | None,
         typer.Argument(
             metavar="SCENARIO",
-            help="A .toml file, or module:object for a Simulation. Without, one that comes along.",
+            help="A .toml file, or module:object of a Simulation. [default: a built-in one]",
             show_default=False,
         ),
     ] = None,
     order: Annotated[
         list[str] | None,
-        typer.Option(
-            "--order", "-o", metavar="NAME", help="Whose turn it is; several are compared."
-        ),
+        typer.Option("--order", "-o", metavar="NAME", help="Queue order; several are compared."),
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-n", min=1, max=10_000)] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Another course of events.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the random events.")] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it, as .svg or .png.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Plot the results as .svg or .png."),
     ] = None,
     keep: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the numbers as JSON.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a scenario on a virtual clock: how would an app behave under a load?
+    """Run a scenario on a virtual clock: how would an app behave under load?
 
-    The code is that of real workers; network, store, costs and faults are modelled. The same
-    seed gives the same course of events.
+    Workers run their real code; network, store, costs and faults are modelled. The same
+    seed gives the same events.
 
     Example: sublet simulate scenario.toml --order least-laxity --order arrival --plot out.svg
     """
@@ -286,7 +289,7 @@ def call(  # noqa: PLR0913 - each argument is an option of the command
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Call a function and print its reply, which comes after its effects are durable.
+    """Call a function and print its reply, once its effects are durable.
 
     Example: sublet call word_count/count hello 1
     """
@@ -308,7 +311,7 @@ def send(  # noqa: PLR0913 - each argument is an option of the command
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hand a message over; it is durable when the command ends, and executed exactly once.
+    """Send a message; it is durable when the command ends, and executed exactly once.
 
     Example: sublet send word_count/split page-1 '"to be or not to be"'
     """
@@ -320,37 +323,35 @@ def send(  # noqa: PLR0913 - each argument is an option of the command
 
 @cli.command()
 def tail(  # noqa: PLR0913 - each argument is an option of the command
-    egress: Annotated[str, typer.Argument(metavar="EGRESS", help="As functions name it.")],
+    egress: Annotated[str, typer.Argument(metavar="EGRESS", help="The egress's name.")],
     start: Annotated[
         str,
         typer.Option(
             "--from",
-            help="start: all that is kept; now: what is new; or a cursor: what is behind it.",
+            help="start (oldest value kept), now (only new values), or a cursor.",
         ),
     ] = "now",
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Wait for more, until Ctrl-C.")
+        bool, typer.Option("--follow/--no-follow", help="Keep waiting for new values until Ctrl-C.")
     ] = True,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-l", min=1, help="End after so many values.")
+        int | None, typer.Option("--limit", "-l", min=1, help="Stop after this many values.")
     ] = None,
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     skip_lost: Annotated[
         bool,
-        typer.Option(
-            "--skip-lost", help="Pass over values that were dropped before they were read."
-        ),
+        typer.Option("--skip-lost", help="Skip values that were dropped before they were read."),
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object a line, with partition, position and key."),
+        typer.Option("--json", help="One JSON object per line, with partition, position and key."),
     ] = False,
 ) -> None:
-    """Print what functions emit to an egress, one value a line, as JSON.
+    """Print what functions emit to an egress, as JSON, one value per line.
 
-    With --json, the cursor behind what was printed is told at the end, on stderr.
+    With --json, the final cursor is printed to stderr at the end.
 
     Example: sublet tail orders --from start
     """
@@ -366,14 +367,14 @@ def tail(  # noqa: PLR0913 - each argument is an option of the command
 @cli.command()
 def status(
     interval: Annotated[
-        str, typer.Option("--interval", help="Rates are measured over this time; 0s: none.")
+        str, typer.Option("--interval", help="Measure rates over this time; 0s: no rates.")
     ] = "500ms",
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show workers, partitions, queues, rates, missed deadlines, leases and counters of a cluster.
+    """Show a cluster's workers, partitions, queues, rates, missed deadlines, leases and counters.
 
     Example: sublet status --json
     """
@@ -385,17 +386,17 @@ def status(
 @cli.command()
 def drain(
     worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="Its id (or the beginning), or its address.")
+        str, typer.Argument(metavar="WORKER", help="Its ID (or a prefix of it), or its address.")
     ],
     timeout: Annotated[
-        str, typer.Option("--timeout", help="Wait so long for it to leave.")
+        str, typer.Option("--timeout", help="How long to wait for it to leave.")
     ] = "60s",
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a worker hand its partitions over to others, finish, and end: no request fails.
+    """Drain a worker: it hands over its partitions, finishes and ends. No request fails.
 
     Example: sublet drain 127.0.0.1:7071
     """
@@ -407,14 +408,14 @@ def drain(
 @cli.command()
 def recover(
     partition: Annotated[
-        str, typer.Argument(metavar="PARTITION", help="As `sublet status` shows it.")
+        str, typer.Argument(metavar="PARTITION", help="Name from `sublet status`.")
     ],
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try again to recover a partition that was quarantined, once its data is repaired.
+    """Retry the recovery of a quarantined partition, once its data is repaired.
 
     Example: sublet recover shop/cart/3
     """
@@ -448,9 +449,9 @@ def timers(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show messages that wait for their time, the next one first.
+    """Show delayed messages, the next one first.
 
-    FN is the function that has sent them.
+    FN is the function that sent them.
 
     Example: sublet timers --limit 10
     """
@@ -463,7 +464,7 @@ def timers(
 def why(
     request: Annotated[
         str,
-        typer.Argument(metavar="ID", help="From Sublet-Request-Id, an error, or `sublet slow`."),
+        typer.Argument(metavar="ID", help="ID from Sublet-Request-Id, an error or `sublet slow`."),
     ],
     seen: Annotated[
         str, typer.Option("--seen", metavar="TIME", help="What the caller measured, such as 250ms.")
@@ -488,7 +489,7 @@ def why(
 def slow(
     fn: SomeFunction = "",
     missed: Annotated[
-        bool, typer.Option("--missed", help="Those that missed their deadline, the latest first.")
+        bool, typer.Option("--missed", help="Requests that missed their deadline, latest first.")
     ] = False,
     limit: Limit = 20,
     connect: Connect = None,
@@ -535,7 +536,7 @@ def state_list(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the keys that have a state, with it.
+    """Print the keys that have a state, with their states.
 
     Example: sublet state list count --limit 20
     """
@@ -549,7 +550,8 @@ def state_put(  # noqa: PLR0913 - each argument is an option of the command
     fn: Function,
     key: Key,
     value: Annotated[
-        str, typer.Argument(metavar="JSON", help="The whole state; '-': from standard input.")
+        str,
+        typer.Argument(metavar="JSON", help="The whole state; '-' reads it from standard input."),
     ],
     yes: Yes = False,
     connect: Connect = None,
@@ -559,8 +561,8 @@ def state_put(  # noqa: PLR0913 - each argument is an option of the command
 ) -> None:
     """Replace the state of one key, between its messages. Asks first.
 
-    The value must fit what the function declares: a map is an object, a list an array, a state
-    with fields an object of them.
+    The value must fit the declared state: a map is an object, a list an array, a state with
+    fields an object of them.
 
     Example: sublet state put count ada 7 --yes
     """
@@ -599,59 +601,62 @@ def state_delete(
 def backfill(  # noqa: PLR0913 - each argument is an option of the command
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILES", help="Parquet, CSV or JSON lines; of folders, all in it."),
+        typer.Argument(metavar="FILES", help="Parquet, CSV or JSON lines; or folders of them."),
     ],
     target: Annotated[
-        str, typer.Option("--target", "-t", metavar="FN", help="Who gets the rows, as messages.")
+        str,
+        typer.Option("--target", "-t", metavar="FN", help="The function that receives the rows."),
     ],
     key: Annotated[
         str,
-        typer.Option("--key", "-k", metavar="COLUMN", help="Which instance; or several, a,b."),
+        typer.Option("--key", "-k", metavar="COLUMN", help="The key column; or several: a,b."),
     ],
     name: Annotated[
         str,
         typer.Option(
-            "--name", "-n", metavar="NAME", help="Tells this history apart; the same to go on."
+            "--name", "-n", metavar="NAME", help="Names this backfill; reuse it to resume."
         ),
     ],
     payload: Annotated[
         str,
         typer.Option(
-            "--payload", metavar="COLUMN", help="The whole message. [default: all columns]"
+            "--payload", metavar="COLUMN", help="Column with the message. [default: all columns]"
         ),
     ] = "",
     format_name: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="parquet, csv or json. [default: by name]"),
+        typer.Option(
+            "--format", metavar="FORMAT", help="parquet, csv or json. [default: by file name]"
+        ),
     ] = None,
     batch_rows: Annotated[
         int,
-        typer.Option("--batch-rows", min=1, max=1_000_000, help="Rows that are committed at once."),
+        typer.Option("--batch-rows", min=1, max=1_000_000, help="Rows per commit."),
     ] = 50_000,
     time: Annotated[
-        str, typer.Option("--time", metavar="COLUMN", help="With --until: when a row happened.")
+        str, typer.Option("--time", metavar="COLUMN", help="With --until: the row's timestamp.")
     ] = "",
     until: Annotated[
         str,
         typer.Option(
-            "--until", metavar="TIME", help="Only rows before it; live ones are the rest."
+            "--until", metavar="TIME", help="Only rows before it; live messages are the rest."
         ),
     ] = "",
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="ROWS", help="Rows a second, at most.")
+        float | None, typer.Option("--rate", metavar="ROWS", help="Maximum rows per second.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, and change nothing.")
+        bool, typer.Option("--dry-run", help="Check everything; change nothing.")
     ] = False,
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Feed history to a function, each row once, when nothing more urgent waits.
+    """Feed history to a function, each row once, when nothing more urgent is queued.
 
-    Whatever ends it, the same command goes on from there. In the end the name is marked as
-    complete: streams of Spark with the option `after` wait for that.
+    If it is interrupted, the same command resumes it. At the end it marks the name as complete,
+    which Spark streams with the option `after` wait for.
 
     Example: sublet backfill events/ -t shop/orders --key customer --name history-2025
     """
@@ -671,7 +676,7 @@ def pipelines_list(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print those of a function, or all: how far they are decided, and whether they are complete.
+    """List pipelines, of a function or all: the last decided batch, and whether it is complete.
 
     Example: sublet pipelines list shop/orders
     """
@@ -689,9 +694,9 @@ def pipelines_show(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print how far one is, over all partitions.
+    """Show the progress of a pipeline over all partitions.
 
-    Rows are staged, then committed (they wait), then taken; those that failed for good are dead.
+    Rows are staged, then committed (waiting), then consumed; permanent failures are dead.
 
     Example: sublet pipelines show shop/orders history-2025
     """
@@ -706,20 +711,25 @@ def pipelines_complete(  # noqa: PLR0913 - each argument is an option of the com
     fn: Function,
     name: PipelineName,
     mark: Annotated[
-        str, typer.Option("--mark", metavar="TEXT", help="Where it ends, for who goes on there.")
+        str,
+        typer.Option(
+            "--mark",
+            metavar="TEXT",
+            help="Where the history ends, for streams that continue there.",
+        ),
     ] = "",
     new: Annotated[
-        bool, typer.Option("--new", help="Also if nothing has ever come under this name.")
+        bool, typer.Option("--new", help="Even if the cluster does not know this name.")
     ] = False,
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until all committed rows are taken; then mark it as complete, for good.
+    """Wait until all committed rows are consumed; then mark the pipeline as complete, permanently.
 
-    Streams of Spark with the option `after` wait for that. It cannot be taken back, and the first
-    mark counts; so a name that nobody knows is refused, unless --new says that it is right.
+    Spark streams with the option `after` wait for that. It cannot be undone, and the first mark
+    counts; so an unknown name is refused, unless --new confirms it.
 
     Example: sublet pipelines complete shop/orders history-2025 --mark 2026-01-01
     """
@@ -733,7 +743,7 @@ def pipelines_complete(  # noqa: PLR0913 - each argument is an option of the com
 def pipelines_forget(
     fn: Function,
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME", help="As `sublet pipelines list` shows them.")
+        list[str], typer.Argument(metavar="NAME", help="Names from `sublet pipelines list`.")
     ],
     yes: Yes = False,
     connect: Connect = None,
@@ -741,11 +751,11 @@ def pipelines_forget(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let nothing be known of pipelines that will not come back. Asks first.
+    """Forget pipelines that will not come back. Asks first.
 
-    A Spark query with that checkpoint that comes back all the same would bring its last batch
-    again, as new rows; a write or backfill of that name, all of it. Refused while committed rows
-    wait; staged ones are dropped.
+    If a Spark query with that checkpoint comes back, it delivers its last batch again, as new
+    rows; a write or backfill of that name delivers everything again. Refused while committed rows
+    wait; staged rows are dropped.
 
     Example: sublet pipelines forget shop/orders history-2025 --yes
     """
@@ -762,14 +772,14 @@ def dead_list(
     fn: SomeFunction = "",
     limit: Limit = 100,
     after: Annotated[
-        str, typer.Option("--after", help="Go on behind this id, as the last page said.")
+        str, typer.Option("--after", help="Continue after this ID, printed with the previous page.")
     ] = "",
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the messages that failed for good: if they fit, the oldest first.
+    """List messages that failed permanently; the oldest first, if all fit.
 
     Example: sublet dead list orders
     """
@@ -780,13 +790,13 @@ def dead_list(
 
 @dead_cli.command("show")
 def dead_show(
-    letter: Annotated[str, typer.Argument(metavar="ID", help="As `sublet dead list` shows it.")],
+    letter: Annotated[str, typer.Argument(metavar="ID", help="ID from `sublet dead list`.")],
     connect: Connect = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print one of them: its message, and why it failed.
+    """Show one dead letter: its message, and why it failed.
 
     Example: sublet dead show 'shop/orders/3#~c1:7'
     """
@@ -805,7 +815,7 @@ def dead_replay(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Execute them again, as if they had just come.
+    """Run dead letters again, as if they had just arrived.
 
     Example: sublet dead replay --all --function orders
     """
@@ -826,7 +836,7 @@ def dead_drop(  # noqa: PLR0913 - each argument is an option of the command
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete them for good. Asks first.
+    """Delete dead letters permanently. Asks first.
 
     Example: sublet dead drop 'shop/orders/3#~c1:7' --yes
     """
@@ -841,7 +851,7 @@ def dead_drop(  # noqa: PLR0913 - each argument is an option of the command
 
 @config_cli.command("show")
 def config_show(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Print every setting with its value, and where that came from.
+    """Print every setting with its value and where it came from.
 
     Example: sublet config show --json
     """

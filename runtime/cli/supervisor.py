@@ -169,11 +169,11 @@ class Supervisor:
                 return
             if index in self.notes and self.notes[index].drained:
                 del self.notes[index]
-                self._on_event(index, "was drained; it is not started again")
+                self._on_event(index, "was drained; not restarting it")
                 return
             if status == EXIT_USAGE and index not in self.notes:
                 # It would fail in the same way again.
-                raise GaveUpError(f"worker {index + 1} cannot start; its own message is above")
+                raise GaveUpError(f"worker {index + 1} cannot start; see its message above")
             self.notes.pop(index, None)
             delay_s = budget.delay_s(time.monotonic())
             if delay_s is None:
@@ -182,7 +182,7 @@ class Supervisor:
                     f"{budget.restarts_max} times within {budget.period_s:.0f} s before; "
                     "its log above says why"
                 )
-            self._on_event(index, f"{_ended(status)}; starts again in {delay_s:.1f} s")
+            self._on_event(index, f"{_ended(status)}; restarting in {delay_s:.1f} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stopping.wait()
@@ -272,9 +272,9 @@ def _ended(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     try:
-        return f"was ended by {signal.Signals(-status).name}"
+        return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
-        return f"was ended by signal {-status}"
+        return f"was killed by signal {-status}"
 
 
 def line_for_log(index: int, line: str, as_json: bool) -> str:

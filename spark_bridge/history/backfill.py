@@ -55,7 +55,7 @@ class Backfill:
     until: str = ""
     """Only rows whose column `time` is before it; also the mark that is left in the end."""
     rate: float | None = None
-    """Rows a second, at most."""
+    """Maximum rows per second."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_rows <= BATCH_ROWS_MAX:

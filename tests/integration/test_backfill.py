@@ -413,5 +413,5 @@ def test_lines_come_now_and_then_where_there_is_no_terminal() -> None:
 
 def test_people_are_told_how_fast_it_is() -> None:
     told = BackfillProgress(file=0, rows_read=9_000, rows=6_000, rows_waiting=50, rows_dead=0)
-    assert progress_text(told, 2.0) == "6,000 rows, 3,000 rows/s, 50 wait"
+    assert progress_text(told, 2.0) == "6,000 rows, 3,000 rows/s, 50 waiting"
     assert progress_text(told._replace(rows_dead=1), 0.0).endswith(", 1 dead letters")

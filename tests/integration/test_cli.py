@@ -249,10 +249,10 @@ def test_the_version_is_told() -> None:
     [
         ('{"a": }', "Expecting value at line 1, column 7"),
         ("[1,\n 2,\n x]", "Expecting value at line 3, column 2\n   x]\n   ^"),
-        ("hello", "a text needs quotes inside the shell's"),
+        ("hello", "quote strings inside the shell's quotes"),
         ("", "Expecting value at line 1, column 1"),
         ("NaN", "NaN is no JSON number"),
-        ("1" + "0" * 30, "msgpack cannot hold"),
+        ("1" + "0" * 30, "cannot be encoded as msgpack"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -302,7 +302,7 @@ def test_an_address_where_nobody_answers_is_no_cluster() -> None:
     result = sublet("call", "f", "k", "--connect", "127.0.0.1:1")
 
     assert result.returncode == ExitCode.NO_CLUSTER
-    assert "no worker answers at 127.0.0.1:1" in result.stderr
+    assert "no worker responds at 127.0.0.1:1" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_an_app_that_cannot_be_loaded_ends_the_run_at_once(tmp_path: Path) -> No
 
     assert result.returncode == ExitCode.NO_CLUSTER
     assert "has no 'nothing'; write one of: cli_app:app" in result.stderr
-    assert "starts again" not in result.stderr
+    assert "restarting in" not in result.stderr
 
 
 def test_a_binding_policy_that_no_app_has_ends_the_run_at_once(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_binding_policy_that_no_app_has_ends_the_run_at_once(tmp_path: Path) -
 
     assert result.returncode == ExitCode.NO_CLUSTER
     assert "binding is 'nearest'; allowed: accept-and-check, auto, " in result.stderr
-    assert "starts again" not in result.stderr
+    assert "restarting in" not in result.stderr
 
 
 def test_a_host_that_others_can_reach_needs_the_flag(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
     result = sublet("run", f"{APP}:x", "--data-dir", str(tmp_path), SUBLET_STOER="memory")
 
     assert result.returncode == ExitCode.USAGE
-    assert "SUBLET_STOER is set and means nothing; did you mean SUBLET_STORE?" in result.stderr
+    assert "SUBLET_STOER is not a setting; did you mean SUBLET_STORE?" in result.stderr
 
 
 def test_a_run_without_an_app_says_where_to_name_it(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_run_without_an_app_says_where_to_name_it(tmp_path: Path) -> None:
         result = sublet(command, "--data-dir", str(tmp_path))
 
         assert result.returncode == ExitCode.USAGE
-        assert "no app is named; write it behind the command" in result.stderr
+        assert "no app given; name it after the command" in result.stderr
 
 
 # Settings
@@ -597,7 +597,7 @@ def test_a_function_that_no_key_has_reached_has_nothing_to_list(cluster: Cluster
     result = cluster.ask("state list", "popular")
 
     assert (result.returncode, result.stdout) == (ExitCode.DONE, "")
-    assert "no key has a state" in result.stderr
+    assert "no keys have state" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -681,7 +681,7 @@ def test_what_destroys_is_not_done_where_nobody_can_be_asked(
     result = cluster.ask(*command)
 
     assert result.returncode == ExitCode.USAGE
-    assert "Nobody can be asked here: add --yes if it is meant" in result.stderr
+    assert "Not a terminal: add --yes to confirm" in result.stderr
     assert cluster.ask("state get", "add", "asked").stdout == before
 
 
@@ -752,7 +752,7 @@ def test_a_dead_letter_is_shown_and_replayed_once_what_was_wrong_is_repaired(
     assert cluster.ask("state get", "moody", "grumpy").stdout == '"hello"\n'
     again = cluster.ask("dead replay", letter["id"])
     assert again.returncode == ExitCode.FAILED
-    assert "it was replayed or dropped before" in again.stderr
+    assert "it was already replayed or dropped" in again.stderr
 
 
 def test_dead_letters_are_dropped_by_id_or_all_at_once(cluster: Cluster) -> None:
@@ -779,8 +779,8 @@ def test_dead_letters_are_dropped_by_id_or_all_at_once(cluster: Cluster) -> None
         (("dead show", "17"), "'17' is no id; allowed: partition#id"),
         (("dead replay", "desk/fail/9#a:1"), "desk/fail has no partition 9; allowed: 0..3"),
         (("dead replay", "desk/none/0#a:1"), "there is no function 'desk/none'"),
-        (("dead replay",), "name dead letters by the ids"),
-        (("dead drop", "x", "--all", "--yes"), "name dead letters by the ids"),
+        (("dead replay",), "name dead letters by their ids"),
+        (("dead drop", "x", "--all", "--yes"), "name dead letters by their ids"),
     ],
 )
 def test_a_dead_letter_that_cannot_be_meant_is_refused(
@@ -908,7 +908,7 @@ def test_a_drained_worker_ends_and_stays_away_and_the_last_one_is_kept(tmp_path:
         drained = cluster.ask("drain", first)
         assert (drained.returncode, drained.stderr) == (ExitCode.DONE, "")
         assert drained.stdout.splitlines()[-1] == f"{first} has left"
-        cluster.wait_for("was drained; it is not started again")
+        cluster.wait_for("was drained; not restarting it")
         assert cluster.ask("call", "add", "drained", "1").stdout == "3\n"
         (worker,) = cluster.told("status")["workers"]
         assert (worker["id"], worker["draining"]) == (second, False)
@@ -942,7 +942,7 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
         running.wait_for("workers are ready")
         assert running.ask("call", "add", "kept", "41").stdout == "41\n"
         os.kill(running.pids()[0], signal.SIGKILL)
-        running.wait_for("was ended by SIGKILL; starts again")
+        running.wait_for("was killed by SIGKILL; restarting")
 
         assert running.ask("call", "add", "kept", "1").stdout == "42\n"
         assert running.end() == ExitCode.DONE
@@ -998,8 +998,8 @@ def test_workers_on_a_redis_that_is_set_up_wrongly_are_not_tried_again(tmp_path:
     assert told in alone.stderr.splitlines()[-1]
     assert both.returncode == ExitCode.NO_CLUSTER
     assert told in both.stderr
-    assert "cannot start; its own message is above" in both.stderr
-    assert "starts again" not in both.stderr
+    assert "cannot start; see its message above" in both.stderr
+    assert "restarting in" not in both.stderr
 
 
 async def test_a_worker_that_cannot_reach_its_store_says_why_it_has_not_joined(
@@ -1036,7 +1036,7 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path, flag: str) -> 
 
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr == (
-        f"error: port {port} is taken; choose another {flag}, or 0 for any free one\n"
+        f"error: port {port} is in use; choose another {flag}, or 0 for any free port\n"
     )
 
 
@@ -1062,7 +1062,7 @@ async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
 
     assert lines == ["at work"] * 3
     assert events == [
-        "ended with status 7; starts again in 0.0 s",
-        "ended with status 7; starts again in 0.0 s",
+        "ended with status 7; restarting in 0.0 s",
+        "ended with status 7; restarting in 0.0 s",
     ]
     assert supervisor.pids == {}

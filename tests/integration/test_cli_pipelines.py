@@ -140,7 +140,7 @@ def test_those_of_one_function_or_of_all_are_listed(typed: Typed, client: Blocki
 
 
 def test_that_there_are_none_is_told(typed: Typed) -> None:
-    assert typed("list", "unused") == (ExitCode.DONE, "", "no pipeline is known\n")
+    assert typed("list", "unused") == (ExitCode.DONE, "", "no pipelines\n")
     assert typed.told("list", "unused") == {"pipelines": []}
 
 
@@ -189,12 +189,12 @@ def test_what_was_staged_and_never_decided_is_known(typed: Typed, client: Blocki
         (("show", "add", "history-2052"), "did you mean history-2025? `sublet pipelines list"),
         (("show", "add", "history"), "did you mean history-2025?"),
         (("show", "add", "x y"), "the name of the pipeline is 'x y'; allowed: 1 to 100 letters"),
-        (("show", "unused", "x"), "there is no pipeline 'x' of rows/unused: none is known"),
+        (("show", "unused", "x"), "there is no pipeline 'x' of rows/unused; it has none"),
         (("show", "ad", "history-2025"), "there is no function 'ad'; known: "),
         (("complete", "add", "history-2052"), "add --new if the name is right"),
         (("complete", "add", "history-2025", "--mark", "x" * 1_001), "--mark has 1001 characters"),
         (("forget", "add", "history-2025", "histroy-2025", "--yes"), "did you mean history-2025?"),
-        (("forget", "add", "history-2025"), "add --yes if it is meant"),
+        (("forget", "add", "history-2025"), "add --yes to confirm"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_nothing_changes(
@@ -245,21 +245,21 @@ def test_it_is_not_complete_nor_forgotten_while_rows_wait(
 
     code, printed, error = typed("forget", "hold", "held", "--yes")
     assert (code, printed) == (ExitCode.RETRY_LATER, "")
-    assert "5 rows of held wait in rows/hold: forget it later" in error
+    assert "5 rows of held are waiting in rows/hold; forget it later" in error
     assert typed.told("show", "hold", "held")["rows_waiting"] == 5
 
     with typed.begun("complete", "hold", "held") as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("5 rows wait; it is complete when")
+        assert process.stderr.readline().startswith("5 rows are waiting; it is complete once")
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=PATIENCE_S)
-        assert "interrupted; the same command goes on from here" in error
+        assert "interrupted; run the same command to resume" in error
         assert process.returncode == ExitCode.FAILED
     assert pipeline.describe().completed_ms is None
 
     with typed.begun("complete", "hold", "held") as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("5 rows wait")
+        assert process.stderr.readline().startswith("5 rows are waiting")
         gate.touch()
         printed, _ = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, printed) == (ExitCode.DONE, "held is complete\n")
@@ -287,6 +287,6 @@ def test_a_person_is_asked_with_what_it_may_lead_to(typed: Typed, client: Blocki
 
     assert code == ExitCode.FAILED
     assert "Forget pipeline asked of rows/add? If a Spark query with that checkpoint" in shown
-    assert "its last batch is brought again, as new rows; " in shown
+    assert "its last batch is delivered again, as new rows; " in shown
     assert "nothing was changed" in shown
     assert pipeline.progress().sealed == 7

@@ -159,7 +159,7 @@ def test_a_name_that_cannot_be_a_project_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["json", "sublet", "tests", "class", "Types"])
 def test_a_name_that_is_a_module_already_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is a module of Python or Sublet already"):
+    with pytest.raises(UsageError, match="is already a module of Python or Sublet"):
         project_files(name)
 
 
@@ -171,7 +171,7 @@ def test_the_worker_follows_its_source_and_state_is_kept(project: Path) -> None:
         assert typed('sublet call visit ada \'{"page": "a"}\'', project).stdout == "1\n"
 
         source.write_text(text.replace("return len(visitor.pages)", "return 100"))
-        running.wait_for("dev | my_shop/app.py changed; starting again")
+        running.wait_for("dev | my_shop/app.py changed; restarting")
         running.wait_for("dev | ready after")
 
         assert typed('sublet call visit ada \'{"page": "b"}\'', project).stdout == "100\n"

@@ -297,10 +297,10 @@ def test_spark_tells_why_a_query_cannot_work(sink: Sink) -> None:
     with pytest.raises(PySparkException, match="allowed: mode append"):
         sink.save(rows, mode="overwrite")
     nowhere = {"address": "127.0.0.1:1", "connect_timeout": "500ms"}
-    with pytest.raises(PySparkException, match=r"no worker answers at 127\.0\.0\.1:1 "):
+    with pytest.raises(PySparkException, match=r"no worker responds at 127\.0\.0\.1:1 "):
         sink.save(rows, **nowhere)
     # The first batch of a query fails at once; a later one waits, as nobody looks at it.
-    with pytest.raises(StreamingQueryException, match=r"no worker answers at 127\.0\.0\.1:1 "):
+    with pytest.raises(StreamingQueryException, match=r"no worker responds at 127\.0\.0\.1:1 "):
         sink.run(**nowhere)
 
 

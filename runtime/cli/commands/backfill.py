@@ -51,7 +51,7 @@ def backfill(asked: Asked, where: Where, as_json: bool) -> None:
         from sublet.spark_bridge.history import backfill as bridge
         from sublet.spark_bridge.history.files import files_in
     except ModuleNotFoundError as error:
-        text = f"there is no {error.name}; install it with `pip install 'sublet[spark]'`"
+        text = f"{error.name} is not installed; run `pip install 'sublet[spark]'`"
         exit_with(UsageError(text), as_json=as_json)
 
     async def question(reached: Reached) -> None:
@@ -92,7 +92,7 @@ def backfill(asked: Asked, where: Where, as_json: bool) -> None:
             exit_with(first, as_json=as_json)
         raise
     except KeyboardInterrupt:
-        typer.echo("\ninterrupted; the same command goes on from here", err=True)
+        typer.echo("\ninterrupted; run the same command to resume", err=True)
         raise typer.Exit(ExitCode.FAILED) from None
 
 
@@ -122,7 +122,7 @@ def progress_text(told: BackfillProgress, elapsed_s: float) -> str:
     """Return what people want to know of what this run has done."""
     speed = f"{told.rows / elapsed_s:,.0f}" if elapsed_s > 0 else "0"
     dead = f", {told.rows_dead:,} dead letters" if told.rows_dead else ""
-    return f"{told.rows:,} rows, {speed} rows/s, {told.rows_waiting:,} wait{dead}"
+    return f"{told.rows:,} rows, {speed} rows/s, {told.rows_waiting:,} waiting{dead}"
 
 
 class _Bar:
@@ -222,7 +222,7 @@ def _tell_plan(backfill: Backfill, planned: BackfillPlan, rows: int, as_json: bo
     print_table(("", ""), [(name, _plain(value)) for name, value in found.items()])
     if planned.after >= 0 and planned.completed_ms is None:
         file = planned.after // FILE_STEP
-        typer.echo(f"it would go on in {backfill.files[file].name}", err=True)
+        typer.echo(f"it would resume in {backfill.files[file].name}", err=True)
     typer.echo("nothing was changed", err=True)
 
 
@@ -264,6 +264,6 @@ def _tell_result(backfill: Backfill, result: BackfillResult, as_json: bool) -> N
     if result.rows_dead:
         function = backfill.target
         typer.echo(
-            f"{result.rows_dead} rows failed for good: `sublet dead list {function}` shows them",
+            f"{result.rows_dead} rows failed permanently; see `sublet dead list {function}`",
             err=True,
         )

@@ -136,17 +136,17 @@ def payload_of(text: str) -> bytes:
     except json.JSONDecodeError as error:
         line = text.splitlines()[error.lineno - 1] if text.strip() else ""
         pointer = f"\n  {line}\n  {' ' * (error.colno - 1)}^" if len(line) <= 200 else ""
-        quotes = "\na text needs quotes inside the shell's: '\"hello\"'" if _is_word(text) else ""
+        quotes = "\nquote strings inside the shell's quotes: '\"hello\"'" if _is_word(text) else ""
         raise UsageError(
             f"the message is not JSON: {error.msg} at line {error.lineno}, column "
             f"{error.colno}{pointer}{quotes}"
         ) from None
     except RecursionError:
-        raise UsageError("the message is JSON that is nested too deeply") from None
+        raise UsageError("the message is nested too deeply") from None
     try:
         return msgspec.msgpack.encode(value)
     except (OverflowError, UnicodeEncodeError, RecursionError) as error:
-        raise UsageError(f"the message is JSON that msgpack cannot hold: {error}") from None
+        raise UsageError(f"the message cannot be encoded as msgpack: {error}") from None
 
 
 def _refuse_constant(name: str) -> object:

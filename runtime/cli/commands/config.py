@@ -88,7 +88,7 @@ _FILE_AND_SET = (
         Annotated[
             str | None,
             typer.Option(
-                "--config", metavar="FILE", help="Settings. [default: sublet.toml; -: none]"
+                "--config", metavar="FILE", help="Settings file. [default: sublet.toml; -: none]"
             ),
         ],
     ),
@@ -97,7 +97,7 @@ _FILE_AND_SET = (
         Annotated[
             list[str] | None,
             typer.Option(
-                "--set", metavar="NAME=VALUE", help="Any other setting, see `sublet config show`."
+                "--set", metavar="NAME=VALUE", help="Any other setting; see `sublet config show`."
             ),
         ],
     ),

@@ -93,13 +93,13 @@ class _Development:
             await running
             greeting.cancel()
         if changed:
-            self._say(f"{', '.join(changed[:3])} changed; starting again")
+            self._say(f"{', '.join(changed[:3])} changed; restarting")
 
     async def _run(self, supervisor: Supervisor) -> None:
         try:
             await supervisor.run()
         except GaveUpError:
-            self._say("the worker ended, its message is above; waiting for a change")
+            self._say("the worker ended (see above); waiting for a change")
 
     async def _changed(self) -> list[str]:
         """Return the names of changed files; none if it is time to stop."""

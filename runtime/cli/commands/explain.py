@@ -21,14 +21,14 @@ from sublet.runtime.protocol.rpc import ExplainRequest, RequestTimes
 BAR_CHARS = 30
 _ANSWER_TIMEOUT_S = 5.0
 _MEANING = {
-    "admission": "it waited in its sender, for room or for a worker that was not full",
-    "queue": "it waited for the worker, which ran what had come before",
-    "batch": "it waited for others to run with",
-    "state": "its state had to be read from the store",
-    "away": "it went to a peer and back, and waited for its turn there",
-    "running": "the handler ran, and waited for what it called",
-    "committing": "the store wrote",
-    "wire and reply": "it was on its way, or its caller was slow to read the reply",
+    "admission": "it waited at its sender for capacity",
+    "queue": "it waited in the worker's queue",
+    "batch": "it waited for its batch to fill",
+    "state": "its state was read from the store",
+    "away": "it was lent to a peer, and waited for its turn there",
+    "running": "the handler ran, including the calls it waited for",
+    "committing": "the store committed",
+    "wire and reply": "it was in transit, or its caller was slow to read the reply",
 }
 
 
@@ -48,7 +48,7 @@ def why(request: str, seen: str, where: Where, as_json: bool) -> None:
     async def question(reached: Reached) -> dict[str, Any]:
         told = await _ask_all(reached, ExplainRequest(request_id=request))
         if not told.requests:
-            unknown = f"; no answer from {', '.join(told.silent)}" if told.silent else ""
+            unknown = f"; no response from {', '.join(told.silent)}" if told.silent else ""
             raise RejectedError(
                 f"no worker remembers {request}: each keeps the slowest 100 of the last minutes "
                 f"and the last 1,000 that missed their deadline{unknown}; `sublet slow` lists them"
@@ -91,7 +91,7 @@ def slow(function: str, missed: bool, limit: int, where: Where, as_json: bool) -
     if not found:
         typer.echo("nothing missed its deadline" if missed else "nothing has run yet", err=True)
     if told.silent:
-        typer.echo(f"no answer from {', '.join(told.silent)}", err=True)
+        typer.echo(f"no response from {', '.join(told.silent)}", err=True)
 
 
 async def _ask_all(reached: Reached, request: ExplainRequest) -> Told:

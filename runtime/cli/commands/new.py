@@ -128,7 +128,7 @@ def new(folder: Path) -> None:
     typer.echo(f"made {folder} with {len(files)} files; try:")
     typer.echo(f"  cd {folder}")
     typer.echo("  pytest         # run its test")
-    typer.echo("  sublet dev     # run it, and again after each change")
+    typer.echo("  sublet dev     # run it, and restart after each change")
 
 
 def project_files(name: str) -> dict[str, str]:
@@ -139,14 +139,14 @@ def project_files(name: str) -> dict[str, str]:
             f"the name is {name!r}; allowed: a letter, then letters, digits, _ or -, 50 at most"
         )
     if module in (*_TAKEN, *sys.stdlib_module_names) or keyword.iskeyword(module):
-        raise UsageError(f"{module} is a module of Python or Sublet already; take another name")
+        raise UsageError(f"{module} is already a module of Python or Sublet; choose another name")
     values = {"name": name, "module": module, "app": name}
     return {path.format(**values): text.format(**values) for path, text in _FILES.items()}
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not an empty folder; take another name")
+        raise UsageError(f"{folder} exists and is not an empty folder; choose another name")
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)

@@ -78,7 +78,7 @@ def list_all(function: str, where: Where, as_json: bool) -> None:
         ],
     )
     if not found:
-        typer.echo("no pipeline is known", err=True)
+        typer.echo("no pipelines", err=True)
 
 
 def show(named: Named, where: Where, as_json: bool) -> None:
@@ -105,7 +105,7 @@ def show(named: Named, where: Where, as_json: bool) -> None:
     ):
         typer.echo(f"{name}: {one_line(value)}")
     if progress.rows_dead:
-        typer.echo(f"`sublet dead list {function}` shows those that failed for good", err=True)
+        typer.echo(f"see `sublet dead list {function}` for rows that failed permanently", err=True)
 
 
 def complete(named: Named, mark: str, is_new: bool, where: Where, as_json: bool) -> None:
@@ -129,7 +129,7 @@ def complete(named: Named, mark: str, is_new: bool, where: Where, as_json: bool)
     try:
         found, was_complete = ask(where, question, as_json)
     except KeyboardInterrupt:
-        typer.echo("\ninterrupted; the same command goes on from here", err=True)
+        typer.echo("\ninterrupted; run the same command to resume", err=True)
         raise typer.Exit(ExitCode.FAILED) from None
     if as_json:
         told = {"was_complete": was_complete, **_all_described(found)}
@@ -176,7 +176,7 @@ def forget(function: str, names: Sequence[str], yes: bool, where: Where, as_json
 def unknown(function: str, name: str, known: Collection[str]) -> str:
     """Return what is to be said of a name that nobody knows: which are similar."""
     if not known:
-        return f"there is no pipeline {name!r} of {function}: none is known"
+        return f"there is no pipeline {name!r} of {function}; it has none"
     begun = sorted(each for each in known if name and each.startswith(name))
     near = dict.fromkeys([*begun, *difflib.get_close_matches(name, known, _NEAR_MAX)])
     guess = f"did you mean {' or '.join(list(near)[:_NEAR_MAX])}? " if near else ""
@@ -194,10 +194,10 @@ def question_of(found: Sequence[Found]) -> str:
     staged = sum(each.progress.rows_staged for each in found)
     told = [
         f"Forget {what} of {function}? If a Spark query with that checkpoint comes back, its last "
-        "batch is brought again, as new rows; if a write or backfill of that name does, all of it."
+        "batch is delivered again, as new rows; a write or backfill of that name, all of it."
     ]
     if staged:
-        told.append(f"{staged} rows that are staged and not committed are dropped.")
+        told.append(f"{staged} staged rows that are not committed are dropped.")
     if any(each.known.completed_ms is not None for each in found):
         told.append("Streams with the option `after` would wait for it again.")
     return " ".join(told)
@@ -243,9 +243,9 @@ def _tell_left(found: Found, *, quiet: bool) -> None:
     """Say for what a completion waits, and for what it does not."""
     waiting, staged = found.progress.rows_waiting, found.progress.rows_staged
     if waiting and not quiet:
-        typer.echo(f"{waiting} rows wait; it is complete when they are taken", err=True)
+        typer.echo(f"{waiting} rows are waiting; it is complete once they are consumed", err=True)
     if staged and not quiet:
-        typer.echo(f"{staged} rows are staged and not committed: they do not count", err=True)
+        typer.echo(f"{staged} rows are staged but not committed; they do not count", err=True)
 
 
 # What is asked
@@ -301,8 +301,8 @@ async def _to_complete(client: Client, function: str, name: str, is_new: bool) -
         return found
     if not is_new:
         raise UsageError(
-            f"{unknown(function, name, known)}; add --new if the name is right and nothing has "
-            "come under it: what is complete stays so, and streams that wait for it go on at once"
+            f"{unknown(function, name, known)}; add --new if the name is right and has no "
+            "rows: completion is permanent, and streams that wait for it continue at once"
         )
     return Found(function, KnownPipeline(name, -1, None, ""), _NOTHING)
 
@@ -312,5 +312,6 @@ def _check_idle(found: Sequence[Found]) -> None:
         # The workers would say so, but only some of them: others would have forgotten it by then.
         if rows := each.progress.rows_waiting:
             raise OverloadedError(
-                f"{rows} rows of {each.known.name} wait in {each.function}: forget it later", 1_000
+                f"{rows} rows of {each.known.name} are waiting in {each.function}; forget it later",
+                1_000,
             )

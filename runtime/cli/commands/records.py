@@ -52,7 +52,7 @@ def timers(function: str, limit: int, where: Where, as_json: bool) -> None:
             for each in page.entries
         ],
     )
-    _print_rest(page, "no message waits for its time")
+    _print_rest(page, "no delayed messages")
 
 
 def dead_list(function: str, limit: int, after: str, where: Where, as_json: bool) -> None:
@@ -67,14 +67,14 @@ def dead_list(function: str, limit: int, after: str, where: Where, as_json: bool
             for each in page.entries
         ],
     )
-    _print_rest(page, "there are no dead letters")
+    _print_rest(page, "no dead letters")
 
 
 def dead_show(letter: str, where: Where, as_json: bool) -> None:
     async def question(reached: Reached) -> RecordEntry:
         page = await reached.client.list_records(RecordsRequest(kind="dead", id=letter))
         if not page.entries:
-            raise RejectedError(f"there is no dead letter {letter!r}; `sublet dead list` shows all")
+            raise RejectedError(f"there is no dead letter {letter!r}; see `sublet dead list`")
         return page.entries[0]
 
     entry = ask(where, question, as_json)
@@ -120,7 +120,7 @@ async def _ids(reached: Reached, chosen: Chosen) -> list[str]:
         return chosen.ids
     if chosen.ids or not chosen.everything:
         raise UsageError(
-            "name dead letters by the ids that `sublet dead list` shows, or take --all, "
+            "name dead letters by their ids from `sublet dead list`, or use --all, "
             "if need be with --function FN"
         )
     function = reached.full_name(chosen.function) if chosen.function else ""
@@ -157,7 +157,7 @@ def _print_rest(page: RecordPage, nothing: str) -> None:
     if not page.entries:
         typer.echo(nothing, err=True)
     if page.more:
-        onward = f"--after '{page.next}' goes on" if page.next else "--limit shows more of them"
+        onward = f"use --after '{page.next}'" if page.next else "use --limit to see them"
         typer.echo(f"there are more; {onward}", err=True)
 
 

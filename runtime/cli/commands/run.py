@@ -181,8 +181,8 @@ def _make_data_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"data_dir is {path}, which cannot be made: {error.strerror}; allowed: a folder that "
-            "this user may write"
+            f"data_dir is {path}, which cannot be created: {error.strerror}; allowed: a "
+            "folder that this user may write"
         ) from None
 
 
@@ -254,8 +254,8 @@ def target_of(target: str | None, config: WorkerConfig) -> str:
     if target or config.app:
         return target or config.app
     raise UsageError(
-        "no app is named; write it behind the command (module:app or path/to/file.py:app), or "
-        'as app = "module:app" in sublet.toml'
+        "no app given; name it after the command (module:app or path/to/file.py:app), or "
+        'set app = "module:app" in sublet.toml'
     )
 
 

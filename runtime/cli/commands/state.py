@@ -78,9 +78,9 @@ def list_keys(function: str, limit: int, where: Where, as_json: bool) -> None:
         return
     print_table(("key", "state"), [(each.key, each.json) for each in entries])
     if not entries:
-        typer.echo("no key has a state", err=True)
+        typer.echo("no keys have state", err=True)
     if more:
-        typer.echo(f"there may be more; --limit {limit * 10} shows more of them", err=True)
+        typer.echo(f"there may be more; use --limit {limit * 10} to see them", err=True)
 
 
 def put(asked: Place, value: str, yes: bool, where: Where, as_json: bool) -> None:

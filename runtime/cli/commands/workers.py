@@ -61,8 +61,8 @@ async def _left(client: UnaryClient, worker: str, timeout_s: float, *, quiet: bo
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise NotLeftError(
-            f"{worker} has not left within {timeout_s:g} s ({told} partitions are there); it goes "
-            "on to drain: look with `sublet status`"
+            f"{worker} has not left within {timeout_s:g} s ({told} partitions left); it "
+            "continues to drain: check with `sublet status`"
         ) from None
 
 
@@ -91,7 +91,7 @@ def worker_named(name: str, workers: Mapping[str, str]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(f"{name!r} may be {' or '.join(sorted(found))}; write more of it")
+        raise UsageError(f"{name!r} may be {' or '.join(sorted(found))}; write more of the ID")
     known = ", ".join(f"{id_} ({address})" for id_, address in sorted(workers.items()))
     raise UsageError(f"there is no worker {name!r}; known: {known}")
 
@@ -109,7 +109,7 @@ def recover(partition: str, where: Where, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"ok": True, "partition": partition}))
     else:
-        typer.echo(f"{partition} is tried again; `sublet status` shows what comes of it")
+        typer.echo(f"{partition} recovery is retried; check with `sublet status`")
 
 
 def _check_partition(name: str, topology: Topology) -> None:

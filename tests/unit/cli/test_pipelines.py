@@ -43,7 +43,7 @@ def test_of_many_similar_names_few_are_told() -> None:
 
 def test_where_nothing_is_known_that_is_told() -> None:
     assert unknown("shop/orders", "x", []) == (
-        "there is no pipeline 'x' of shop/orders: none is known"
+        "there is no pipeline 'x' of shop/orders; it has none"
     )
 
 
@@ -52,8 +52,8 @@ def test_who_is_asked_hears_what_comes_back_what_is_dropped_and_who_would_wait()
     several = question_of([found("a", completed_ms=1), found("b", staged=4), found("c", staged=3)])
 
     assert plain.startswith("Forget pipeline a of shop/orders? If a Spark query with that")
-    assert "its last batch is brought again, as new rows" in plain
-    assert plain.endswith("; if a write or backfill of that name does, all of it.")
+    assert "its last batch is delivered again, as new rows" in plain
+    assert plain.endswith("; a write or backfill of that name, all of it.")
     assert several.startswith("Forget 3 pipelines of shop/orders? ")
-    assert "7 rows that are staged and not committed are dropped." in several
+    assert "7 staged rows that are not committed are dropped." in several
     assert several.endswith("Streams with the option `after` would wait for it again.")
