@@ -40,7 +40,7 @@ from sublet.statestore.contract import StateRow
 
 ABANDON_GRACE_S = 1.0
 LOOK_EVERY_S = 0.2
-INTERRUPTED = Failure(ErrorInfo("cancelled", "nobody waits for it any more"), False)
+INTERRUPTED = Failure(ErrorInfo("cancelled", "its caller no longer waits"), False)
 
 
 class Ended(NamedTuple):

@@ -70,12 +70,12 @@ def _assigned(place: Place, key: str, payload: msgspec.Raw) -> list[StateRow]:
     """Change the state in memory; return what has to be stored."""
     kind, cache = place.function.state_kind, place.cache
     if kind is None or cache is None or place.function.kind != "keyed":
-        raise PayloadError("its keys have no states any more")
+        raise PayloadError("the function no longer has state by key")
     try:
         asked = _decode(payload)
         if_exists = IF_EXISTS[asked.if_exists]
     except (msgspec.DecodeError, IndexError) as error:
-        raise PayloadError(f"this is no state: {error}") from None
+        raise PayloadError(f"the state is invalid: {error}") from None
     cell = cache.cells[key]
     if isinstance(cell, BrokenCell):
         raise cell.error
@@ -83,7 +83,7 @@ def _assigned(place: Place, key: str, payload: msgspec.Raw) -> list[StateRow]:
         if if_exists == "keep":
             return []
         if if_exists == "fail":
-            raise PayloadError("it has a state already, and was not to be replaced")
+            raise PayloadError("the key already has a state (if_exists)")
     value = _without_nulls(kind, _any.decode(asked.value))
     return cache.replace(key, rows_of(kind, value, place.clock))
 

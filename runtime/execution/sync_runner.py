@@ -278,7 +278,7 @@ def _decode_with_closings(work: Work, function: Function, failed: dict[int, Fail
                 messages.append(function.message_codec.decode(message.payload))
                 continue
             if function.window is None:
-                raise PayloadError("this is the end of a window, and it has no windows any more")
+                raise PayloadError("a window closed, but the function no longer has windows")
             messages.append(closing_of(message))
         except PayloadError as error:
             messages.append(None)
@@ -305,7 +305,7 @@ def _text_of(error: BaseException) -> str:
     try:
         text = str(error)[:ERROR_TEXT_MAX]
     except Exception as broken:
-        text = f"its text cannot be had ({type(broken).__name__})"
+        text = f"its message is unavailable ({type(broken).__name__})"
     return text.encode(errors="backslashreplace").decode()
 
 

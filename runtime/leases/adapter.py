@@ -245,7 +245,10 @@ class Lending:
             result.partials = message.partials
         except LeaseResultError as error:
             _log.error(
-                "a lease came back wrong", lessee=lease.lessee, lease=lease.id, error=str(error)
+                "rejected a malformed lease return",
+                lessee=lease.lessee,
+                lease=lease.id,
+                error=str(error),
             )
             self.lessor.failed(lease, now_ms)
             return
@@ -260,7 +263,7 @@ class Lending:
     def knows(self, function: str) -> bool:
         is_known = function in self._functions
         if not is_known:
-            _log.error("a peer lends what is not known here", function=function)
+            _log.error("rejected a lease offer of an unknown function", function=function)
         return is_known
 
     def missing(self, offer: Offer) -> list[str]:
@@ -278,7 +281,7 @@ class Lending:
                 monotonic_ms=self._monotonic_ms,
             )
         except OfferError as error:
-            _log.error("a peer lends what makes no sense", peer=worker, error=str(error))
+            _log.error("rejected a malformed lease offer", peer=worker, error=str(error))
             return None
 
     def line_up(self, guest: BorrowedRun, rank: float) -> None:

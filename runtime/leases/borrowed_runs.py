@@ -401,9 +401,9 @@ def _check_offer(offer: Offer, function: Function) -> None:
             f"{count} messages with {times} times left; allowed: one for each, and one at least"
         )
     if len({(each.source, each.number) for each in offer.messages}) != count:
-        raise OfferError("a message is offered twice; allowed: once")
+        raise OfferError("a message is offered twice")
     if offer.partial and not runs_in_parts(function):
-        raise OfferError(f"{function.name} cannot be run in parts")
+        raise OfferError(f"{function.name} cannot run on partial state")
 
 
 def _waiting_of(offer: Offer, now_ms: float) -> list[QueuedMessage]:
@@ -510,7 +510,7 @@ class AsyncGuests:
         `limit_s` at a time.
         """
         if guest.lease in self._runs:
-            raise OfferError(f"{guest.lease} runs already")
+            raise OfferError(f"{guest.lease} is already running")
         run = self._runs[guest.lease] = _AsyncRun(guest, on_end, limit_s)
         self._advance(run, tuple(run.lines))
 

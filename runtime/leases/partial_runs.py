@@ -65,7 +65,7 @@ class _PartialKind:
 def partial_cache(function: Function, keys: Iterable[str], clock: StateClock) -> StateCache:
     """Return empty states of these keys, for one run."""
     if function.state_kind is None or not runs_in_parts(function):
-        raise ValueError(f"{function.name} cannot be run in parts")
+        raise ValueError(f"{function.name} cannot run on partial state")
     kind = _PartialKind(function.state_kind)
     cache = StateCache(function.name, kind, clock, complete=True, bytes_max=lambda: 0)
     cache.missing(list(keys))
@@ -134,7 +134,7 @@ def in_parts(function: Function) -> Function:
     """Return the function with a handler that fails with `GoesHomeError` where it asks
     for the state."""
     if not runs_in_parts(function):
-        raise ValueError(f"{function.name} cannot be run in parts")
+        raise ValueError(f"{function.name} cannot run on partial state")
     watched = copy(function)
     watched.handler = _watched_async(function) if function.is_async else _watched(function)
     watched.takes_message = True

@@ -75,8 +75,8 @@ class GuardedPolicy:
         try:
             return [each for each in choose() if _is_possible(each, given, known)]
         except Exception as error:
-            self._failure = f"it failed and is not asked again: {type(error).__name__}: {error}"
-            _log.exception("a binding policy failed; nothing is lent by it any more")
+            self._failure = f"it failed and is disabled: {type(error).__name__}: {error}"
+            _log.exception("a binding policy failed and is disabled")
             return []
 
 

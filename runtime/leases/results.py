@@ -195,20 +195,20 @@ def decode_result(
     if partial:
         _check_partials(returned, work, result)
     elif returned.partials or returned.covers:
-        raise LeaseResultError("it has partial states, and was lent whole ones")
+        raise LeaseResultError("it returns partial states, but was lent whole ones")
     result.rows = _decode_rows(returned, () if partial else lent_cells(work, function))
     keys = set(work.keys)
     prefix = timer_prefix(returned.lease)
     result.effects = [_decode_effect(each, keys, prefix, now_ms) for each in returned.effects]
     if partial and any(type(each) is WindowDue for each in result.effects):
-        raise LeaseResultError("it ends windows, which partial states cannot")
+        raise LeaseResultError("it closes windows, which partial states cannot do")
     return result
 
 
 def _decode_home(returned: Return, count: int) -> set[int]:
     home = set(returned.home)
     if len(home) != len(returned.home):
-        raise LeaseResultError("a message comes home twice")
+        raise LeaseResultError("a message is returned twice")
     _check_places(home, count)
     return home
 
@@ -225,7 +225,7 @@ def _decode_failed(returned: Return, work: Work, function: Function) -> dict[int
     failed: dict[int, Failure] = {}
     for index, (error, retryable) in returned.failed.items():
         if index in returned.home:
-            raise LeaseResultError(f"message {index} has failed, and comes home to be run")
+            raise LeaseResultError(f"message {index} failed, but is returned to be run")
         # Those that failed in one call share a failure: the partition then blames none of them.
         together = work.keys[index] if function.batch == "key" else ""
         failure = known.get((error, retryable, together))
@@ -239,7 +239,7 @@ def _decode_values(returned: Return, count: int) -> list[Any]:
     try:
         values = split_column(returned.values)
     except PayloadError as error:
-        raise LeaseResultError(f"the replies are no column: {error}") from error
+        raise LeaseResultError(f"the replies are not a column: {error}") from error
     if len(values) != count:
         raise LeaseResultError(f"it has {len(values)} replies; allowed: {count}")
     return list(values)
@@ -263,7 +263,7 @@ def _decode_rows(returned: Return, keys: Collection[str]) -> list[StateRow]:
 
 def _check_time(at_ms: int) -> None:
     if not -INT_64_MAX <= at_ms <= INT_64_MAX:
-        raise LeaseResultError(f"{at_ms} is no time; allowed: whole milliseconds in 64 bits")
+        raise LeaseResultError(f"{at_ms} is not a time; allowed: whole milliseconds in 64 bits")
 
 
 def _decode_effect(
@@ -284,7 +284,7 @@ def _decode_effect(
     if type(effect) is Delayed or type(effect) is WindowDue:
         _check_time(effect.due_ms)
         if not effect.timer.startswith(prefix):
-            raise LeaseResultError(f"it sets the timer {effect.timer!r:.80} of somebody else")
+            raise LeaseResultError(f"it sets the timer {effect.timer!r:.80} of another partition")
     if (type(effect) is WindowDue or type(effect) is TooLate) and effect.key not in keys:
         raise LeaseResultError(f"it speaks of windows of {effect.key!r:.80}, which was not lent")
     return effect
@@ -295,7 +295,7 @@ def _local(effect: Outgoing, now_ms: float) -> Outgoing:
     if left_ms is None:
         return effect
     if not isfinite(left_ms) or abs(left_ms) > INT_64_MAX:
-        raise LeaseResultError(f"{left_ms} ms are no time left")
+        raise LeaseResultError(f"{left_ms} ms is not a valid time left")
     return effect._replace(deadline_ms=now_ms + left_ms)
 
 
@@ -306,7 +306,7 @@ def _check_partials(returned: Return, work: Work, result: RunResult) -> None:
         if each.key not in keys:
             raise LeaseResultError(f"it adds to the state of {each.key!r:.80}, which was not lent")
         if (each.start_ms is None) != (each.end_ms is None):
-            raise LeaseResultError("a window has a start and an end, or is none")
+            raise LeaseResultError("a window needs both a start and an end")
         for at_ms in (each.start_ms, each.end_ms):
             if at_ms is not None:
                 _check_time(at_ms)
@@ -325,7 +325,7 @@ def _check_covers(covers: list[tuple[str, int, int]], work: Work, result: RunRes
     by_source: dict[str, list[tuple[int, int]]] = {}
     for source, first, last in covers:
         if first > last:
-            raise LeaseResultError(f"{first}..{last} are no messages")
+            raise LeaseResultError(f"{first}..{last} is not a range of messages")
         by_source.setdefault(source, []).append((first, last))
     covered = 0
     for index, waiting in enumerate(work.waiting):

@@ -51,7 +51,7 @@ class StateMerger:
             # The messages run at home, where what is wrong becomes their answer.
             for cell in touched.values():
                 cell.rollback()
-            _log.info("parts do not fit", function=self._function.name, error=str(error))
+            _log.info("partial states do not match", function=self._function.name, error=str(error))
             return None
         rows: list[StateRow] = []
         for key, cell in touched.items():

@@ -366,7 +366,7 @@ class Partition:
         if self.stopped:
             return
         if self.leaving:
-            error = ErrorInfo("not_owner", f"{self.name} goes to another worker")
+            error = ErrorInfo("not_owner", f"{self.name} is moving to another worker")
             refused = Refused(batch.target, batch.source, batch.first, error, self.epoch)
             self.effects.append(Refuse(refused))
             return

@@ -57,7 +57,7 @@ async def test_a_damaged_record_closes_its_partition_and_no_other(tmp_path: Path
             return True
 
         await until(others_are_served)
-        await until(lambda: f"parked record '~c:3' of {damaged} is damaged" in cluster.log)
+        await until(lambda: f"parked record '~c:3' of {damaged} is corrupt" in cluster.log)
         assert worker.is_running
 
         # After some tries it is quarantined, until somebody has repaired it and says so.

@@ -203,11 +203,11 @@ async def test_a_message_that_the_store_can_never_hold_fails_and_its_partition_g
         async with asyncio.TaskGroup() as tasks:
             never = tasks.create_task(refusal_of(client.call(apps.count, "never", 1)))
             calls = [tasks.create_task(client.call(apps.count, key, 1)) for key in keys]
-        assert "more than the store takes in one commit" in never.result()
+        assert "exceed what the store takes in one commit" in never.result()
         assert [each.result() for each in calls] == [1] * 100
         # In memory, too, nothing of it is left.
         store.refused = 0
-        assert "more than the store" in await refusal_of(client.call(apps.count, "never", 1))
+        assert "exceed what the store" in await refusal_of(client.call(apps.count, "never", 1))
         assert store.refused <= 3
 
 

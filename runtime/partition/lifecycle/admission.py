@@ -179,7 +179,7 @@ class Admission:
         """What a client that has expired has sent before, nobody knows."""
         self._counters.refused += batch.count
         self.count("expired", batch.count)
-        text = f"{self._name} has dropped the replies of this client, which took none for long"
+        text = "session expired: unacknowledged replies were discarded"
         return self._tell(batch, batch.first, ErrorInfo("session_expired", text))
 
     def _tell(self, batch: Batch, first: int, error: ErrorInfo) -> Refuse:
@@ -192,29 +192,31 @@ class Admission:
         if batch.kind in DONE_AT_ONCE:
             # Each is a number in the commits until all before it are done.
             if not self._inbox.may_go_ahead(batch.source):
-                text = f"{self._name} has done {AHEAD_MAX} messages ahead of others of this client"
+                text = (
+                    f"{self._name} has completed {AHEAD_MAX} messages of this client out of order"
+                )
                 return "ahead", ErrorInfo("overloaded", text, 50)
             if batch.kind is Kind.CANCEL_CALL:
                 return None  # It makes room.
             if not self._staging.has_room_for(len(memoryview(batch.payloads))):
-                text = f"{self._name} is storing as much as it may of what was staged"
+                text = f"{self._name} is already storing as many staged rows as allowed"
                 return "storing", ErrorInfo("overloaded", text, 20)
         elif (full := self._queue_full(batch)) is not None:
             return "queue", ErrorInfo("overloaded", full, 50)
         if outbox.message_count > limits.outbox_max:
-            text = f"{self._name} waits for other partitions"
+            text = f"{self._name} has too many undelivered messages to other partitions"
             return "outbox", ErrorInfo("overloaded", text, 100)
         owed = outbox.owed.get(batch.source)
         if owed is not None and (owed[0] > limits.client_credit or owed[1] > limits.link_bytes_max):
-            text = f"{self._name} keeps replies for this client that it has not taken"
+            text = f"{self._name} holds too many unacknowledged replies for this client"
             return "replies", ErrorInfo("overloaded", text, 100)
         if (
             outbox.owed_count > limits.outbox_max or outbox.owed_bytes > OWED_BYTES_MAX
         ) and not self._makes_room(now_ms):
-            text = f"{self._name} keeps too many replies that clients have not taken"
+            text = f"{self._name} holds too many unacknowledged replies"
             return "replies", ErrorInfo("overloaded", text, 100)
         if batch.kind is Kind.MARKER and not self._progress.has_room_for(batch.keys):
-            text = f"{self._name} knows {SOURCES_MAX} sources: the most"
+            text = f"{self._name} has {SOURCES_MAX} sources, the maximum"
             return "sources", ErrorInfo("rejected", text)
         return None
 

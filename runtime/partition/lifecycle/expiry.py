@@ -15,8 +15,8 @@ from sublet.runtime.partition.model.work import QueuedMessage
 from sublet.runtime.protocol.frames import Batch, ErrorInfo
 
 EXPIRED = "deadline_exceeded"
-TOO_LATE = ErrorInfo(EXPIRED, "its caller has waited until its deadline")
-WITHDRAWN = ErrorInfo("cancelled", "its caller has taken the request back")
+TOO_LATE = ErrorInfo(EXPIRED, "its deadline passed")
+WITHDRAWN = ErrorInfo("cancelled", "its caller cancelled the request")
 EXPIRIES_SPARE = 64
 TRUE = b"\xc3"
 

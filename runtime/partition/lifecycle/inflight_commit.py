@@ -152,7 +152,7 @@ class InFlightCommit:
             return None
         self._unkept = ()
         if rows is None:
-            self._snapshots.lose("the store could not tell in time what was to be written over")
+            self._snapshots.lose("the store did not return the old states in time")
         else:
             self._snapshots.keep(commit.index, keys, rows)
         return Store(commit)

@@ -46,5 +46,5 @@ def check_outbox(partition: str, entries: Sequence[OutboxEntry]) -> None:
 
 def damaged(partition: str, what: str, error: Exception) -> CorruptDataError:
     return CorruptDataError(
-        f"the {what} of {partition} is damaged ({error}); restore it from a copy"
+        f"the {what} of {partition} is corrupt ({error}); restore it from a backup"
     )

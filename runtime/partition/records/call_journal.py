@@ -87,7 +87,7 @@ class Calls:
             if recorded.digest != digest:
                 error = ErrorInfo(
                     "non_deterministic_call",
-                    f"call {call} of {message.id} is not the call recorded before; a handler must "
+                    f"call {call} of {message.id} differs from the recorded call; a handler must "
                     "make the same calls in the same order when it is run again",
                 )
                 return Resume(message.id, call, recorded.result, error)

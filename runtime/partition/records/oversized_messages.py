@@ -16,7 +16,7 @@ from sublet.runtime.protocol.frames import ErrorInfo
 UNSTORABLE = Failure(
     ErrorInfo(
         "too_large",
-        "what it changes, sends and answers is more than the store takes in one commit: change "
+        "its changes, messages and reply exceed what the store takes in one commit; change "
         "fewer keys or rows at a time",
     ),
     retryable=False,

@@ -101,7 +101,7 @@ class Snapshots:
         self.expire(now_ms)
         if len(self.open) >= SNAPSHOTS_MAX:
             raise OverloadedError(
-                f"{self._partition} is read by {SNAPSHOTS_MAX} snapshots, the most at a time",
+                f"{self._partition} is read by {SNAPSHOTS_MAX} snapshots, the maximum",
                 RETRY_AFTER_MS,
             )
         self.begun += 1
@@ -147,12 +147,12 @@ class Snapshots:
         snapshot = self.open.get(id_)
         if snapshot is None:
             why = next((why for ended, why in self._ended if ended == id_), "")
-            why = why or f"{self._partition} has another owner since, or it was ended by its reader"
-            raise SnapshotLostError(f"the snapshot {id_!r:.100} is gone: {why}; read it anew")
+            why = why or f"{self._partition} has a new owner, or its reader ended it"
+            raise SnapshotLostError(f"the snapshot {id_!r:.100} is gone: {why}; take a new one")
         if snapshot.floor is not None and (after is None or after < snapshot.floor):
             raise SnapshotLostError(
-                f"the snapshot {id_!r:.100} of {self._partition} was read further already; "
-                "what lies behind a reader is not kept: pin a new one"
+                f"the snapshot {id_!r:.100} of {self._partition} was already read further, "
+                "and earlier pages are not kept; take a new one"
             )
         return snapshot
 
@@ -203,10 +203,10 @@ class Snapshots:
             return
         for snapshot in list(self.open.values()):
             if now_ms - snapshot.used_ms > IDLE_MS:
-                why = f"nothing of it was read for {IDLE_MS // 1000} s"
+                why = f"it was not read for {IDLE_MS // 1000} s"
                 self._end_at_bound(snapshot, why)
             elif now_ms - snapshot.begun_ms > LIFE_MS:
-                why = f"it was not read to its end within {LIFE_MS // 60_000} minutes"
+                why = f"it was not fully read within {LIFE_MS // 60_000} minutes"
                 self._end_at_bound(snapshot, f"{why}; read more partitions at once")
 
     def lose(self, why: str) -> None:

@@ -402,8 +402,8 @@ class Staging:
             return None
         return _refused(
             "rejected",
-            f"{self._partition} knows {PIPELINES_MAX} pipelines, the most; forget those that will "
-            "not come back (`sublet pipelines list`, `sublet pipelines forget`)",
+            f"{self._partition} knows {PIPELINES_MAX} pipelines, the maximum; forget those that "
+            "will not come back (`sublet pipelines list`, `sublet pipelines forget`)",
         )
 
     def _names(self) -> set[str]:

@@ -68,7 +68,7 @@ class Workers:
     async def read_snapshot(self, request: SnapshotPageRequest) -> SnapshotPage:
         self.pages.append((request.id, request.after, request.limit))
         if request.id in self.gone:
-            raise SnapshotLostError("nothing of it was read for 120 s")
+            raise SnapshotLostError("it was not read for 120 s")
         key = "a" if request.after is None else "b"
         states = msgspec.msgpack.encode([1])
         return SnapshotPage(keys=[key], states=states, next="a" if key == "a" else None)
@@ -158,7 +158,7 @@ async def test_a_pin_that_was_lost_is_replaced_with_a_word() -> None:
     assert page.commit == 9
     (log,) = logs
     assert (log["log_level"], log["partition"], log["commit"]) == ("warning", "shop/cart/0", 5)
-    assert "nothing of it was read" in log["reason"]
+    assert "it was not read" in log["reason"]
 
 
 async def test_a_partition_of_which_something_was_given_out_is_not_replaced() -> None:

@@ -119,7 +119,7 @@ def test_a_key_that_has_a_state_keeps_it_and_the_row_is_refused() -> None:
     result = home.assign(("a", 2), ("b", 3))
 
     assert errors(result) == {
-        0: "app/f[a]: it has a state already, and was not to be replaced",
+        0: "app/f[a]: the key already has a state (if_exists)",
     }
     assert (home.value("a"), home.value("b")) == (1, 3)
     assert [row.key for row in result.rows] == ["b"]
@@ -170,7 +170,7 @@ def test_a_payload_that_is_no_state_at_all_is_refused() -> None:
     home = Home(int)
     result = home.run(["a", "b"], join_column([encode([9, 1]), encode("x")]))
 
-    assert all("this is no state" in each for each in errors(result).values())
+    assert all("the state is invalid" in each for each in errors(result).values())
     assert sorted(result.failed) == [0, 1]
 
 

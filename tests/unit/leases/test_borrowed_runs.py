@@ -470,7 +470,7 @@ def test_a_trace_goes_on_through_a_guest() -> None:
     [
         ({"messages": [], "time_left_ms": []}, "0 messages"),
         ({"time_left_ms": [1, 2]}, "1 messages with 2 times left"),
-        ({"partial": True}, "cannot be run in parts"),
+        ({"partial": True}, "cannot run on partial state"),
     ],
 )
 def test_an_offer_that_makes_no_sense_is_refused(fields: dict[str, Any], text: str) -> None:
@@ -701,7 +701,7 @@ async def test_a_message_that_still_runs_under_an_earlier_lease_goes_home() -> N
         again = offer(["a", "a", "b"], [1, 2, 3], states, number=2)
         second = lessee.accept(again, hang)
         guests.run(second, lambda _guest, result: second_end.set_result(result))
-        with pytest.raises(OfferError, match="runs already"):
+        with pytest.raises(OfferError, match="already running"):
             guests.run(first, lambda _guest, _result: None)
 
         guests.revoke(second.lease)
@@ -842,7 +842,7 @@ def test_who_adds_may_send_too() -> None:
 
 def test_who_has_not_given_up_the_order_is_not_run_in_parts() -> None:
     in_order = app.function(state=Sum(), name="count_in_order")(count.__wrapped__)
-    with pytest.raises(OfferError, match="in parts"):
+    with pytest.raises(OfferError, match="partial state"):
         Lessee().accept(in_parts(["a"], [1]), in_order)
 
 

@@ -131,7 +131,7 @@ def test_a_policy_that_raises_lends_nothing_and_is_not_asked_again() -> None:
 
     assert len(told) == 1
     assert policy.asked is Asked.NEVER
-    assert policy.reason == ("it failed and is not asked again: ZeroDivisionError: by nothing")
+    assert policy.reason == ("it failed and is disabled: ZeroDivisionError: by nothing")
 
 
 def test_a_policy_may_change_when_it_wants_to_be_asked() -> None:
