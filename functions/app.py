@@ -457,13 +457,13 @@ def _check_upstream(name: str, functions: dict[str, Function]) -> None:
             if each not in functions:
                 known = ", ".join(sorted(functions))
                 raise ValueError(
-                    f"{name}: upstream names {each}, which is not here; known: {known}"
+                    f"{name}: upstream names {each}, which does not exist; known: {known}"
                 )
             window = functions[each].window
             if window is not None and window.time != "event":
                 raise ValueError(f"{name}: {each} has windows of {window.time} time: no watermarks")
             if each == name:
-                raise ValueError(f"{name} is upstream of itself: it would wait for ever")
+                raise ValueError(f"{name} is upstream of itself and would wait forever")
             if each not in waits_for:
                 waits_for.append(each)
                 left.append(each)

@@ -210,7 +210,7 @@ class Context:
         """Take back a delayed message, if it has not been sent yet. Any function may do it."""
         partition, mark, timer = token.partition("|")
         if not mark or not timer or not token.isprintable():
-            raise RejectedError(f"{token!r:.200} is no token of send_after")
+            raise RejectedError(f"{token!r:.200} is not a token from send_after")
         self._effects.items.append(Cancelled(partition, timer))
 
     def call(
@@ -239,7 +239,9 @@ class Context:
         address = str(Address(name, key))
         if address in chain or address == str(Address(self.function, self.key)):
             path = " → ".join([*chain, str(Address(self.function, self.key)), address])
-            raise CallCycleError(f"{address} waits for this very call ({path}); use send instead")
+            raise CallCycleError(
+                f"{address} already waits for this call ({path}); use send instead"
+            )
         if len(chain) >= CALL_DEPTH_MAX:
             raise CallCycleError(f"the call chain is {len(chain)} deep; allowed: {CALL_DEPTH_MAX}")
         codec = _any if isinstance(function, str) else function.reply_codec
@@ -266,14 +268,14 @@ class Context:
 def _check_egress(name: str) -> None:
     """Refuse names that nobody could read from, or that no store can keep."""
     if not isinstance(name, str):
-        raise TypeError(f"the name of an egress is a text, not {type(name).__name__}")
+        raise TypeError(f"an egress name is a str, not {type(name).__name__}")
     try:
         size_bytes = len(name.encode())
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name!r:.80} is no name of an egress: {error.reason}") from None
+        raise ValueError(f"{name!r:.80} is not a valid egress name: {error.reason}") from None
     if not 1 <= size_bytes <= EGRESS_NAME_BYTES_MAX:
         raise ValueError(
-            f"the name of an egress has {size_bytes} bytes; allowed: 1..{EGRESS_NAME_BYTES_MAX}"
+            f"the egress name has {size_bytes} bytes; allowed: 1..{EGRESS_NAME_BYTES_MAX}"
         )
 
 

@@ -19,5 +19,5 @@ def check_takes_watermarks(function: object) -> None:
     window = function.window if isinstance(function, Function) else None
     if window is not None and window.time != "event":
         raise RejectedError(
-            f"windows of {window.time} time end by the clock; watermarks are for event time"
+            f"{window.time}-time windows close by the clock; watermarks are for event time"
         )

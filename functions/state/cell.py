@@ -164,7 +164,7 @@ def only_row(rows: Iterable[StoredRow]) -> tuple[bytes, int | None] | None:
     for subkey, value, expires_ms in rows:
         if subkey != WHOLE:
             raise StateTypeError(
-                "the stored state has several rows: it was written by another kind of state"
+                "the stored state has several rows: it was written by a different kind of state"
             )
         found = value, expires_ms
     return found

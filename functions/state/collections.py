@@ -329,7 +329,7 @@ class ListState(Generic[T]):
 
     def _load(self, stored: list[StoredRow]) -> None:
         if any(len(subkey) != _POSITION_BYTES for subkey, _, _ in stored):
-            raise StateTypeError("the stored state was written by another kind than List")
+            raise StateTypeError("the stored state was not written by a List")
         self._stored_first = int.from_bytes(stored[0][0], "big")
         self._stored_end = position = int.from_bytes(stored[-1][0], "big") + 1
         # From the end to the front. No element outlives a later one, so that expired ones are

@@ -156,7 +156,7 @@ def state_kind_of(declaration: Any) -> StateKind:
         return Value.undeclared()
     if isinstance(declaration, dict):
         if not all(isinstance(name, str) for name in declaration):
-            raise TypeError("the names of state fields must be texts")
+            raise TypeError("the names of state fields must be strings")
         return Fields(**declaration)
     if isinstance(declaration, type) and declaration.__module__.startswith(_KINDS_PACKAGE):
         raise TypeError(

@@ -44,7 +44,7 @@ def check_number(value: Any) -> None:
 def check_64_bits(value: Number) -> None:
     """Raise `StateTooLargeError` for an int that does not fit into a row."""
     if type(value) is int and value.bit_length() > 63:
-        raise StateTooLargeError("the number would leave 64 bits; add floats to go further")
+        raise StateTooLargeError("the number would exceed 64 bits; use floats for larger numbers")
 
 
 def plain_row(rows: Iterable[StoredRow]) -> bytes | None:

@@ -130,7 +130,7 @@ def has_refused(cell: Cell) -> bool:
 
 def _check_told(cell: Cell) -> None:
     if has_refused(cell):
-        raise ReadsStateError("a handler caught the refusal of what it asked for")
+        raise ReadsStateError("a handler suppressed the error of a refused operation")
 
 
 class _Parts(NamedTuple):

@@ -508,7 +508,7 @@ def _decode_versioned(data: bytes, of: type[StoredT], kind: str) -> StoredT:
     try:
         stored = msgspec.msgpack.decode(data, type=of)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise StateTypeError(f"the stored state is no {kind}: {error}") from error
+        raise StateTypeError(f"the stored state is not a {kind}: {error}") from error
     if stored.version != _VERSION:
         raise StateTypeError(
             f"the stored {kind} has format {stored.version}; this version reads {_VERSION}"

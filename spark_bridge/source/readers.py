@@ -79,8 +79,7 @@ class _Egress:
         if not dict(found[1]) and not self._told_of_nobody:
             self._told_of_nobody = True
             _log.warning(
-                "nobody has ever emitted to this egress; it is read nevertheless, in case that "
-                "somebody begins to",
+                "no function has emitted to this egress yet; reading it anyway",
                 egress=self.options.egress,
             )
         return found

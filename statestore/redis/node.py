@@ -219,14 +219,14 @@ class RedisNode:
     def unavailable(self, error: Exception) -> UnavailableError:
         reason = str(error) or type(error).__name__
         failure = UnavailableError(
-            f"the Redis at {self.name} cannot be used now ({reason})", RETRY_AFTER_MS
+            f"the Redis at {self.name} is unavailable ({reason})", RETRY_AFTER_MS
         )
         failure.__cause__ = error
         return failure
 
     def _shut_out(self, error: Exception) -> StoreServerError:
         return StoreServerError(
-            f"the Redis at {self.name} does not let us in ({error}); give redis_url a user "
+            f"the Redis at {self.name} denied access ({error}); give redis_url a user "
             "and password with the rights that docs/how-to/redis.md names"
         )
 
@@ -245,7 +245,7 @@ class RedisNode:
             raise RedisError(f"its role has become {info.get('role')}")
         if int(info.get("loading", 0)):
             # It says then that it keeps no AOF, for as long as it reads that.
-            raise RedisError("it still reads its data")
+            raise RedisError("it is still loading its data")
         problems = [*problems_of(info), *await self._sync_problems()]
         if problems:
             text = f"the Redis at {self.name} cannot be used: {'; '.join(problems)}"
@@ -264,8 +264,8 @@ class RedisNode:
                 log.warning(
                     "redis_sync_unknown",
                     redis=self.name,
-                    problem="appendfsync cannot be read, so nobody has checked "
-                    + ("that it is always, as full_sync needs" if self._full_sync else "it"),
+                    problem="appendfsync cannot be read, so it is not verified"
+                    + (" to be always, as full_sync needs" if self._full_sync else ""),
                     remedy="allow CONFIG GET (ACL: +config|get)",
                 )
             return []
@@ -323,7 +323,7 @@ def problems_of(info: dict[str, Any]) -> Iterable[str]:
     if role != "master":
         yield f"its role is {role}; needed: a primary (redis_url must name that one)"
     if not int(info.get("aof_enabled", 0)):
-        yield "it keeps no AOF, and a restart would lose commits; needed: appendonly yes"
+        yield "it has no AOF, so a restart would lose commits; needed: appendonly yes"
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        yield f"its maxmemory-policy is {policy}, which deletes state; needed: noeviction"
+        yield f"its maxmemory-policy is {policy}, which would delete state; needed: noeviction"

@@ -230,8 +230,8 @@ class RedisStore:
         if newest[0] == token.encode():
             return
         if int(newest[1] or 0) <= epoch:
-            raise UnavailableError(f"Redis lost {partition} while it was taken", RETRY_AFTER_MS)
-        raise UnavailableError(f"another worker has taken {partition} meanwhile", RETRY_AFTER_MS)
+            raise UnavailableError(f"Redis lost {partition} during the takeover", RETRY_AFTER_MS)
+        raise UnavailableError(f"another worker has taken over {partition}", RETRY_AFTER_MS)
 
     async def _outbox(self, key: str, destinations: list[str]) -> list[OutboxEntry]:
         """Read what is not acknowledged."""
@@ -337,7 +337,7 @@ class RedisStore:
             partition=partition,
             committed=f"epoch {epoch} index {index}",
             found=found,
-            problem="what was replied to since is lost; the partition goes on with what is there",
+            problem="acknowledged commits were lost; the partition continues with what is left",
             remedy="docs/operating.md, Redis has lost data",
         )
 

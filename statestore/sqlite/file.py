@@ -162,7 +162,7 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         if version > SCHEMA_VERSION:
             raise StoreFileError(
                 f"the store {path} was written by a newer Sublet (schema {version}, this one "
-                f"knows {SCHEMA_VERSION}); upgrade Sublet or give another path"
+                f"knows {SCHEMA_VERSION}); upgrade Sublet or choose another path"
             )
         for newer in range(max(version, 1) + 1, SCHEMA_VERSION + 1):
             connection.executescript(
@@ -171,7 +171,7 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         return
     if objects or version:
         raise StoreFileError(
-            f"{path} is the database of another program; give another path for the store"
+            f"{path} is the database of another program; choose another path for the store"
         )
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(
@@ -188,15 +188,15 @@ def store_error(error: sqlite3.Error, path: Path) -> SubletError:
     name = getattr(error, "sqlite_errorname", "") or ""
     if any(name.startswith(each) for each in _DAMAGED):
         return StoreFileError(
-            f"the store {path} is damaged or not a database ({error}); "
-            "restore it from a copy, or move it away to start empty"
+            f"the store {path} is corrupt or not a database ({error}); "
+            "restore it from a backup, or move it away to start empty"
         )
     if name.startswith("SQLITE_CANTOPEN"):
         return StoreFileError(
             f"cannot open the store {path} ({error}); "
             "give a path in a folder that exists and can be written"
         )
-    return UnavailableError(f"the store {path} cannot be used now ({error})", RETRY_AFTER_MS)
+    return UnavailableError(f"the store {path} is unavailable ({error})", RETRY_AFTER_MS)
 
 
 @contextmanager

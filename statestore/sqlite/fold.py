@@ -51,9 +51,9 @@ class FoldPolicy:
     def __post_init__(self) -> None:
         for name in ("rows_max", "bytes_max", "chunk_rows_max", "chunk_bytes_max"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 1 and more")
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 1 or more")
         if self.age_max_s < 0:
-            raise ValueError(f"age_max_s is {self.age_max_s}; allowed: 0 and more")
+            raise ValueError(f"age_max_s is {self.age_max_s}; allowed: 0 or more")
 
 
 DEFAULT_FOLD_POLICY = FoldPolicy()

@@ -232,7 +232,7 @@ def unfolded(connection: sqlite3.Connection, partition: int) -> Delta | None:
             delta.absorb(blob)
     except DamagedCommitError as error:
         raise DamagedChangelogError(
-            f"the changelog of the store is damaged ({error}); restore the file from a copy"
+            f"the store's changelog is corrupt ({error}); restore the file from a backup"
         ) from error
     return delta
 

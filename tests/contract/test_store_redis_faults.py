@@ -162,7 +162,7 @@ async def test_older_data_is_noticed_by_every_owner_and_none_goes_on_as_if_nothi
         late = numbered(epoch + 1, 6, token=second.token)
         assert await later.commit([late]) == [Outcome.GAP]
     assert events(logged) == ["redis_lost_its_data"]
-    assert logged[0]["problem"].startswith("what was replied to since is lost")
+    assert logged[0]["problem"].startswith("acknowledged commits were lost")
 
 
 async def test_lost_data_is_told_by_who_takes_a_partition_again_before_any_commit(
@@ -295,7 +295,7 @@ async def test_an_acquisition_that_loses_its_data_halfway_is_no_acquisition(
     server = start_redis()
     store = RedisStore(server.url)
     store._server = LosingServer(server)
-    with pytest.raises(UnavailableError, match=f"lost {P} while it was taken"):
+    with pytest.raises(UnavailableError, match=f"lost {P} during the takeover"):
         await store.acquire(P, "worker")
     await store.close()
 

@@ -528,7 +528,7 @@ def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")
-    with pytest.raises(StoreFileError, match="another program; give another path"):
+    with pytest.raises(StoreFileError, match="another program; choose another path"):
         SqliteStore(path)
 
 
@@ -614,9 +614,9 @@ async def test_a_damaged_changelog_is_named_and_other_partitions_go_on(tmp_path:
     with closing(sqlite3.connect(path, isolation_level=None)) as intruder:
         intruder.execute("UPDATE changelog SET blob = x'93' WHERE idx = 2")
     other = SqliteStore(path, fold=FOLD_NEVER)
-    with pytest.raises(StoreFileError, match="changelog of the store is damaged"):
+    with pytest.raises(StoreFileError, match="store's changelog is corrupt"):
         await other.load(P, ["count"])
-    with pytest.raises(StoreFileError, match="changelog of the store is damaged"):
+    with pytest.raises(StoreFileError, match="store's changelog is corrupt"):
         await other.acquire(P, "worker")
     assert (await other.acquire("shop/cart/1", "worker")).epoch == 1
     await other.close()
@@ -625,7 +625,7 @@ async def test_a_damaged_changelog_is_named_and_other_partitions_go_on(tmp_path:
 
 @pytest.mark.parametrize("bound", ["rows_max", "bytes_max", "chunk_rows_max", "chunk_bytes_max"])
 def test_a_fold_policy_without_a_bound_is_refused(bound: str) -> None:
-    with pytest.raises(ValueError, match=f"{bound} is 0; allowed: 1 and more"):
+    with pytest.raises(ValueError, match=f"{bound} is 0; allowed: 1 or more"):
         FoldPolicy(**{bound: 0})
 
 

@@ -350,11 +350,11 @@ async def test_state_that_does_not_fit_its_new_type_fails_until_the_type_fits_ag
     [
         ("raised", "raised ValueError: \\udcff"),
         ("rejected", "\\udcff"),
-        ("unspeakable", "its text cannot be had"),
-        ("emitted", "no name of an egress"),
+        ("unspeakable", "its message is unavailable"),
+        ("emitted", "not a valid egress name"),
         ("sent", "the key is not valid Unicode"),
         ("sent later", "the key is not valid Unicode"),
-        ("cancelled", "no token of send_after"),
+        ("cancelled", "not a token from send_after"),
     ],
 )
 async def test_what_is_no_text_fails_its_message_alone(

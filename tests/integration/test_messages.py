@@ -122,7 +122,7 @@ async def test_many_handlers_await_calls_without_blocking_their_partition(client
 
 
 async def test_a_cycle_of_calls_is_answered_by_an_error(client: Client) -> None:
-    with pytest.raises(CallCycleError, match=r"circle\[a\] waits for this very call"):
+    with pytest.raises(CallCycleError, match=r"circle\[a\] already waits for this call"):
         await client.call(apps.circle, "a", ["b", "c", "a"])
     with pytest.raises(CallCycleError):
         await client.call(apps.circle, "a", ["a"])

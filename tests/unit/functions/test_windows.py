@@ -212,7 +212,7 @@ def test_on_close_belongs_to_windows_and_is_declared_once() -> None:
     [
         ("app/other", "app/one", "is upstream of itself"),
         ("app/one", "", "is upstream of itself"),
-        ("app/gone", "", "app/gone, which is not here; known: app/one, app/other"),
+        ("app/gone", "", "app/gone, which does not exist; known: app/one, app/other"),
         ("app/clock", "", "windows of ingestion time"),
     ],
 )

@@ -345,7 +345,7 @@ def test_a_refusal_in_a_window_that_was_kept_secret_spoils_the_parts_of_the_key(
         assert lessee.taken
         assert has_refused(lessee.cell)
         assert f.state_kind is not None
-        with pytest.raises(ReadsStateError, match="caught"):
+        with pytest.raises(ReadsStateError, match="suppressed"):
             partial_windows(f.state_kind, lessee.cell)
 
 

@@ -295,7 +295,7 @@ def test_stored_elements_that_do_not_fit_are_named() -> None:
     kind: List[int] = List(int)
     with pytest.raises(StateTypeError, match="stored state does not fit"):
         list(kind.cell([(position(0), packed("x"), None)], StateClock()))
-    with pytest.raises(StateTypeError, match="another kind"):
+    with pytest.raises(StateTypeError, match="not written by a List"):
         kind.cell([(b"", packed(1), None)], StateClock())
     with pytest.raises(StateTypeError, match="no element at 1"):
         kind.cell([(position(place), packed(1), None) for place in (0, 2)], StateClock())

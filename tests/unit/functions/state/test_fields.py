@@ -121,7 +121,7 @@ def test_a_declaration_becomes_a_kind(declaration: Any, kind: str) -> None:
         (Sheet, "cannot be encoded"),
         (Map, r"write state=Map\(…\)"),
         (Sum, r"write state=Sum\(…\)"),
-        ({1: int}, "must be texts"),
+        ({1: int}, "must be strings"),
         ("int", "cannot be encoded"),
     ],
 )

@@ -177,7 +177,7 @@ def test_what_is_added_after_a_refusal_that_was_kept_secret_is_not_handed_out(na
     cell.undo.clear()
 
     assert has_refused(cell)
-    with pytest.raises(ReadsStateError, match="caught"):
+    with pytest.raises(ReadsStateError, match="suppressed"):
         partial_value(kind, cell)
 
 

@@ -222,7 +222,7 @@ def test_a_rollback_restores_what_was_settled(of: Any) -> None:
 def test_stored_bytes_that_do_not_fit_are_named(of: Any) -> None:
     with pytest.raises(StateTypeError, match="stored state does not fit the declared type"):
         new_cell(of, rows=[(b"", msgspec.msgpack.encode("text"), None)]).get()
-    with pytest.raises(StateTypeError, match="another kind of state"):
+    with pytest.raises(StateTypeError, match="a different kind of state"):
         new_cell(of, rows=[(b"x", b"\x01", None)]).get()
 
 
