@@ -649,7 +649,7 @@ def test_a_deleted_state_is_gone(cluster: Cluster) -> None:
         (("account", "k", '{"total": "x"}'), "field total: "),
         (("popular", "k", "[]"), "such a state cannot be written by hand"),
         (("echo", "k", "1"), "desk/echo is stateless: it has no state to change"),
-        (("drawer", "", "1"), "desk/drawer has one state a partition"),
+        (("drawer", "", "1"), "desk/drawer has one state per partition"),
         (("add", "k", "{"), "the message is not JSON"),
         (("ad", "k", "1"), "known: "),
     ],

@@ -170,7 +170,7 @@ def test_progress_is_that_of_all_partitions(typed: Typed, client: BlockingClient
     assert code == ExitCode.DONE
     assert "\nsealed batch: 7\nrows waiting: 0\nrows staged: 3\nrows dead: 20\n" in printed
     assert "\ncomplete: no\nmark: -\n" in printed
-    assert "`sublet dead list rows/fail` shows those" in hint
+    assert "see `sublet dead list rows/fail`" in hint
 
 
 def test_what_was_staged_and_never_decided_is_known(typed: Typed, client: BlockingClient) -> None:
