@@ -54,6 +54,22 @@ class PeerOutbound:
         if self.behind or self._is_full():
             self.behind = True
             return
+        self._send(channel, entry)
+
+    def offer_anew(self, partition: str, entry: OutboxEntry) -> None:
+        """Send the oldest entry of a channel again, although others wait for room.
+
+        It differs from what the outbox would offer when there is room: in line behind that, it
+        would never be sent.
+        """
+        channel = (partition, entry.destination)
+        self.rewind(partition, entry.destination, entry.first)
+        if channel not in self._held:
+            self._send(channel, entry)
+
+    def _send(self, channel: tuple[str, str], entry: OutboxEntry) -> None:
+        last = entry.first + entry.length - 1
+        sent = self._sent.get(channel)
         if sent is None:
             sent = self._acknowledged[channel] = entry.first - 1
         self._sent[channel] = last

@@ -256,11 +256,13 @@ class Router:
             self._connect_later(owner)
 
     def deliver_anew(self, partition: str, entry: OutboxEntry) -> None:
-        owner = self._topology.placement.get(endpoint_of(entry.destination), "")
-        port = self._peers.get(owner)
-        if port is not None:
-            port.rewind(partition, entry.destination, entry.first)
-        self.deliver(partition, entry)
+        endpoint = endpoint_of(entry.destination)
+        port = self._peers.get(self._topology.placement.get(endpoint, ""))
+        if port is None or endpoint in self.host.partitions:
+            self.deliver(partition, entry)
+        else:
+            port.offer_anew(partition, entry)
+            port.look_for_room()
 
     def _connect_later(self, worker: str) -> None:
         # A worker that ends begins nothing: its tasks take no others any more.

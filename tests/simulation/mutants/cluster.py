@@ -389,7 +389,7 @@ class JudgesAGroupByItsFirst(ClusterMutant):
             return outcomes[:1] * len(outcomes)
 
 
-# Exchange
+# Router
 
 
 class DropsWhatIsNotHere(ClusterMutant):
@@ -399,7 +399,7 @@ class DropsWhatIsNotHere(ClusterMutant):
         def _not_here(self, port: PeerOutbound, batch: Batch) -> None:
             return
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Router": router}
 
 
 class AcknowledgesOnArrival(ClusterMutant):
@@ -413,7 +413,7 @@ class AcknowledgesOnArrival(ClusterMutant):
                     last = batch.first + batch.count - 1
                     port.acknowledge(Ack(batch.target, batch.source, last))
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Router": router}
 
 
 class DoesNotSendRefusedAgain(ClusterMutant):
@@ -423,7 +423,7 @@ class DoesNotSendRefusedAgain(ClusterMutant):
         def _refused(self, port: PeerOutbound, refused: Refused) -> None:
             return
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Router": router}
 
 
 class TakesLostLinksForGoodbyes(ClusterMutant):
@@ -433,7 +433,7 @@ class TakesLostLinksForGoodbyes(ClusterMutant):
         def link_ended(self, port: PeerOutbound, reason: str, clean: bool) -> None:
             super().link_ended(port, reason, True)
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Router": router}
 
 
 class DoesNotOfferMissedReplies(ClusterMutant):
@@ -443,7 +443,7 @@ class DoesNotOfferMissedReplies(ClusterMutant):
         async def _offer_missed(self, port: PeerOutbound) -> None:
             return
 
-    replaced: ClassVar = {f"{RUNTIME}.worker:Exchange": router}
+    replaced: ClassVar = {f"{RUNTIME}.worker:Router": router}
 
 
 # Partitions inside of whole workers

@@ -9,6 +9,8 @@ had ever been. Hence, even then:
   well is answered: clients that were there, and new ones.
 - **What is answered is so**, if it was asked after the last loss, or answered before the moment to
   which Redis went back: then every effect of it is there once, in order, and a reply tells where.
+  Only what one partition had sent to another may be gone: acknowledged by a commit that was lost,
+  and then deleted by its sender, as the docs say.
 - **All else happened once or not at all**: callers were told a value, which was lost later, or that
   nobody knows. Nothing is there twice. Who was told that nothing happened can rely on it.
 - **One writes**: whoever was the last to take a partition, by what is stored. Late commits of those
@@ -27,8 +29,13 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from sublet.runtime.protocol.frames import Kind
-from sublet.statestore.contract import JOURNAL, PARKED, TIMER
+import msgspec
+
+from sublet.functions.address import is_client
+from sublet.functions.codec import split_column
+from sublet.runtime.partition.records.channels import REPLY_MARK, endpoint_of
+from sublet.runtime.protocol.frames import Batch, Kind
+from sublet.statestore.contract import JOURNAL, PARKED, TIMER, Commit, OutboxEntry
 from tests.simulation.oracles.cluster import ClusterOracle
 from tests.simulation.oracles.verdict import check
 from tests.simulation.worlds.client import Said
@@ -45,6 +52,14 @@ class LossOracle(ClusterOracle):
     records_done = (PARKED, JOURNAL, TIMER)
     """What clients had done ahead stays under the names that they gave up, for a day."""
 
+    def __init__(self, cluster: Any) -> None:
+        super().__init__(cluster)
+        self._sent: dict[tuple[str, str], dict[int, str]] = {}
+        """Sender and destination to the messages sent, by number: their uids."""
+        self._taken: dict[tuple[str, str], int] = {}
+        """Destination and sender to how far it was ever taken, by commits that may be lost."""
+        self._gone: set[str] = set()
+
     def copy(self) -> Callable[[], None]:
         """Return what brings back all that is known of what is stored now."""
         clocks_ms, uids = dict(self._clocks_ms), dict(self._timer_uids)
@@ -56,6 +71,25 @@ class LossOracle(ClusterOracle):
             self._timers_over = set(over)
 
         return go_back
+
+    def written(self, worker: str, commit: Commit) -> None:
+        super().written(worker, commit)
+        sender = commit.partition
+        for source, upto in commit.inbox.items():
+            self._taken[sender, source] = max(upto, self._taken.get((sender, source), 0))
+        for entry in commit.outbox:
+            self._sent.setdefault((sender, entry.destination), {}).update(_uids_in(entry))
+        for destination, upto in commit.outbox_acknowledged.items():
+            endpoint = endpoint_of(destination)
+            tables = self._cluster.backend.partitions.get(endpoint)
+            stored = 0 if tables is None else tables.inbox.get(sender, 0)
+            ever = min(upto, self._taken.get((endpoint, sender), 0))
+            sent = self._sent.get((sender, destination), {})
+            self._gone.update(uid for number, uid in sent.items() if stored < number <= ever)
+
+    def _is_gone(self, uid: str) -> bool:
+        """Tell whether it, or what would have caused it, was deleted by its sender and is lost."""
+        return any(uid.startswith(each) for each in self._gone)
 
     def _lacks(self, name: str) -> str:
         """Nothing: an owner that has stored nothing since hears of it by its first commit."""
@@ -97,7 +131,7 @@ class LossOracle(ClusterOracle):
         wanted: dict[tuple[str, str], Counter[str]] = {}
         for place, uids in everything.items():
             for uid, count in uids.items():
-                if _cause_of(uid) in surviving:
+                if _cause_of(uid) in surviving and not self._is_gone(uid):
                     wanted.setdefault(place, Counter())[uid] = count
                 else:
                     maybe[uid] = 1
@@ -163,6 +197,21 @@ class LossOracle(ClusterOracle):
 
     def _check_windows(self) -> None:
         """They cannot be compared."""
+
+
+def _uids_in(entry: OutboxEntry) -> dict[int, str]:
+    """Return the uids of what an entry sends to another partition, by number."""
+    if is_client(endpoint_of(entry.destination)) or entry.destination.endswith(REPLY_MARK):
+        return {}
+    batch = msgspec.msgpack.decode(entry.data, type=Batch)
+    if batch.kind not in (Kind.SEND, Kind.CALL):
+        return {}
+    told = [msgspec.msgpack.decode(each) for each in split_column(batch.payloads)]
+    return {
+        entry.first + place: each[1]
+        for place, each in enumerate(told)
+        if isinstance(each, list) and len(each) > 1 and isinstance(each[1], str)
+    }
 
 
 def _cause_of(uid: str) -> str:

@@ -373,6 +373,6 @@ def test_a_source_cannot_be_named_as_a_partition_or_a_client(source: str) -> Non
 def test_windows_that_end_by_the_clock_take_no_watermarks() -> None:
     with (
         Harness(make_app(TumblingWindow("1s"))) as harness,
-        pytest.raises(RejectedError, match="ingestion time end by the clock"),
+        pytest.raises(RejectedError, match="ingestion-time windows close by the clock"),
     ):
         harness.watermark("app/f", 10)

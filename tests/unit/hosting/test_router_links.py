@@ -30,7 +30,7 @@ from sublet.runtime.protocol.frames import (
 from sublet.statestore.contract import OutboxEntry
 
 PATIENCE_S = 10.0
-WITH_NEIGHBOUR = Topology(1, [], {"app/f/0": "w2"}, {"w1": "a:1", "w2": "a:2"})
+WITH_PEER = Topology(1, [], {"app/f/0": "w2"}, {"w1": "a:1", "w2": "a:2"})
 ALONE = Topology(2, [], {"app/f/0": "w1"}, {"w1": "a:1"})
 
 
@@ -75,7 +75,7 @@ class NoPartitions:
 def exchange_with(connect: Connect, chance: Callable[[], float]) -> Router:
     router = Router("w1", Limits(), connect, chance)
     router.host = cast("Host", NoPartitions())
-    router.topology_changed(WITH_NEIGHBOUR)
+    router.topology_changed(WITH_PEER)
     return router
 
 
@@ -265,3 +265,24 @@ async def test_the_last_worker_lets_its_partitions_refuse_what_comes_when_it_sto
     assert host.refused == [(1, "stopping")]
     assert host.taken == [2]
     assert not [each for each in link.sent if isinstance(each, Refused)]
+
+
+async def test_what_says_that_there_is_nothing_older_leaves_although_others_wait_for_room() -> None:
+    # A destination that misses what nobody has any more refuses all behind it, until it hears so.
+    # Behind the others, it never would: each time there was room, they were sent and refused first.
+    link = QuietLink()
+    port = PeerOutbound("w2", cast(Link, link), lambda each: None, 1_000_000)
+    port.credit = 1
+    plain = msgspec.msgpack.encode(Batch("app/g/0", "app/f/0", 3, Kind.SEND, ["a"], b"\x91\xc0", 1))
+    oldest = msgspec.msgpack.encode(
+        Batch("app/g/0", "app/f/0", 3, Kind.SEND, ["a"], b"\x91\xc0", 1, is_oldest=True)
+    )
+    port.offer("app/f/0", OutboxEntry("app/g/0", 3, 1, plain))
+    port.offer("app/h/0", OutboxEntry("app/g/0", 1, 1, plain))
+    assert port.behind
+
+    port.offer_anew("app/f/0", OutboxEntry("app/g/0", 3, 1, oldest))
+    await asyncio.sleep(0)
+
+    sent = [bytes(each) for frame in link.sent for each in cast(Data, frame).batches]
+    assert sent == [plain, oldest]

@@ -63,7 +63,7 @@ class WireEnd:
         self.limits: LinkLimits
         self.pending_bytes = 0
         self._above_high = False
-        self._in_flight_commit: deque[tuple[int, bytes]] = deque()
+        self._in_flight: deque[tuple[int, bytes]] = deque()
         """With when each frame arrives, unless the wire is cut by then."""
         self._arrives_ms = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -80,7 +80,7 @@ class WireEnd:
             self._above_high = True
         at_ms = now_ms + network.delay_ms(len(encoded))
         self._arrives_ms = max(self._arrives_ms, at_ms)
-        self._in_flight_commit.append((self._arrives_ms, encoded))
+        self._in_flight.append((self._arrives_ms, encoded))
         self._plan()
 
     def finish(self) -> None:
@@ -92,9 +92,9 @@ class WireEnd:
 
     def lose_some(self) -> None:
         chance = self.wire.network.chance
-        kept = chance.randrange(len(self._in_flight_commit) + 1)
-        while len(self._in_flight_commit) > kept:
-            self._in_flight_commit.pop()
+        kept = chance.randrange(len(self._in_flight) + 1)
+        while len(self._in_flight) > kept:
+            self._in_flight.pop()
 
     def tell_lost(self, reason: str) -> None:
         """Let the process at this end hear that the wire is gone, soon."""
@@ -113,14 +113,14 @@ class WireEnd:
             self.on_lost()
 
     def take_all(self) -> list[tuple[int, bytes]]:
-        found = list(self._in_flight_commit)
-        self._in_flight_commit.clear()
+        found = list(self._in_flight)
+        self._in_flight.clear()
         return found
 
     def _plan(self) -> None:
-        if self._timer is None and (self._in_flight_commit or self._finishing):
+        if self._timer is None and (self._in_flight or self._finishing):
             network = self.wire.network
-            at_ms = self._in_flight_commit[0][0] if self._in_flight_commit else network.loop.now_ms
+            at_ms = self._in_flight[0][0] if self._in_flight else network.loop.now_ms
             delay_s = max(0, at_ms - network.loop.now_ms) / 1000
             self._timer = network.loop.call_later(
                 delay_s, self._carry, context=network.loop.world.home
@@ -138,12 +138,12 @@ class WireEnd:
             )
             return
         arrived = []
-        while self._in_flight_commit and self._in_flight_commit[0][0] <= network.loop.now_ms:
-            arrived.append(self._in_flight_commit.popleft()[1])
+        while self._in_flight and self._in_flight[0][0] <= network.loop.now_ms:
+            arrived.append(self._in_flight.popleft()[1])
         if arrived:
             network.loop.call_soon(self.other.arrive, arrived, context=self.other.context)
             network.loop.call_soon(self._sent, sum(map(len, arrived)), context=self.context)
-        if self._finishing and not self._in_flight_commit:
+        if self._finishing and not self._in_flight:
             self.wire.over = True
             network.wires.pop(self.wire, None)
             for end in (self, self.other):
