@@ -67,7 +67,10 @@ async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
     ("options", "told"),
     [
         ({"appendonly": "no"}, "needed: appendonly yes"),
-        ({"maxmemory_policy": "allkeys-lru"}, "allkeys-lru, which deletes state; needed: noevict"),
+        (
+            {"maxmemory_policy": "allkeys-lru"},
+            "allkeys-lru, which would delete state; needed: noevict",
+        ),
         ({"appendfsync": "everysec"}, "full_sync needs: appendfsync always"),
         ({"replicaof": "127.0.0.1 1"}, "its role is slave; needed: a primary"),
     ],

@@ -992,7 +992,7 @@ def test_workers_on_a_redis_that_is_set_up_wrongly_are_not_tried_again(tmp_path:
     finally:
         redis.kill()
 
-    told = "maxmemory-policy is allkeys-lru, which deletes state; needed: noeviction"
+    told = "maxmemory-policy is allkeys-lru, which would delete state; needed: noeviction"
     assert alone.returncode == ExitCode.USAGE
     assert alone.stderr.splitlines()[-1].startswith("error: the Redis at")
     assert told in alone.stderr.splitlines()[-1]
