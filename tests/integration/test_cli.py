@@ -1008,7 +1008,7 @@ async def test_a_worker_that_cannot_reach_its_store_says_why_it_has_not_joined(
     nobody = "redis://127.0.0.1:1"
     config = WorkerConfig(data_dir=tmp_path, store="redis", redis_url=nobody, port=0, http_port=0)
     worker = Worker(app.functions, config)
-    reason = "the worker has not joined its cluster yet: the Redis at 127.0.0.1:1 cannot be used"
+    reason = "the worker has not joined its cluster yet: the Redis at 127.0.0.1:1 is unavailable"
     running = asyncio.create_task(worker.run())
     try:
         await until(lambda: worker.http_address != "" and "127.0.0.1:1 " in worker.not_ready())
