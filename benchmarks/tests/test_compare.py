@@ -13,7 +13,7 @@ from benchmarks.harness.report import CaseResult
 
 def test_a_system_that_is_not_there_says_what_is_missing() -> None:
     assert "does not exist" in (System("x", "benchmarks.nowhere", compare.OURS).missing() or "")
-    absent = System("x", "benchmarks.compare", Path("no-interpreter"))
+    absent = System("x", "benchmarks.compare.experiment", Path("no-interpreter"))
     assert "setup.sh" in (absent.missing() or "")
 
 

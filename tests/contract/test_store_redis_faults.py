@@ -321,7 +321,7 @@ async def test_an_acquisition_that_another_overtakes_is_no_acquisition(
 ) -> None:
     store = RedisStore(redis_space.url, prefix=redis_space.prefix)
     store._server = server = OvertakingServer(redis_space)
-    with pytest.raises(UnavailableError, match=f"taken {P} meanwhile"):
+    with pytest.raises(UnavailableError, match=f"taken over {P}"):
         await store.acquire(P, "worker")
     assert await server.other.commit([numbered(2, 2)]) == [Outcome.DONE]
     await server.other.close()

@@ -601,9 +601,9 @@ async def test_damage_in_the_middle_of_the_file_is_named(tmp_path: Path) -> None
     path.write_bytes(content)
 
     store = SqliteStore(path)
-    with pytest.raises(StoreFileError, match="restore it from a copy"):
+    with pytest.raises(StoreFileError, match="restore it from a backup"):
         await store.acquire(P, "worker")
-    with pytest.raises(StoreFileError, match="restore it from a copy"):
+    with pytest.raises(StoreFileError, match="restore it from a backup"):
         await store.load(P, ["count"])
     await store.close()
 
