@@ -274,7 +274,7 @@ def put_stopwatches() -> Stopwatches:
             (Partition, ("batch_arrived", "acknowledged", "finished", "committed", "woken")),
             (Partition, ("loaded",)),
         ],
-        "host": [(host.Host, ("_carry_out", "pump", "_pump", "_run_here", "_commit_ended"))],
+        "host": [(host.Host, ("_apply_effects", "pump", "_pump", "_run_here", "_commit_ended"))],
         "state": [
             (StateCache, ("missing", "insert", "changed", "over_bound", "shrink")),
             (sync_runner.Place, ("drain",)),
