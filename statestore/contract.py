@@ -8,7 +8,7 @@ applied once. The store understands nothing of what the rows mean: deciding is t
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -24,10 +24,23 @@ class CorruptDataError(SubletError):
     code = "damaged"
 
 
-class StoreServerError(SubletError):
-    """The server of the store cannot be used as it is set up; the text says what to change."""
+class StoreSetupError(SubletError):
+    """The store cannot be used as it is set up; the text says what to change."""
+
+    code = "bad_store"
+
+
+class StoreServerError(StoreSetupError):
+    """The server of the store cannot be used as it is set up."""
 
     code = "bad_store_server"
+
+
+class StoreReplacedError(SubletError):
+    """The store was deleted, replaced or overwritten under its workers, which have to end: what
+    they commit is not what others read. The text says what to do."""
+
+    code = "store_replaced"
 
 
 class Outcome(Enum):
@@ -331,6 +344,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Those that it has declared; None: it does not say, as older workers do, and may have all."""
     kinds: Mapping[str, str] = {}
     """Function to its kind, for those that lack it and tell clients where its messages go."""
+    store: str = ""
+    """The kind of store that it commits to; empty: it does not say."""
+    machine: str = ""
+    """Where it runs, the same for all processes of one start of one machine; empty: as above."""
+    versions: Mapping[str, str] = {}
+    """App to the version of its code; one without a version is not compared."""
+    upgrade: bool = False
+    """It may join workers that have other code of its apps."""
 
     def has(self, function: str) -> bool:
         """Tell whether the worker can serve a function."""
@@ -352,14 +373,29 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     them. One that is no member was taken for dead meanwhile, and may come back."""
 
 
+class JoinRefusedError(ValueError):
+    """Workers that are there do not go together with one that wants to join; the text says what to
+    do."""
+
+    def __init__(self, text: str, members: Sequence[str]) -> None:
+        super().__init__(text)
+        self.members = members
+        """Ids of those in the way."""
+
+
 class Directory(Protocol):
     """Membership and placement, kept beside the state. No process coordinates it."""
 
     watched: bool
     """True if `wait_changed` hears of changes that others make."""
 
-    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+    async def join(
+        self, member: Member, functions: Mapping[str, int], *, gone: Collection[str] = ()
+    ) -> View:
         """Enter the member, with the functions that it declares, and register these.
+
+        Raises `JoinRefusedError` if members that are there do not go together with it, other than
+        those in `gone`, which are known to be dead, and those that are about to leave.
 
         Who is to be drained enters as one that drains, whatever it says: it may have been frozen,
         and removed, when that was asked for.
@@ -423,6 +459,53 @@ def check_functions(known: Mapping[str, int], functions: Mapping[str, int]) -> N
                 f"which is fixed when a function is first seen: declare {former}, "
                 "or give the function another name, or start with an empty store"
             )
+
+
+def check_members(
+    members: Mapping[str, Member], joining: Member, gone: Collection[str] = ()
+) -> None:
+    """Raise `JoinRefusedError` if a worker cannot join those who are there."""
+    others = [
+        each
+        for each in members.values()
+        if each.id != joining.id and each.id not in gone and not each.draining
+    ]
+    strangers = [each for each in others if each.store and each.store != joining.store]
+    if joining.store and strangers:
+        raise JoinRefusedError(
+            f"{_named(strangers)} has the store {strangers[0].store!r} and this one "
+            f"{joining.store!r}, so neither would find the other's state; give this worker the "
+            "same store, or another data_dir",
+            [each.id for each in strangers],
+        )
+    if joining.store not in ("", "redis"):
+        strangers = [each for each in others if each.machine not in ("", joining.machine)]
+        if joining.machine and strangers:
+            raise JoinRefusedError(
+                f"{_named(strangers)} uses this folder on another machine, and a SQLite file must "
+                "not be shared between machines; use another data_dir, or the store redis",
+                [each.id for each in strangers],
+            )
+    if not joining.upgrade:
+        for app, version in joining.versions.items():
+            _check_version(app, version, others)
+
+
+def _check_version(app: str, version: str, others: Sequence[Member]) -> None:
+    same_app = [each for each in others if each.versions.get(app)]
+    if not same_app or any(each.versions[app] == version for each in same_app):
+        return
+    known = ", ".join(sorted({each.versions[app] for each in same_app}))
+    raise JoinRefusedError(
+        f"{_named(same_app)} runs other code of {app} ({known}; this one {version}); stop it "
+        "first, or start this one with --upgrade (SUBLET_UPGRADE=1) for a rolling upgrade",
+        [each.id for each in same_app],
+    )
+
+
+def _named(members: Sequence[Member]) -> str:
+    more = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
+    return f"the worker at {members[0].address}{more}"
 
 
 def with_functions(member: Member, functions: Mapping[str, int]) -> Member:

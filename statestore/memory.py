@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -40,6 +40,7 @@ from sublet.statestore.contract import (
     StatesPage,
     View,
     check_functions,
+    check_members,
     check_placement,
     with_functions,
 )
@@ -336,8 +337,11 @@ class MemoryDirectory:
     def __init__(self, backend: MemoryBackend | None = None) -> None:
         self._backend = backend or MemoryBackend()
 
-    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+    async def join(
+        self, member: Member, functions: Mapping[str, int], *, gone: Collection[str] = ()
+    ) -> View:
         backend = self._backend
+        check_members(backend.members, member, gone)
         check_functions(backend.functions, functions)
         former = backend.members.get(member.id)
         beat = member.beat if former is None else former.beat + 1

@@ -8,7 +8,7 @@ times them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from sublet.statestore.contract import (
     Member,
     View,
     check_functions,
+    check_members,
     check_placement,
     with_functions,
 )
@@ -66,13 +67,16 @@ class RedisDirectory:
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
-    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+    async def join(
+        self, member: Member, functions: Mapping[str, int], *, gone: Collection[str] = ()
+    ) -> View:
         entered = with_functions(member, functions)
         packed = msgspec.msgpack.encode(entered)
         packed_leaving = msgspec.msgpack.encode(msgspec.structs.replace(entered, draining=True))
         counts = [each for pair in functions.items() for each in pair]
         for _ in range(JOIN_TRIES_MAX):
             before = await self.view()
+            check_members(before.members, member, gone)
             check_functions(before.functions, functions)
             found = await self._server.call(
                 "join",

@@ -14,7 +14,7 @@ from typing import Any
 import hiredis
 import structlog
 from redis.asyncio import Redis
-from redis.asyncio.connection import ConnectionPool
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -293,6 +293,28 @@ class RedisNode:
     async def close(self) -> None:
         await self.client.aclose()
         await self._pool.aclose()
+
+
+def keeping_cancellation(connection_class: type[AbstractConnection]) -> type[AbstractConnection]:
+    """Return connections of this kind by which a task that sends can always be cancelled.
+
+    The library sends under `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that
+    comes in the turn in which the sending is done. A task that loops would go on for ever, and
+    whoever waits for its end with it.
+    """
+
+    class CancellableConnection(connection_class):  # type: ignore[misc, valid-type]
+        async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            requests = task.cancelling()
+            await super().send_packed_command(*args, **kwargs)
+            if task.cancelling() > requests:
+                # The answer would be taken for that of the next command.
+                await self.disconnect(nowait=True)
+                raise asyncio.CancelledError
+
+    return CancellableConnection
 
 
 def _pieces(packed: Sequence[bytes]) -> Iterator[list[bytes]]:

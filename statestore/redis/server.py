@@ -28,6 +28,7 @@ from sublet.statestore.redis.node import (
     RETRY_AFTER_MS,
     Outages,
     RedisNode,
+    keeping_cancellation,
     node_name,
 )
 
@@ -73,6 +74,7 @@ class RedisServer:
             # What is sent again is decided here, and known to be the same.
             retry=Retry(NoBackoff(), 0),
         )
+        pool.connection_class = keeping_cancellation(pool.connection_class)
         self._connection_class = pool.connection_class
         self._connection_kwargs = pool.connection_kwargs
         self._first = RedisNode(

@@ -10,25 +10,29 @@ import asyncio
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from sublet.functions.errors import SubletError
 from sublet.statestore.contract import (
     LEAVING_MAX,
     Member,
     View,
     check_functions,
+    check_members,
     check_placement,
 )
 from sublet.statestore.sqlite.file import (
     BUSY_TIMEOUT_MS,
     DatabaseThread,
-    WriteLock,
-    open_database,
+    StoreLock,
+    open_files,
     transaction,
 )
 
-_Declared = tuple[frozenset[str] | None, Mapping[str, str]]
+# What else a member says of itself, as JSON.
+_DETAILS = ("store", "machine", "versions", "upgrade")
 
 
 class SqliteDirectory:
@@ -40,31 +44,35 @@ class SqliteDirectory:
         self, path: str | os.PathLike[str], *, busy_timeout_ms: int = BUSY_TIMEOUT_MS
     ) -> None:
         self._path = Path(path)
-        connection = open_database(self._path, busy_timeout_ms=busy_timeout_ms)
-        self._lock = WriteLock(self._path)
+        connection, self._files = open_files(self._path, busy_timeout_ms=busy_timeout_ms)
+        self._lock = StoreLock(self._path, self._files)
         self._thread = DatabaseThread(connection, self._path, "directory")
         self._closed = False
         # What only a new version changes; used and replaced on the thread.
         self._cached_version = -1
         self._functions: Mapping[str, int] = {}
         self._placement: Mapping[str, str] = {}
-        self._declared: Mapping[str, _Declared] = {}
+        self._declared: Mapping[str, dict[str, Any]] = {}
         self._leaving: frozenset[str] = frozenset()
 
-    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+    async def join(
+        self, member: Member, functions: Mapping[str, int], *, gone: Collection[str] = ()
+    ) -> View:
         def work(connection: sqlite3.Connection) -> View:
             with self._lock, transaction(connection):
                 before = self._read(connection)
+                check_members(before.members, member, gone)
                 check_functions(before.functions, functions)
                 connection.executemany(
                     "INSERT OR IGNORE INTO function VALUES (?, ?)", functions.items()
                 )
                 connection.execute(
-                    "INSERT INTO member (id, address, lane, pid, beat, draining, functions)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                    "INSERT INTO member"
+                    " (id, address, lane, pid, beat, draining, functions, details)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
                     " address = excluded.address, lane = excluded.lane, pid = excluded.pid,"
                     " beat = beat + 1, draining = excluded.draining,"
-                    " functions = excluded.functions",
+                    " functions = excluded.functions, details = excluded.details",
                     (
                         member.id,
                         member.address,
@@ -75,6 +83,7 @@ class SqliteDirectory:
                         json.dumps(
                             {name: member.kinds.get(name, "") for name in sorted(functions)}
                         ),
+                        json.dumps({name: getattr(member, name) for name in _DETAILS}),
                     ),
                 )
                 return self._changed(connection)
@@ -84,6 +93,7 @@ class SqliteDirectory:
     async def beat(self, worker: str) -> View | None:
         def work(connection: sqlite3.Connection) -> View | None:
             with self._lock:
+                self._files.check(connection)
                 counted = connection.execute(
                     "UPDATE member SET beat = beat + 1 WHERE id = ?", (worker,)
                 ).rowcount
@@ -155,8 +165,16 @@ class SqliteDirectory:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._thread.close()
+            await self._thread.close(is_replaced=await self._thread.run(self._is_replaced))
             self._lock.close()
+
+    def _is_replaced(self, connection: sqlite3.Connection) -> bool:
+        try:
+            with self._lock:
+                self._files.check(connection)
+        except SubletError:
+            return True
+        return False
 
     def _changed(self, connection: sqlite3.Connection, above: int = 0) -> View:
         connection.execute("UPDATE meta SET version = max(version, ?) + 1", (above,))
@@ -176,12 +194,13 @@ class SqliteDirectory:
             functions, placement, declared, leaving = connection.execute(
                 "SELECT (SELECT json_group_object(name, partition_count) FROM function),"
                 " (SELECT json_group_object(partition, worker) FROM placement),"
-                " (SELECT json_group_object(id, json(functions)) FROM member),"
+                " (SELECT json_group_object(id, json_array(json(functions), json(details)))"
+                " FROM member),"
                 " (SELECT json_group_array(worker) FROM leaving)"
             ).fetchone()
             self._functions = json.loads(functions)
             self._placement = json.loads(placement)
-            self._declared = {id_: _declared(names) for id_, names in json.loads(declared).items()}
+            self._declared = {id_: _declared(*told) for id_, told in json.loads(declared).items()}
             self._leaving = frozenset(json.loads(leaving))
             self._cached_version = version
         members = connection.execute(
@@ -197,8 +216,7 @@ class SqliteDirectory:
                     pid=pid,
                     beat=beat,
                     draining=bool(draining),
-                    functions=self._declared[id_][0],
-                    kinds=self._declared[id_][1],
+                    **self._declared[id_],
                 )
                 for id_, address, lane, pid, beat, draining in members
             },
@@ -208,9 +226,14 @@ class SqliteDirectory:
         )
 
 
-def _declared(names: dict[str, str] | list[str] | None) -> _Declared:
-    """Return the functions of a member and their kinds; older workers wrote no kinds."""
-    if names is None:
-        return None, {}
+def _declared(
+    names: dict[str, str] | list[str] | None, details: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return what a member says of itself; older workers wrote no kinds and no details."""
     kinds = names if isinstance(names, dict) else {}
-    return frozenset(names), {name: kind for name, kind in kinds.items() if kind}
+    known = {name: value for name, value in (details or {}).items() if name in _DETAILS}
+    return {
+        "functions": None if names is None else frozenset(names),
+        "kinds": {name: kind for name, kind in kinds.items() if kind},
+        **known,
+    }

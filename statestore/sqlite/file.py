@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.statestore.contract import CorruptDataError
+from sublet.statestore.contract import CorruptDataError, StoreSetupError
+from sublet.statestore.sqlite.identity import StoreFiles, check_log, checkpoint
 
 T = TypeVar("T")
 
 # Marks a database file as ours, for `file` and for the check below ("Subl" in ASCII).
 APPLICATION_ID = 0x5375626C
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 6
 STATEMENT_CACHE = 512
 BUSY_TIMEOUT_MS = 5_000
 RETRY_AFTER_MS = 1_000
@@ -62,25 +63,38 @@ CREATE TABLE record (
 CREATE INDEX record_due ON record (partition, kind, due_ms, id) WHERE due_ms IS NOT NULL;
 CREATE TABLE member (
     id TEXT PRIMARY KEY, address TEXT NOT NULL, lane TEXT NOT NULL, pid INTEGER NOT NULL,
-    beat INTEGER NOT NULL, draining INTEGER NOT NULL, functions TEXT) WITHOUT ROWID;
+    beat INTEGER NOT NULL, draining INTEGER NOT NULL, functions TEXT,
+    details TEXT) WITHOUT ROWID;
 CREATE TABLE function (name TEXT PRIMARY KEY, partition_count INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE placement (partition TEXT PRIMARY KEY, worker TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE leaving (number INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE);
-CREATE TABLE meta (version INTEGER NOT NULL);
-INSERT INTO meta VALUES (0);
+CREATE TABLE meta (
+    version INTEGER NOT NULL, store TEXT NOT NULL DEFAULT '',
+    generation INTEGER NOT NULL DEFAULT 0, base INTEGER NOT NULL DEFAULT 0);
+INSERT INTO meta VALUES (0, lower(hex(randomblob(8))), 1, 1);
 """
 # What brings a file of the version before to each version.
 UPGRADES = {
     2: "ALTER TABLE member ADD COLUMN draining INTEGER NOT NULL DEFAULT 0;",
     3: "ALTER TABLE member ADD COLUMN functions TEXT;",
     4: "CREATE TABLE leaving (number INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE);",
+    5: """
+ALTER TABLE meta ADD COLUMN store TEXT NOT NULL DEFAULT '';
+ALTER TABLE meta ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE meta ADD COLUMN base INTEGER NOT NULL DEFAULT 0;
+UPDATE meta SET store = lower(hex(randomblob(8))), generation = 1, base = 1;
+""",
+    6: "ALTER TABLE member ADD COLUMN details TEXT;",
 }
 
 
-class StoreFileError(SubletError):
+class StoreFileError(StoreSetupError):
     """The database file cannot be used as it is; the text says what to do."""
 
     code = "bad_store_file"
+
+
+_MUST_WRITE = "its folder must exist, and this user must be able to write the folder and its files"
 
 
 class DamagedChangelogError(StoreFileError, CorruptDataError):
@@ -107,30 +121,108 @@ class WriteLock:
         os.close(self._file)
 
 
+class CheckpointLock:
+    """Lets one checkpoint of all processes write at a time. Held on the folder of the database, so
+    that there is no other file to lose; taken before the write lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+
+    @contextmanager
+    def taken(self) -> Iterator[bool]:
+        """Yield whether nobody else has it."""
+        try:
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(self._folder, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._folder)
+
+
+class StoreLock(WriteLock):
+    """The same, for files that must still be those that were opened: entering raises
+    `StoreReplacedError` if they are not."""
+
+    def __init__(self, path: Path, files: StoreFiles) -> None:
+        super().__init__(path)
+        self.files = files
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        try:
+            self.files.check_names()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Hold the lock also if the files were replaced."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            self.__exit__()
+
+
 def open_database(
     path: Path, *, full_sync: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS
 ) -> sqlite3.Connection:
     """Return a connection to a file with the right schema, which is created if there is none.
 
-    Raises StoreFileError if the file is not ours, damaged, or of a newer version.
+    Raises StoreFileError if the file is not ours, damaged, newer, or cannot be written.
     """
+    connection, _ = open_files(path, full_sync=full_sync, busy_timeout_ms=busy_timeout_ms)
+    return connection
+
+
+def open_files(
+    path: Path, *, full_sync: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS
+) -> tuple[sqlite3.Connection, StoreFiles]:
+    """Do the same as `open_database`; return also what tells whether the files are replaced."""
     try:
         lock = WriteLock(path)
     except OSError as error:
         raise StoreFileError(
-            f"cannot open the store {path}: {error.strerror}; "
-            "give a path in a folder that exists and can be written"
+            f"cannot open the store {path}: {error.strerror}; {_MUST_WRITE}"
         ) from error
     try:
+        _check_writable(path)
         with lock:
-            return _open_locked(path, full_sync, busy_timeout_ms)
+            connection = _open_locked(path, full_sync, busy_timeout_ms)
+            try:
+                files = StoreFiles(path)
+                files.check(connection)
+                return connection, files
+            except BaseException:
+                connection.close()
+                raise
     except sqlite3.Error as error:
         raise store_error(error, path) from error
     finally:
         lock.close()
 
 
+def _check_writable(path: Path) -> None:
+    """SQLite opens what it can only read, and fails at each commit."""
+    for each in (str(path), f"{path}-wal", f"{path}-shm"):
+        if os.path.exists(each) and not os.access(each, os.W_OK):
+            raise StoreFileError(f"cannot write {each}; {_MUST_WRITE}")
+
+
 def _open_locked(path: Path, full_sync: bool, busy_timeout_ms: int) -> sqlite3.Connection:
+    if not check_log(path):
+        raise StoreFileError(
+            f"the write-ahead log {path}-wal belongs to another {path.name}: the file was replaced "
+            f"without it. If {path.name} is a restored backup, delete {path.name}-wal and "
+            f"{path.name}-shm, then start again; otherwise put back the {path.name} of before"
+        )
     connection = sqlite3.connect(
         path,
         timeout=busy_timeout_ms / 1000,
@@ -168,6 +260,8 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
             connection.executescript(
                 f"BEGIN IMMEDIATE; {UPGRADES[newer]} PRAGMA user_version = {newer}; COMMIT;"
             )
+        if version < SCHEMA_VERSION:
+            checkpoint(connection)
         return
     if objects or version:
         raise StoreFileError(
@@ -178,6 +272,7 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; "
         f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
     )
+    checkpoint(connection)
 
 
 _DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB"}
@@ -192,10 +287,7 @@ def store_error(error: sqlite3.Error, path: Path) -> SubletError:
             "restore it from a backup, or move it away to start empty"
         )
     if name.startswith("SQLITE_CANTOPEN"):
-        return StoreFileError(
-            f"cannot open the store {path} ({error}); "
-            "give a path in a folder that exists and can be written"
-        )
+        return StoreFileError(f"cannot open the store {path} ({error}); {_MUST_WRITE}")
     return UnavailableError(f"the store {path} is unavailable ({error})", RETRY_AFTER_MS)
 
 
@@ -210,6 +302,15 @@ def transaction(connection: sqlite3.Connection, mode: str = "IMMEDIATE") -> Iter
         # SQLite itself rolls back after some errors, such as a full disk.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+# Connections to files that were replaced: closing the last one would write into what is there now.
+_abandoned: list[sqlite3.Connection] = []
+
+
+def abandon(connection: sqlite3.Connection) -> None:
+    """Leave a connection open for as long as the process lives."""
+    _abandoned.append(connection)
 
 
 class DatabaseThread:
@@ -231,10 +332,10 @@ class DatabaseThread:
         except sqlite3.Error as error:
             raise store_error(error, self._path) from error
 
-    async def close(self) -> None:
+    async def close(self, *, is_replaced: bool = False) -> None:
         """Finish what was begun, then close the connection; a second time does nothing."""
         if self._closed:
             return
         self._closed = True
-        await self.run(sqlite3.Connection.close)
+        await self.run(abandon if is_replaced else sqlite3.Connection.close)
         self._executor.shutdown(wait=False)

@@ -17,7 +17,19 @@ import structlog
 from sublet.functions.errors import SubletError
 from sublet.statestore.delta import Delta, RecordTuple, RowTuple
 from sublet.statestore.sqlite import tables
-from sublet.statestore.sqlite.file import WriteLock, open_database, transaction
+from sublet.statestore.sqlite.file import (
+    CheckpointLock,
+    StoreLock,
+    WriteLock,
+    abandon,
+    transaction,
+)
+from sublet.statestore.sqlite.identity import (
+    StoreFiles,
+    begin_checkpoint,
+    checkpoint,
+    end_checkpoint,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -312,8 +324,16 @@ def _descriptor_for_sync(path: Path) -> int:
 class Checkpointer:
     """Moves the WAL into the database when it has grown, beside the commits."""
 
-    def __init__(self, path: Path, wal_bytes_max: int) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, files: StoreFiles, wal_bytes_max: int
+    ) -> None:
+        """It has a connection of its own, opened beforehand: a file that was deleted meanwhile
+        must not be created anew."""
         self._path = path
+        self._connection = connection
+        self._files = files
+        self._lock = StoreLock(path, files)
+        self._turn = CheckpointLock(path)
         self._wal_bytes_max = wal_bytes_max
         self._written_bytes = 0
         self._thread: threading.Thread | None = None
@@ -338,44 +358,66 @@ class Checkpointer:
             self._thread.join()
 
     def _checkpoint(self) -> None:
+        with self._turn.taken() as is_mine:
+            if is_mine:
+                self._move_log()
+            else:
+                # Somebody else is at it.
+                self._written_bytes = 0
+
+    def _move_log(self) -> None:
         """Do most of it beside the writers, and the rest, which is short, while they wait.
 
         Without the second part, writers that never pause would make the WAL grow for ever: it
         starts over only when all of it is in the database.
         """
+        connection, files, lock = self._connection, self._files, self._lock
         try:
-            connection = open_database(self._path)
-        except SubletError as error:
-            log.warning("checkpoint_failed", path=str(self._path), error=str(error))
-            self._written_bytes = 0
-            return
-        lock = WriteLock(self._path)
-        try:
+            with lock:
+                files.check(connection)
+                begin_checkpoint(connection)
             moved_before = 0
             for _ in range(CHECKPOINT_PASSES_MAX):
-                moved = self._pass(connection)
+                files.check(connection)
+                _, _, moved = self._pass(connection)
                 if moved - moved_before < CHECKPOINT_FRAMES_LOCKED:
                     break
                 moved_before = moved
             # SQLite syncs the database only with the last pass. Most of that can be done before.
             os.fsync(_descriptor_for_sync(self._path))
             with lock:
-                self._pass(connection)
+                files.check(connection)
+                end_checkpoint(connection, self._pass(connection))
+                files.check(connection)
                 # The WAL starts over with the next commit, unless a checkpoint is under way then.
                 self._written_bytes = 0
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, SubletError) as error:
+            # Tried again when as much again was written. Of replaced files, the writer tells.
             log.warning("checkpoint_failed", path=str(self._path), error=str(error))
-            # Tried again when as much again was written.
             self._written_bytes = 0
-        finally:
-            lock.close()
-            connection.close()
 
-    def _pass(self, connection: sqlite3.Connection) -> int:
-        """Move what can be moved; return how many frames of the WAL are in the database."""
-        ((_, _, moved),) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        return int(moved)
+    def _pass(self, connection: sqlite3.Connection) -> tuple[int, int, int]:
+        """Move what can be moved; return whether somebody was in the way, how many frames the WAL
+        has, and how many of them are in the database."""
+        (frames,) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        return frames  # type: ignore[no-any-return]  # By SQLite's documentation.
 
-    def close(self) -> None:
+    def wait(self) -> None:
+        """Wait for the end of what is under way."""
         if self._thread is not None:
             self._thread.join()
+
+    def finish(self) -> None:
+        """Move all of it, if nobody else does so, and nobody reads."""
+        self.wait()
+        with self._turn.taken() as is_mine:
+            if is_mine:
+                with self._lock:
+                    self._files.check(self._connection)
+                    checkpoint(self._connection)
+
+    def close(self, *, is_replaced: bool = False) -> None:
+        self.wait()
+        (abandon if is_replaced else sqlite3.Connection.close)(self._connection)
+        self._lock.close()
+        self._turn.close()

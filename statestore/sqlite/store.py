@@ -37,6 +37,7 @@ from sublet.statestore.sqlite.file import (
     BUSY_TIMEOUT_MS,
     DatabaseThread,
     open_database,
+    open_files,
     transaction,
 )
 from sublet.statestore.sqlite.fold import DEFAULT_FOLD_POLICY, FoldPolicy, Owned
@@ -74,12 +75,14 @@ class SqliteStore:
         `pages_max` bounds the size of the database, in SQLite's pages.
         """
         self._path = Path(path)
-        connection = open_database(self._path, full_sync=full_sync, busy_timeout_ms=busy_timeout_ms)
+        connection, files = open_files(
+            self._path, full_sync=full_sync, busy_timeout_ms=busy_timeout_ms
+        )
         if pages_max is not None:
             connection.execute(f"PRAGMA max_page_count = {int(pages_max)}")
         self._owned: dict[str, Owned] = {}
         self._encoder = msgspec.msgpack.Encoder()
-        self._writer = Writer(self._path, connection, self._owned, fold, full_sync)
+        self._writer = Writer(self._path, connection, files, self._owned, fold, full_sync)
         self._reader = DatabaseThread(
             open_database(self._path, busy_timeout_ms=busy_timeout_ms), self._path, "store-reader"
         )
@@ -247,7 +250,7 @@ class SqliteStore:
             self._put(FoldJob(reply, last=True))
             self._closed = reply.future
             await reply.future
-            await self._reader.close()
+            await self._reader.close(is_replaced=self._writer.replaced is not None)
         await asyncio.shield(self._closed)
 
     async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:

@@ -15,11 +15,19 @@ from typing import Any
 import structlog
 
 from sublet.functions.address import split_partition_name
-from sublet.functions.errors import SubletError
-from sublet.statestore.contract import Commit, Outcome, Trouble
+from sublet.functions.errors import SubletError, UnavailableError
+from sublet.statestore.contract import Commit, Outcome, StoreReplacedError, Trouble
 from sublet.statestore.sqlite import tables
-from sublet.statestore.sqlite.file import StoreFileError, WriteLock, store_error, transaction
+from sublet.statestore.sqlite.file import (
+    StoreFileError,
+    StoreLock,
+    abandon,
+    open_database,
+    store_error,
+    transaction,
+)
 from sublet.statestore.sqlite.fold import Checkpointer, Folder, FoldPolicy, Owned
+from sublet.statestore.sqlite.identity import StoreFiles, begin_checkpoint, end_checkpoint
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +58,9 @@ END;
 CHANGES_PER_COMMIT = 2
 STEP_WIDTH = 6
 BREATH_S = 0.0002
+# Somebody who reads at that moment keeps a log from being moved.
+SAVE_TRIES_MAX = 50
+SAVE_AGAIN_S = 0.01
 
 
 class Reply:
@@ -122,6 +133,7 @@ class Writer:
         self,
         path: Path,
         connection: sqlite3.Connection,
+        files: StoreFiles,
         owned: dict[str, Owned],
         policy: FoldPolicy,
         full_sync: bool,
@@ -132,13 +144,19 @@ class Writer:
         self._connection = connection
         self._owned = owned
         self._policy = policy
-        self._lock = WriteLock(path)
-        self._checkpointer = Checkpointer(path, policy.wal_bytes_max)
+        self._files = files
+        self._lock = StoreLock(path, files)
+        self._checkpointer = Checkpointer(
+            path, open_database(path, full_sync=full_sync), files, policy.wal_bytes_max
+        )
         self._folder = Folder(connection, owned, policy, self._checkpointer.add)
         self._failing = False
         self._commits_fail: tuple[float, str] | None = None
         """Since when, and why; the loop reads it, too."""
+        self._is_closed = False
         self._ended = False
+        self.replaced: StoreReplacedError | None = None
+        """Set once the files are not those that were opened any more: nothing is written since."""
         connection.executescript(COMMIT_TRIGGER)
         # A daemon, because a lock held by a stopped process must not keep this one from exiting.
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -157,6 +175,8 @@ class Writer:
     def _run(self) -> None:
         try:
             self._work()
+        except StoreReplacedError as error:
+            self._refuse_all(error)
         finally:
             # Also after a defect: a caller must not wait for a thread that is gone.
             self._ended = True
@@ -167,34 +187,83 @@ class Writer:
         commits: list[CommitJob] = []
         acquires: list[AcquireJob] = []
         folds: list[FoldJob] = []
+        try:
+            while not self._is_closed:
+                self._sort(commits, acquires, folds)
+                if commits:
+                    self._commit(commits)
+                    commits.clear()
+                if acquires:
+                    self._acquire(acquires)
+                    acquires.clear()
+                if folds:
+                    self._fold_for(folds)
+                    folds.clear()
+                if not self._is_closed:
+                    self._work_in_background()
+        except StoreReplacedError:
+            # They are refused; of those that were answered already, nobody hears.
+            unanswered: list[Job] = [*commits, *acquires, *folds]
+            for job in unanswered:
+                self._jobs.put(job)
+            raise
+
+    def _sort(
+        self, commits: list[CommitJob], acquires: list[AcquireJob], folds: list[FoldJob]
+    ) -> None:
+        """Take the jobs that wait, each to its like."""
+        for job in self._take():
+            if isinstance(job, CommitJob):
+                commits.append(job)
+            elif isinstance(job, AcquireJob):
+                acquires.append(job)
+            elif isinstance(job, FoldJob):
+                folds.append(job)
+            else:
+                # What this thread has committed, it has remembered before it took more.
+                job.reply.send(None)
+
+    def _fold_for(self, jobs: list[FoldJob]) -> None:
+        self._fold_all()
+        if any(job.last for job in jobs):
+            self._close()
+            self._is_closed = True
+        for job in jobs:
+            job.reply.send(None)
+
+    def _refuse_all(self, error: StoreReplacedError) -> None:
+        """Answer every job with the reason why there will be no more commits, until the end."""
+        self.replaced = error
+        log.error("store_replaced", path=str(self._path), problem=str(error))
+        self._save_log()
         while True:
-            for job in self._take():
-                if isinstance(job, CommitJob):
-                    commits.append(job)
-                elif isinstance(job, AcquireJob):
-                    acquires.append(job)
-                elif isinstance(job, FoldJob):
-                    folds.append(job)
-                else:
-                    # What this thread has committed, it has remembered before it took more.
-                    job.reply.send(None)
-            if commits:
-                self._commit(commits)
-                commits.clear()
-            if acquires:
-                self._acquire(acquires)
-                acquires.clear()
-            if folds:
-                last = any(job.last for job in folds)
-                self._fold_all()
-                if last:
-                    self._close()
-                for fold in folds:
-                    fold.reply.send(None)
-                if last:
+            job = self._jobs.get()
+            if isinstance(job, FoldJob):
+                # What is not folded is in the changelog.
+                job.reply.send(None)
+                if job.last:
+                    self._checkpointer.close(is_replaced=True)
+                    abandon(self._connection)
                     return
-                folds.clear()
-            self._work_in_background()
+            else:
+                job.reply.send(error)
+
+    def _save_log(self) -> None:
+        """Bring what was committed into the database, if only its log was deleted: it is open here,
+        and whoever opens the database next has another."""
+        try:
+            with self._lock.unchecked():
+                if not self._files.can_be_saved():
+                    return
+                begin_checkpoint(self._connection)
+                for _ in range(SAVE_TRIES_MAX):
+                    (frames,) = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                    if frames[1] == frames[2]:
+                        end_checkpoint(self._connection, frames)
+                        return
+                    time.sleep(SAVE_AGAIN_S)
+        except (sqlite3.Error, OSError, SubletError):
+            log.exception("log_not_saved", path=str(self._path))
 
     def _take(self) -> Iterator[Job]:
         """Yield the jobs that wait; block for one while there is nothing to do beside."""
@@ -220,7 +289,7 @@ class Writer:
             while steps > 0 and self._folder.wait_s() == 0:
                 self._fold_step()
                 steps = min(steps - 1, self._folder.steps_before_waiting_jobs())
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnavailableError) as error:
             self._note_failure(error)
             self._folder.start_again_later()
         self._checkpointer.start_if_due()
@@ -252,7 +321,7 @@ class Writer:
                 (commit,) = group[0].commits
                 tell_refused(commit, error)
                 group[0].reply.send([Outcome.REFUSED])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnavailableError) as error:
             self._note_failed_commit(error)
             for job in group:
                 job.reply.send([Outcome.UNKNOWN] * len(job.commits))
@@ -267,7 +336,7 @@ class Writer:
             except IMPOSSIBLE_VALUE as error:
                 tell_refused(commit, error)
                 outcomes.append(Outcome.REFUSED)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnavailableError) as error:
                 self._note_failed_commit(error)
                 outcomes.append(Outcome.UNKNOWN)
         return outcomes
@@ -290,6 +359,8 @@ class Writer:
             else:
                 # Still under the lock: the newest rows of the changelog are those just applied.
                 outcomes = self._classify(commits, applied)
+            # Whoever is told that it is done must find it where others look.
+            self._files.check_names()
         self._failing = False
         self._commits_fail = None
         blobs = parameters[STEP_WIDTH - 1 :: STEP_WIDTH]
@@ -373,7 +444,7 @@ class Writer:
                 recovered = tables.read_recovered(connection, owned.id, owned.epoch)
                 owned.index = recovered.index
                 job.reply.send(recovered)
-        except (sqlite3.Error, StoreFileError) as error:
+        except (sqlite3.Error, StoreFileError, UnavailableError) as error:
             failure = self._note_failure(error)
             for job in jobs:
                 job.reply.send(failure)
@@ -414,20 +485,20 @@ class Writer:
         try:
             while self._folder.has_work():
                 self._fold_step()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnavailableError) as error:
             # What is not folded is in the changelog: nothing is lost.
             self._note_failure(error)
             self._folder.start_again_later()
 
-    def _note_failure(self, error: sqlite3.Error | StoreFileError) -> SubletError:
-        failure = error if isinstance(error, StoreFileError) else store_error(error, self._path)
+    def _note_failure(self, error: sqlite3.Error | SubletError) -> SubletError:
+        failure = error if isinstance(error, SubletError) else store_error(error, self._path)
         # Once a spell: the caller sends again and again until it works.
         if not self._failing:
             log.error("store_failing", path=str(self._path), error=str(failure))
         self._failing = True
         return failure
 
-    def _note_failed_commit(self, error: sqlite3.Error) -> None:
+    def _note_failed_commit(self, error: sqlite3.Error | SubletError) -> None:
         since_s = time.monotonic() if self._commits_fail is None else self._commits_fail[0]
         self._commits_fail = (since_s, str(self._note_failure(error)))
 
@@ -437,11 +508,10 @@ class Writer:
         return None if failing is None else Trouble(time.monotonic() - failing[0], failing[1])
 
     def _close(self) -> None:
-        self._checkpointer.close()
         try:
-            with self._lock:
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.Error as error:
+            self._checkpointer.finish()
+        except (sqlite3.Error, UnavailableError) as error:
             self._note_failure(error)
+        self._checkpointer.close()
         self._connection.close()
         self._lock.close()

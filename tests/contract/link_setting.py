@@ -16,7 +16,6 @@ from grpc import aio
 from sublet.runtime.links.grpc_link import channel_options, connect
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.server import LinkServer
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Batch,
     Data,
@@ -31,10 +30,13 @@ from sublet.runtime.protocol.rpc import (
     CallRequest,
     EgressPage,
     EgressRequest,
+    LaneOffer,
     StateReport,
     StateRequest,
     StatusReport,
 )
+from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
+from sublet.runtime.protocol.wire.methods import OPEN_LANE, SERVICE
 
 PATIENCE_S = 15.0
 TOPOLOGY = Topology(
@@ -133,7 +135,7 @@ class RawStream:
     def __init__(self, channel: aio.Channel) -> None:
         self._channel = channel
         stream: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            f"/{wire.SERVICE}/Connect"
+            f"/{SERVICE}/Connect"
         )
         self._call = stream()
 
@@ -203,18 +205,17 @@ class Setting:
         link = await self.connect(keeper, limits=limits)
         return link, keeper, *self.accepted[-1]
 
-    async def lane_offer(self) -> tuple[str, str]:
+    async def lane_offer(self) -> LaneOffer:
         async with self._channel() as channel:
-            ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                f"/{wire.SERVICE}/OpenLane"
-            )
-            return wire.decode_lane_reply(await ask(b""))
+            ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OPEN_LANE.path)
+            return OPEN_LANE.reply.decode(await ask(b""))
 
     @asynccontextmanager
     async def raw_peer(self, hello: Hello | None = None) -> AsyncIterator[RawPeer]:
         """Open a transport without a link on it; with a hello, wait for the welcome."""
         if self.lane == "auto":
-            path, token = await self.lane_offer()
+            offer = await self.lane_offer()
+            path, token = offer.path, offer.token
             if hello is not None:
                 hello = msgspec.structs.replace(hello, lane_token=token)
             # A small buffer in the kernel, so that one who does not read is soon noticed.
@@ -232,10 +233,10 @@ class Setting:
 
     async def _welcomed(self, peer: RawPeer, hello: Hello | None) -> RawPeer:
         if hello is not None:
-            await peer.write(wire.encode_frame(hello))
+            await peer.write(encode_frame(hello))
             encoded = await peer.read()
             assert encoded is not None
-            assert wire.decode_frame(encoded) == WELCOME
+            assert decode_frame(encoded) == WELCOME
         return peer
 
     def _channel(self) -> aio.Channel:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from sublet.runtime.client.channel import ANY
 from sublet.runtime.client.connections import OTHERS_ASKED_MAX, Events, PlainTaskGroup, SessionLinks
-from sublet.runtime.client.session import ClientStats, RetryPolicy, Session
+from sublet.runtime.client.retries import RetryPolicy
+from sublet.runtime.client.segment import ANY
+from sublet.runtime.client.session import ClientStats, Session
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Data, FunctionInfo, Hello, Kind, Topology, Welcome
@@ -71,18 +72,24 @@ class Client:
     """A session with its links; one caller waits from the beginning."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, addresses: Sequence[str], patience: RetryPolicy
+        self, tasks: asyncio.TaskGroup, addresses: Sequence[str], retry_policy: RetryPolicy
     ) -> None:
         self.stats = ClientStats()
-        self.session = Session("~c", patience=patience, stats=self.stats, chance=lambda: 0.5)
+        self.changed = asyncio.Event()
+        self.session = Session("~c", retry_policy=retry_policy, stats=self.stats, rng=lambda: 0.5)
         self.links = SessionLinks(
             self.session,
             lambda: addresses,
-            Events(lambda: None, lambda welcome: None, lambda links: None),
+            Events(self.changed.set, lambda welcome: None, lambda links: None),
             tasks,
             lane="never",
             limits=LinkLimits(hello_timeout_s=60.0, close_timeout_s=0.5),
         )
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self.changed.clear()
+            await self.changed.wait()
 
     def call(self) -> asyncio.Future[object]:
         waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -93,9 +100,11 @@ class Client:
 
 
 @asynccontextmanager
-async def client_of(*addresses: str, patience: RetryPolicy | None = None) -> AsyncIterator[Client]:
+async def client_of(
+    *addresses: str, retry_policy: RetryPolicy | None = None
+) -> AsyncIterator[Client]:
     async with PlainTaskGroup() as tasks:
-        client = Client(tasks, addresses, patience or RetryPolicy())
+        client = Client(tasks, addresses, retry_policy or RetryPolicy())
         try:
             await client.links.start(PATIENCE_S)
             yield client
@@ -169,14 +178,14 @@ async def test_a_worker_that_does_not_know_that_it_was_replaced_is_sent_nothing(
 async def test_when_all_stands_still_a_few_others_are_asked_who_owns_what() -> None:
     async with running(OTHERS_ASKED_MAX + 3) as cluster:
         first = cluster.workers[0]
-        patience = RetryPolicy(standstill_ms=20)
-        async with client_of(first.server.address, patience=patience) as client:
+        retry_policy = RetryPolicy(standstill_ms=20)
+        async with client_of(first.server.address, retry_policy=retry_policy) as client:
             waiter = client.call()
             await first.links[0][1].data_frames(1)
             visited = [await cluster.visits.get() for _ in range(1 + OTHERS_ASKED_MAX)]
             # So long that more would have been asked.
             for _ in range(10):
-                await asyncio.sleep(patience.standstill_ms / 1000)
+                await asyncio.sleep(retry_policy.standstill_ms / 1000)
 
             assert len(set(visited)) == 1 + OTHERS_ASKED_MAX
             assert cluster.visits.empty()
@@ -187,12 +196,39 @@ async def test_one_who_knows_better_is_found_when_all_stands_still() -> None:
     async with running(2) as cluster:
         first, second = cluster.workers
         second.topology = cluster.topology(2, second)
-        patience = RetryPolicy(standstill_ms=20)
-        async with client_of(first.server.address, patience=patience) as client:
+        retry_policy = RetryPolicy(standstill_ms=20)
+        async with client_of(first.server.address, retry_policy=retry_policy) as client:
             waiter = client.call()
             await second.visited.wait()
             (data,) = await second.links[0][1].data_frames(1)
 
             assert data.batches[0].first == 1
             assert list(client.session.peers) == ["w2"]
+            waiter.cancel()
+
+
+async def test_a_client_that_only_reads_gets_a_link_again_and_hears_of_new_workers() -> None:
+    """Readers ask workers outside of links: all that the topology named were replaced, once."""
+    async with running(2) as cluster:
+        first, second = cluster.workers
+        second.topology = cluster.topology(2, second)
+        async with client_of(first.server.address, second.server.address) as client:
+            await first.server.__aexit__(None, None, None)
+            await client.until(lambda: not client.session.peers)
+            client.links.want_any()
+            await client.until(lambda: bool(client.session.peers))
+
+            assert client.session.topology == second.topology
+
+
+async def test_a_client_that_has_a_link_opens_no_other_to_read() -> None:
+    async with running(2) as cluster:
+        first, second = cluster.workers
+        async with client_of(first.server.address, second.server.address) as client:
+            client.links.want_any()
+            waiter = client.call()
+            await first.links[0][1].data_frames(1)
+
+            assert list(client.session.peers) == ["w1"]
+            assert not second.visited.is_set()
             waiter.cancel()

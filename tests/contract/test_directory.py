@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from typing import Any
 
 import msgspec
 import pytest
 
-from sublet.statestore.contract import LEAVING_MAX, Directory, Member
+from sublet.statestore.contract import LEAVING_MAX, Directory, JoinRefusedError, Member
 
 MakeDirectory = Callable[[], Directory]
 
@@ -101,6 +102,72 @@ def test_a_member_that_does_not_say_what_it_has_may_have_everything() -> None:
     assert member("a").has("shop/cart")
     packed = msgspec.msgpack.encode({"id": "a", "address": "127.0.0.1:1"})
     assert msgspec.msgpack.decode(packed, type=Member).has("shop/cart")
+
+
+def with_code(name: str, version: str, **more: Any) -> Member:
+    return msgspec.structs.replace(
+        member(name), store="sqlite", machine="here", versions={"shop": version}, **more
+    )
+
+
+async def test_everybody_sees_which_code_members_have(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(with_code("a", "1"), {"shop/cart": 1})
+    await one.drain("a")
+
+    for directory in (one, two):
+        found = (await directory.view()).members["a"]
+        assert (found.store, found.machine, found.versions) == ("sqlite", "here", {"shop": "1"})
+
+
+async def test_other_code_of_an_app_joins_only_if_it_may(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(with_code("a", "1"), {"shop/cart": 1})
+    before = await two.view()
+    with pytest.raises(JoinRefusedError, match=r"other code of shop \(1; this one 2\)") as refused:
+        await two.join(with_code("b", "2"), {"shop/cart": 1, "shop/new": 1})
+    assert refused.value.members == ["a"]
+    assert await two.view() == before
+
+    await two.join(with_code("b", "2"), {}, gone=["a"])
+    await two.leave("b")
+    await two.join(with_code("b", "2", upgrade=True), {})
+    # Either is there, so neither is new.
+    await two.join(with_code("c", "1"), {})
+    await two.join(with_code("d", "2"), {})
+    with pytest.raises(JoinRefusedError, match=r"and 3 more.*\(1, 2; this one 3\)"):
+        await two.join(with_code("e", "3"), {})
+    visits = msgspec.structs.replace(with_code("f", ""), versions={"visits": "3"})
+    assert "f" in (await two.join(visits, {})).members
+
+
+async def test_who_is_about_to_leave_is_in_nobodys_way(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.join(with_code("a", "1"), {})
+    await directory.drain("a")
+    assert "b" in (await directory.join(with_code("b", "2"), {})).members
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"store": "memory"}, "has the store 'sqlite' and this one 'memory'"),
+        ({"machine": "there"}, "on another machine, and a SQLite file must not be shared"),
+    ],
+)
+async def test_workers_that_cannot_share_a_folder_do_not_join(
+    make_directory: MakeDirectory, other: dict[str, str], told: str
+) -> None:
+    directory = make_directory()
+    await directory.join(with_code("a", "1"), {})
+    joining = msgspec.structs.replace(with_code("b", "1", upgrade=True), **other)
+    with pytest.raises(JoinRefusedError, match=told):
+        await directory.join(joining, {})
+    # Workers of Redis are on many machines.
+    await directory.leave("a")
+    for name, machine in (("c", "here"), ("d", "there")):
+        redis = msgspec.structs.replace(with_code(name, "1"), store="redis", machine=machine)
+        await directory.join(redis, {})
 
 
 @pytest.mark.parametrize("count", [0, 1025])

@@ -10,18 +10,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from sublet.functions.app import App
 from sublet.functions.effects import Emitted
 from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_range import EgressRange
 from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.commit.pending_commit import CommitContents, PendingCommit
 from sublet.runtime.partition.records.channels import Outbox
+from sublet.runtime.partition.records.commit_encoder import CommitEncoder
 from sublet.runtime.partition.records.egress_retention import EgressRetention
-from sublet.runtime.partition.records.pending_commit import CommitEncoder, PendingCommit
-from sublet.runtime.protocol.rpc import EgressPage, EgressRequest
+from sublet.runtime.protocol.frames import FunctionInfo, Topology
+from sublet.runtime.protocol.rpc import EgressListRequest, EgressPage, EgressRequest
+from sublet.runtime.services.egress_list import EgressListing
 from sublet.runtime.services.egress_pages import EgressPages
-from sublet.statestore.contract import Outcome, Store
+from sublet.statestore.contract import Commit, Outcome, Store
 from tests.integration.cluster import until
 
 EGRESS = "orders"
@@ -41,14 +45,29 @@ class Emitter:
         recovered = await self.store.acquire(self.partition, "worker")
         self._epoch, self._index = recovered.epoch, recovered.index
         self._retention = EgressRetention(recovered.egress, recovered.egress_marks, self.limits)
-        self._sealer = CommitEncoder(self.partition, Outbox({}, []), self._retention, 1_000_000)
+        self._encoder = CommitEncoder(self.partition, Outbox({}, []), self._retention, 1_000_000)
 
     async def emit(self, *values: Any, key: str = "k") -> None:
         pending = PendingCommit()
-        pending.effects = [Emitted(EGRESS, key, msgspec.msgpack.encode(each)) for each in values]
+        pending.send([Emitted(EGRESS, key, msgspec.msgpack.encode(each)) for each in values])
         self._index += 1
-        commit = self._sealer.seal(pending, self._epoch, self._index, self.clock_ms, 0.0)
+        commit = self._sealed(pending.seal())
         assert await self.store.commit([commit]) == [Outcome.DONE]
+
+    def _sealed(self, contents: CommitContents) -> Commit:
+        contents.clock_ms = self.clock_ms
+        self._encoder.contribute(contents)
+        self._retention.contribute(contents)
+        return Commit(
+            partition=self.partition,
+            epoch=self._epoch,
+            index=self._index,
+            id=b"%d.%d" % (self._epoch, self._index),
+            clock_ms=self.clock_ms,
+            egress=contents.egress,
+            egress_trimmed=contents.egress_trimmed,
+            records=contents.records,
+        )
 
     async def wait(self, ms: int) -> None:
         """Let time pass; then a commit without anything new, as an idle partition makes one."""
@@ -88,6 +107,28 @@ async def test_a_record_tells_where_when_and_of_whom_it_is(store: Store) -> None
         EgressRecord("shop/cart/0", 0, "anna", "first", 1_000),
         EgressRecord("shop/cart/0", 1, "bert", "second", 1_000),
     ]
+
+
+async def test_egresses_are_listed_with_what_is_kept_of_them(store: Store) -> None:
+    app = App("shop", egress=["alerts", EGRESS])
+    app.function(name="cart")(lambda ctx: None)
+    topology = Topology(1, [FunctionInfo("shop/cart", 3, "keyed")], {}, {})
+    listing = EgressListing(app.functions, store, lambda: topology)
+    cart, other = await emitter(store, egress_max=3), await emitter(store, "shop/cart/2")
+    await cart.emit("a", "b", "c", "d")
+    other.clock_ms = 5_000
+    await other.emit("e")
+
+    found = await listing.list(EgressListRequest())
+    alerts, orders = found.egresses
+    assert (found.more, found.is_open) == (False, False)
+    assert (alerts.name, alerts.declared, alerts.values, alerts.last_ms) == ("alerts", True, 0, 0)
+    assert (orders.partitions, orders.values, orders.last_ms) == (2, 4, 5_000)
+    assert orders.size_bytes == await cart.stored_bytes() + await other.stored_bytes()
+    assert (await listing.list(EgressListRequest(name=EGRESS))).egresses == [orders]
+    assert (await listing.list(EgressListRequest(name="news"))).egresses == []
+    first = await listing.list(EgressListRequest(limit=1))
+    assert (first.egresses, first.more) == ([alerts], True)
 
 
 async def test_readers_that_go_on_behind_a_cursor_read_everything_once(store: Store) -> None:

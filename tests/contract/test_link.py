@@ -22,7 +22,6 @@ from sublet.runtime.links.lifecycle import LOOKS_IN_SILENCE
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.raw_lane import PATH_BYTES_MAX, TOKEN_LIFE_S, TOKENS_MAX, LaneTokens
 from sublet.runtime.links.server import LinkServer
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,
     Alive,
@@ -34,6 +33,7 @@ from sublet.runtime.protocol.frames import (
     Refused,
     Welcome,
 )
+from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
 from tests.contract.link_setting import (
     PATIENCE_S,
     TOPOLOGY,
@@ -182,9 +182,9 @@ def test_a_received_frame_above_the_limit_ends_the_link(play: Play, payload_byte
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x0a\x01\xc1",
         b"\x0a\x7f\x93",
-        wire.encode_frame(Data())[:-1],
-        wire.encode_frame(Hello("~again")),
-        wire.encode_frame(WELCOME),
+        encode_frame(Data())[:-1],
+        encode_frame(Hello("~again")),
+        encode_frame(WELCOME),
     ],
 )
 def test_a_malformed_frame_ends_its_link_with_a_goodbye_and_no_other(
@@ -198,7 +198,7 @@ def test_a_malformed_frame_ends_its_link_with_a_goodbye_and_no_other(
             goodbye = await peer.read()
 
             assert goodbye is not None
-            farewell = wire.decode_frame(goodbye)
+            farewell = decode_frame(goodbye)
             assert isinstance(farewell, Goodbye)
             assert await raw_keeper.end() == (farewell.reason, False)
             client.send(batch_frame(1))
@@ -212,7 +212,7 @@ def test_a_frame_after_a_malformed_one_is_not_delivered(play: Play) -> None:
         async with stage.raw_peer(Hello("~raw")) as peer:
             _, keeper = stage.accepted[0]
             await peer.write(b"\xff")
-            await peer.write(wire.encode_frame(batch_frame(1)))
+            await peer.write(encode_frame(batch_frame(1)))
             await keeper.end()
             while await peer.read() is not None:
                 pass
@@ -226,7 +226,7 @@ def test_a_frame_after_a_malformed_one_is_not_delivered(play: Play) -> None:
 def test_a_link_that_does_not_begin_with_hello_is_ended(play: Play, frame: Frame) -> None:
     async def scenario(stage: Setting) -> None:
         async with stage.raw_peer() as peer:
-            await peer.write(wire.encode_frame(frame))
+            await peer.write(encode_frame(frame))
 
             assert await farewell_of(peer) == "the first frame must be hello"
             assert stage.accepted == []
@@ -282,8 +282,8 @@ def test_frames_of_a_peer_are_delivered_until_its_goodbye(play: Play) -> None:
             link, keeper = stage.accepted[0]
             link.close("enough")
             assert await farewell_of(peer) == "enough"
-            await peer.write(wire.encode_frame(batch_frame(1)))
-            await peer.write(wire.encode_frame(Goodbye("fine")))
+            await peer.write(encode_frame(batch_frame(1)))
+            await peer.write(encode_frame(Goodbye("fine")))
 
             assert await keeper.end() == ("enough", True)
             assert keeper.frames == [batch_frame(1)]
@@ -319,7 +319,7 @@ def test_an_end_without_goodbye_is_a_loss_even_if_the_transport_ends_well(play: 
     async def scenario(stage: Setting) -> None:
         async with stage.raw_peer(Hello("~raw")) as peer:
             _, keeper = stage.accepted[0]
-            await peer.write(wire.encode_frame(batch_frame(1)))
+            await peer.write(encode_frame(batch_frame(1)))
             await peer.vanish()
             reason, clean = await keeper.end()
 
@@ -391,10 +391,10 @@ def test_who_answers_that_it_lives_is_kept_and_who_does_not_is_lost(play: Play) 
                 while frame == Alive():
                     encoded = await peer.read()
                     assert encoded is not None
-                    frame = wire.decode_frame(encoded)
+                    frame = decode_frame(encoded)
                 assert frame == Alive(asks=True)
                 assert keeper.ending is None
-                await peer.write(wire.encode_frame(Alive()))
+                await peer.write(encode_frame(Alive()))
             reason, clean = await keeper.end()
 
             assert not clean
@@ -422,11 +422,11 @@ def test_who_does_not_say_that_it_answers_is_never_asked(play: Play) -> None:
 def test_who_is_asked_whether_it_lives_says_so(play: Play) -> None:
     async def scenario(stage: Setting) -> None:
         async with stage.raw_peer(Hello("~raw")) as peer:
-            await peer.write(wire.encode_frame(Alive(asks=True)))
+            await peer.write(encode_frame(Alive(asks=True)))
             encoded = await peer.read()
 
             assert encoded is not None
-            assert wire.decode_frame(encoded) == Alive()
+            assert decode_frame(encoded) == Alive()
             assert stage.accepted[0][1].frames == []
 
     play(scenario)
@@ -480,7 +480,7 @@ def test_what_a_slow_peer_does_not_take_is_pending_until_it_does(play: Play) -> 
             link, keeper = stage.accepted[0]
             for _ in range(count):
                 link.send(frame)
-            sent_bytes = count * len(wire.encode_frame(frame))
+            sent_bytes = count * len(encode_frame(frame))
             other, _, _, other_keeper = await stage.pair()
             for number in range(1, 51):
                 other.send(batch_frame(number))
@@ -491,7 +491,7 @@ def test_what_a_slow_peer_does_not_take_is_pending_until_it_does(play: Play) -> 
             for _ in range(count):
                 encoded = await peer.read()
                 assert encoded is not None
-                assert wire.decode_frame(encoded) == frame
+                assert decode_frame(encoded) == frame
             await keeper.until(lambda: keeper.drained_count == 1)
 
             assert link.pending_bytes <= 50_000
@@ -620,13 +620,14 @@ async def test_a_worker_that_accepts_and_says_nothing_is_unavailable(
 
 async def test_a_lane_token_opens_one_lane(folder: Path) -> None:
     async with setting("auto", folder) as stage:
-        path, token = await stage.lane_offer()
+        offer = await stage.lane_offer()
+        path, token = offer.path, offer.token
         for expected in (True, False):
             reader, writer = await asyncio.open_unix_connection(path)
-            encoded = wire.encode_frame(Hello("~c", lane_token=token))
+            encoded = encode_frame(Hello("~c", lane_token=token))
             writer.write(len(encoded).to_bytes(4, "little") + encoded)
             length = int.from_bytes(await reader.readexactly(4), "little")
-            answer = wire.decode_frame(await reader.readexactly(length))
+            answer = decode_frame(await reader.readexactly(length))
             writer.close()
 
             assert isinstance(answer, Welcome) == expected
@@ -650,7 +651,7 @@ async def test_frames_cut_into_single_bytes_are_put_together(folder: Path) -> No
         assert isinstance(peer, RawLane)
         sent = [batch_frame(number) for number in range(1, 4)]
         stream = b"".join(
-            len(encoded).to_bytes(4, "little") + encoded for encoded in map(wire.encode_frame, sent)
+            len(encoded).to_bytes(4, "little") + encoded for encoded in map(encode_frame, sent)
         )
         for position in range(len(stream)):
             peer.writer.write(stream[position : position + 1])
@@ -744,6 +745,6 @@ def welcoming(link: Link, hello: Hello) -> Keeper:
 async def farewell_of(peer: RawPeer) -> str:
     encoded = await peer.read()
     assert encoded is not None
-    frame = wire.decode_frame(encoded)
+    frame = decode_frame(encoded)
     assert isinstance(frame, Goodbye)
     return frame.reason

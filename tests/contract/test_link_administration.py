@@ -19,8 +19,13 @@ from sublet.runtime.protocol.frames import ErrorInfo, Hello
 from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
+    AdministerAction,
     AdministerRequest,
     DeleteState,
+    DropDeadLetter,
+    EgressInfo,
+    EgressList,
+    EgressListRequest,
     EgressPage,
     EgressRequest,
     EndSnapshotRequest,
@@ -31,13 +36,13 @@ from sublet.runtime.protocol.rpc import (
     RecordEntry,
     RecordPage,
     RecordsRequest,
+    ReplayDeadLetter,
     SnapshotPage,
     SnapshotPageRequest,
     StateEntry,
     StateListRequest,
     StatePage,
     StatusReport,
-    TakeDeadLetter,
 )
 from tests.contract.link_setting import TOPOLOGY, Keeper, NoService
 
@@ -92,6 +97,16 @@ STATUS = StatusReport(
 PINNED = [PinnedPartition(partition=3, id="a.1", epoch=2, commit=77, clock_ms=1_700_000_000_000)]
 
 
+EGRESSES = EgressList(
+    egresses=[
+        EgressInfo(name="ä", partitions=2, values=3, size_bytes=1 << 40, last_ms=5, declared=True),
+        EgressInfo(name="b", partitions=0, values=0, size_bytes=0, last_ms=0, declared=False),
+    ],
+    more=True,
+    is_open=False,
+)
+
+
 class Office(NoService):
     """Keeps what it was asked."""
 
@@ -105,6 +120,10 @@ class Office(NoService):
     async def read_egress(self, request: EgressRequest) -> EgressPage:
         self.requests.append(request)
         return EgressPage(entries=[], next={})
+
+    async def list_egresses(self, request: EgressListRequest) -> EgressList:
+        self.requests.append(request)
+        return EGRESSES
 
     async def list_state(self, request: StateListRequest) -> StatePage:
         self.requests.append(request)
@@ -176,6 +195,16 @@ async def test_a_reader_can_ask_for_the_end_of_an_egress(
     assert office.requests == [request]
 
 
+@pytest.mark.parametrize(
+    "asked", [EgressListRequest(), EgressListRequest(name="news"), EgressListRequest(limit=3)]
+)
+async def test_egresses_are_listed(
+    client: UnaryClient, office: Office, asked: EgressListRequest
+) -> None:
+    assert await client.list_egresses(asked) == EGRESSES
+    assert office.requests == [asked]
+
+
 async def test_states_come_page_by_page(client: UnaryClient, office: Office) -> None:
     request = StateListRequest(function="shop/cart", limit=7, after="shop/cart/0\nä")
 
@@ -183,11 +212,11 @@ async def test_states_come_page_by_page(client: UnaryClient, office: Office) -> 
     assert office.requests == [request]
 
 
-@pytest.mark.parametrize("keys", [None, {3: ["ä", "b"]}])
+@pytest.mark.parametrize("keys", [[], ["ä", "b"]])
 async def test_snapshots_are_pinned_and_ended(
-    client: UnaryClient, office: Office, keys: dict[int, list[str]] | None
+    client: UnaryClient, office: Office, keys: list[str]
 ) -> None:
-    request = PinRequest(function="shop/cart", partitions=[3, 1], keys=keys)
+    request = PinRequest(function="shop/cart", partitions={3: keys, 1: []})
     end = EndSnapshotRequest(function="shop/cart", pins=[(3, "a.1"), (1, "a.2")])
 
     assert await client.pin_snapshot(request) == PINNED
@@ -210,8 +239,8 @@ async def test_pages_of_snapshots_begin_where_the_last_one_ended(
 
 
 async def test_a_snapshot_of_no_partition_is_refused(client: UnaryClient) -> None:
-    with pytest.raises(RejectedError, match="no partition is named"):
-        await client.pin_snapshot(PinRequest(function="shop/cart", partitions=[]))
+    with pytest.raises(RejectedError, match=r"PinSnapshotRequest\.partitions is empty"):
+        await client.pin_snapshot(PinRequest(function="shop/cart", partitions={}))
 
 
 async def test_functions_are_described(client: UnaryClient) -> None:
@@ -239,15 +268,15 @@ async def test_records_come_whole(
         PutState(function="shop/cart", key="k", value=msgspec.msgpack.encode({"a": b"\x00"})),
         PutState(function="shop/cart", key="k", value=b"\xc0"),
         DeleteState(function="shop/cart", key=""),
-        TakeDeadLetter(id="shop/cart/0#~c:1", replay=True),
-        TakeDeadLetter(id="shop/cart/0#~c:1", replay=False),
+        ReplayDeadLetter(id="shop/cart/0#~c:1"),
+        DropDeadLetter(id="shop/cart/0#~c:1"),
     ],
 )
 @pytest.mark.parametrize("passed_on", [False, True])
 async def test_a_change_arrives_whole(
     client: UnaryClient,
     office: Office,
-    action: PutState | DeleteState | TakeDeadLetter,
+    action: AdministerAction,
     passed_on: bool,
 ) -> None:
     request = AdministerRequest(action=action, passed_on=passed_on)
@@ -260,7 +289,7 @@ async def test_a_refused_change_is_raised_where_it_was_asked_for(
     client: UnaryClient, office: Office
 ) -> None:
     office.error = UnavailableError("just moving", 500)
-    request = AdministerRequest(action=TakeDeadLetter(id="x#y", replay=True))
+    request = AdministerRequest(action=ReplayDeadLetter(id="x#y"))
 
     with pytest.raises(UnavailableError) as refusal:
         await client.administer(request)
@@ -305,11 +334,11 @@ async def test_limits_that_are_not_given_are_the_defaults(
             sublet_pb2.ListRecordsRequest(kind=sublet_pb2.ListRecordsRequest.TIMER, limit=10_001),
             "limit is 10001",
         ),
-        ("Administer", sublet_pb2.AdministerRequest(), "without an action"),
+        ("Administer", sublet_pb2.AdministerRequest(), "AdministerRequest.action is missing"),
         (
             "Administer",
             sublet_pb2.AdministerRequest(put_state=sublet_pb2.PutState(function="f")),
-            "put_state has no value; allowed: msgpack or json",
+            "PutState.value is missing; set msgpack or json",
         ),
         (
             "Administer",

@@ -15,7 +15,7 @@ from sublet.runtime.links.link import Link
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import Ack, Batch, Data, ErrorInfo, Frame, Hello, Kind
 from sublet.runtime.protocol.rpc import CallRequest
-from sublet.runtime.protocol.wire import STATUS_BY_CODE
+from sublet.runtime.protocol.wire.errors import STATUS_BY_CODE
 from tests.contract.link_setting import PATIENCE_S, WELCOME, Keeper, NoService
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -276,7 +276,7 @@ async def test_a_bug_in_the_worker_shows_no_trace_to_the_caller(
         ({"function": ""}, "function has 0 bytes; allowed: 1..512"),
         ({"function": "f" * 513}, "function has 513 bytes; allowed: 1..512"),
         ({"function": "f", "json": "{"}, "not JSON"),
-        ({"function": "f", "json": str(2**70)}, "not JSON that msgpack can hold"),
+        ({"function": "f", "json": str(2**70)}, "payload is not JSON that fits into msgpack"),
         ({"function": "f", "msgpack": b""}, "not one msgpack value"),
         ({"function": "f", "msgpack": b"\x01\x02"}, "not one msgpack value"),
         ({"function": "f", "msgpack": b"\x91" * 100_000}, "not one msgpack value"),
@@ -319,7 +319,7 @@ async def test_bytes_that_are_no_request_are_refused(server: LinkServer, method:
         ({}, "egress has 0 bytes"),
         ({"egress": "e", "limit": 100_001}, "limit is 100001; allowed: 1..100000"),
         ({"egress": "e", "wait_ms": 60_001}, "wait_ms is 60001; allowed: 0..60000"),
-        ({"egress": "e", "positions": {"p": 2**63}}, "position is 9223372036854775808"),
+        ({"egress": "e", "positions": {"p": 2**63}}, "positions has 9223372036854775808"),
     ],
 )
 async def test_an_egress_is_read_within_bounds(

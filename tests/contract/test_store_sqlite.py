@@ -541,14 +541,18 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         SqliteStore(path)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 async def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
     tmp_path: Path, version: int
 ) -> None:
     path = tmp_path / "store.db"
     open_database(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DROP TABLE leaving")
+        connection.execute("ALTER TABLE member DROP COLUMN details")
+        for column in ("store", "generation", "base") if version < 5 else ():
+            connection.execute(f"ALTER TABLE meta DROP COLUMN {column}")
+        if version < 4:
+            connection.execute("DROP TABLE leaving")
         if version < 3:
             connection.execute("ALTER TABLE member DROP COLUMN functions")
         if version < 2:
@@ -572,7 +576,7 @@ async def test_of_an_older_worker_the_functions_are_known_and_not_their_kinds(
     open_database(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         row = ("old", "127.0.0.1:1", "", 7, 3, 0, '["shop/cart"]')
-        connection.execute("INSERT INTO member VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute("INSERT INTO member VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", row)
 
     directory = SqliteDirectory(path)
     old = (await directory.view()).members["old"]
@@ -582,7 +586,7 @@ async def test_of_an_older_worker_the_functions_are_known_and_not_their_kinds(
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreFileError, match="folder that exists"):
+    with pytest.raises(StoreFileError, match="its folder must exist"):
         SqliteStore(tmp_path / "missing" / "store.db")
 
 
