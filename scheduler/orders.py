@@ -9,7 +9,7 @@ the queues' guard against starvation covers it too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
@@ -141,9 +141,86 @@ class _Tokens:
         return self._last
 
 
+class SharedLaxity:
+    """Tenants by weighted virtual time, and inside a tenant what can least afford to wait.
+
+    Each tenant has a lane of the ready queue. A lane's virtual time grows by what its runs took,
+    divided by its weight, and the lane that is furthest behind has its turn. So tenants get their
+    shares of whatever the worker can do, in time rather than in messages, and each meets as many
+    of its deadlines as its share allows.
+
+    - Who was idle begins at the present: nobody saves up time, or owes any.
+    - A tenant alone gets the whole worker.
+    - Weights may change at any time; they count for what runs from then on. A tenant with weight 0
+      runs when nothing else waits, and one that has none of its own has the default.
+
+    Raises ValueError for weights that are negative or not finite.
+    """
+
+    by_deadline = True
+
+    def __init__(
+        self, weights: Mapping[str, float] | None = None, *, default_weight: float = 1.0
+    ) -> None:
+        self._default_weight = _checked_weight("default_weight", default_weight)
+        self._weights: dict[str, float] = {}
+        self._lanes: dict[str, float] = {}
+        """Tenant to its virtual time."""
+        self._tenants: dict[str, str] = {}
+        """Function to its tenant."""
+        self._now = 0.0
+        self.weigh(weights or {})
+
+    def rank(self, work: WorkView) -> float:
+        self._tenants[work.function] = work.tenant
+        return work.deadline_ms - work.cost_ms - work.path_ms
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Let tenants have these weights from now on."""
+        self._weights = {
+            tenant: _checked_weight(f"weight of {tenant!r}", weight)
+            for tenant, weight in weights.items()
+        }
+
+    def weight_of(self, tenant: str) -> float:
+        return self._weights.get(tenant, self._default_weight)
+
+    # For the ready queue
+
+    def lane_of(self, function: str) -> str:
+        """Return whose lane a function's work waits in."""
+        return self._tenants.get(function, "")
+
+    def entered(self, lane: str) -> None:
+        """Something waits in a lane that was empty."""
+        if self._lanes.get(lane, 0.0) < self._now:
+            self._lanes[lane] = self._now
+
+    def first(self, lanes: Iterable[str]) -> str:
+        """Return which of the lanes has its turn, and let virtual time be there."""
+        lane = min(lanes, key=self._turn)
+        self._now = max(self._now, self._lanes.get(lane, 0.0))
+        return lane
+
+    def _turn(self, lane: str) -> tuple[bool, float]:
+        return self.weight_of(lane) == 0.0, self._lanes.get(lane, 0.0)
+
+    def ran(self, tenant: str, elapsed_ms: float) -> None:
+        """A tenant's work has occupied the worker for so long."""
+        weight = self.weight_of(tenant)
+        if weight > 0.0:
+            self._lanes[tenant] = self._lanes.get(tenant, self._now) + elapsed_ms / weight
+
+
+def _checked_weight(name: str, weight: float) -> float:
+    if not (isfinite(weight) and weight >= 0.0):
+        raise ValueError(f"{name} is {weight}; allowed: 0 or more")
+    return weight
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenShares:
-    """What the order `token-fair` needs to be told; the other orders need nothing."""
+    """What the orders `token-fair` and `shared-laxity` are told; the others need nothing."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
     default_share: float = 0.0
@@ -155,6 +232,10 @@ def _token_fair(tokens: TokenShares) -> QueueOrder:
     return TokenFair(tokens.shares, default_share=tokens.default_share)
 
 
+def _shared_laxity(tokens: TokenShares) -> QueueOrder:
+    return SharedLaxity(tokens.shares, default_weight=tokens.default_share or 1.0)
+
+
 DEFAULT_ORDER = "least-laxity"
 ORDERS: Mapping[str, Callable[[TokenShares], QueueOrder]] = {
     DEFAULT_ORDER: lambda _: LeastLaxity(),
@@ -164,11 +245,12 @@ ORDERS: Mapping[str, Callable[[TokenShares], QueueOrder]] = {
     "arrival": lambda _: ArrivalOrder(),
     "round-robin": lambda _: RoundRobin(),
     "token-fair": _token_fair,
+    "shared-laxity": _shared_laxity,
 }
 
 
 def order_named(name: str, tokens: TokenShares | None = None) -> QueueOrder:
-    """Return a new order of this name. Only `token-fair` looks at `tokens`.
+    """Return a new order of this name. Those with shares look at `tokens`.
 
     Raises ValueError, listing the names there are, for any other.
     """

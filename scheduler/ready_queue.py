@@ -7,8 +7,9 @@ The messages themselves stay in their partitions until their turn.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 STARVATION_MS = 10_000.0
 GUARD_EVERY = 10
@@ -69,22 +70,34 @@ class ReadyQueue(Generic[T]):
         if len(self._by_rank) > 2 * len(self._places) + STALE_MAX:
             self._forget_stale()
 
+    def starves(self, now_ms: float) -> bool:
+        """Tell whether somebody has waited for too long."""
+        if now_ms - self._oldest_ms < self._starvation_ms:
+            return False
+        oldest = self._oldest()
+        return oldest is not None and now_ms - oldest.arrived_ms >= self._starvation_ms
+
     def pop(self, now_ms: float) -> T | None:
         """Remove and return whose turn it is; None if nobody waits."""
+        found = self.pop_named(now_ms)
+        return None if found is None else found[1]
+
+    def pop_named(self, now_ms: float) -> tuple[str, T] | None:
+        """As `pop`, with the name."""
         turns = self._turns_by_rank
         if turns >= GUARD_EVERY - 1 and now_ms - self._oldest_ms >= self._starvation_ms:
             oldest = self._oldest()
             if oldest is not None and now_ms - oldest.arrived_ms >= self._starvation_ms:
                 self._turns_by_rank = 0
                 del self._places[oldest.name]
-                return oldest.item
+                return oldest.name, oldest.item
         first = self._first()
         if first is None:
             return None
         self._turns_by_rank = turns + 1
         heappop(self._by_rank)
         del self._places[first.name]
-        return first.item
+        return first.name, first.item
 
     def discard(self, name: str) -> None:
         """Leave the queue, if in it."""
@@ -115,3 +128,93 @@ class ReadyQueue(Generic[T]):
     def _forget_stale(self) -> None:
         self._by_rank = [(each.rank, each.number, each.name) for each in self._places.values()]
         heapify(self._by_rank)
+
+
+@runtime_checkable
+class Lanes(Protocol):
+    """An order by which work waits in several lanes, of which one has its turn."""
+
+    def lane_of(self, function: str) -> str: ...
+
+    def entered(self, lane: str) -> None:
+        """Something waits in a lane that was empty."""
+        ...
+
+    def first(self, lanes: Iterable[str]) -> str:
+        """Return which of the lanes, in which something waits, has its turn."""
+        ...
+
+
+class LanedQueue(ReadyQueue[T]):
+    """A ready queue for each lane. The order chooses the lane, and ranks count inside it."""
+
+    def __init__(self, lanes: Lanes, starvation_ms: float = STARVATION_MS) -> None:
+        super().__init__(starvation_ms)
+        self._order = lanes
+        self._queues: dict[str, ReadyQueue[T]] = {}
+        self._lane_of: dict[str, str] = {}
+        """Name to the lane that it waits in."""
+
+    def __len__(self) -> int:
+        return len(self._lane_of)
+
+    def put(self, name: str, item: T, rank: float, arrived_ms: float) -> None:
+        lane = self._lane_of.get(name)
+        if lane is None:
+            lane = self._lane_of[name] = self._order.lane_of(_function_of(name))
+        queue = self._queues.get(lane)
+        if queue is None:
+            queue = self._queues[lane] = ReadyQueue(self._starvation_ms)
+            self._order.entered(lane)
+        queue.put(name, item, rank, arrived_ms)
+
+    def pop(self, now_ms: float) -> T | None:
+        if not self._queues:
+            return None
+        lane = self._overdue(now_ms) or self._order.first(self._queues)
+        queue = self._queues[lane]
+        found = queue.pop_named(now_ms)
+        assert found is not None
+        name, item = found
+        del self._lane_of[name]
+        if not queue:
+            del self._queues[lane]
+        return item
+
+    def _overdue(self, now_ms: float) -> str | None:
+        """Return the lane of who has waited too long, now and then."""
+        self._turns_by_rank += 1
+        if self._turns_by_rank < GUARD_EVERY:
+            return None
+        starving = [lane for lane, queue in self._queues.items() if queue.starves(now_ms)]
+        if not starving:
+            return None
+        self._turns_by_rank = 0
+        # Lanes stand in the order in which they began to wait.
+        return starving[0]
+
+    def discard(self, name: str) -> None:
+        lane = self._lane_of.pop(name, None)
+        if lane is not None:
+            queue = self._queues[lane]
+            queue.discard(name)
+            if not queue:
+                del self._queues[lane]
+
+    def rank(self) -> float | None:
+        ranks = [queue.rank() for queue in self._queues.values()]
+        return min((rank for rank in ranks if rank is not None), default=None)
+
+
+def _function_of(name: str) -> str:
+    """Return the function of a partition in line, of its loaded work, or of a guest."""
+    if name.startswith("\x00"):
+        name = name[1:].rsplit("/", 2)[0]
+    return name.partition("\x00")[0].rpartition("/")[0]
+
+
+def ready_queue(order: object, starvation_ms: float = STARVATION_MS) -> ReadyQueue[T]:
+    """Return a queue for what is ranked by an order."""
+    if isinstance(order, Lanes):
+        return LanedQueue(order, starvation_ms)
+    return ReadyQueue(starvation_ms)

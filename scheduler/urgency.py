@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from sublet.functions.app import Function
 from sublet.scheduler.api import ArrivalOrder, FollowsWork, QueueOrder, WorkView
 from sublet.scheduler.laxity_queue import LaxityQueue
+from sublet.scheduler.orders import SharedLaxity
 from sublet.scheduler.paths import Path, Paths, ReplyContexts
 
 PATIENCE_MS = 10_000.0
@@ -69,6 +70,7 @@ class Urgency:
         self.order = order or ArrivalOrder()
         self.begun = self.order.begun if isinstance(self.order, FollowsWork) else None
         """To be told the rank of what has its turn, if the order wants to know."""
+        self._ran = self.order.ran if isinstance(self.order, SharedLaxity) else None
         self.paths = Paths()
         self.patience_ms = patience_ms
         self.frontier = frontier
@@ -88,6 +90,11 @@ class Urgency:
         """While messages are expected that are none, no background begins before."""
         self.crowds: dict[tuple[str, str], Any] = {}
         """Keys behind which messages wait that could be lent: (partition, key) to the partition."""
+
+    def ran(self, function: Function, elapsed_ms: float) -> None:
+        """A run of a function has occupied the worker for so long."""
+        if self._ran is not None:
+            self._ran(function.tenant, elapsed_ms)
 
     def is_live(self, now_ms: float) -> bool:
         """Tell whether messages are to be expected that background must not keep waiting."""

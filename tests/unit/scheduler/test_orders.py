@@ -140,6 +140,7 @@ def test_every_order_has_a_name_and_is_new_each_time() -> None:
         "arrival",
         "round-robin",
         "token-fair",
+        "shared-laxity",
     }
 
 

@@ -1,0 +1,7 @@
+"""The scaling policies that come with Sublet, one in a file. Importing this room registers them.
+
+Those of one's own are registered in the same way, by the decorator `scaling_policy`.
+"""
+
+from sublet.scheduler.scaling.policies import even as even
+from sublet.scheduler.scaling.policies import fixed as fixed
