@@ -8,27 +8,49 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, overload
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, TypeVar, Unpack, overload
 
 from sublet.functions.address import PARTITION_COUNT_DEFAULT, SLOT_COUNT, is_client
 from sublet.functions.codec import Codec, codec_for
+from sublet.functions.decorators import (
+    Options,
+    TakesBatch,
+    TakesBatchOfAny,
+    TakesKey,
+    TakesKeyOfAny,
+    TakesMessage,
+    TakesMessageOfAny,
+    TakesWindow,
+    TakesWindowOfAny,
+)
 from sublet.functions.duration import milliseconds
+from sublet.functions.egress import declared_egresses
+from sublet.functions.handler_types import required_parameters, types_of
 from sublet.functions.retry import Retry
-from sublet.functions.state import StateKind, mergeable_kind_of, state_kind_of
+from sublet.functions.state import Declares, StateKind, Value, mergeable_kind_of
+from sublet.functions.state.annotation import annotated_kind
 from sublet.functions.state.windowed import NoWindowState, Windowed
+from sublet.functions.type_parameters import P, P_any, R, R_co, S, S_co
 from sublet.functions.window_runs import WindowRuns
 from sublet.functions.windows import WindowSpec, whole_ms
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     from sublet.functions.column_types import ColumnType
+    from sublet.functions.context import Context
 
 FunctionKind = Literal["keyed", "stateful", "stateless"]
 BatchMode = Literal[False, True, "key", "columns"]
 Handler = Callable[..., Any]
+FieldsByName = Mapping[str, object] | None
+T = TypeVar("T")
 
 BATCH_WAIT_MS_MAX = 60_000.0
 COLUMNS_SIZE_MAX = 20_000
@@ -62,17 +84,23 @@ class FunctionOptions:
     idle_after: str | timedelta | None
     binding: str | None
     parallelism_range: int | None
+    egress: frozenset[str] | None = None
+    """The only names to which it may emit; None: any."""
 
 
-class Function:
+class Function(Generic[P_any, R_co, S_co]):
     """A registered handler with all that was declared about it.
 
     It can be called directly, as the plain function that it wraps; it is also how other
     functions and clients name it (`ctx.send(stock, …)`, `client.call(cart, …)`).
+
+    `Function[[int], str, Sum]` takes an `int`, replies with a `str` and keeps a `Sum`;
+    `Function[[], None]` takes no message.
     """
 
     def __init__(self, name: str, handler: Handler, options: FunctionOptions) -> None:
         self.name = name
+        self.app: App | None = None
         self.handler = handler
         self.kind: FunctionKind = options.kind
         self.batch: BatchMode = options.batch
@@ -95,9 +123,9 @@ class Function:
         self.infeasible: Literal["run", "refuse"] = options.infeasible
         self.binding = options.binding
         self.parallelism_range = options.parallelism_range
-        self.state_kind: StateKind | None = (
-            None if self.kind == "stateless" else state_kind_of(options.state)
-        )
+        self.egress = options.egress
+        types = types_of(name, handler, options.batch)
+        self.state_kind: StateKind | None = _state_kind(name, types.state, options)
         self.window = options.window
         self.upstream_functions, self.upstream_sources = _upstream(name, options.upstream)
         self.upstream_slides_ms: dict[str, int] = {
@@ -110,9 +138,9 @@ class Function:
         self.idle_after_ms = (
             None if options.idle_after is None else whole_ms("idle_after", options.idle_after)
         )
-        message_type, reply_type, self.takes_message = _types_of(name, handler, options.batch)
-        self.message_codec: Codec[Any] = _codec(name, "message", message_type)
-        self.reply_codec: Codec[Any] = _codec(name, "reply", reply_type)
+        self.takes_message = types.takes_message
+        self.message_codec: Codec[Any] = _codec(name, "message", types.message)
+        self.reply_codec: Codec[Any] = _codec(name, "reply", types.reply)
         self._column_type: ColumnType | None = None
         self.__doc__ = handler.__doc__
         self.__name__ = getattr(handler, "__name__", name)
@@ -120,7 +148,7 @@ class Function:
         self._check()
         self.window_runs: WindowRuns | None = None
         if options.window is not None:
-            self._run_in_windows(options.window, options.state)
+            self._run_in_windows(options.window)
 
     def _check_lending(self) -> None:
         size = self.parallelism_range
@@ -236,17 +264,16 @@ class Function:
                 "not need; allowed: with windows of event time, or without windows"
             )
 
-    def _run_in_windows(self, window: WindowSpec, declared_state: object) -> None:
+    def _run_in_windows(self, window: WindowSpec) -> None:
         """Let the handler run once for each window, with the state of that window."""
         if self.kind != "keyed":
             raise ValueError(f"{self.name}: windows are of keys; allowed: kind='keyed'")
         if self.batch is not False:
             raise ValueError(f"{self.name}: a windowed function takes single messages: batch=False")
-        kind: StateKind
-        if window.merges and declared_state is None:
+        kind = self.state_kind
+        assert kind is not None
+        if window.merges and isinstance(kind, Value) and kind.open:
             kind = NoWindowState()
-        else:
-            kind = state_kind_of(declared_state)
         merging = mergeable_kind_of(kind) if window.merges else None
         if window.merges and merging is None:
             raise TypeError(
@@ -261,29 +288,64 @@ class Function:
         self.handler = self.window_runs.handler
         self.takes_message = True
 
-    def on_close(self, handler: Handler) -> Handler:
+    if not TYPE_CHECKING:
+
+        def on_close(self, handler: Handler) -> Handler:
+            raise ValueError(f"{self.name} has no windows; declare it with window=…")
+
+    def __call__(self, ctx: Context[S_co], *args: P_any.args, **kwargs: P_any.kwargs) -> R_co:
+        return self.__wrapped__(ctx, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<function {self.name} ({self.kind})>"
+
+
+class AsyncFunction(Function[P_any, R_co, S_co], Generic[P_any, R_co, S_co]):
+    """A function whose handler is an `async def`: called directly, it is awaited."""
+
+    def __call__(  # type: ignore[override]  # Only what is called directly differs.
+        self, ctx: Context[S_co], *args: P_any.args, **kwargs: P_any.kwargs
+    ) -> Coroutine[Any, Any, R_co]:
+        return self.__wrapped__(ctx, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+class BatchFunction(Function[P_any, R_co, S_co], Generic[P_any, R_co, S_co]):
+    """A function whose handler gets many messages at once: `batch=True`, "key" or "columns"."""
+
+    def __call__(self, *args: Any) -> Any:  # type: ignore[override]  # As in `AsyncFunction`.
+        return self.__wrapped__(*args)
+
+
+class WindowedFunction(Function[P_any, R_co, S_co], Generic[P_any, R_co, S_co]):
+    """A function with windows."""
+
+    def __call__(self, ctx: Context[S_co], *args: P_any.args, **kwargs: P_any.kwargs) -> Any:
+        return self.__wrapped__(ctx, *args, **kwargs)
+
+    def on_close(self, handler: Callable[[Context[S_co]], T]) -> Callable[[Context[S_co]], T]:
         """Register what runs when a window ends: `@clicks.on_close`, with the context alone.
 
         It runs once for each key and window, with `ctx.window` and the window's `ctx.state`, and
         once more for each late message that the window still takes.
         """
         runs = self.window_runs
-        if runs is None:
-            raise ValueError(f"{self.name} has no windows; declare it with window=…")
+        assert runs is not None
         if runs.closer is not None:
             raise ValueError(f"{self.name}: on_close is declared twice")
-        if len(_required(handler)) != 1:
+        if len(required_parameters(handler)) != 1:
             raise TypeError(f"{self.name}: on_close takes one argument, the context")
         if inspect.iscoroutinefunction(handler) and not runs.is_async:
             raise TypeError(f"{self.name} is a plain `def`, so its on_close has to be one, too")
         runs.closer = handler
         return handler
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
 
-    def __repr__(self) -> str:
-        return f"<function {self.name} ({self.kind})>"
+def _function_class(handler: Handler, options: FunctionOptions) -> type[Function]:
+    if options.window is not None:
+        return WindowedFunction
+    if options.batch is not False:
+        return BatchFunction
+    return AsyncFunction if inspect.iscoroutinefunction(handler) else Function
 
 
 class App:
@@ -292,47 +354,128 @@ class App:
     Every worker registers all functions of the app, so any worker can run any of them.
     """
 
-    def __init__(self, name: str, *, partitions: int = PARTITION_COUNT_DEFAULT) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        partitions: int = PARTITION_COUNT_DEFAULT,
+        egress: Iterable[str] | None = None,
+    ) -> None:
+        """
+        - `partitions`: how many each function has that does not say it itself.
+        - `egress`: the names to which its functions emit. Then `ctx.emit` to any other name is an
+          error, where it is misspelt; without it, they may emit to any name.
+        """
         if not _NAME.fullmatch(name):
             raise ValueError(f"the app's name is {name!r}; allowed: letters, digits, _ . -")
         self.name = name
+        self.module = str(sys._getframe(1).f_globals.get("__name__", ""))
+        """The one that has made it; its source is part of the app's."""
         self.partition_count_default = partitions
+        self.egress = None if egress is None else declared_egresses(name, egress)
         self.functions: dict[str, Function] = {}
 
     @overload
-    def function(self, handler: Handler, /) -> Function: ...
-
+    def function(
+        self, handler: Callable[Concatenate[Context[S], P], Coroutine[Any, Any, R]], /
+    ) -> AsyncFunction[P, R, S]: ...
+    @overload
+    def function(
+        self, handler: Callable[Concatenate[Context[S], P], R], /
+    ) -> Function[P, R, S]: ...
     @overload
     def function(
         self,
-        handler: None = None,
-        /,
         *,
-        name: str | None = None,
-        kind: FunctionKind = "keyed",
-        state: object = None,
-        slo: str | timedelta | None = None,
-        batch: BatchMode = False,
-        blocking: bool = False,
-        partitions: int | None = None,
-        retry: Retry | None = None,
-        timeout: str | timedelta | None = "60s",
-        order: Literal["key", "none"] = "key",
-        batch_size: int | None = None,
-        batch_wait: str | timedelta | None = None,
-        batch_size_max: int | None = None,
-        grouping: bool = False,
-        concurrency: int | None = None,
-        tenant: str | None = None,
-        infeasible: Literal["run", "refuse"] = "run",
-        window: WindowSpec | None = None,
-        upstream: Sequence[Function | str] = (),
-        idle_after: str | timedelta | None = None,
-        binding: str | None = None,
-        parallelism_range: int | None = None,
-    ) -> Callable[[Handler], Function]: ...
-
-    def function(  # noqa: PLR0913  # Each option is a word of the declaration.
+        window: WindowSpec,
+        state: TypeForm[S],
+        **options: Unpack[Options],
+    ) -> TakesWindow[S]: ...
+    @overload
+    def function(
+        self,
+        *,
+        window: WindowSpec,
+        state: Declares[S],
+        **options: Unpack[Options],
+    ) -> TakesWindow[S]: ...
+    @overload
+    def function(
+        self, *, window: WindowSpec, state: FieldsByName = None, **options: Unpack[Options]
+    ) -> TakesWindowOfAny: ...
+    @overload
+    def function(
+        self,
+        *,
+        batch: Literal[True, "columns"],
+        state: TypeForm[S],
+        **options: Unpack[Options],
+    ) -> TakesBatch[S]: ...
+    @overload
+    def function(
+        self,
+        *,
+        batch: Literal[True, "columns"],
+        state: Declares[S],
+        **options: Unpack[Options],
+    ) -> TakesBatch[S]: ...
+    @overload
+    def function(
+        self,
+        *,
+        batch: Literal[True, "columns"],
+        state: FieldsByName = None,
+        **options: Unpack[Options],
+    ) -> TakesBatchOfAny: ...
+    @overload
+    def function(
+        self,
+        *,
+        batch: Literal["key"],
+        state: TypeForm[S],
+        **options: Unpack[Options],
+    ) -> TakesKey[S]: ...
+    @overload
+    def function(
+        self,
+        *,
+        batch: Literal["key"],
+        state: Declares[S],
+        **options: Unpack[Options],
+    ) -> TakesKey[S]: ...
+    @overload
+    def function(
+        self, *, batch: Literal["key"], state: FieldsByName = None, **options: Unpack[Options]
+    ) -> TakesKeyOfAny: ...
+    @overload
+    def function(
+        self,
+        *,
+        state: TypeForm[S],
+        batch: Literal[False] = False,
+        window: None = None,
+        **options: Unpack[Options],
+    ) -> TakesMessage[S]: ...
+    @overload
+    def function(
+        self,
+        *,
+        state: Declares[S],
+        batch: Literal[False] = False,
+        window: None = None,
+        **options: Unpack[Options],
+    ) -> TakesMessage[S]: ...
+    @overload
+    def function(
+        self,
+        *,
+        state: FieldsByName = None,
+        batch: Literal[False] = False,
+        window: None = None,
+        **options: Unpack[Options],
+    ) -> TakesMessageOfAny: ...
+    # mypy does not see that `Options` has no other keys.
+    def function(  # type: ignore[misc]  # noqa: PLR0913  # Each option is a word.
         self,
         handler: Handler | None = None,
         /,
@@ -362,8 +505,12 @@ class App:
     ) -> Function | Callable[[Handler], Function]:
         """Register a handler; use as `@app.function` or `@app.function(slo="50ms", …)`.
 
+        The handler's annotations are part of the declaration: `Context[int]` is its state, then
+        come its message and its reply.
+
         - `kind`: "keyed" (one state a key), "stateful" (one state a partition), "stateless".
-        - `state`: a type, a state kind (`Value`, `Map`, `List`, `Sum`, …) or a dict of kinds.
+        - `state`: what `Context[…]` cannot say: `Value(int, ttl="1h")`, `TopK(10)`; or all of it,
+          for a plain `Context`: a type, a kind, a `State` class or a dict of kinds.
         - `slo`: how soon a reply is due after arrival; misses are counted.
         - `batch`: False (one message a call), "key" (`(ctx, messages)` of one key), True
           (`(batch)`: all columns at once), or "columns" (as True, for handlers that work on
@@ -426,8 +573,11 @@ class App:
                 idle_after=idle_after,
                 binding=binding,
                 parallelism_range=parallelism_range,
+                egress=self.egress,
             )
-            function = self.functions[full_name] = Function(full_name, handler, options)
+            made_of = _function_class(handler, options)
+            function = self.functions[full_name] = made_of(full_name, handler, options)
+            function.app = self
             return function
 
         return register if handler is None else register(handler)
@@ -469,39 +619,6 @@ def _check_upstream(name: str, functions: dict[str, Function]) -> None:
                 left.append(each)
 
 
-def _types_of(name: str, handler: Handler, batch: BatchMode) -> tuple[Any, Any, bool]:
-    """Return message type, reply type, and whether the handler takes a message at all."""
-    parameters = _required(handler)
-    hints = _hints(handler)
-    reply_type = hints.get("return", Any)
-    if batch is True or batch == "columns":
-        if len(parameters) != 1:
-            raise TypeError(f"{name}: a batch={batch!r} handler takes one argument, the batch")
-        arguments = typing.get_args(hints.get(parameters[0].name, Any))
-        item = typing.get_args(reply_type)
-        return (arguments[0] if arguments else Any), (item[0] if item else Any), True
-    if not 1 <= len(parameters) <= 2 or (batch == "key" and len(parameters) != 2):
-        wanted = "(ctx, messages)" if batch == "key" else "(ctx) or (ctx, message)"
-        raise TypeError(f"{name}: a handler takes {wanted}, not {len(parameters)} arguments")
-    if len(parameters) == 1:
-        return Any, reply_type, False
-    message_type = hints.get(parameters[1].name, Any)
-    if batch == "key":
-        arguments = typing.get_args(message_type)
-        item = typing.get_args(reply_type)
-        return (arguments[0] if arguments else Any), (item[0] if item else Any), True
-    return message_type, reply_type, True
-
-
-def _required(handler: Handler) -> list[inspect.Parameter]:
-    return [
-        each
-        for each in inspect.signature(handler).parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        and each.default is each.empty
-    ]
-
-
 def _upstream(name: str, upstream: Sequence[Function | str]) -> tuple[list[str], list[str]]:
     """Return the functions and the clients' sources whose watermarks are waited for."""
     if not isinstance(upstream, list | tuple):
@@ -525,16 +642,17 @@ def _upstream(name: str, upstream: Sequence[Function | str]) -> tuple[list[str],
     return functions, sources
 
 
-def _hints(handler: Handler) -> dict[str, Any]:
+def _state_kind(name: str, annotated: Any, options: FunctionOptions) -> StateKind | None:
+    """Return the kind of state that the handler and its declaration mean."""
+    undeclared = annotated in (Any, NoneType)
+    if options.kind == "stateless":
+        if not undeclared:
+            raise TypeError(f"{name} is stateless, but its context has a state; write Context")
+        return None
     try:
-        return typing.get_type_hints(handler)
-    except NameError:
-        # Types that exist only inside the enclosing function, or only for the type checker.
-        annotations = inspect.get_annotations(handler)
-        return {
-            name: Any if isinstance(annotation, str) else annotation
-            for name, annotation in annotations.items()
-        }
+        return annotated_kind(annotated, options.state)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from error
 
 
 def _codec(name: str, role: str, declared: Any) -> Codec[Any]:

@@ -6,35 +6,37 @@ Nothing that a handler asks for leaves before the commit that also holds its sta
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from sublet.functions.address import Address
-from sublet.functions.app import Function
 from sublet.functions.codec import Codec, codec_for, split_column
-from sublet.functions.duration import milliseconds
+from sublet.functions.duration import Duration, milliseconds
 from sublet.functions.effects import Cancelled, Delayed, Effects, Emitted, Outgoing, Routes
+from sublet.functions.egress import check_egress_name, undeclared_egress
 from sublet.functions.errors import (
     CallCycleError,
     KeyRejectedError,
     RejectedError,
     TooLargeError,
 )
-from sublet.functions.state import Cell, StateClock
+from sublet.functions.state import HasCell, State, StateClock, ValueState
+from sublet.functions.type_parameters import M, R, S_co
 from sublet.functions.windows import Window
 
 if TYPE_CHECKING:
     from pyarrow import Array, RecordBatch
 
+    from sublet.functions.app import Function
+
 T = TypeVar("T")
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
+F = TypeVar("F", bound=State)
 
 CALL_DEPTH_MAX = 32
 NO_WINDOW = Window(0, 0)
 
 _any = codec_for(Any)
-EGRESS_NAME_BYTES_MAX = 512
-"""As much as a reader may ask for."""
 
 
 class MessageView(NamedTuple):
@@ -96,10 +98,33 @@ class Scope(Protocol):
     def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]: ...
 
 
-class Context:
-    """Given to a handler with each message. Do not keep it after the handler has returned."""
+if TYPE_CHECKING:
 
-    __slots__ = ("_effects", "_index", "_scope", "key", "state", "window")
+    class _StateOf:
+        """What `ctx.state` is, by what stands in `Context[…]`."""
+
+        @overload
+        def __get__(self, context: Context[HasCell[C]], owner: object) -> C: ...
+        @overload
+        def __get__(self, context: Context[F], owner: object) -> F: ...
+        @overload
+        def __get__(self, context: Context[T], owner: object) -> ValueState[T]: ...
+        def __get__(self, context: Any, owner: object) -> Any: ...
+        def __set__(self, context: Any, value: Any) -> None: ...
+
+
+class Context(Generic[S_co]):
+    """Given to a handler with each message. Do not keep it after the handler has returned.
+
+    `Context[int]` has one `int` for each key as its state, `Context[Sum]` a sum, `Context[Account]`
+    the fields of a `State` class: what `state=` would declare. Without a type, the state is what
+    `state=` declares, and type checkers know nothing about it.
+    """
+
+    if TYPE_CHECKING:
+        state: _StateOf
+    else:
+        __slots__ = ("_effects", "_index", "_scope", "key", "state", "window")
 
     def __init__(self, scope: Scope, effects: Effects) -> None:
         self._scope = scope
@@ -107,9 +132,9 @@ class Context:
         self._index = 0
         self.key = ""
         """The key of this instance."""
-        self.state: Any = None
-        """The state of this instance, as declared: a value, map, list, sum, …; of a windowed
-        function, that of this instance in this window."""
+        self.state = None
+        """The state of this instance: a value, map, list, sum, …; of a windowed function, that of
+        this instance in this window."""
         self.window: Window = NO_WINDOW
         """The window that the handler runs for, if the function is windowed."""
 
@@ -150,6 +175,14 @@ class Context:
         """
         return self._scope.now_ms
 
+    @overload
+    def send(self, function: Function[[]], key: str = "", message: None = None) -> None: ...
+    @overload
+    def send(self, function: Function[[M]], key: str, message: M) -> None: ...
+    @overload
+    def send(self, function: Function[[M]], *, message: M) -> None: ...
+    @overload
+    def send(self, function: str, key: str = "", message: object = None) -> None: ...
     def send(self, function: Function | str, key: str = "", message: object = None) -> None:
         """Send a message, delivered exactly once after this message's commit.
 
@@ -166,8 +199,21 @@ class Context:
             outgoing = Outgoing(partition, key, payload, deadline_ms)
         self._effects.items.append(outgoing)
 
+    @overload
     def send_many(
-        self, function: Function | str, keys: Sequence[str], messages: Sequence[object]
+        self, function: Function[[M]], keys: Sequence[str], messages: Sequence[M]
+    ) -> None: ...
+    @overload
+    def send_many(
+        self, function: Function[[]], keys: Sequence[str], messages: Sequence[None]
+    ) -> None: ...
+    @overload
+    def send_many(self, function: str, keys: Sequence[str], messages: Sequence[object]) -> None: ...
+    def send_many(
+        self,
+        function: Function | str,
+        keys: Sequence[str],
+        messages: Sequence[object],
     ) -> None:
         """Send many messages at once; `keys` and `messages` have the same length."""
         if len(keys) != len(messages):
@@ -183,9 +229,25 @@ class Context:
             check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
             append(Outgoing(partition_of(name, key), key, payload, deadline_ms, trace))
 
+    @overload
     def send_after(
         self,
-        delay: str | timedelta | float,
+        delay: Duration,
+        function: Function[[]],
+        key: str = "",
+        message: None = None,
+    ) -> str: ...
+    @overload
+    def send_after(self, delay: Duration, function: Function[[M]], key: str, message: M) -> str: ...
+    @overload
+    def send_after(self, delay: Duration, function: Function[[M]], *, message: M) -> str: ...
+    @overload
+    def send_after(
+        self, delay: Duration, function: str, key: str = "", message: object = None
+    ) -> str: ...
+    def send_after(
+        self,
+        delay: Duration,
         function: Function | str,
         key: str = "",
         message: object = None,
@@ -213,13 +275,34 @@ class Context:
             raise RejectedError(f"{token!r:.200} is not a token from send_after")
         self._effects.items.append(Cancelled(partition, timer))
 
+    @overload
+    def call(
+        self,
+        function: Function[[], R],
+        key: str = "",
+        message: None = None,
+        *,
+        timeout: Duration = "30s",
+    ) -> Awaitable[R]: ...
+    @overload
+    def call(
+        self, function: Function[[M], R], key: str, message: M, *, timeout: Duration = "30s"
+    ) -> Awaitable[R]: ...
+    @overload
+    def call(
+        self, function: Function[[M], R], *, message: M, timeout: Duration = "30s"
+    ) -> Awaitable[R]: ...
+    @overload
+    def call(
+        self, function: str, key: str = "", message: object = None, *, timeout: Duration = "30s"
+    ) -> Awaitable[Any]: ...
     def call(
         self,
         function: Function | str,
         key: str = "",
         message: object = None,
         *,
-        timeout: str | timedelta | float = "30s",
+        timeout: Duration = "30s",
     ) -> Awaitable[Any]:
         """Call another instance; await the result. Only in `async def` handlers.
 
@@ -251,8 +334,14 @@ class Context:
         )
 
     def emit(self, egress: str, value: object) -> None:
-        """Append a value to a named egress, from which readers outside take it."""
-        _check_egress(egress)
+        """Append a value to a named egress, from which readers outside take it.
+
+        If the app declares its egresses, to any other name it is an error.
+        """
+        check_egress_name(egress)
+        declared = self._scope.function.egress
+        if declared is not None and egress not in declared:
+            raise undeclared_egress(self.function.partition("/")[0], egress, declared)
         payload = _any.encode(value)
         if len(payload) > self._scope.message_bytes_max:
             raise TooLargeError(
@@ -264,58 +353,63 @@ class Context:
         return self._scope.deadline_ms(self._index)
 
 
-@lru_cache(maxsize=1_024)
-def _check_egress(name: str) -> None:
-    """Refuse names that nobody could read from, or that no store can keep."""
-    if not isinstance(name, str):
-        raise TypeError(f"an egress name is a str, not {type(name).__name__}")
-    try:
-        size_bytes = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name!r:.80} is not a valid egress name: {error.reason}") from None
-    if not 1 <= size_bytes <= EGRESS_NAME_BYTES_MAX:
-        raise ValueError(
-            f"the egress name has {size_bytes} bytes; allowed: 1..{EGRESS_NAME_BYTES_MAX}"
-        )
-
-
-class BatchState:
+class BatchState(Generic[C_co, T]):
     """The states of a batch's keys, read in one step and written in one step."""
 
     __slots__ = ("_cells",)
 
-    def __init__(self, cells: Mapping[str, Cell]) -> None:
+    def __init__(self, cells: Mapping[str, Any]) -> None:
         self._cells = cells
 
-    def read(self) -> dict[str, Any]:
-        """Return the value of every key of the batch (for `Value` states)."""
-        return {key: cell.get() for key, cell in self._cells.items()}  # type: ignore[attr-defined]
+    def __getitem__(self, key: str) -> C_co:
+        """Return one key's state, as `ctx.state` in other handlers."""
+        return self._cells[key]  # type: ignore[no-any-return]
 
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Set the values of keys that are in the batch."""
+    def read(self) -> dict[str, T]:
+        """Return the value of every key of the batch. Only for states that are one value."""
+        return {key: cell.get() for key, cell in self._cells.items()}
+
+    def write(self, values: Mapping[str, T]) -> None:
+        """Set the values of keys that are in the batch. Only for states that are one value."""
         cells = self._cells
         for key, value in values.items():
-            cells[key].set(value)  # type: ignore[attr-defined]
-
-    def __getitem__(self, key: str) -> Any:
-        """Return one key's state, as `ctx.state` in other handlers."""
-        return self._cells[key]
+            cells[key].set(value)
 
 
-class Batch(Generic[T]):
+if TYPE_CHECKING:
+
+    class _BatchStateOf:
+        """What `batch.state` is, by what stands in `Batch[…, …]`."""
+
+        @overload
+        def __get__(self, batch: Batch[Any, HasCell[C]], owner: object) -> BatchState[C, Any]: ...
+        @overload
+        def __get__(self, batch: Batch[Any, F], owner: object) -> BatchState[F, Any]: ...
+        @overload
+        def __get__(self, batch: Batch[Any, T], owner: object) -> BatchState[ValueState[T], T]: ...
+        def __get__(self, batch: Any, owner: object) -> Any: ...
+        def __set__(self, batch: Any, value: Any) -> None: ...
+
+
+class Batch(Generic[M, S_co]):
     """All messages of one run, as columns: what a `batch=True` handler gets.
 
-    Return a list with one reply for each message, or None.
+    `Batch[Payment, int]` has messages of type `Payment` and an `int` as each key's state; the
+    second stands for what it would in `Context[int]`. Return a list with one reply for each
+    message, or None.
     """
 
-    __slots__ = ("_columns", "_context", "_messages", "keys", "state")
+    if TYPE_CHECKING:
+        state: _BatchStateOf
+    else:
+        __slots__ = ("_columns", "_context", "_messages", "keys", "state")
 
     def __init__(
         self,
-        context: Context,
+        context: Context[S_co],
         keys: Sequence[str],
-        messages: Sequence[T] | Callable[[], Sequence[T]],
-        state: BatchState,
+        messages: Sequence[M] | Callable[[], Sequence[M]],
+        state: BatchState[Any, Any],
         columns: RecordBatch | None = None,
     ) -> None:
         """Messages that came as columns are made only if somebody asks for them."""
@@ -328,7 +422,7 @@ class Batch(Generic[T]):
         """The states of these keys."""
 
     @property
-    def messages(self) -> Sequence[T]:
+    def messages(self) -> Sequence[M]:
         """The messages, in their declared type."""
         if callable(self._messages):
             self._messages = self._messages()
@@ -352,11 +446,11 @@ class Batch(Generic[T]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __iter__(self) -> Iterator[tuple[str, T]]:
+    def __iter__(self) -> Iterator[tuple[str, M]]:
         return iter(zip(self.keys, self.messages, strict=True))
 
     @property
-    def context(self) -> Context:
+    def context(self) -> Context[S_co]:
         """For `send`, `send_many`, `emit`, `send_after`; it has no key of its own."""
         return self._context
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.functions.app import App, Function
+from sublet.functions.app import App, Function, WindowedFunction
 from sublet.functions.context import Batch, Context
 from sublet.functions.errors import (
     CallCycleError,
@@ -45,6 +45,7 @@ from sublet.functions.state import (
     Min,
     Quantiles,
     SetUnion,
+    State,
     Sum,
     TopK,
     Value,
@@ -52,20 +53,24 @@ from sublet.functions.state import (
 from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindow, Window
 
 if TYPE_CHECKING:
-    from sublet.runtime.client.blocking import BlockingClient, BlockingEgressReader
+    from sublet.runtime.client.blocking import (
+        BlockingAttempt,
+        BlockingClient,
+        BlockingEgressRange,
+        BlockingEgressReader,
+        BlockingPipeline,
+        BlockingStateSnapshot,
+    )
     from sublet.runtime.client.client import Client
     from sublet.runtime.client.egress_cursor import EgressCursor
-    from sublet.runtime.client.egress_range import BlockingEgressRange, EgressRange
+    from sublet.runtime.client.egress_range import EgressRange
     from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
     from sublet.runtime.client.pipeline_protocol import Committed, PipelineProgress, Staged
     from sublet.runtime.client.pipelines import (
         Attempt,
-        BlockingAttempt,
-        BlockingPipeline,
         Pipeline,
     )
     from sublet.runtime.client.snapshots import (
-        BlockingStateSnapshot,
         KeyState,
         SnapshotPin,
         SnapshotStates,
@@ -78,7 +83,7 @@ __version__ = "0.1.0"
 _LATER = {
     "Client": "sublet.runtime.client.client",
     "BlockingClient": "sublet.runtime.client.blocking",
-    "BlockingEgressRange": "sublet.runtime.client.egress_range",
+    "BlockingEgressRange": "sublet.runtime.client.blocking",
     "BlockingEgressReader": "sublet.runtime.client.blocking",
     "CallInfo": "sublet.runtime.protocol.rpc",
     "EgressCursor": "sublet.runtime.client.egress_cursor",
@@ -88,8 +93,8 @@ _LATER = {
     "EgressRecord": "sublet.runtime.client.egress_reader",
     "EgressValues": "sublet.runtime.protocol.rpc",
     "Attempt": "sublet.runtime.client.pipelines",
-    "BlockingAttempt": "sublet.runtime.client.pipelines",
-    "BlockingPipeline": "sublet.runtime.client.pipelines",
+    "BlockingAttempt": "sublet.runtime.client.blocking",
+    "BlockingPipeline": "sublet.runtime.client.blocking",
     "Committed": "sublet.runtime.client.pipeline_protocol",
     "Pipeline": "sublet.runtime.client.pipelines",
     "PipelineProgress": "sublet.runtime.client.pipeline_protocol",
@@ -98,7 +103,7 @@ _LATER = {
     "SnapshotStates": "sublet.runtime.client.snapshots",
     "SnapshotPin": "sublet.runtime.client.snapshots",
     "KeyState": "sublet.runtime.client.snapshots",
-    "BlockingStateSnapshot": "sublet.runtime.client.snapshots",
+    "BlockingStateSnapshot": "sublet.runtime.client.blocking",
 }
 
 
@@ -168,6 +173,7 @@ __all__ = [
     "SnapshotPin",
     "SnapshotStates",
     "Staged",
+    "State",
     "StateSnapshot",
     "StateTooLargeError",
     "StateTypeError",
@@ -181,4 +187,5 @@ __all__ = [
     "UnknownOutcomeError",
     "Value",
     "Window",
+    "WindowedFunction",
 ]

@@ -8,7 +8,8 @@
 | `Min()`, `Max()` | `ExtremeState` |
 | `SetUnion(T)`, `Merged(T, …)` | `SetUnionState`, `MergedState` |
 | `TopK(k)`, `Quantiles()` | `TopKState`, `QuantilesState` |
-| `Fields(…)`, a dict | `FieldsState`: the above, by name |
+| a `State` class | that class: the above, by name |
+| `Fields(…)`, a dict | `FieldsState`: the same, without a class |
 """
 
 from sublet.functions.state.cell import (
@@ -23,7 +24,14 @@ from sublet.functions.state.cell import (
     Undo,
 )
 from sublet.functions.state.collections import List, ListState, Map, MapState
-from sublet.functions.state.fields import Fields, FieldsState, mergeable_kind_of, state_kind_of
+from sublet.functions.state.fields import (
+    Fields,
+    FieldsState,
+    State,
+    mergeable_kind_of,
+    state_kind_of,
+)
+from sublet.functions.state.kind import Declares, HasCell, HasPlain, Kind
 from sublet.functions.state.mergeable import (
     Count,
     CountState,
@@ -55,9 +63,13 @@ __all__ = [
     "ChangedRow",
     "Count",
     "CountState",
+    "Declares",
     "ExtremeState",
     "Fields",
     "FieldsState",
+    "HasCell",
+    "HasPlain",
+    "Kind",
     "List",
     "ListState",
     "Map",
@@ -73,6 +85,7 @@ __all__ = [
     "QuantilesState",
     "SetUnion",
     "SetUnionState",
+    "State",
     "StateClock",
     "StateKind",
     "StoredRow",

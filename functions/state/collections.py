@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from sublet.functions.duration import Duration
 from sublet.functions.errors import StateTypeError
@@ -25,7 +25,11 @@ from sublet.functions.state.cell import (
     ttl_ms_of,
 )
 from sublet.functions.state.entries import ROW_OVERHEAD_BYTES, Entries
+from sublet.functions.state.kind import Kind
 from sublet.functions.state.typed import Typed
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -35,7 +39,7 @@ D = TypeVar("D")
 _POSITION_BYTES = 8
 
 
-class Map(Generic[K, V]):
+class Map(Kind, Generic[K, V]):
     """A map for each key: `state=Map(str, int)`. The type of its keys must be immutable.
 
     With `ttl`, an entry is gone that long after it was last put.
@@ -43,7 +47,9 @@ class Map(Generic[K, V]):
 
     __slots__ = ("keys", "ttl_ms", "values")
 
-    def __init__(self, key: Any, value: Any, *, ttl: Duration | None = None) -> None:
+    def __init__(
+        self, key: TypeForm[K], value: TypeForm[V], *, ttl: Duration | None = None
+    ) -> None:
         self.keys: Typed[K] = Typed(key)
         if not self.keys.immutable:
             raise TypeError(f"the keys of a Map need an immutable type, not {self.keys!r}")
@@ -53,9 +59,18 @@ class Map(Generic[K, V]):
     def __repr__(self) -> str:
         return f"Map({self.keys!r}, {self.values!r})"
 
+    @property
+    def context_type(self) -> type[Map[K, V]]:
+        """See `Kind.context_type`."""
+        return Map[self.keys.type, self.values.type]  # type: ignore[name-defined]
+
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> MapState[K, V]:
         """See `StateKind.cell`. Keys and values are decoded, and checked, when they are read."""
         return MapState(self, Entries(rows, self.ttl_ms, clock))
+
+    def plain(self, cell: MapState[K, V]) -> dict[K, V]:
+        """Return what the cell holds as a dict."""
+        return dict(cell.items())
 
 
 class MapState(Generic[K, V]):
@@ -143,7 +158,7 @@ class MapState(Generic[K, V]):
         return not len(self._entries)
 
 
-class List(Generic[T]):
+class List(Kind, Generic[T]):
     """A list for each key: `state=List(Event, length_max=100)`. It grows at its end and shrinks
     at its front.
 
@@ -154,7 +169,7 @@ class List(Generic[T]):
     __slots__ = ("length_max", "ttl_ms", "typed")
 
     def __init__(
-        self, of: Any, *, length_max: int | None = None, ttl: Duration | None = None
+        self, of: TypeForm[T], *, length_max: int | None = None, ttl: Duration | None = None
     ) -> None:
         if length_max is not None and length_max < 1:
             raise ValueError(f"length_max is {length_max}; allowed: 1 or more")
@@ -165,9 +180,18 @@ class List(Generic[T]):
     def __repr__(self) -> str:
         return f"List({self.typed!r})"
 
+    @property
+    def context_type(self) -> type[List[T]]:
+        """See `Kind.context_type`."""
+        return List[self.typed.type]  # type: ignore[name-defined]
+
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> ListState[T]:
         """See `StateKind.cell`. Elements are decoded, and checked, when they are read."""
         return ListState(self, rows, clock)
+
+    def plain(self, cell: ListState[T]) -> list[T]:
+        """Return what the cell holds as a list."""
+        return list(cell)
 
 
 class ListState(Generic[T]):

@@ -6,8 +6,9 @@ Rows of a field that is no longer declared stay where they are, unseen.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 from sublet.functions.errors import StateTypeError
 from sublet.functions.state.cell import (
@@ -18,6 +19,7 @@ from sublet.functions.state.cell import (
     StateKind,
     StoredRow,
 )
+from sublet.functions.state.kind import Kind
 from sublet.functions.state.value import Value
 
 _SEPARATOR = b"\0"
@@ -26,14 +28,16 @@ _KINDS_PACKAGE = "sublet.functions.state"
 _RESERVED = ("undo", "rollback", "drain", "rows", "size_bytes", "is_empty")
 
 
-class Fields:
-    """Several states under one key: `state=Fields(cart=Value(Cart), seen=SetUnion(str))`, or the
-    same as a dict. The handler finds them as `ctx.state.cart` and `ctx.state.seen`.
+class Fields(Kind):
+    """Several states under one key, without a class: `state=Fields(cart=Value(Cart))`, or the same
+    as a dict. Type checkers know the fields of a `State` class, not these.
 
     Each field is stored, and changes, on its own, and has the bound of a key's state to itself.
     """
 
     __slots__ = ("_state_class", "kinds")
+
+    says_all = False
 
     def __init__(self, **declarations: Any) -> None:
         if not declarations:
@@ -50,7 +54,21 @@ class Fields:
             "FieldsState", (FieldsState,), {"__slots__": tuple(self.kinds)}
         )
 
+    @classmethod
+    def of_class(cls, state_class: type[State], declarations: dict[str, Any]) -> Fields:
+        """Return the kind whose cells are instances of a `State` class."""
+        fields = cls(**declarations)
+        fields._state_class = state_class
+        return fields
+
+    @property
+    def context_type(self) -> Any:
+        """See `Kind.context_type`; anything, if there is no class for it."""
+        return self._state_class if issubclass(self._state_class, State) else Any
+
     def __repr__(self) -> str:
+        if issubclass(self._state_class, State):
+            return self._state_class.__name__
         return f"Fields({', '.join(f'{name}={kind!r}' for name, kind in self.kinds.items())})"
 
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> FieldsState:
@@ -146,14 +164,62 @@ class FieldsState:
         return all(cell.is_empty for cell in self._cells.values())
 
 
+class State(FieldsState):
+    """Several states under one key, each a field of a class of your own:
+
+        class Account(State):
+            balance = Sum()
+            owners = SetUnion(str)
+            address = Value(Address)
+
+    Name the class in `Context[Account]`; the handler finds `ctx.state.balance`, `ctx.state.owners`
+    and `ctx.state.address`, each with the methods of its kind. The class may have methods, too.
+
+    Each field is stored, and changes, on its own, and has the bound of a key's state to itself.
+    """
+
+    __slots__ = ()
+
+    _kind: ClassVar[Fields | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        declarations: dict[str, Any] = {}
+        for each in reversed(cls.__mro__):
+            for name, value in vars(each).items():
+                declarations.pop(name, None)
+                if _is_kind(value) and name != "_kind":
+                    declarations[name] = value
+                elif isinstance(value, type) and not name.startswith("_"):
+                    raise TypeError(
+                        f"{cls.__name__}.{name} is a type; write {name} = Value({value.__name__})"
+                    )
+        for name, annotation in inspect.get_annotations(cls).items():
+            if name not in vars(cls) and "ClassVar" not in str(annotation):
+                raise TypeError(
+                    f"{cls.__name__}.{name} has a type but no kind; write {name} = Value(…), "
+                    f"{name} = Sum() or the like"
+                )
+        cls._kind = Fields.of_class(cls, declarations) if declarations else None
+
+
+def _is_kind(declaration: object) -> bool:
+    return not isinstance(declaration, type) and callable(getattr(declaration, "cell", None))
+
+
 def state_kind_of(declaration: Any) -> StateKind:
     """Return the kind that a `state=` declaration means.
 
-    A kind is itself, a type T is `Value(T)`, a dict is `Fields`, and None is a state of any type
-    that the first `ctx.state.get(T)` decides. `TypeError` for a type that cannot be stored.
+    A kind is itself, a `State` class is its fields, another type T is `Value(T)`, a dict is
+    `Fields`, and None is a state of any type that the first `ctx.state.get(T)` decides.
+    `TypeError` for a type that cannot be stored.
     """
     if declaration is None:
         return Value.undeclared()
+    if isinstance(declaration, type) and issubclass(declaration, State):
+        if declaration._kind is None:
+            raise TypeError(f"{declaration.__name__} has no fields; give it one: total = Sum()")
+        return declaration._kind
     if isinstance(declaration, dict):
         if not all(isinstance(name, str) for name in declaration):
             raise TypeError("the names of state fields must be strings")
@@ -163,7 +229,7 @@ def state_kind_of(declaration: Any) -> StateKind:
             f"state={declaration.__name__} is a kind of state without its type or arguments; "
             f"write state={declaration.__name__}(…)"
         )
-    if not isinstance(declaration, type) and callable(getattr(declaration, "cell", None)):
+    if _is_kind(declaration):
         return declaration  # type: ignore[no-any-return]  # it has what the protocol asks for
     return Value(declaration)
 

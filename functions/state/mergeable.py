@@ -12,7 +12,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from types import GenericAlias
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import typing_extensions
 
 from sublet.functions.codec import is_immutable, type_name
 from sublet.functions.errors import StateTooLargeError, StateTypeError
@@ -25,12 +27,17 @@ from sublet.functions.state.cell import (
     only_row,
 )
 from sublet.functions.state.entries import Entries
+from sublet.functions.state.kind import Kind
 from sublet.functions.state.single import SingleRow
 from sublet.functions.state.typed import Typed
 from sublet.functions.state.value import Value, ValueCell
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
 T = TypeVar("T")
 Number = int | float
+N = typing_extensions.TypeVar("N", default=Number)
 
 _NIL = b"\xc0"
 
@@ -53,7 +60,7 @@ def plain_row(rows: Iterable[StoredRow]) -> bytes | None:
     return None if found is None else found[0]
 
 
-class Sum:
+class Sum(Kind):
     """A running sum of ints or floats: `state=Sum()`."""
 
     __slots__ = ("typed",)
@@ -69,6 +76,10 @@ class Sum:
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> SumState:
         """See `StateKind.cell`."""
         return SumState(self, plain_row(rows), clock)
+
+    def plain(self, cell: SumState) -> Number:
+        """Return the sum."""
+        return cell.value
 
     def zero(self) -> Number:
         """Return 0."""
@@ -112,7 +123,7 @@ class SumState(SingleRow[Sum]):
         return 0 if self._value is ABSENT else self._value
 
 
-class Count:
+class Count(Kind):
     """A counter: `state=Count()`."""
 
     __slots__ = ("typed",)
@@ -128,6 +139,10 @@ class Count:
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> CountState:
         """See `StateKind.cell`."""
         return CountState(self, plain_row(rows), clock)
+
+    def plain(self, cell: CountState) -> int:
+        """Return the count."""
+        return cell.value
 
     def zero(self) -> int:
         """Return 0."""
@@ -170,15 +185,15 @@ class CountState(SingleRow[Count]):
         return 0 if self._value is ABSENT else self._value
 
 
-class _Extreme(Generic[T]):
+class _Extreme(Kind, Generic[N]):
     """What Min and Max share: all but the direction."""
 
     __slots__ = ("partial_type", "typed")
 
     precedes: Callable[[Any, Any], bool]
 
-    def __init__(self, of: Any = Number) -> None:
-        self.typed: Typed[T] = Typed(of)
+    def __init__(self, of: TypeForm[N] = Number) -> None:  # type: ignore[assignment]  # its default
+        self.typed: Typed[N] = Typed(of)
         if not self.typed.immutable:
             raise TypeError(f"{type(self).__name__} needs an immutable type, not {self.typed!r}")
         self.partial_type = of | None
@@ -186,52 +201,66 @@ class _Extreme(Generic[T]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.typed!r})"
 
-    def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> ExtremeState[T]:
+    def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> ExtremeState[N]:
         """See `StateKind.cell`."""
         return ExtremeState(self, plain_row(rows), clock)
 
-    def zero(self) -> T | None:
+    def plain(self, cell: ExtremeState[N]) -> N | None:
+        """Return the value that goes first."""
+        return cell.value
+
+    def zero(self) -> N | None:
         """Return None: nothing was offered."""
         return None
 
-    def merge(self, one: T | None, other: T | None) -> T | None:
+    def merge(self, one: N | None, other: N | None) -> N | None:
         """Return the one of both that goes first."""
         if one is None or (other is not None and self.precedes(other, one)):
             return other
         return one
 
-    def partial_of(self, cell: ExtremeState[T]) -> T | None:
+    def partial_of(self, cell: ExtremeState[N]) -> N | None:
         """See `MergeableKind.partial_of`."""
         return cell.value
 
-    def absorb(self, cell: ExtremeState[T], partial: T | None) -> None:
+    def absorb(self, cell: ExtremeState[N], partial: N | None) -> None:
         """See `MergeableKind.absorb`."""
         if partial is not None:
             cell.offer(partial)
 
 
-class Min(_Extreme[T]):
+class Min(_Extreme[N]):
     """The smallest value offered: `state=Min()` for numbers, `state=Min(datetime)`."""
 
     __slots__ = ()
 
     precedes = staticmethod(operator.lt)
 
+    @property
+    def context_type(self) -> type[Min[N]]:
+        """See `Kind.context_type`."""
+        return Min[self.typed.type]  # type: ignore[name-defined]
 
-class Max(_Extreme[T]):
+
+class Max(_Extreme[N]):
     """The largest value offered: `state=Max()` for numbers, `state=Max(datetime)`."""
 
     __slots__ = ()
 
     precedes = staticmethod(operator.gt)
 
+    @property
+    def context_type(self) -> type[Max[N]]:
+        """See `Kind.context_type`."""
+        return Max[self.typed.type]  # type: ignore[name-defined]
 
-class ExtremeState(SingleRow[_Extreme[T]]):
+
+class ExtremeState(SingleRow[_Extreme[N]]):
     """`ctx.state` of a function with `state=Min()` or `state=Max()`."""
 
     __slots__ = ()
 
-    def offer(self, value: T) -> bool:
+    def offer(self, value: N) -> bool:
         """Take the value if it goes before all earlier ones; tell whether it did."""
         kind = self._kind
         data, copy = kind.typed.pack(value)
@@ -253,12 +282,12 @@ class ExtremeState(SingleRow[_Extreme[T]]):
         return taken
 
     @property
-    def value(self) -> T | None:
+    def value(self) -> N | None:
         """The smallest (largest) value offered; None before the first."""
         return None if self._value is ABSENT else self._value
 
 
-class Mean:
+class Mean(Kind):
     """The mean of ints or floats: `state=Mean()`."""
 
     __slots__ = ("typed",)
@@ -274,6 +303,10 @@ class Mean:
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> MeanState:
         """See `StateKind.cell`."""
         return MeanState(self, plain_row(rows), clock)
+
+    def plain(self, cell: MeanState) -> float | None:
+        """Return the mean."""
+        return cell.value
 
     def zero(self) -> tuple[Number, int]:
         """Return (0, 0): the sum and the count of nothing."""
@@ -331,12 +364,12 @@ class MeanState(SingleRow[Mean]):
         return total / count if count else None
 
 
-class SetUnion(Generic[T]):
+class SetUnion(Kind, Generic[T]):
     """A set that only grows: `state=SetUnion(str)`. T must be immutable."""
 
     __slots__ = ("partial_type", "typed")
 
-    def __init__(self, of: Any) -> None:
+    def __init__(self, of: TypeForm[T]) -> None:
         if not is_immutable(of):
             raise TypeError(f"SetUnion needs an immutable type, not {type_name(of)}")
         self.typed: Typed[T] = Typed(of)
@@ -345,9 +378,18 @@ class SetUnion(Generic[T]):
     def __repr__(self) -> str:
         return f"SetUnion({self.typed!r})"
 
+    @property
+    def context_type(self) -> type[SetUnion[T]]:
+        """See `Kind.context_type`."""
+        return SetUnion[self.typed.type]  # type: ignore[name-defined]
+
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> SetUnionState[T]:
         """See `StateKind.cell`. Elements are decoded, and checked, when they are read."""
         return SetUnionState(self, Entries(rows, None, clock))
+
+    def plain(self, cell: SetUnionState[T]) -> set[T]:
+        """Return what the cell holds as a set."""
+        return set(cell)
 
     def zero(self) -> frozenset[T]:
         """Return the empty set."""
@@ -421,7 +463,7 @@ class SetUnionState(Generic[T]):
         return not len(self._entries)
 
 
-class Merged(Generic[T]):
+class Merged(Kind, Generic[T]):
     """A value with the user's own merge: `state=Merged(Stats, zero=Stats(), merge=combine)`.
 
     `merge(one, other)` must be commutative and associative, and `zero` (a value, or a function
@@ -431,22 +473,35 @@ class Merged(Generic[T]):
 
     __slots__ = ("_merge", "partial_type", "value")
 
-    def __init__(self, of: Any, *, zero: T | Callable[[], T], merge: Callable[[T, T], T]) -> None:
+    says_all = False
+
+    def __init__(
+        self, of: TypeForm[T], *, zero: T | Callable[[], T], merge: Callable[[T, T], T]
+    ) -> None:
         if not callable(merge):
             raise TypeError("merge must be a function of two values")
         if callable(zero):
             self.value: Value[T] = Value(of, default_factory=zero)
         else:
             self.value = Value(of, default=zero)
-        self._merge = merge
+        self._merge: Callable[[T, T], T] = merge
         self.partial_type = of
 
     def __repr__(self) -> str:
         return f"Merged({self.value.typed!r})"
 
+    @property
+    def context_type(self) -> type[Merged[T]]:
+        """See `Kind.context_type`."""
+        return Merged[self.value.type]  # type: ignore[name-defined]
+
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> MergedState[T]:
         """See `StateKind.cell`."""
         return MergedState(self, self.value.plain_cell(plain_row(rows), clock))
+
+    def plain(self, cell: MergedState[T]) -> T:
+        """Return all that was merged."""
+        return cell.get()
 
     def zero(self) -> T:
         """Return the neutral value."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
+import typing_extensions
 
 from sublet.functions.codec import type_name
 from sublet.functions.errors import StateTypeError
@@ -23,10 +24,14 @@ from sublet.functions.state.cell import (
     StoredRow,
     refuse_growth,
 )
+from sublet.functions.state.kind import Kind
 from sublet.functions.state.mergeable import Number, check_64_bits, plain_row
 from sublet.functions.state.typed import Typed
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+ItemT = typing_extensions.TypeVar("ItemT", default=str)
 K = TypeVar("K")
 
 _VERSION = 1
@@ -101,7 +106,7 @@ class _StoredTopK(msgspec.Struct, array_like=True):
     error: int
 
 
-class TopK(Generic[T]):
+class TopK(Kind, Generic[ItemT]):
     """The heaviest items of a stream: `state=TopK(10)`, `state=TopK(10, capacity=1000, of=int)`.
 
     Keeps `capacity` counters (Misra and Gries). While there were no more different items than
@@ -114,23 +119,29 @@ class TopK(Generic[T]):
 
     __slots__ = ("capacity", "k", "typed")
 
+    says_all = False
     partial_type = TopKPartial
 
-    def __init__(self, k: int, capacity: int | None = None, *, of: Any = str) -> None:
+    def __init__(self, k: int, capacity: int | None = None, *, of: TypeForm[ItemT] = str) -> None:  # type: ignore[assignment]  # its default
         if capacity is None:
             capacity = max(100, 10 * k)
         if not 1 <= k <= capacity:
             raise ValueError(f"k is {k}; allowed: 1..{capacity} (capacity)")
         self.k = k
         self.capacity = capacity
-        self.typed: Typed[T] = Typed(of)
+        self.typed: Typed[ItemT] = Typed(of)
         if not self.typed.immutable:
             raise TypeError(f"TopK needs an immutable type of items, not {self.typed!r}")
 
     def __repr__(self) -> str:
         return f"TopK({self.k}, capacity={self.capacity}, of={self.typed!r})"
 
-    def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> TopKState[T]:
+    @property
+    def context_type(self) -> type[TopK[ItemT]]:
+        """See `Kind.context_type`."""
+        return TopK[self.typed.type]  # type: ignore[name-defined]
+
+    def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> TopKState[ItemT]:
         """See `StateKind.cell`."""
         partial = self.zero()
         data = plain_row(rows)
@@ -138,6 +149,10 @@ class TopK(Generic[T]):
             stored = _decode_versioned(data, _StoredTopK, "TopK")
             partial = self._cut(TopKPartial(stored.counts, stored.error))
         return TopKState(self, partial, clock)
+
+    def plain(self, cell: TopKState[ItemT]) -> list[tuple[ItemT, int]]:
+        """Return the heaviest items with their counts."""
+        return cell.top()
 
     def zero(self) -> TopKPartial:
         """Return the summary of nothing."""
@@ -147,11 +162,11 @@ class TopK(Generic[T]):
         """Return the summary of both streams; errors add up and stay within the bound."""
         return self._cut(TopKPartial(_added(one.counts, other.counts), one.error + other.error))
 
-    def partial_of(self, cell: TopKState[T]) -> TopKPartial:
+    def partial_of(self, cell: TopKState[ItemT]) -> TopKPartial:
         """See `MergeableKind.partial_of`."""
         return cell.partial()
 
-    def absorb(self, cell: TopKState[T], partial: TopKPartial) -> None:
+    def absorb(self, cell: TopKState[ItemT], partial: TopKPartial) -> None:
         """See `MergeableKind.absorb`."""
         if partial.counts or partial.error:
             cell.replace(self.merge(cell.partial(), partial))
@@ -166,14 +181,14 @@ class TopK(Generic[T]):
         return TopKPartial(kept, partial.error + excess)
 
 
-class TopKState(Generic[T]):
+class TopKState(Generic[ItemT]):
     """`ctx.state` of a function with `state=TopK(k)`."""
 
     # Counters hold the count plus `_error`: so taking the same from all of them, which is what
     # happens when they are all taken, changes one number.
     __slots__ = ("_clock", "_error", "_floor", "_kind", "_size_bytes", "_tally")
 
-    def __init__(self, kind: TopK[T], partial: TopKPartial, clock: StateClock) -> None:
+    def __init__(self, kind: TopK[ItemT], partial: TopKPartial, clock: StateClock) -> None:
         self._kind = kind
         self._clock = clock
         self._error = error = partial.error
@@ -189,7 +204,7 @@ class TopKState(Generic[T]):
         """See `Cell.undo`."""
         return self._tally.undo
 
-    def add(self, item: T, weight: int = 1) -> None:
+    def add(self, item: ItemT, weight: int = 1) -> None:
         """Count an item; `weight` is 1 or more."""
         if type(weight) is not int or weight < 1:
             raise StateTypeError(f"weight is {weight!r:.40}; allowed: an int, 1 or more")
@@ -209,7 +224,7 @@ class TopKState(Generic[T]):
         else:
             self._displace(subkey, weight)
 
-    def top(self) -> list[tuple[T, int]]:
+    def top(self) -> list[tuple[ItemT, int]]:
         """Return the k heaviest items with their counts, the heaviest first."""
         decode, error = self._kind.typed.decode, self._error
         ranked = sorted(self._tally.counts.items(), key=lambda each: (-each[1], each[0]))
@@ -304,7 +319,7 @@ _ORIGIN = 2**20
 _RELATIVE_ERRORS = (0.0005, 0.5)
 
 
-class Quantiles:
+class Quantiles(Kind):
     """A sketch of a distribution: `state=Quantiles()`, `state=Quantiles(relative_error=0.001)`.
 
     Counts values in bins whose bounds grow geometrically (as DDSketch does), so that any quantile
@@ -345,6 +360,11 @@ class Quantiles:
                 f"{self.relative_error}: its bins cannot be converted"
             )
         return QuantilesState(self, self._cut(stored.bins), clock)
+
+    def plain(self, cell: QuantilesState) -> dict[str, float | None]:
+        """Return the number of values, and some quantiles."""
+        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+        return {"count": cell.count, **{name: cell.quantile(q) for name, q in shares.items()}}
 
     def zero(self) -> dict[int, int]:
         """Return no bins."""

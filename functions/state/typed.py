@@ -88,6 +88,11 @@ class Typed(Generic[T]):
         """Return T() where that needs no arguments, else None."""
         return _empty(self._codec.info)  # type: ignore[no-any-return]  # of the type's description
 
+    @property
+    def is_nullable(self) -> bool:
+        """Whether None is a value of the type."""
+        return _is_nullable(self._codec.info)
+
     def _decode_or_explain(self, data: bytes) -> T:
         try:
             return self._codec.decode(data)
@@ -102,6 +107,18 @@ class Typed(Generic[T]):
         return StateTypeError(
             f"the state is declared as {self!r}, not {type_name(type(value))}{detail}"
         )
+
+
+def _is_nullable(info: types.Type) -> bool:
+    match info:
+        case types.Metadata():
+            return _is_nullable(info.type)
+        case types.UnionType():
+            return info.includes_none
+        case types.LiteralType():
+            return None in info.values
+        case _:
+            return isinstance(info, types.AnyType | types.NoneType)
 
 
 _EMPTY_BY_INFO: tuple[tuple[type[types.Type], type], ...] = (

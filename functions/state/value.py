@@ -11,7 +11,7 @@ described by the declared type alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from sublet.functions.codec import type_name
 from sublet.functions.duration import Duration
@@ -20,6 +20,7 @@ from sublet.functions.state.cell import (
     ABSENT,
     NO_UNDO,
     WHOLE,
+    Absent,
     ChangedRow,
     StateClock,
     StoredRow,
@@ -29,8 +30,12 @@ from sublet.functions.state.cell import (
     refuse_growth,
     ttl_ms_of,
 )
+from sublet.functions.state.kind import Kind
 from sublet.functions.state.single import SingleRow
 from sublet.functions.state.typed import Typed
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -95,7 +100,7 @@ class ValueCell(ValueState[Any], Protocol):
         ...
 
 
-class Value(Generic[T]):
+class Value(Kind, Generic[T]):
     """One value of type T for each key: `state=Value(Cart)`, or for short `state=Cart`.
 
     `default` is what `get()` returns where there is no value; `default_factory` makes a new one
@@ -106,9 +111,9 @@ class Value(Generic[T]):
 
     def __init__(
         self,
-        of: Any,
+        of: TypeForm[T],
         *,
-        default: T | Any = ABSENT,
+        default: T | Absent = ABSENT,
         default_factory: Callable[[], T] | None = None,
         ttl: Duration | None = None,
     ) -> None:
@@ -135,6 +140,19 @@ class Value(Generic[T]):
     def __repr__(self) -> str:
         return f"Value({self.typed!r})"
 
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]  # A cell, without what the runtime does to it.
+        def __get__(self, instance: None, owner: Any) -> Value[T]: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> ValueState[T]: ...
+        def __get__(self, instance: object, owner: Any) -> Any: ...
+
+    @property
+    def context_type(self) -> type[T]:  # type: ignore[override]  # `Context[int]`, not of a Value
+        """See `Kind.context_type`."""
+        return self.type  # type: ignore[no-any-return]
+
     def cell(self, rows: Iterable[StoredRow], clock: StateClock) -> ValueCell:
         """See `StateKind.cell`."""
         # An iterator is never false, so this is only a short cut for new keys.
@@ -144,9 +162,20 @@ class Value(Generic[T]):
             return self._cell_class(self, data, clock)
         return ExpiringCell(self, data, expires_ms, clock)
 
+    def plain(self, cell: ValueState[T]) -> T:
+        """Return the value, or the default."""
+        return cell.get()
+
     def plain_cell(self, data: bytes | None, clock: StateClock) -> ValueCell:
         """Return a cell without expiry."""
         return self._cell_class(self, data, clock)
+
+    @property
+    def always_has_value(self) -> bool:
+        """Whether `get()` returns a T also where there is no value."""
+        if self._default_factory is not None or self._default is not ABSENT:
+            return True
+        return self.typed.is_nullable or self.typed.empty() is not None
 
     def default(self) -> Any:
         """Return what `get()` returns where there is no value."""

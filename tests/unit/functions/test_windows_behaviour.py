@@ -122,7 +122,7 @@ def test_a_late_message_within_the_lateness_closes_the_window_again() -> None:
         harness.settle()
         assert harness.states("app/f") == {}
         assert harness.call("app/f", "a", Event(4, 2)) is None
-        assert harness.emitted("late", of=Event) == [Event(4, 2)]
+        assert harness.emitted("late", value_type=Event) == [Event(4, 2)]
         assert len(harness.emitted("sums")) == 3
 
 

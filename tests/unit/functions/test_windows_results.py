@@ -96,7 +96,7 @@ def test_late_events_are_told_apart_exactly(kind: int, lateness: int, steps: lis
 
         results, late = taken_by_watermark(spec, [each for each in steps if type(each) is not str])
         assert final_results(spec, harness.emitted("sums")) == results
-        assert sorted(harness.emitted("late", of=Event)) == sorted(late)
+        assert sorted(harness.emitted("late", value_type=Event)) == sorted(late)
         assert harness.states("app/total") == {}
         harness.assert_idle()
 

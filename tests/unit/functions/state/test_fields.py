@@ -12,9 +12,11 @@ from sublet.functions.state import (
     List,
     Map,
     SetUnion,
+    State,
     StateClock,
     Sum,
     Value,
+    mergeable_kind_of,
     state_kind_of,
 )
 
@@ -133,3 +135,82 @@ def test_a_declaration_that_means_nothing_is_refused(declaration: Any, text: str
 def test_fields_cannot_be_empty() -> None:
     with pytest.raises(ValueError, match="at least one"):
         state_kind_of({})
+
+
+class Account(State):
+    LIMIT = 10
+
+    balance = Sum()
+    cart = Value(Cart)
+
+    def is_full(self) -> bool:
+        return self.balance.value > self.LIMIT
+
+
+class JointAccount(Account):
+    owners = SetUnion(str)
+
+
+def test_a_class_of_fields_is_the_state() -> None:
+    cell = new_cell(Account)
+    cell.balance.add(20)
+    cell.cart.set(Cart(["a"]))
+
+    assert isinstance(cell, Account)
+    assert cell.is_full()
+    cell.undo.clear()
+    rows = cell.drain()
+    assert [row[0] for row in rows] == [b"balance\0", b"cart\0"]
+    loaded = new_cell({"balance": Sum(), "cart": Cart}, rows)
+    assert (loaded.balance.value, loaded.cart.get()) == (20, Cart(["a"]))
+
+
+def test_a_class_of_fields_inherits_fields() -> None:
+    assert repr(state_kind_of(JointAccount)) == "JointAccount"
+    cell = new_cell(JointAccount)
+    cell.owners.add("ada")
+    cell.balance.add(1)
+    cell.rollback()
+
+    assert (list(cell.owners), cell.balance.value, cell.is_empty) == ([], 0, True)
+
+
+def test_a_class_of_fields_can_be_merged_if_its_fields_can() -> None:
+    class Totals(State):
+        total = Sum()
+        count = Count()
+
+    kind = mergeable_kind_of(state_kind_of(Totals))
+
+    assert kind is not None
+    assert isinstance(kind.cell((), StateClock()), Totals)
+    assert mergeable_kind_of(state_kind_of(Account)) is None
+
+
+def test_a_field_of_a_class_is_not_assigned_to() -> None:
+    with pytest.raises(AttributeError, match=r"such as ctx\.state\.balance\.set"):
+        new_cell(Account).balance = 3
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "text"),
+    [
+        ({"cart": Cart}, TypeError, r"Odd.cart is a type; write cart = Value\(Cart\)"),
+        ({"__annotations__": {"cart": Cart}}, TypeError, "Odd.cart has a type but no kind"),
+        ({"rows": Sum()}, ValueError, "a state field cannot be named 'rows'"),
+        ({"_total": Sum()}, ValueError, "a state field cannot be named '_total'"),
+    ],
+)
+def test_a_class_that_cannot_be_a_state_is_refused(
+    body: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        type("Odd", (State,), body)
+
+
+def test_a_class_without_fields_cannot_be_declared() -> None:
+    class Empty(State):
+        pass
+
+    with pytest.raises(TypeError, match="Empty has no fields"):
+        state_kind_of(Empty)
