@@ -56,7 +56,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order", "leases", "draining", "quarantined", "store_failing_s", "store_problem", "not_ready")
+    __slots__ = ("worker", "topology", "partitions", "counters", "queued", "costs", "order", "leases", "draining", "quarantined", "store_failing_s", "store_problem", "not_ready", "versions")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,13 @@ class StatusReply(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +112,7 @@ class StatusReply(_message.Message):
     STORE_FAILING_S_FIELD_NUMBER: _ClassVar[int]
     STORE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     topology: Topology
     partitions: _containers.RepeatedScalarFieldContainer[str]
@@ -118,7 +126,8 @@ class StatusReply(_message.Message):
     store_failing_s: float
     store_problem: str
     not_ready: str
-    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ..., leases: _Optional[_Mapping[str, FunctionLeases]] = ..., draining: _Optional[bool] = ..., quarantined: _Optional[_Mapping[str, str]] = ..., store_failing_s: _Optional[float] = ..., store_problem: _Optional[str] = ..., not_ready: _Optional[str] = ...) -> None: ...
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, worker: _Optional[str] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., partitions: _Optional[_Iterable[str]] = ..., counters: _Optional[_Mapping[str, float]] = ..., queued: _Optional[_Mapping[str, int]] = ..., costs: _Optional[_Mapping[str, FunctionCost]] = ..., order: _Optional[str] = ..., leases: _Optional[_Mapping[str, FunctionLeases]] = ..., draining: _Optional[bool] = ..., quarantined: _Optional[_Mapping[str, str]] = ..., store_failing_s: _Optional[float] = ..., store_problem: _Optional[str] = ..., not_ready: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class FunctionLeases(_message.Message):
     __slots__ = ("binding", "choice", "reason", "counts")
@@ -252,6 +261,40 @@ class EgressEntry(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[str]
     at_ms: int
     def __init__(self, partition: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., msgpack: _Optional[bytes] = ..., json: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., at_ms: _Optional[int] = ...) -> None: ...
+
+class ListEgressesRequest(_message.Message):
+    __slots__ = ("name", "limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListEgressesReply(_message.Message):
+    __slots__ = ("egresses", "more", "is_open")
+    EGRESSES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    egresses: _containers.RepeatedCompositeFieldContainer[EgressInfo]
+    more: bool
+    is_open: bool
+    def __init__(self, egresses: _Optional[_Iterable[_Union[EgressInfo, _Mapping]]] = ..., more: _Optional[bool] = ..., is_open: _Optional[bool] = ...) -> None: ...
+
+class EgressInfo(_message.Message):
+    __slots__ = ("name", "partitions", "values", "size_bytes", "last_ms", "declared")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partitions: int
+    values: int
+    size_bytes: int
+    last_ms: int
+    declared: bool
+    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ..., values: _Optional[int] = ..., size_bytes: _Optional[int] = ..., last_ms: _Optional[int] = ..., declared: _Optional[bool] = ...) -> None: ...
 
 class ReadStateRequest(_message.Message):
     __slots__ = ("function", "key")

@@ -54,6 +54,11 @@ class SubletStub:
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressRequest.SerializeToString,
                 response_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressReply.FromString,
                 _registered_method=True)
+        self.ListEgresses = channel.unary_unary(
+                '/sublet.v1.Sublet/ListEgresses',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ListEgressesRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ListEgressesReply.FromString,
+                _registered_method=True)
         self.ReadState = channel.unary_unary(
                 '/sublet.v1.Sublet/ReadState',
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.ReadStateRequest.SerializeToString,
@@ -139,6 +144,13 @@ class SubletServicer:
 
     def ReadEgress(self, request, context):
         """Read what functions have emitted to a named egress. The reader keeps its own positions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEgresses(self, request, context):
+        """Which egresses there are: those that functions have emitted to, and those that apps declare.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -254,6 +266,11 @@ def add_SubletServicer_to_server(servicer, server):
                     servicer.ReadEgress,
                     request_deserializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressRequest.FromString,
                     response_serializer=sublet_dot_proto_dot_sublet__pb2.ReadEgressReply.SerializeToString,
+            ),
+            'ListEgresses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEgresses,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ListEgressesRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ListEgressesReply.SerializeToString,
             ),
             'ReadState': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadState,
@@ -419,6 +436,33 @@ class Sublet:
             '/sublet.v1.Sublet/ReadEgress',
             sublet_dot_proto_dot_sublet__pb2.ReadEgressRequest.SerializeToString,
             sublet_dot_proto_dot_sublet__pb2.ReadEgressReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEgresses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/ListEgresses',
+            sublet_dot_proto_dot_sublet__pb2.ListEgressesRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ListEgressesReply.FromString,
             options,
             channel_credentials,
             insecure,

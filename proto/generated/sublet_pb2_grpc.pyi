@@ -56,6 +56,8 @@ class SubletStub:
     """What this worker is, whom it knows, and what it has counted."""
     ReadEgress: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ReadEgressRequest, _sublet_pb2.ReadEgressReply]
     """Read what functions have emitted to a named egress. The reader keeps its own positions."""
+    ListEgresses: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ListEgressesRequest, _sublet_pb2.ListEgressesReply]
+    """Which egresses there are: those that functions have emitted to, and those that apps declare."""
     ReadState: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ReadStateRequest, _sublet_pb2.ReadStateReply]
     """Read the committed state of one key, for people and tools."""
     ListState: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ListStateRequest, _sublet_pb2.ListStateReply]
@@ -111,6 +113,8 @@ class SubletAsyncStub(SubletStub):
     """What this worker is, whom it knows, and what it has counted."""
     ReadEgress: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ReadEgressRequest, _sublet_pb2.ReadEgressReply]  # type: ignore[assignment]
     """Read what functions have emitted to a named egress. The reader keeps its own positions."""
+    ListEgresses: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ListEgressesRequest, _sublet_pb2.ListEgressesReply]  # type: ignore[assignment]
+    """Which egresses there are: those that functions have emitted to, and those that apps declare."""
     ReadState: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ReadStateRequest, _sublet_pb2.ReadStateReply]  # type: ignore[assignment]
     """Read the committed state of one key, for people and tools."""
     ListState: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ListStateRequest, _sublet_pb2.ListStateReply]  # type: ignore[assignment]
@@ -187,6 +191,14 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sublet_pb2.ReadEgressReply, _abc.Awaitable[_sublet_pb2.ReadEgressReply]]:
         """Read what functions have emitted to a named egress. The reader keeps its own positions."""
+
+    @_abc_1.abstractmethod
+    def ListEgresses(
+        self,
+        request: _sublet_pb2.ListEgressesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.ListEgressesReply, _abc.Awaitable[_sublet_pb2.ListEgressesReply]]:
+        """Which egresses there are: those that functions have emitted to, and those that apps declare."""
 
     @_abc_1.abstractmethod
     def ReadState(

@@ -24,8 +24,8 @@ class LeaseId(NamedTuple):
     number: int
 
 
-class Load(msgspec.Struct, array_like=True, frozen=True):
-    """How much waits at the worker that says it."""
+class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
+    """How much is queued at the worker that sends it."""
 
     queued: int
     queued_ms: float
@@ -47,7 +47,7 @@ class Probe(msgspec.Struct, array_like=True, tag=1):
 class Reply(msgspec.Struct, array_like=True, tag=2):
     question: int
     fits: bool
-    load: Load
+    load: WorkerLoad
 
 
 class StoredState(msgspec.Struct, array_like=True):
@@ -88,7 +88,7 @@ class Offer(msgspec.Struct, array_like=True, tag=3):
 class Answer(msgspec.Struct, array_like=True, tag=4):
     lease: LeaseId
     accepted: bool
-    load: Load
+    load: WorkerLoad
 
 
 class Needs(msgspec.Struct, array_like=True, tag=5):
@@ -112,7 +112,7 @@ class Return(msgspec.Struct, array_like=True, tag=6):
     """The lease has been worked off."""
 
     lease: LeaseId
-    load: Load
+    load: WorkerLoad
     elapsed_ms: float
     values: Raw
     """A msgpack array: a reply for each message; nil for those below."""

@@ -10,7 +10,7 @@ from sublet.functions.codec import join_column, split_column
 from sublet.functions.key_column import PLACE_BYTES, KeyColumn
 
 LOWEST_LEFT_MS = 366 * 24 * 3_600_000
-"""As time left, it puts rows behind everything that has a deadline, or waits for patience's end."""
+"""As time left, it puts rows after everything else, with or without a deadline."""
 
 MARK_MAX = 1_000
 """Characters of what is said of a pipeline's end."""

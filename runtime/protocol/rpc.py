@@ -1,7 +1,6 @@
 """What the unary calls of the gRPC contract ask and answer, as plain values.
 
-Whoever serves them sees msgpack only: the wire module turns JSON into msgpack on the way in, and
-back on the way out.
+Services see msgpack only: `wire` turns JSON into msgpack on the way in, and back on the way out.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     time_left_ms: int | None = None
     idempotency_key: str = ""
     json: bool = False
-    """The caller speaks JSON; for the wire module alone."""
+    """The caller speaks JSON; only `wire` needs to know."""
     trace: str = ""
     """W3C traceparent, from the call's metadata."""
 
@@ -70,7 +69,7 @@ class FunctionLeases(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why `auto` follows it."""
     counts: dict[str, float] = {}
-    """By name, as `lessor.Tally` has them; empty if nothing was lent."""
+    """By name, as the lessor counts them; empty if nothing was lent."""
 
 
 class LeasesReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +105,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why, then."""
     not_ready: str = ""
     """Why the worker cannot serve its callers now; empty if it can."""
+    versions: dict[str, str] = {}
+    """App to the version of the code that the worker has of it."""
 
 
 class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +117,7 @@ class EgressRequest(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = EGRESS_LIMIT_DEFAULT
     wait_ms: int = 0
     json: bool = False
-    """The caller speaks JSON; for the wire module alone."""
+    """The caller speaks JSON; only `wire` needs to know."""
     at_end: bool = False
     """Absent partitions are read from their end instead: for whoever wants only what is new."""
     until: dict[str, int] = {}
@@ -137,6 +138,33 @@ class EgressValues(msgspec.Struct, frozen=True, kw_only=True):
     """Of the instances that have emitted them, in the same order."""
     at_ms: int = 0
     """When, on the partition's clock (about Unix time)."""
+
+
+class EgressListRequest(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    """Only this one; empty: all."""
+    limit: int = LIST_LIMIT_DEFAULT
+
+
+class EgressInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    partitions: int
+    """That have emitted to it."""
+    values: int
+    """That are kept."""
+    size_bytes: int
+    """Of what is kept, about."""
+    last_ms: int
+    """When the last of them was emitted; 0: nothing is kept."""
+    declared: bool
+
+
+class EgressList(msgspec.Struct, frozen=True, kw_only=True):
+    egresses: list[EgressInfo]
+    """By name."""
+    more: bool = False
+    is_open: bool = True
+    """Functions may emit to other names, too; else all apps declare theirs."""
 
 
 class EgressGap(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,9 +224,8 @@ class PinRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Begin snapshots of partitions; those that the worker does not own are left out."""
 
     function: str
-    partitions: list[int]
-    keys: dict[int, list[str]] | None = None
-    """Partition to the only keys that are wanted; None: all."""
+    partitions: dict[int, list[str]]
+    """Partition to the only keys that are wanted; none: all of them."""
 
 
 class PinnedPartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,6 +312,14 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.stages.values())
 
 
+class LaneOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a raw lane can be opened; see docs/protocol.md."""
+
+    path: str = ""
+    """Empty: the worker offers no lane."""
+    token: str = ""
+
+
 RecordKind = Literal["dead", "timer"]
 
 
@@ -332,11 +367,16 @@ class DeleteState(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     key: str
 
 
-class TakeDeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ReplayDeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Execute it again, as if it had just arrived."""
+
     id: str
     """`partition#id`."""
-    replay: bool
-    """Execute it again; else it is dropped."""
+
+
+class DropDeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    """`partition#id`."""
 
 
 class DrainWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -349,8 +389,13 @@ class RecoverPartition(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     partition: str
 
 
+AdministerAction = (
+    PutState | DeleteState | ReplayDeadLetter | DropDeadLetter | DrainWorker | RecoverPartition
+)
+
+
 class AdministerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    action: PutState | DeleteState | TakeDeadLetter | DrainWorker | RecoverPartition
+    action: AdministerAction
     passed_on: bool = False
     """It comes from a worker that does not own the partition: it goes no further."""
 
@@ -369,6 +414,8 @@ class Service(Protocol):
     async def status(self) -> StatusReport: ...
 
     async def read_egress(self, request: EgressRequest) -> EgressPage: ...
+
+    async def list_egresses(self, request: EgressListRequest) -> EgressList: ...
 
     async def read_state(self, request: StateRequest) -> StateReport: ...
 

@@ -36,16 +36,9 @@ from sublet.runtime.protocol.frames import (
     Topology,
     Welcome,
 )
-from sublet.runtime.protocol.wire import (
-    BATCH_COUNT_MAX,
-    NAME_BYTES_MAX,
-    NUMBER_MAX,
-    WireError,
-    decode_frame,
-    encode_frame,
-    error_from_status,
-    status_from_error,
-)
+from sublet.runtime.protocol.wire.errors import WireError, error_from_status, status_from_error
+from sublet.runtime.protocol.wire.fields import NAME_BYTES_MAX, NUMBER_MAX
+from sublet.runtime.protocol.wire.frames import BATCH_COUNT_MAX, decode_frame, encode_frame
 
 TOPOLOGY = Topology(
     version=3,
@@ -111,7 +104,7 @@ def reply(**changed: object) -> Batch:
     return batch(**{"kind": Kind.REPLY, "keys": [], "refs_first": 1, **changed})
 
 
-def withdrawal(*keys: str) -> Batch:
+def cancellation(*keys: str) -> Batch:
     return batch(kind=Kind.CANCEL_CALL, first=3, keys=list(keys))
 
 
@@ -165,7 +158,7 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        (batch(count=0), "a batch of 0 messages; allowed: 1..100000"),
+        (batch(count=0), "batch.count is 0; allowed: 1..100000"),
         (batch(count=BATCH_COUNT_MAX + 1), "allowed: 1..100000"),
         (batch(count=-1), "allowed: 1..100000"),
         (batch(first=0), "first is 0; allowed: 1.."),
@@ -174,28 +167,37 @@ def test_fields_of_a_later_version_are_ignored() -> None:
         (batch(keys=["a"]), "keys has 1 items; the batch needs 2"),
         (batch(keys=[]), "keys has 0 items; the batch needs 2"),
         (batch(payloads=msgspec.Raw(b"\x91\x01")), "payloads has 1 items; the batch needs 2"),
-        (batch(payloads=msgspec.Raw(b"\xc0")), "payloads has -1 items; the batch needs 2"),
+        (batch(payloads=msgspec.Raw(b"\xc0")), "payloads is not an array; the batch needs 2"),
         (batch(time_left_ms=[1]), "time_left_ms has 1 items"),
         (batch(extras={2: Extra()}), "extras has a place outside 0..1"),
         (batch(extras={-1: Extra()}), "extras has a place outside 0..1"),
         (batch(extras={1: Extra("x" * 257)}), "the idempotency key has 257 bytes"),
         (batch(extras={1: Extra("a\0b")}), "has a control character"),
-        (batch(refs=[1, 2]), "belong to replies"),
-        (batch(errors={0: ErrorInfo("e", "")}), "belong to replies"),
+        (batch(refs=[1, 2]), "are allowed in replies (kind 2) only"),
+        (batch(errors={0: ErrorInfo("e", "")}), "are allowed in replies (kind 2) only"),
         (reply(keys=["a", "b"]), "keys has 2 items; the batch needs 0"),
         (reply(errors={2: ErrorInfo("e", "")}), "errors has a place outside 0..1"),
         (reply(refs=[1]), "refs has 1 items"),
-        (reply(refs=[1, 0]), "refs outside 1.."),
+        (reply(refs=[1, 0]), "refs has a number outside 1.."),
         (reply(refs_first=0), "refs_first is 0"),
-        (withdrawal("2", "x"), "of 'x'; allowed: the number of a message before it, 1..3"),
-        (withdrawal("2", ""), "of ''; allowed"),
-        (withdrawal("0", "2"), "of '0'; allowed: the number of a message before it, 1..2"),
-        (withdrawal("3", "2"), "of '3'; allowed: the number of a message before it, 1..2"),
-        (withdrawal("2", "4"), "of '4'; allowed"),
-        (withdrawal("-1", "1"), "of '-1'; allowed"),
-        (withdrawal("1", "~c:1"), "of '~c:1'; allowed"),
-        (withdrawal("1", "\u0661"), "of '\u0661'; allowed"),
-        (withdrawal("1", "9" * 10_000), "; allowed"),
+        (
+            cancellation("2", "x"),
+            "message 4 cancels 'x' (kind 4); allowed: the number of an earlier message, 1..3",
+        ),
+        (cancellation("2", ""), "cancels '' (kind 4); allowed"),
+        (
+            cancellation("0", "2"),
+            "cancels '0' (kind 4); allowed: the number of an earlier message, 1..2",
+        ),
+        (
+            cancellation("3", "2"),
+            "cancels '3' (kind 4); allowed: the number of an earlier message, 1..2",
+        ),
+        (cancellation("2", "4"), "cancels '4' (kind 4); allowed"),
+        (cancellation("-1", "1"), "cancels '-1' (kind 4); allowed"),
+        (cancellation("1", "~c:1"), "cancels '~c:1' (kind 4); allowed"),
+        (cancellation("1", "\u0661"), "cancels '\u0661' (kind 4); allowed"),
+        (cancellation("1", "9" * 10_000), "; allowed"),
     ],
 )
 def test_a_batch_that_contradicts_itself_is_refused(wrong: Batch, complaint: str) -> None:
@@ -205,8 +207,8 @@ def test_a_batch_that_contradicts_itself_is_refused(wrong: Batch, complaint: str
     assert complaint in str(caught.value)
 
 
-def test_a_withdrawal_may_name_any_message_before_it() -> None:
-    frame = Data([withdrawal("1", "3")])
+def test_a_cancellation_may_name_any_message_before_it() -> None:
+    frame = Data([cancellation("1", "3")])
 
     assert decode_frame(encode_frame(frame)) == frame
 
@@ -230,27 +232,40 @@ def test_payloads_are_counted_by_every_kind_of_array_header(count: int) -> None:
 @pytest.mark.parametrize(
     ("encoded", "complaint"),
     [
-        (b"", "without content"),
+        (b"", "Frame.content is missing or unknown"),
         (b"\xff", "not a protobuf Frame"),
         (data_frame(b""), "truncated"),
         (data_frame(b"\x01"), "Expected `array`"),
         (data_frame(b"\x93\x90\x90\x00\x00"), "trailing"),
-        (data_frame(b"\x93\x90\x90\xff"), "a credit of -1"),
-        (data_frame(b"\x93\x90\x91\x93\xa1a\xa1b\xff\x00"), "up to -1"),
+        (data_frame(b"\x93\x90\x90\xff"), "data.credit is -1"),
+        (data_frame(b"\x93\x90\x91\x93\xa1a\xa1b\xff\x00"), "ack.upto is -1"),
         (data_frame(b"\x91\x91\x97\xa1a\xa1b\x01\x09\x90\x90\x01"), "Invalid enum value 9"),
         (data_frame(b"\x91\x91\x97\xa1\xff\xa1b\x01\x00\x90\x90\x01"), "utf"),
         (data_frame(b"\x91\x91\x97\xa1a\xa1b\x01\x00\x90" + b"\x91" * 9_999), "nested too deeply"),
         (data_frame(b"\x91\xdd\xff\xff\xff\xff"), "truncated"),
-        (sublet_pb2.Frame(hello=sublet_pb2.Hello()).SerializeToString(), "hello.endpoint has 0"),
+        (
+            sublet_pb2.Frame(hello=sublet_pb2.Hello()).SerializeToString(),
+            "Hello.endpoint has 0 bytes",
+        ),
         (encode_frame(Hello("~" + "x" * NAME_BYTES_MAX)), "allowed: 1..512"),
         (
             encode_frame(Welcome("w", TOPOLOGY, 2**63, 1, 1)),
-            "welcome.credit is 9223372036854775808",
+            "Welcome.credit is 9223372036854775808",
         ),
-        (encode_frame(Topology(2**63, [], {}, {})), "topology.version is"),
-        (encode_frame(Topology(1, [FunctionInfo("f", 0, "keyed")], {}, {})), "no partitions"),
-        (encode_frame(Refused("p", "~c", 0, ErrorInfo("e", ""))), "numbered from 1"),
-        (encode_frame(Refused("p", "~c", 1, ErrorInfo("", ""))), "refused.error.code has 0 bytes"),
+        (encode_frame(Topology(2**63, [], {}, {})), "Topology.version is"),
+        (
+            encode_frame(Topology(1, [FunctionInfo("f", 0, "keyed")], {}, {})),
+            "Function.partition_count is 0; allowed: 1..1024",
+        ),
+        (
+            encode_frame(Topology(1, [FunctionInfo("f", 1_025, "keyed")], {}, {})),
+            "Function.partition_count is 1025; allowed: 1..1024",
+        ),
+        (
+            encode_frame(Refused("p", "~c", 0, ErrorInfo("e", ""))),
+            "Refused.first is 0; allowed: 1..",
+        ),
+        (encode_frame(Refused("p", "~c", 1, ErrorInfo("", ""))), "Error.code has 0 bytes"),
         (b"\x12\x03\x0a\x01\xff", "not a protobuf Frame"),
     ],
 )
