@@ -1,4 +1,4 @@
-"""What waits in a partition: in which order, behind which key, with which states read ahead.
+"""What waits in a partition: in which order, for which key or call, with which states read ahead.
 
 Nothing here is durable, and nothing here starts a run.
 """

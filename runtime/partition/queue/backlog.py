@@ -34,21 +34,21 @@ IN_LINE = (Kind.CANCEL_TIMER, Kind.MARKER)
 NOT_LENT = (*IN_LINE, Kind.ASSIGN)
 """What only the partition itself can do."""
 
-Place = tuple[Chunk, int]
+MessageRef = tuple[Chunk, int]
 """One message in a chunk."""
 
 
 class Backlog:
     def __init__(
-        self, weigh: Callable[[Chunk], None] | None = None, *, in_order: bool = False
+        self, on_change: Callable[[Chunk], None] | None = None, *, in_order: bool = False
     ) -> None:
-        """`weigh` is told of every chunk from which something was taken, or to which it came.
+        """`on_change` is told of every chunk from which something was taken, or to which it came.
 
         With `in_order`, the chunks' ranks say nothing about their order here, only about that of
         partitions: `least_rank` is then asked for.
         """
         self._ranks: list[tuple[float, int, Chunk]] | None = [] if in_order else None
-        self._weigh = weigh
+        self._on_change = on_change
         self.count = self.size_bytes = 0
         self.peer_chunks = 0
         """Those of other partitions."""
@@ -86,9 +86,9 @@ class Backlog:
         self._enter(chunk, priority)
 
     def clear(self) -> None:
-        if self._weigh is not None:
+        if self._on_change is not None:
             for chunk in self:
-                self._weigh(chunk)
+                self._on_change(chunk)
         self.count = self.size_bytes = self.peer_chunks = self.markers = 0
         self._lines.clear()
         self._by_urgency.clear()
@@ -164,8 +164,8 @@ class Backlog:
         chunk.start = stop
         self.count -= stop - start
         self._pass_holes(chunk)
-        if self._weigh is not None:
-            self._weigh(chunk)
+        if self._on_change is not None:
+            self._on_change(chunk)
         if chunk.urgent is not None and chunk.start < chunk.stop and chunk.urgent < chunk.start:
             self._rank_anew(chunk)
         return Span(chunk, start, stop)
@@ -194,14 +194,14 @@ class Backlog:
             chunk.rank += later_ms
         self._enter(chunk, chunk.priority + later_ms)
 
-    def pull(self, chunk: Chunk, room: int) -> list[Place]:
+    def pull(self, chunk: Chunk, room: int) -> list[MessageRef]:
         """Take the most urgent messages of a chunk, each behind the earlier ones of its key.
 
         At most `room` in all: then the urgent ones themselves may have to wait for the next time.
         """
         return self._take_with_earlier(chunk, chunk.most_urgent(PULL_MS)[:room], room)
 
-    def lend(self, chunk: Chunk, count: int, *, in_order: bool) -> list[Place]:
+    def lend(self, chunk: Chunk, count: int, *, in_order: bool) -> list[MessageRef]:
         """Take the last messages of a chunk.
 
         If the order matters, behind the earlier ones of their keys: as many keys as have about
@@ -224,23 +224,25 @@ class Backlog:
             self._rank_anew(chunk)
         return [(chunk, index) for index in wanted]
 
-    def _take_keys(self, chunk: Chunk, wanted: list[int], count: int) -> list[Place]:
+    def _take_keys(self, chunk: Chunk, wanted: list[int], count: int) -> list[MessageRef]:
         keys = chunk.batch.keys
         # The last ones first: they are what has to go.
-        by_key: dict[str, list[tuple[int, Place]]] = {keys[index]: [] for index in reversed(wanted)}
-        for number, place in enumerate(self._earlier(chunk, wanted[-1] + 1, by_key.keys())):
-            by_key[place[0].batch.keys[place[1]]].append((number, place))
-        chosen: list[tuple[int, Place]] = []
+        by_key: dict[str, list[tuple[int, MessageRef]]] = {
+            keys[index]: [] for index in reversed(wanted)
+        }
+        for number, ref in enumerate(self._earlier(chunk, wanted[-1] + 1, by_key.keys())):
+            by_key[ref[0].batch.keys[ref[1]]].append((number, ref))
+        chosen: list[tuple[int, MessageRef]] = []
         for mine in by_key.values():
             if chosen and len(chosen) + len(mine) > count:
                 break
             chosen += mine[: count * KEY_FACTOR]
         chosen.sort(key=itemgetter(0))
-        places = [place for _, place in chosen]
-        self._take_out_all(places)
-        return places
+        refs = [ref for _, ref in chosen]
+        self._take_out_all(refs)
+        return refs
 
-    def _earlier(self, chunk: Chunk, stop: int, keys: Collection[str]) -> Iterator[Place]:
+    def _earlier(self, chunk: Chunk, stop: int, keys: Collection[str]) -> Iterator[MessageRef]:
         """Return all messages of these keys in the chunk's line, up to a place in the chunk."""
         for earlier in self._lines[chunk.batch.source]:
             if earlier.batch.kind not in IN_LINE:
@@ -253,18 +255,18 @@ class Backlog:
             if earlier is chunk:
                 return
 
-    def _take_out_all(self, places: Sequence[Place]) -> None:
-        for each, index in places:
+    def _take_out_all(self, refs: Sequence[MessageRef]) -> None:
+        for each, index in refs:
             self._remove(each, index)
-        for each in {id(each): each for each, _ in places}.values():
+        for each in {id(each): each for each, _ in refs}.values():
             if each.start < each.stop and each.urgent is not None:
                 self._rank_anew(each)
 
-    def _take_with_earlier(self, chunk: Chunk, wanted: list[int], room: int) -> list[Place]:
+    def _take_with_earlier(self, chunk: Chunk, wanted: list[int], room: int) -> list[MessageRef]:
         mine = {chunk.batch.keys[index] for index in wanted}
-        places = list(islice(self._earlier(chunk, wanted[-1] + 1, mine), room))
-        self._take_out_all(places)
-        return places
+        refs = list(islice(self._earlier(chunk, wanted[-1] + 1, mine), room))
+        self._take_out_all(refs)
+        return refs
 
     def take_out(self, chunk: Chunk, index: int) -> bool:
         """Take one message from wherever it stands; return whether it was still there."""
@@ -277,7 +279,7 @@ class Backlog:
             self._rank_anew(chunk)
         return True
 
-    def remove_call(self, source: str, number: int) -> Place | None:
+    def remove_call(self, source: str, number: int) -> MessageRef | None:
         """Take one call out of the middle; None if it is not here, or no call."""
         line = self._lines.get(source)
         if line is None:
@@ -303,8 +305,8 @@ class Backlog:
         return line[0]
 
     def _enter(self, chunk: Chunk, priority: float) -> None:
-        if self._weigh is not None:
-            self._weigh(chunk)
+        if self._on_change is not None:
+            self._on_change(chunk)
         chunk.priority = priority
         self._number += 1
         heappush(self._by_urgency, (priority, self._number, chunk))
@@ -326,8 +328,8 @@ class Backlog:
         chunk.removed_indexes.add(index)
         self.count -= 1
         self._pass_holes(chunk)
-        if self._weigh is not None:
-            self._weigh(chunk)
+        if self._on_change is not None:
+            self._on_change(chunk)
 
     def _pass_holes(self, chunk: Chunk) -> None:
         removed_indexes = chunk.removed_indexes

@@ -1,7 +1,7 @@
-"""Who waits for whom: each busy key with the messages behind it, what may run, what is tried again.
+"""Who waits for whom: each busy key with its waiters, what may run, what is tried again.
 
 Pure bookkeeping of messages that wait by themselves. A key is *busy* while a message of it runs
-beside others, awaits something or waits for a retry; later messages of it stand behind, in their
+beside others, awaits something or waits for a retry; later messages of it are its waiters, in
 order, and the first of them becomes ready when the key is released, which then stays busy for it.
 Runs that go on alone hold no keys: they are told apart by the partition.
 
@@ -26,7 +26,7 @@ class KeyLocks:
         """`kind` is that of the function."""
         self._kind = kind
         self.keys: dict[str, deque[QueuedMessage]] = {}
-        """Each busy lock with those behind it."""
+        """Each busy lock with its waiters."""
         self.ready: deque[QueuedMessage] = deque()
         """What may run now; its keys are busy."""
         self.retries: list[tuple[float, int, QueuedMessage]] = []
@@ -48,29 +48,29 @@ class KeyLocks:
 
     def release(self, lock: str) -> None:
         """Let the next message go on, if the key is busy."""
-        behind = self.keys.get(lock)
-        if behind is None:
+        waiters = self.keys.get(lock)
+        if waiters is None:
             return
-        if behind:
-            self.ready.append(behind.popleft())
+        if waiters:
+            self.ready.append(waiters.popleft())
         else:
             del self.keys[lock]
 
     def make_ready_or_wait(self, waiting: QueuedMessage) -> None:
-        """Let a message run next, or stand behind its busy key."""
+        """Let a message run next, or wait for its busy key."""
         lock = self.lock_of(waiting.message)
-        behind = self.keys.get(lock)
-        if behind is None:
+        waiters = self.keys.get(lock)
+        if waiters is None:
             self.keys[lock] = deque()
             self.ready.append(waiting)
         else:
-            behind.append(waiting)
+            waiters.append(waiting)
 
     def retry_at(self, at_ms: float, waiting: QueuedMessage) -> None:
         heappush(self.retries, (at_ms, waiting.message.order, waiting))
 
     def take_retries(self, now_ms: float) -> None:
-        """Let run, or stand behind their keys, those whose time has come."""
+        """Let run, or wait for their keys, those whose time has come."""
         retries = self.retries
         while retries and retries[0][0] <= now_ms:
             waiting = heappop(retries)[2]
@@ -88,21 +88,21 @@ class KeyLocks:
         heapify(self.retries)
 
     def remove(self, waiting: QueuedMessage) -> bool:
-        """Take a message from behind its key; return whether it stood there."""
-        behind = self.keys.get(self.lock_of(waiting.message))
-        if behind is None or waiting not in behind:
+        """Take a message from the waiters of its key; return whether it was one."""
+        waiters = self.keys.get(self.lock_of(waiting.message))
+        if waiters is None or waiting not in waiters:
             return False
-        behind.remove(waiting)
+        waiters.remove(waiting)
         return True
 
-    def has_same_behind(self, waiting: QueuedMessage) -> bool:
-        """Tell whether a message with its idempotency key stands behind the one that goes on."""
+    def has_same_waiter(self, waiting: QueuedMessage) -> bool:
+        """Tell whether a message with its idempotency key waits for the one that goes on."""
         message = waiting.message
-        behind = self.keys.get(self.lock_of(message), ())
-        return waiting not in behind and any(
+        waiters = self.keys.get(self.lock_of(message), ())
+        return waiting not in waiters and any(
             each.message.extra.idempotency_key == message.extra.idempotency_key
             and each.message.key == message.key
-            for each in behind
+            for each in waiters
         )
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
 """What a partition has lent: who may be lent, what is away, and what comes back in parts.
 
 Pure bookkeeping beside `lease`, which knows one lease, and `lessor`, which decides. No effects and
-no commits: the partition settles the messages that are told here.
+no commits: `features/leases` settles the messages that are told here.
 
 - A work is lent from `begin` until it is `returned`, `came_home` or `dropped`; the keys of a whole
   lease are busy meanwhile, those of one in parts are not.
@@ -22,6 +22,7 @@ from sublet.runtime.partition.model.lease import Lease, StateVersions
 from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.protocol.frames import Kind
+from sublet.statestore.contract import StateRow
 
 
 class Part(NamedTuple):
@@ -31,11 +32,12 @@ class Part(NamedTuple):
     result: RunResult
 
 
-class LentWork:
+class LeasedWork:
     __slots__ = (
         "_cells",
+        "_has_window",
         "_kind",
-        "_lines",
+        "_locks",
         "_merger",
         "_reading",
         "_unread",
@@ -45,11 +47,12 @@ class LentWork:
     )
 
     def __init__(
-        self, function: Function, lines: KeyLocks, cells: Cells, merger: Merger | None
+        self, function: Function, locks: KeyLocks, cells: Cells, merger: Merger | None
     ) -> None:
         """Without a `merger`, nothing may come back in parts."""
         self._kind = function.kind
-        self._lines = lines
+        self._has_window = function.window is not None
+        self._locks = locks
         self._cells = cells
         self._merger = merger
         self.works: dict[int, Work] = {}
@@ -70,40 +73,54 @@ class LentWork:
             return dict.fromkeys(work.keys)
         return ("",) if self._kind == "stateful" else ()
 
+    @property
+    def state_bytes(self) -> int:
+        """What the state of one key weighs, about."""
+        return self._cells.mean_bytes
+
     # Who may be lent
 
-    def crowd(self, lock: str, *, in_parts: bool) -> list[QueuedMessage]:
-        """Return what waits for a key and could be lent: in parts, all that is behind it; whole,
-        also who is first, if nobody is running yet."""
-        behind = self._lines.keys.get(lock)
-        if behind is None:
+    @property
+    def mergeable(self) -> bool:
+        """What comes back in parts can be merged."""
+        return self._merger is not None
+
+    def lends_whole(self) -> bool:
+        """Tell whether messages could be lent now with their states."""
+        return not self._has_window and (self._kind != "stateful" or "" not in self._locks.keys)
+
+    def hot_key_queue(self, lock: str, *, in_parts: bool) -> list[QueuedMessage]:
+        """Return what waits for a key and could be lent: in parts, all its waiters; whole, also
+        who is first, if nobody is running yet."""
+        waiters = self._locks.keys.get(lock)
+        if waiters is None:
             return []
         if in_parts:
-            return [each for each in behind if is_lendable(each)]
+            return [each for each in waiters if is_lendable(each)]
         first = self._first_of(lock)
         if first is None:
             return []
-        return [first, *takewhile(is_lendable, behind)]
+        return [first, *takewhile(is_lendable, waiters)]
 
-    def take_crowd(self, lock: str, count: int, *, in_parts: bool) -> list[QueuedMessage]:
-        """Take so many of what `crowd` returned out of their line; in parts, the last of it."""
-        behind = self._lines.keys.get(lock)
+    def take_hot_key_queue(self, lock: str, count: int, *, in_parts: bool) -> list[QueuedMessage]:
+        """Take so many of what `hot_key_queue` returned; in parts, the last of it."""
+        waiters = self._locks.keys.get(lock)
         taken: list[QueuedMessage] = []
         if in_parts:
-            while behind and len(taken) < count and is_lendable(behind[-1]):
-                taken.append(behind.pop())
+            while waiters and len(taken) < count and is_lendable(waiters[-1]):
+                taken.append(waiters.pop())
             taken.reverse()
-        elif behind is not None and (first := self._first_of(lock)) is not None:
-            self._lines.ready.remove(first)
+        elif waiters is not None and (first := self._first_of(lock)) is not None:
+            self._locks.ready.remove(first)
             taken.append(first)
-            while behind and len(taken) < count and is_lendable(behind[0]):
-                taken.append(behind.popleft())
+            while waiters and len(taken) < count and is_lendable(waiters[0]):
+                taken.append(waiters.popleft())
         return taken
 
     def _first_of(self, lock: str) -> QueuedMessage | None:
-        """Return the message of a key that may run next, if it has waited behind others."""
-        lock_of = self._lines.lock_of
-        for waiting in self._lines.ready:
+        """Return the message of a key that may run next, if it has waited for others."""
+        lock_of = self._locks.lock_of
+        for waiting in self._locks.ready:
             if lock_of(waiting.message) == lock:
                 return waiting if is_lendable(waiting) else None
         return None
@@ -152,6 +169,19 @@ class LentWork:
             work.waiting[index].stays = True
         if lease.partial:
             self.parts[work.id] = Part(work, result)
+
+    def busy_locks(self, work: Work) -> set[str]:
+        """Return which of the locks that a work needs are held, for others to wait for."""
+        locks = self._locks
+        return {
+            lock
+            for lock in {locks.lock_of(each.message) for each in work.waiting}
+            if lock in locks.keys
+        }
+
+    def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
+        """Take over what a lessee has changed; return what has to be stored beside it."""
+        return self._cells.apply(rows) if rows else []
 
     def replaced(self, work: Work, remaining: Work) -> None:
         """Some messages of a lent work were answered by others: only these are lent."""

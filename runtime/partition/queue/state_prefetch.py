@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from sublet.runtime.partition.model.effects import Fetchable
+from sublet.runtime.partition.model.environment import PREFETCH_KEYS_MAX
 from sublet.runtime.partition.model.work import Chunk, Work
 
-KEYS_MAX = 1_000
-"""Keys of one partition that are being read ahead, or were and are not used yet."""
 CHUNKS_MAX = 64
 READS_MAX = 4
 """So many readings of one partition are under way at once; what is wanted then gathers."""
@@ -41,13 +40,13 @@ class Prefetch:
         "_wanted",
         "fetched",
         "fetching",
-        "unseen",
+        "unread_chunks",
     )
 
-    def __init__(self, cells: Fetchable, keys_max: int = KEYS_MAX) -> None:
+    def __init__(self, cells: Fetchable, keys_max: int = PREFETCH_KEYS_MAX) -> None:
         self._cells = cells
         self._keys_max = keys_max
-        self.unseen: deque[Chunk] = deque(maxlen=CHUNKS_MAX)
+        self.unread_chunks: deque[Chunk] = deque(maxlen=CHUNKS_MAX)
         """Received batches whose keys nobody has looked at."""
         self._wanted: dict[str, None] = {}
         self.fetching: set[str] = set()
@@ -60,23 +59,23 @@ class Prefetch:
 
     def arrived(self, chunk: Chunk) -> None:
         if not self._cells.is_complete:
-            self.unseen.append(chunk)
+            self.unread_chunks.append(chunk)
 
     def look(self) -> None:
         """Note which keys of what has come have to be read, as far as there is room."""
-        unseen = self.unseen
-        while unseen:
+        unread = self.unread_chunks
+        while unread:
             room = self._keys_max - len(self._wanted) - len(self.fetching) - len(self.fetched)
             if room <= 0:
                 return
-            chunk = unseen[0]
+            chunk = unread[0]
             start = max(chunk.start, chunk.seen)
             stop = chunk.seen = min(chunk.stop, start + room)
             for key in self._cells.unread(chunk.batch.keys[start:stop]):
                 if key not in self.fetching and key not in self._loading:
                     self._wanted[key] = None
             if stop == chunk.stop:
-                unseen.popleft()
+                unread.popleft()
 
     def begin(self) -> Sequence[str]:
         """Return the keys to read now; none while enough is being read."""
@@ -131,7 +130,7 @@ class Prefetch:
         """Nothing is queued any more that could need what was read."""
         self.fetched.clear()
         self._wanted.clear()
-        self.unseen.clear()
+        self.unread_chunks.clear()
 
     def done(self, keys: Collection[str]) -> tuple[list[str], list[Work]]:
         """Keys were read: return those whose state may be used, and the runs that can begin."""

@@ -6,8 +6,8 @@ partition says when there is a turn, and what comes of the messages that it is g
 
 - `announce` says how urgent the most urgent message is, whenever that changes, until `begin`.
 - `choose` takes messages: whole columns as `Work` that is ready to run, as long as nothing has to
-  be known of single messages; otherwise their places, to be taken `Singly`; or a `Span` of what
-  keeps its place in line and is not run at all.
+  be known of single messages; otherwise which ones they are, to be taken `Singly`; or a `Span` of
+  what keeps its place in line and is not run at all.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sublet.functions.app import Function
-from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.model.effects import Ready
 from sublet.runtime.partition.model.work import Chunk, QueuedMessage, Span, Work
-from sublet.runtime.partition.queue.backlog import IN_LINE, NOT_LENT, Backlog, Place
+from sublet.runtime.partition.queue.backlog import IN_LINE, NOT_LENT, Backlog, MessageRef
+from sublet.runtime.partition.queue.key_locks import KeyLocks
+from sublet.runtime.partition.queue.load_tracker import LoadTracker, QueueOwner
 from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import Kind
-from sublet.scheduler.batching import Curve, batching_of
+from sublet.scheduler.batching import Batching
 from sublet.scheduler.grouped_queue import GroupedQueue
 from sublet.scheduler.orders import BEHIND_MS
 from sublet.scheduler.pace import RUNS_AT_ONCE
@@ -32,7 +32,7 @@ from sublet.scheduler.urgency import Urgency
 class Singly(NamedTuple):
     """Messages to be looked at one by one."""
 
-    places: Sequence[Place]
+    refs: Sequence[MessageRef]
     spans: Sequence[Span] = ()
     """What they are together; without any, they were pulled out of their lines."""
 
@@ -40,43 +40,54 @@ class Singly(NamedTuple):
 class WorkQueue:
     def __init__(
         self,
-        name: str,
-        function: Function,
+        owner: QueueOwner,
+        locks: KeyLocks,
         inbox: Inbox,
         urgency: Urgency,
-        curve: Curve | None,
-        limits: Limits,
-        now_ms: float,
+        load: LoadTracker,
+        batching: Batching | None,
+        batch_size_max: int,
     ) -> None:
+        """With `batching`, runs wait for more messages; `batch_size_max` is how many run together
+        where the function does not say it."""
+        function = owner.function
         self.backlog = Backlog(
-            None if urgency.waiting is None else self._weigh_again,
+            None if urgency.waiting is None else load.changed,
             in_order=not urgency.order.by_deadline,
         )
-        self.batching = batching_of(function, curve)
+        self.ready = locks.ready
+        """What may run now, having waited by itself."""
+        self.batching = batching
         self.announced: float | None = None
         """The rank that was told, until `begin` answers it."""
         self.gathering_until_ms: float | None = None
         """When the next run starts although more messages might come."""
-        self._gathering_since_ms = now_ms
+        self._gathering_since_ms = 0.0
         """Since when the first message of the next run has been waiting, about."""
         self._gathering_from_ms: float | None = None
         """Since when a run could have begun that waits for more messages."""
-        self._grouped: GroupedQueue[str, Place] | None = None
+        self._grouped: GroupedQueue[str, MessageRef] | None = None
         """The messages of the backlog by key, for functions that want runs of few keys."""
         if function.grouping:
             self._grouped = GroupedQueue(
-                batch_size=function.batch_size or function.batch_size_max or limits.batch_size_max,
+                batch_size=function.batch_size or function.batch_size_max or batch_size_max,
                 batch_wait_ms=0.0,
                 executors_max=function.concurrency or RUNS_AT_ONCE,
             )
-        self._name = name
+        self._name = owner.name
         self._function = function
         self._inbox = inbox
         self._urgency = urgency
+        self.load = load
         self._work_number = 0
-        self._closed = False
-        self.owner: object = None
-        """Whose queue this is: told to those who look at what waits in the worker."""
+
+    def __len__(self) -> int:
+        """How many messages wait for a run."""
+        return self.backlog.count + len(self.ready)
+
+    def __bool__(self) -> bool:
+        """Tell whether any does."""
+        return self.backlog.count > 0 or bool(self.ready)
 
     def work(self, waiting: Sequence[QueuedMessage] = (), spans: Sequence[Span] = ()) -> Work:
         self._work_number += 1
@@ -84,7 +95,7 @@ class WorkQueue:
 
     def close(self) -> None:
         """Forget everything, for good."""
-        self._closed = True
+        self.load.close()
         self.backlog.clear()
 
     # Ranks
@@ -107,66 +118,23 @@ class WorkQueue:
             # What the order puts behind everything else has no deadline to be kept any more.
             backlog.add(chunk, rank if rank >= BEHIND_MS else chunk.earliest_ms)
         if urgency.unseen is not None:
-            urgency.unseen.append((self.owner, chunk))
+            self.load.arrived(chunk)
         if self._grouped is not None and batch.kind not in IN_LINE:
             for index in chunk.places():
                 self._grouped.put(batch.keys[index], (chunk, index), now_ms)
 
-    def weigh(self, chunk: Chunk) -> None:
-        """Count what is left of a chunk in all that waits in the worker."""
-        urgency = self._urgency
-        assert urgency.waiting is not None
-        self.unweigh(chunk)
-        if chunk.count and not self._closed:
-            due_ms = urgency.due_ms(self._function, chunk.earliest_ms)
-            cost_ms = urgency.occupies_ms(self._function, chunk.count)
-            chunk.entry = urgency.waiting.put(due_ms, cost_ms, (self.owner, chunk))
-
-    def unweigh(self, chunk: Chunk) -> None:
-        """Do not count a chunk any more."""
-        if chunk.entry is not None:
-            assert self._urgency.waiting is not None
-            self._urgency.waiting.remove(chunk.entry)
-            chunk.entry = None
-
-    def weigh_waiting(self, waiting: QueuedMessage, now_ms: float) -> None:
-        """Count a message that waits by itself in all that waits in the worker."""
-        urgency = self._urgency
-        if urgency.waiting is not None and waiting.entry is None:
-            due_ms = waiting.deadline_ms
-            due_ms = now_ms + urgency.patience_ms if due_ms is None else due_ms
-            due_ms = urgency.due_ms(self._function, due_ms)
-            cost_ms = urgency.occupies_ms(self._function, 1)
-            waiting.entry = urgency.waiting.put(due_ms, cost_ms, None)
-
-    def unweigh_waiting(self, waiting: QueuedMessage) -> None:
-        """Do not count a message any more that is counted by itself."""
-        assert self._urgency.waiting is not None
-        assert waiting.entry is not None
-        self._urgency.waiting.remove(waiting.entry)
-        waiting.entry = None
-
-    def crowded(self, lock: str) -> None:
-        """Tell those who look at what waits, if there are any, that messages stand behind a
-        busy key."""
-        if self._urgency.unseen is not None:
-            self._urgency.crowds[self._name, lock] = self.owner
-
-    def _weigh_again(self, chunk: Chunk) -> None:
-        if chunk.entry is not None or self._urgency.weighs_all:
-            self.weigh(chunk)
-
-    def is_more_urgent(self, ready: Sequence[QueuedMessage]) -> bool:
-        """Tell whether something here goes before those that are ready, as far as is known."""
+    def is_more_urgent(self) -> bool:
+        """Tell whether the backlog goes before those that are ready, as far as is known; some
+        are."""
         if not self._urgency.order.by_deadline or self._grouped is not None:
             return False
-        chunk, rank = self.backlog.first(), ready[0].rank
+        chunk, rank = self.backlog.first(), self.ready[0].rank
         return chunk is not None and rank is not None and chunk.rank < rank
 
-    def announce(self, ready: Sequence[QueuedMessage], now_ms: float) -> Ready | None:
-        """Return the rank of the most urgent message here or among those that are ready, if it
-        is not known; there is at least one."""
-        chunk = self.backlog.first()
+    def announce(self, now_ms: float) -> Ready | None:
+        """Return the rank of the most urgent message, if it is not known; there is at least
+        one."""
+        chunk, ready = self.backlog.first(), self.ready
         if ready:
             # They have been waiting since before the backlog.
             first = ready[0]
@@ -219,7 +187,7 @@ class WorkQueue:
             self._gathering_from_ms = now_ms
         return True
 
-    def begun(self, work: Work, now_ms: float) -> None:
+    def gathered(self, work: Work, now_ms: float) -> None:
         """A run begins: note how long it has waited for more messages, where runs do."""
         if self._gathering_from_ms is not None:
             work.gathering_ms = now_ms - self._gathering_from_ms
@@ -252,8 +220,8 @@ class WorkQueue:
         marker = backlog.next_marker() if grouped is not None else None
         if grouped and marker is None:
             found = grouped.take(now_ms, running, size)
-            places = [place for place in found if backlog.take_out(*place)]
-            return Singly(places) if places else None
+            refs = [ref for ref in found if backlog.take_out(*ref)]
+            return Singly(refs) if refs else None
         chunk, is_pulled = (marker, False) if marker else self._next_chunk(size, peers_only)
         if chunk is None:
             return None
@@ -263,8 +231,8 @@ class WorkQueue:
             return backlog.take(chunk, chunk.stop - chunk.start)
         if singly or self.is_single(chunk, now_ms):
             spans = self._take_heads(chunk, min(size, max(1, heads_max)), peers_only)
-            places = [(each, index) for each, start, end in spans for index in range(start, end)]
-            return Singly(places, spans)
+            refs = [(each, index) for each, start, end in spans for index in range(start, end)]
+            return Singly(refs, spans)
         spans = []
         room = size
         rank = rank_last = chunk.rank
@@ -308,15 +276,15 @@ class WorkQueue:
             return self.backlog.next(room, pulls=False)
         return chunk, is_pulled
 
-    def lend(self, parts: Sequence[tuple[Chunk, int]], *, in_order: bool) -> list[Place]:
+    def lend(self, parts: Sequence[tuple[Chunk, int]], *, in_order: bool) -> list[MessageRef]:
         """Take so many messages of each chunk, or what must run before them."""
-        places: list[Place] = []
+        refs: list[MessageRef] = []
         for chunk, count in parts:
             # What was taken for the one before may have emptied it.
             is_lent = chunk.count and chunk.batch.kind not in NOT_LENT
             if is_lent and self._inbox.may_go_ahead(chunk.batch.source):
-                places += self.backlog.lend(chunk, count, in_order=in_order)
-        return places
+                refs += self.backlog.lend(chunk, count, in_order=in_order)
+        return refs
 
     def is_single(self, chunk: Chunk, now_ms: float) -> bool:
         """Tell whether messages of the chunk have to be looked at one by one."""

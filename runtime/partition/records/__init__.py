@@ -1,4 +1,4 @@
-"""What a partition keeps durably, one module a concern, and the commit that all of it goes into.
+"""What a partition keeps durably, one module a concern; each takes part in every commit.
 
-What only waits in memory is in `queue`; when to commit is decided in `lifecycle`.
+The commit that all of it goes into is in `commit`, what only waits in memory in `queue`.
 """

@@ -6,7 +6,7 @@ or nobody waits for it any more; then *done*, with its result. A handler that is
 the same calls in the same order and is given what the journal holds, also by a later owner of the
 partition: `recover` restores everything from the journal's records.
 
-What changes is put into the `PendingCommit` that each method is given, and is true with its commit.
+What changes is put into the next commit, and is true when that is stored.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ import msgspec
 import xxhash
 
 from sublet.functions.address import Address, split_partition_name
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import (
+    CommitContents,
+    OutgoingCall,
+    PendingCommit,
+)
+from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.corruption import decoded
 from sublet.runtime.partition.model.effects import Resume
 from sublet.runtime.partition.model.work import QueuedMessage, Recorded
-from sublet.runtime.partition.records.channels import REPLY_MARK
-from sublet.runtime.partition.records.pending_commit import OutgoingCall, PendingCommit
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra
 from sublet.statestore.contract import JOURNAL, Record
 
@@ -32,24 +37,21 @@ _decode_recorded = msgspec.msgpack.Decoder(Recorded).decode
 _decode_results = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
-class Calls:
-    __slots__ = ("_function", "_sent", "_under_way", "unsent")
+class CallJournal(CommitParticipant):
+    __slots__ = ("_function", "_in_flight", "_pending", "_sent", "_unsent")
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, pending: PendingCommit) -> None:
         """`function` is the name under which the calls' chains know the callers."""
         self._function = function
+        self._pending = pending
         self._sent: dict[tuple[str, int], tuple[QueuedMessage, int]] = {}
         """Destination and number to the caller and which of its calls it is."""
-        self.unsent: list[tuple[OutgoingCall, QueuedMessage, int]] = []
-        self._under_way: set[tuple[str, int]] = set()
-        """Destination and number of those in the commit under way: they have not left yet."""
+        self._unsent: list[tuple[OutgoingCall, QueuedMessage, int]] = []
+        self._in_flight: set[tuple[str, int]] = set()
+        """Destination and number of those in the in-flight commit: they have not left yet."""
 
     def recover(
-        self,
-        partition: str,
-        journal: Sequence[Record],
-        owners: Mapping[str, QueuedMessage],
-        pending: PendingCommit,
+        self, partition: str, journal: Sequence[Record], owners: Mapping[str, QueuedMessage]
     ) -> None:
         """Give messages their journals back; entries without a message are deleted."""
         for record in journal:
@@ -58,7 +60,7 @@ class Calls:
             recorded = decoded(_decode_recorded, partition, record)
             owner = owners.get(recorded.message_id)
             if owner is None:
-                pending.records.append(Record(JOURNAL, record.id, None))
+                self._pending.tidy(Record(JOURNAL, record.id, None))
             else:
                 owner.journal[recorded.call] = recorded
                 if not recorded.done:
@@ -74,7 +76,7 @@ class Calls:
         now_ms: float,
         timeout_ms: float | None,
     ) -> OutgoingCall | Resume | None:
-        """Return what has to leave with the next commit, or what the journal knows of the call.
+        """Return the call, which leaves with the next commit, or what the journal knows of it.
 
         None if it was sent before and its reply has not come yet.
         """
@@ -103,26 +105,29 @@ class Calls:
         extra = Extra(chain=chain, trace=trace, expires=expires)
         outgoing = OutgoingCall(destination, key, payload, deadline_ms, extra)
         waiting.journal[call] = Recorded(message.id, call, destination, 0, digest)
-        self.unsent.append((outgoing, waiting, call))
+        self._unsent.append((outgoing, waiting, call))
+        self._pending.call(outgoing)
         return outgoing
 
-    def sealed(self) -> list[Record]:
-        """The calls that were unsent have their numbers: return their entries in the journal."""
-        unsent, self.unsent = self.unsent, []
-        records = []
+    def contribute(self, contents: CommitContents) -> None:
+        """The calls that were unsent have their numbers: enter them into the journal."""
+        if not self._unsent:
+            return
+        unsent, self._unsent = self._unsent, []
         for outgoing, waiting, call in unsent:
             recorded = waiting.journal[call]
             recorded.number = outgoing.number
-            records.append(Record(JOURNAL, f"{recorded.message_id}/{call}", _encode(recorded)))
+            contents.records.append(
+                Record(JOURNAL, f"{recorded.message_id}/{call}", _encode(recorded))
+            )
             self._sent[recorded.destination, recorded.number] = (waiting, call)
-            self._under_way.add((recorded.destination, recorded.number))
-        return records
+            self._in_flight.add((recorded.destination, recorded.number))
 
-    def committed(self) -> None:
-        """What was under way is stored, and leaves."""
-        self._under_way.clear()
+    def stored(self, contents: CommitContents, now_ms: float) -> None:
+        """What was in flight is stored, and leaves."""
+        self._in_flight.clear()
 
-    def replies(self, batch: Batch, skip: int, pending: PendingCommit) -> list[Resume]:
+    def replies(self, batch: Batch, skip: int) -> list[Resume]:
         """Note the results that a batch of replies brings; return them for the handlers."""
         results = _decode_results(batch.payloads)
         refs = batch.refs or range(batch.refs_first, batch.refs_first + batch.count)
@@ -130,7 +135,7 @@ class Calls:
         resumed = []
         for index in range(skip, batch.count):
             place = (callee, refs[index])
-            if place in self._under_way:
+            if place in self._in_flight:
                 # It has not left, so this is the answer to a later owner's call: we are none.
                 continue
             found = self._sent.pop(place, None)
@@ -139,55 +144,49 @@ class Calls:
             waiting, call = found
             error = batch.errors.get(index) if batch.errors else None
             result = results[index].copy()
-            resumed.append(_note(waiting.journal[call], result, error, pending))
+            resumed.append(self._note(waiting.journal[call], result, error))
         return resumed
 
-    def expired(
-        self, waiting: QueuedMessage, call: int, error: ErrorInfo, pending: PendingCommit
-    ) -> Resume | None:
+    def expired(self, waiting: QueuedMessage, call: int, error: ErrorInfo) -> Resume | None:
         """Note an error as the result of a call, unless it has one; return it for the handler."""
         recorded = waiting.journal.get(call)
         if recorded is None or recorded.done:
             return None
         # A reply that still comes must not change what the handler was told.
-        if not self._withdraw(recorded, pending):
-            self._drop_unsent(waiting, pending, call)
-        return _note(recorded, NIL, error, pending)
+        if not self._cancel(recorded):
+            self._drop_unsent(waiting, call)
+        return self._note(recorded, NIL, error)
 
-    def ended(self, waiting: QueuedMessage, pending: PendingCommit) -> None:
-        """Forget the journal of a message that has ended, and take back what is still open."""
-        if self.unsent:
-            self._drop_unsent(waiting, pending)
+    def ended(self, waiting: QueuedMessage) -> None:
+        """Forget the journal of a message that has ended, and cancel what is still open."""
+        if self._unsent:
+            self._drop_unsent(waiting)
         message_id = waiting.message.id
         for call, recorded in waiting.journal.items():
-            self._withdraw(recorded, pending)
-            pending.records.append(Record(JOURNAL, f"{message_id}/{call}", None))
+            self._cancel(recorded)
+            self._pending.record(Record(JOURNAL, f"{message_id}/{call}", None))
 
-    def _withdraw(self, recorded: Recorded, pending: PendingCommit) -> bool:
-        """Take back a call that was sent and not answered; return whether it is one."""
+    def _cancel(self, recorded: Recorded) -> bool:
+        """Cancel a call that was sent and not answered; return whether it is one."""
         if self._sent.pop((recorded.destination, recorded.number), None) is None:
             return False
-        pending.withdrawn.setdefault(recorded.destination, []).append(recorded.number)
+        self._pending.cancel_call(recorded.destination, recorded.number)
         return True
 
-    def _drop_unsent(
-        self, waiting: QueuedMessage, pending: PendingCommit, call: int | None = None
-    ) -> None:
+    def _drop_unsent(self, waiting: QueuedMessage, call: int | None = None) -> None:
         """Let calls (all, or the one) not leave that nobody waits for any more."""
-        dropped = {
-            id(outgoing)
-            for outgoing, caller, number in self.unsent
+        dropped = [
+            outgoing
+            for outgoing, caller, number in self._unsent
             if caller is waiting and call in (None, number)
-        }
+        ]
         if dropped:
-            pending.calls = [each for each in pending.calls if id(each) not in dropped]
-            self.unsent = [each for each in self.unsent if id(each[0]) not in dropped]
+            self._pending.drop_calls(dropped)
+            gone = {id(each) for each in dropped}
+            self._unsent = [each for each in self._unsent if id(each[0]) not in gone]
 
-
-def _note(
-    recorded: Recorded, result: msgspec.Raw, error: ErrorInfo | None, pending: PendingCommit
-) -> Resume:
-    recorded.done, recorded.result, recorded.error = True, result, error
-    message_id, call = recorded.message_id, recorded.call
-    pending.record(Record(JOURNAL, f"{message_id}/{call}", _encode(recorded)))
-    return Resume(message_id, call, result, error)
+    def _note(self, recorded: Recorded, result: msgspec.Raw, error: ErrorInfo | None) -> Resume:
+        recorded.done, recorded.result, recorded.error = True, result, error
+        message_id, call = recorded.message_id, recorded.call
+        self._pending.record(Record(JOURNAL, f"{message_id}/{call}", _encode(recorded)))
+        return Resume(message_id, call, result, error)

@@ -10,24 +10,20 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from sublet.functions.address import is_client
+from sublet.runtime.config.limits import Limits
 from sublet.statestore.contract import OutboxEntry
 
-REPLY_MARK = "<"
-"""Replies between partitions have numbering of their own: they are taken at once, while requests
-of the same sender may still wait in the queue."""
 AHEAD_MAX = 10_000
 """Messages of a channel that may be done ahead of others; each is a number in its commits."""
-
-
-def endpoint_of(name: str) -> str:
-    """Return the partition or client that a channel's end belongs to."""
-    return name.removesuffix(REPLY_MARK)
+MESSAGES_MAX = Limits().outbox_max
+OWED_BYTES_MAX = 128 * 1024 * 1024
+"""Replies of a partition that clients have not taken."""
 
 
 class Inbox:
     """How far each source's messages were received (in memory) and taken (durably)."""
 
-    __slots__ = ("ahead", "reached", "received", "taken")
+    __slots__ = ("ahead", "reached", "received", "refused", "taken")
 
     def __init__(
         self, taken: Mapping[str, int], ahead: Mapping[str, Iterable[int]] | None = None
@@ -40,6 +36,9 @@ class Inbox:
             source: set(numbers) for source, numbers in (ahead or {}).items()
         }
         """Messages that were done before earlier ones of the same source."""
+        self.refused: dict[str, int] = {}
+        """Sources that know from which message on they have to send again, to the first of those
+        that were refused."""
 
     def accept(self, source: str, first: int, count: int) -> int:
         """Return how many messages at the front of the batch are known already.
@@ -112,9 +111,24 @@ class Inbox:
 class Outbox:
     """Batches that are committed and not yet acknowledged, by destination."""
 
-    __slots__ = ("entries", "message_count", "owed", "owed_bytes", "owed_count", "sent")
+    __slots__ = (
+        "entries",
+        "message_count",
+        "messages_max",
+        "owed",
+        "owed_bytes",
+        "owed_count",
+        "sent",
+    )
 
-    def __init__(self, sent: Mapping[str, int], entries: Iterable[OutboxEntry]) -> None:
+    def __init__(
+        self,
+        sent: Mapping[str, int],
+        entries: Iterable[OutboxEntry],
+        messages_max: int = MESSAGES_MAX,
+    ) -> None:
+        """Beyond `messages_max`, whoever sends something here has to wait."""
+        self.messages_max = messages_max
         self.sent = dict(sent)
         self.entries: dict[str, deque[OutboxEntry]] = {}
         self.message_count = 0
@@ -126,6 +140,11 @@ class Outbox:
         self.owed_bytes = 0
         for entry in entries:
             self.keep(entry)
+
+    @property
+    def owes_too_much(self) -> bool:
+        """Too many replies wait for clients to take them."""
+        return self.owed_count > self.messages_max or self.owed_bytes > OWED_BYTES_MAX
 
     def number(self, destination: str, count: int) -> int:
         """Reserve numbers for `count` messages and return the first of them."""

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import CommitContents
 from sublet.runtime.partition.model.corruption import decoded
+from sublet.runtime.partition.model.environment import DUE_LOADED_MAX
 from sublet.statestore.contract import CorruptDataError, Record
 
 HORIZON_MS = 60_000
-LOADED_MAX = 1_000
 LONG_AGO_MS = -(2**62)
 
 T = TypeVar("T")
@@ -28,17 +30,18 @@ def in_order(number: int) -> str:
     return f"{chr(ord('a') + len(digits) - 1)}{digits}"
 
 
-class DueIndex(Generic[T]):
+class DueIndex(CommitParticipant, Generic[T]):
     """Each record is given out once, unless it is over before. Ids are never used again."""
 
     def __init__(
-        self, partition: str, decode: Callable[[bytes], T], loaded_max: int = LOADED_MAX
+        self, partition: str, decode: Callable[[bytes], T], loaded_max: int = DUE_LOADED_MAX
     ) -> None:
         self._of = partition
         self.loaded_max = loaded_max
         """How many records one load brings at most."""
         self._decode = decode
-        self._due: list[tuple[int, str]] = []
+        self.by_time: list[tuple[int, str]] = []
+        """A heap: when each is due, and its id; also of some that are over."""
         self._values: dict[str, T] = {}
         self._given: set[str] = set()
         """Given out by `due`, and not over yet."""
@@ -63,7 +66,7 @@ class DueIndex(Generic[T]):
 
     @property
     def next_due_ms(self) -> int | None:
-        return self._due[0][0] if self._due else None
+        return self.by_time[0][0] if self.by_time else None
 
     def add(self, id_: str, due_ms: int, value: T) -> None:
         """Learn of a record that the next commit holds."""
@@ -75,8 +78,8 @@ class DueIndex(Generic[T]):
 
     def due(self, time_ms: int) -> Iterator[tuple[str, T]]:
         """Give out what is due; whoever takes it says `end` when its record is deleted."""
-        while self._due and self._due[0][0] <= time_ms:
-            _, id_ = heappop(self._due)
+        while self.by_time and self.by_time[0][0] <= time_ms:
+            _, id_ = heappop(self.by_time)
             value = self._values.pop(id_, None)
             if value is not None:
                 self._given.add(id_)
@@ -95,20 +98,20 @@ class DueIndex(Generic[T]):
         """Tell whether nothing is left, here or in the store, that was due until this time."""
         if self._loading or self._horizon_ms <= time_ms or self._given or self._damaged:
             return False
-        return not self._due or self._due[0][0] > time_ms
+        return not self.by_time or self.by_time[0][0] > time_ms
 
     def _insert(self, id_: str, due_ms: int, value: T) -> None:
         self._values[id_] = value
-        heappush(self._due, (due_ms, id_))
+        heappush(self.by_time, (due_ms, id_))
 
     # Commits
 
-    def sealed(self) -> None:
+    def contribute(self, contents: CommitContents) -> None:
         """What was noted so far is in the commit that starts now."""
         self._over_sealed, self._over_pending = self._over_pending, []
         self._far_sealed, self._far_pending = self._far_pending, []
 
-    def committed(self) -> None:
+    def stored(self, contents: CommitContents, now_ms: float) -> None:
         """From now on every load tells the truth about what the commit held."""
         if self._far_sealed:
             for id_ in self._far_sealed:
@@ -132,7 +135,7 @@ class DueIndex(Generic[T]):
         if self._loading or time_ms + HORIZON_MS / 2 < self._horizon_ms:
             return None
         if self._truncated and (
-            not self._moved or (self._due and self._due[0][0] <= self._horizon_ms)
+            not self._moved or (self.by_time and self.by_time[0][0] <= self._horizon_ms)
         ):
             # The store would tell the same ones again, and nothing behind them.
             return None

@@ -10,12 +10,15 @@ or more is kept, the newest piece always, and nothing longer than about 9/8 of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import CommitContents
 from sublet.runtime.partition.model.corruption import decoded
-from sublet.statestore.contract import EGRESS, EgressEntry, Record
+from sublet.statestore.contract import EGRESS, Record
 
 PIECES = 8
 
@@ -43,7 +46,25 @@ _decode_extent = msgspec.msgpack.Decoder(Extent).decode
 NO_POSITIONS: Mapping[str, tuple[int, int]] = {}
 
 
-class EgressRetention:
+class Kept(NamedTuple):
+    """How much is kept of an egress of one partition."""
+
+    size_bytes: int
+    last_ms: int
+    """When something was written last; 0 if nothing is kept."""
+
+
+def kept_of(stored: bytes | None) -> Kept:
+    """Return what a stored record says, for people; raises `msgspec.DecodeError`."""
+    if stored is None:
+        return Kept(0, 0)
+    extent = _decode_extent(stored)
+    if not extent.marks:
+        return Kept(0, 0)
+    return Kept(extent.bytes_total - extent.marks[0].bytes_before, extent.marks[-1].last_ms)
+
+
+class EgressRetention(CommitParticipant):
     """Where each egress of a partition begins and ends."""
 
     def __init__(
@@ -76,27 +97,23 @@ class EgressRetention:
         self._first.setdefault(egress, first)
         return first
 
-    def seal(
-        self, entries: Sequence[EgressEntry], clock_ms: int
-    ) -> tuple[dict[str, int], list[Record]]:
-        """Take note of what a commit writes, and of what became too old.
-
-        Return from which position on each egress is kept now, of those that lose something, and
-        what the commit has to hold for the next owner.
-        """
+    def contribute(self, contents: CommitContents) -> None:
+        """Take note of what a commit writes, and of what became too old: it says from which
+        position on each egress is kept, of those that lose something, and holds what the next owner
+        has to know."""
         changed, self._overdue = self._overdue, set()
-        for name, first, _, data in entries:
+        for name, first, _, data in contents.egress:
             changed.add(name)
-            self._wrote(name, first, len(data), clock_ms)
-        trimmed: dict[str, int] = {}
+            self._wrote(name, first, len(data), contents.clock_ms)
         for name in sorted(changed):
             first = self._first[name]
-            kept = self._kept_from(name, clock_ms)
+            kept = self._kept_from(name, contents.clock_ms)
             if kept > first:
                 self.dropped += kept - first
-                self._first[name] = trimmed[name] = kept
-        records = [Record(EGRESS, name, _encode(self._extents[name])) for name in sorted(changed)]
-        return trimmed, records
+                self._first[name] = contents.egress_trimmed[name] = kept
+        contents.records.extend(
+            [Record(EGRESS, name, _encode(self._extents[name])) for name in sorted(changed)]
+        )
 
     def _wrote(self, name: str, first: int, size_bytes: int, clock_ms: int) -> None:
         extent = self._extents.get(name)

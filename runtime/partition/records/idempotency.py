@@ -9,7 +9,7 @@ that ends without an effect gives no answer: then those who waited run themselve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +18,13 @@ import xxhash
 
 from sublet.functions.codec import Codec, codec_for
 from sublet.functions.errors import EncodeError, PayloadError
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import CommitContents, PendingCommit
+from sublet.runtime.partition.model.clock import PartitionClock
 from sublet.runtime.partition.model.corruption import decoded
 from sublet.runtime.partition.model.work import QueuedMessage
 from sublet.runtime.partition.records.call_journal import NIL
-from sublet.runtime.partition.records.pending_commit import reply_too_large
+from sublet.runtime.partition.records.commit_encoder import reply_too_large
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import IDEMPOTENCY, CorruptDataError, Record
@@ -80,19 +83,30 @@ class DamagedAnswer(Answer):
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
-class IdempotencyCache:
+class IdempotencyCache(CommitParticipant):
     """The messages given to it have an idempotency key."""
 
-    __slots__ = ("_bytes_max", "_codec", "claims", "given")
+    __slots__ = ("_bytes_max", "_clock", "_codec", "_partition", "_pending", "claims", "given")
 
-    def __init__(self, bytes_max: int, codec: Codec[Any]) -> None:
-        """`codec` is that of the function's messages."""
+    def __init__(
+        self,
+        partition: str,
+        codec: Codec[Any],
+        bytes_max: int,
+        *,
+        pending: PendingCommit,
+        clock: PartitionClock,
+    ) -> None:
+        """`codec` is that of the function's messages; no answer has more than `bytes_max`."""
         self.claims: dict[str, list[QueuedMessage]] = {}
         """The message that runs for a key of a request, then those that want the same answer."""
         self.given: dict[str, Answer] = {}
-        """Given, but not committed: a load does not find them yet."""
+        """Given, but not stored: a load does not find them yet."""
+        self._partition = partition
         self._bytes_max = bytes_max
         self._codec = codec
+        self._pending = pending
+        self._clock = clock
 
     def claim(self, waiting: QueuedMessage, asked: list[str]) -> bool:
         """Tell whether the message is the one to run; if it is new, `asked` gets the id of the
@@ -112,10 +126,26 @@ class IdempotencyCache:
         """A record knows the answer: return all who get it."""
         return self.claims.pop(idempotency_id(waiting.message), [waiting])
 
+    def answer_to(self, waiting: QueuedMessage) -> Answer | None:
+        """Return what was answered to the same request just now."""
+        return self.given.get(idempotency_id(waiting.message))
+
+    def answers_in(self, records: Sequence[Record], now_ms: float) -> Mapping[str, Answer]:
+        """Return the answers in stored records that are not too old, by id."""
+        return still_valid(self._partition, records, self._clock.at_ms(now_ms))
+
+    def error_for(self, answer: Answer, message: Message) -> ErrorInfo | None:
+        """See `Answer.error_for`."""
+        return answer.error_for(message, self._codec)
+
+    def loss_of(self, answer: Answer, message: Message) -> ErrorInfo | None:
+        """See `Answer.loss_of`; whoever calls waits to be told."""
+        return None if message.kind is Kind.CALL else answer.loss_of(message, self._codec)
+
     def remember(
-        self, message: Message, value: Any, error: ErrorInfo | None, clock_ms: int
-    ) -> tuple[Answer, Record, list[QueuedMessage]]:
-        """Keep the answer; return it, its record for the commit, and who else gets it."""
+        self, message: Message, value: Any, error: ErrorInfo | None, now_ms: float
+    ) -> tuple[Answer, list[QueuedMessage]]:
+        """Keep the answer; return it, and who else gets it."""
         id_ = idempotency_id(message)
         result, only_told = NIL, error is not None and message.kind is Kind.CALL
         if error is None:
@@ -133,23 +163,24 @@ class IdempotencyCache:
             only_told,
             _meaning(message, self._codec),
         )
-        return answer, self._give(id_, answer, clock_ms), self.claims.pop(id_, [])[1:]
+        self._give(id_, answer, now_ms)
+        return answer, self.claims.pop(id_, [])[1:]
 
-    def kept(self, message: Message, answer: Answer, clock_ms: int) -> tuple[Answer, Record] | None:
-        """A message that got this answer is a dead letter now: if others that ask for the same
-        need not be, return the answer that tells so, and its record for the commit."""
-        if not answer.only_told or not answer.is_for(message, self._codec):
-            return None
-        answer = msgspec.structs.replace(answer, only_told=False)
-        return answer, self._give(idempotency_id(message), answer, clock_ms)
+    def keep(self, message: Message, answer: Answer, now_ms: float) -> None:
+        """A message that got this answer is a dead letter now: others that ask for the same need
+        not be."""
+        if answer.only_told and answer.is_for(message, self._codec):
+            answer = msgspec.structs.replace(answer, only_told=False)
+            self._give(idempotency_id(message), answer, now_ms)
 
-    def _give(self, id_: str, answer: Answer, clock_ms: int) -> Record:
+    def _give(self, id_: str, answer: Answer, now_ms: float) -> None:
         self.given[id_] = answer
-        return Record(IDEMPOTENCY, id_, _encode(answer), clock_ms + IDEMPOTENCY_TTL_MS)
+        due_ms = self._clock.at_ms(now_ms) + IDEMPOTENCY_TTL_MS
+        self._pending.remember(answer, Record(IDEMPOTENCY, id_, _encode(answer), due_ms))
 
-    def committed(self, answers: Iterable[tuple[str, object]]) -> None:
+    def stored(self, contents: CommitContents, now_ms: float) -> None:
         """The store knows these answers now."""
-        for id_, answer in answers:
+        for id_, answer in contents.answers:
             # A newer one may be in the next commit.
             if self.given.get(id_) is answer:
                 del self.given[id_]

@@ -21,6 +21,9 @@ from collections.abc import Collection, Sequence
 from sortedcontainers import SortedDict
 
 from sublet.functions.errors import OverloadedError, SnapshotLostError
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import CommitContents
+from sublet.runtime.partition.model.environment import SnapshotRoom
 from sublet.statestore.contract import StateRow
 
 SNAPSHOTS_MAX = 16
@@ -37,16 +40,6 @@ ROW_BYTES = 150
 
 OfKey = Sequence[StateRow]
 """All rows of one key, at least one."""
-
-
-class SnapshotRoom:
-    """How much all partitions of a worker may keep for readers, together."""
-
-    __slots__ = ("bytes", "bytes_max")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
-        self.bytes_max = bytes_max
 
 
 class Snapshot:
@@ -76,7 +69,7 @@ class Snapshot:
         )
 
 
-class Snapshots:
+class Snapshots(CommitParticipant):
     """The snapshots of one partition."""
 
     def __init__(self, partition: str, room: SnapshotRoom) -> None:
@@ -164,11 +157,16 @@ class Snapshots:
 
     # Commits
 
-    def unkept(self, index: int, rows: Sequence[StateRow], now_ms: float) -> list[str]:
-        """Return the keys whose old states have to be kept before this commit is sent.
+    def contribute(self, contents: CommitContents) -> None:
+        """Let a commit wait for the old states of what it changes.
 
-        A commit that is part of a snapshot, being sent again, changes nothing for it.
+        One that is part of a snapshot, being sent again, changes nothing for it.
         """
+        if self.open:
+            contents.preimages = self.unkept(contents.index, contents.rows, contents.sealed_ms)
+
+    def unkept(self, index: int, rows: Sequence[StateRow], now_ms: float) -> list[str]:
+        """Return the keys whose old states have to be kept before this commit is sent."""
         self.expire(now_ms)
         concerned = [each for each in self.open.values() if each.index < index]
         if not concerned:

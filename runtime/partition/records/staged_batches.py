@@ -37,6 +37,8 @@ from sublet.functions.codec import (
 from sublet.functions.errors import PayloadError
 from sublet.functions.key_column import KeyColumn
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import CommitContents
 from sublet.runtime.partition.model.corruption import UNREADABLE, damaged, decoded
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.protocol.pipeline_messages import (
@@ -261,7 +263,7 @@ class _Flow:
         return not self.sealed or number < self.sealed[0].first
 
 
-class Staging:
+class Staging(CommitParticipant):
     """What pipelines have brought to one partition."""
 
     def __init__(
@@ -715,11 +717,11 @@ class Staging:
 
     # Commits, and rows in memory
 
-    def sealed(self) -> list[Record]:
-        """What was staged so far is in the commit that starts now, and so is what is returned."""
+    def contribute(self, contents: CommitContents) -> None:
+        """What was staged so far is in the commit that starts now."""
         self._sealing, self._pending = self._pending, []
         self._pending_bytes = 0
-        records: list[Record] = []
+        records = contents.records
         for source in sorted(self._with_dead):
             flow = self._flows.get(source)
             if flow is not None and flow.stored is not None:
@@ -732,7 +734,6 @@ class Staging:
             if flow is not None and id_ in flow.staged:
                 records.append(_stored_part(part))
         self._spared.clear()
-        return records
 
     def died(self, source: str) -> None:
         """A row of a pipeline has become a dead letter, in the commit that comes next."""
@@ -760,7 +761,7 @@ class Staging:
         if flow is not None:
             flow.unpark(number)
 
-    def committed(self) -> None:
+    def stored(self, contents: CommitContents, now_ms: float) -> None:
         """What that commit holds can be read from the store."""
         for id_ in self._sealing:
             if self._kept_bytes > self.kept_bytes_max:

@@ -8,9 +8,8 @@ from itertools import count
 import msgspec
 
 from sublet.functions.effects import Cancelled, Delayed, Effect
-from sublet.runtime.partition.records.due_index import HORIZON_MS, LOADED_MAX, DueIndex
-
-__all__ = ["HORIZON_MS", "LOADED_MAX", "Timer", "Timers"]
+from sublet.runtime.partition.model.environment import DUE_LOADED_MAX
+from sublet.runtime.partition.records.due_index import DueIndex
 
 
 class Timer(msgspec.Struct, array_like=True):
@@ -25,10 +24,10 @@ class Timer(msgspec.Struct, array_like=True):
 _decode_timer = msgspec.msgpack.Decoder(Timer).decode
 
 
-class Timers(DueIndex[Timer]):
+class TimerIndex(DueIndex[Timer]):
     """Each timer is given out once by `fire`, unless it was cancelled before."""
 
-    def __init__(self, partition: str, loaded_max: int = LOADED_MAX) -> None:
+    def __init__(self, partition: str, loaded_max: int = DUE_LOADED_MAX) -> None:
         super().__init__(partition, _decode_timer, loaded_max)
         # Handlers in threads take numbers too: one step that no other thread can split.
         self.numbers = count(1)

@@ -29,8 +29,9 @@ from sublet.functions.watermarks import refusal_of_source
 from sublet.functions.window_runs import Closing
 from sublet.functions.windows import BEGINNING_MS, watermark_ms_of
 from sublet.runtime.partition.model.corruption import decoded
+from sublet.runtime.partition.model.environment import DUE_LOADED_MAX, StreamTopology
 from sublet.runtime.partition.model.work import Chunk
-from sublet.runtime.partition.records.due_index import LOADED_MAX, DueIndex
+from sublet.runtime.partition.records.due_index import DueIndex
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.scheduler.frontier import ClockFrontier, EventTimeFrontier
@@ -315,18 +316,18 @@ class StreamProgress:
         stored: Sequence[Record],
         *,
         partition: str,
-        expected: Sequence[str],
-        downstream: Sequence[str],
+        topology: StreamTopology,
         now_ms: float,
-        loaded_max: int = LOADED_MAX,
+        loaded_max: int = DUE_LOADED_MAX,
     ) -> None:
-        """`expected` are the sources that are waited for, `downstream` the partitions that wait
-        for this one."""
+        expected, downstream = topology.expected, topology.downstream
         window = function.window
         self.seen_ms = BEGINNING_MS
         self.too_late = 0
         """Messages that arrived after all their windows had closed."""
         self.downstream = downstream
+        self.slo_ms = function.slo_ms
+        """Within which closings should be done, too."""
         self.by_clock = window is not None and window.time != "event"
         self.by_arrival = window is not None and window.time == "ingestion"
         self._own = Own(BEGINNING_MS, None, False, False)
@@ -347,7 +348,8 @@ class StreamProgress:
         self.is_used = window is not None or bool(expected) or bool(stored)
         """False while there is neither a window nor a watermark."""
         self._open = OpenMessages()
-        self._due = None if window is None else DueIndex(partition, _decode_key, loaded_max)
+        self.window_ends = None if window is None else DueIndex(partition, _decode_key, loaded_max)
+        """When windows end; what is set and what is over is in the next commit."""
         self._closings: set[str] = set()
         self._arrivals: deque[tuple[Chunk, int]] = deque()
         slide_ms = None if window is None else window.slide_ms
@@ -375,6 +377,11 @@ class StreamProgress:
         """Messages have arrived; until they are taken, their time is not over."""
         if self.by_arrival:
             self._arrivals.append((chunk, clock_ms))
+
+    def postpone(self, chunk: Chunk, clock_ms: int, now_ms: float) -> None:
+        """Let messages be due as long after their window can close as they would be after now."""
+        frontier_ms = self.frontier_ms(chunk.batch.source, clock_ms, now_ms)
+        chunk.postpone(frontier_ms - now_ms)
 
     def opened(self, message: Message) -> None:
         """A message was taken and is on record; it will be done later."""
@@ -446,7 +453,7 @@ class StreamProgress:
         """Return when something will be due although nothing happens."""
         if not self.by_clock:
             return self._watermarks.next_idle_ms(now_ms)
-        due_ms = None if self._due is None else self._due.next_due_ms
+        due_ms = None if self.window_ends is None else self.window_ends.next_due_ms
         if due_ms is None or due_ms - clock_base_ms <= now_ms:
             return None  # If it is due already, it waits for messages that arrived before.
         return due_ms - clock_base_ms
@@ -455,13 +462,13 @@ class StreamProgress:
 
     def note(self, effects: Sequence[Effect]) -> list[Record]:
         """Learn of windows' ends from what handlers did; return their records."""
-        if self._due is None:
+        if self.window_ends is None:
             return []
         records = []
         for effect in effects:
             if type(effect) is WindowDue:
                 timer, due_ms, key = effect
-                self._due.add(timer, due_ms, key)
+                self.window_ends.add(timer, due_ms, key)
                 records.append(Record(WINDOW, timer, _encode(key), due_ms))
             elif type(effect) is TooLate:
                 self.too_late += 1
@@ -469,9 +476,9 @@ class StreamProgress:
 
     def closings(self) -> Iterator[tuple[str, str]]:
         """Give out (timer, key) of windows whose time has come, not too many at once."""
-        if self._due is None or len(self._closings) >= CLOSINGS_MAX:
+        if self.window_ends is None or len(self._closings) >= CLOSINGS_MAX:
             return
-        for timer, key in self._due.due(self.watermark_ms):
+        for timer, key in self.window_ends.due(self.watermark_ms):
             yield timer, key
             if len(self._closings) >= CLOSINGS_MAX:
                 return
@@ -479,29 +486,21 @@ class StreamProgress:
     def closed(self, message: Message) -> Record:
         """A closing has run, or is on record by itself: return what deletes the window's."""
         timer = message.source.removeprefix(CLOSING_SOURCE)
-        if self._due is not None:
-            self._due.end(timer)
+        if self.window_ends is not None:
+            self.window_ends.end(timer)
         return Record(WINDOW, timer, None)
-
-    def sealed(self) -> None:
-        if self._due is not None:
-            self._due.sealed()
-
-    def committed(self) -> None:
-        if self._due is not None:
-            self._due.committed()
 
     def load(self) -> tuple[int, int] | None:
         """Return up to when windows' ends should be read from the store now, and how many."""
-        if self._due is None or self.watermark_ms == BEGINNING_MS:
+        if self.window_ends is None or self.watermark_ms == BEGINNING_MS:
             return None
-        until_ms = self._due.load_until_ms(self.watermark_ms)
-        return None if until_ms is None else (until_ms, self._due.loaded_max)
+        until_ms = self.window_ends.load_until_ms(self.watermark_ms)
+        return None if until_ms is None else (until_ms, self.window_ends.loaded_max)
 
     def loaded(self, records: Sequence[Record]) -> list[str]:
         """Take ends of windows from the store; return what is said of those that are damaged."""
-        assert self._due is not None
-        return self._due.loaded(records)
+        assert self.window_ends is not None
+        return self.window_ends.loaded(records)
 
     # Downstream
 
@@ -524,7 +523,9 @@ class StreamProgress:
             told.append(None)
         if not told:
             return told
-        if self._closings or (self._due is not None and not self._due.is_past(self.watermark_ms)):
+        if self._closings or (
+            self.window_ends is not None and not self.window_ends.is_past(self.watermark_ms)
+        ):
             return []
         own.told_ms, own.is_told, own.reached_ms = told[-1], True, self.watermark_ms
         own.told_to = self._told_to

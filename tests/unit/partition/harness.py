@@ -41,9 +41,15 @@ from sublet.runtime.partition.model.effects import (
     Store,
     WakeAt,
 )
+from sublet.runtime.partition.model.environment import (
+    DUE_LOADED_MAX,
+    Acquisition,
+    StateAccess,
+    StreamTopology,
+    WorkerEnvironment,
+)
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.records.timers import LOADED_MAX
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.scheduler.batching import Curve
 from sublet.scheduler.urgency import Urgency
@@ -196,7 +202,7 @@ class Owner:
         backend: MemoryBackend | None = None,
         cells: KnownCells | None = None,
         now_ms: float = 0.0,
-        timers_loaded_max: int = LOADED_MAX,
+        timers_loaded_max: int = DUE_LOADED_MAX,
         urgency: Urgency | None = None,
         curve: Curve | None = None,
         prefetch_keys_max: int = 0,
@@ -238,23 +244,28 @@ class Owner:
         """The worker has something more urgent to do."""
         self.wake_ms: float | None = None
         self.partition = Partition(
-            NAME,
             self.function,
-            now_done(self.store.acquire(NAME, "worker")),
-            cells=cells or NoCells(),
-            pace=self.pace,
-            limits=self.limits,
-            now_ms=now_ms,
-            wall_ms=1_000_000 + int(now_ms),
-            urgency=urgency,
-            curve=curve,
-            fetchable=cells if prefetch_keys_max else None,
-            prefetch_keys_max=prefetch_keys_max,
-            timers_loaded_max=timers_loaded_max,
-            merger=merger,
-            downstream=downstream,
-            is_heavy=refused is not None,
-            unstorable=refused.unstorable if refused else (),
+            Acquisition(
+                partition=NAME,
+                recovered=now_done(self.store.acquire(NAME, "worker")),
+                now_ms=now_ms,
+                wall_ms=1_000_000 + int(now_ms),
+                oversized=refused.unstorable if refused else None,
+            ),
+            WorkerEnvironment(
+                limits=self.limits,
+                pace=self.pace,
+                urgency=urgency or Urgency(),
+                curve=curve,
+                due_loaded_max=timers_loaded_max,
+            ),
+            StateAccess(
+                cells=cells or NoCells(),
+                fetchable=cells if prefetch_keys_max else None,
+                prefetch_keys_max=prefetch_keys_max,
+                merger=merger,
+            ),
+            StreamTopology(downstream=downstream),
         )
         self.partition.start(now_ms)
         self.collect()
@@ -348,11 +359,11 @@ class Owner:
         self.collect()
 
     def acknowledge(self, destination: str, upto: int) -> None:
-        self.partition.acknowledged(destination, upto)
+        self.partition.delivery.acknowledged(destination, upto)
         self.collect()
 
     def client_gone(self, client: str = CLIENT) -> None:
-        self.partition.client_gone(client, self.now_ms)
+        self.partition.clients.goodbye(client, self.now_ms)
         self.collect()
 
     def pass_time(self, delay_ms: float) -> None:
@@ -387,21 +398,21 @@ class Owner:
         return now_done(self.store.records_due(NAME, TIMER, load.until_ms, load.limit))
 
     def timers_loaded(self, load: LoadTimers, records: Sequence[Record]) -> None:
-        self.partition.timers_loaded(records, load.until_ms, self.now_ms)
+        self.partition.timers.loaded(records, self.now_ms)
         self.collect()
 
     def load_windows(self) -> None:
         """Carry out the oldest load of windows' ends."""
         load = self.window_loads.pop(0)
         records = now_done(self.store.records_due(NAME, WINDOW, load.until_ms, load.limit))
-        self.partition.windows_loaded(records, self.now_ms)
+        self.partition.windows.loaded(records, self.now_ms)
         self.collect()
 
     def load_staged(self) -> None:
         """Carry out the oldest load of staged rows."""
         ids = self.staged_loads.pop(0).ids
         records = now_done(self.store.records(NAME, STAGED, ids))
-        self.partition.staged_loaded(ids, records, self.now_ms)
+        self.partition.pipelines.loaded(ids, records, self.now_ms)
         self.collect()
 
     def finish(
@@ -437,12 +448,12 @@ class Owner:
 
     def call(self, message_id: str, call: int = 1, key: str = "x", payload: Any = None) -> None:
         data = msgspec.msgpack.encode(payload)
-        self.partition.call_opened(message_id, call, PEER, key, data, self.now_ms)
+        self.partition.calls.opened(message_id, call, PEER, key, data, self.now_ms)
         self.collect()
 
     def expire(self, message_id: str, call: int = 1) -> None:
         error = ErrorInfo("deadline_exceeded", "too late")
-        self.partition.call_expired(message_id, call, error, self.now_ms)
+        self.partition.calls.expired(message_id, call, error, self.now_ms)
         self.collect()
 
     def commit(self, outcome: Outcome | None = None) -> Commit:

@@ -7,15 +7,10 @@ import pytest
 
 from sublet.functions.effects import Outgoing
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.lifecycle.admission import CLIENT_SILENT_MS
-from sublet.runtime.partition.records.commit_budget import (
-    COMMIT_BYTES_MAX,
-    ROW_BYTES,
-    ROWS_AHEAD_MAX,
-    CommitSize,
-)
+from sublet.runtime.partition.commit.commit_budget import COMMIT_BYTES_MAX, ROWS_AHEAD_MAX
+from sublet.runtime.partition.features.client_departure import CLIENT_SILENT_MS
 from sublet.runtime.protocol.frames import Kind
-from sublet.statestore.contract import Commit, StateRow
+from sublet.statestore.contract import StateRow
 from tests.unit.partition.harness import CLIENT, NAME, PEER, Owner
 
 OTHER = "~other"
@@ -68,26 +63,6 @@ def test_runs_ahead_of_a_commit_are_bounded_by_how_many_rows_they_write() -> Non
     owner.finish()
     owner.commit()  # Where rows are learned to be many, fewer messages run together.
     assert [work.count for work in owner.runs] == [2]
-
-
-def test_many_small_rows_make_messages_heavy() -> None:
-    size = CommitSize(5_000)
-    rows = [StateRow("a", b"%d" % each, b"x") for each in range(100)]
-    size.learn(Commit(partition=NAME, epoch=1, index=1, id=b"", clock_ms=0, state=rows), 1)
-
-    assert size.is_heavy
-    assert size.batch_size(5_000) * 100 <= COMMIT_BYTES_MAX // ROW_BYTES
-
-
-def test_who_was_refused_for_a_large_commit_begins_with_small_ones_and_grows() -> None:
-    size = CommitSize(5_000, is_heavy=True)
-    assert size.is_heavy
-    assert size.batch_size(1_000) == 1
-    assert not size.has_room_behind(1)
-    small = Commit(partition=NAME, epoch=1, index=1, id=b"", clock_ms=0)
-    for _ in range(60):
-        size.learn(small, 1)
-    assert size.batch_size(1_000) == 1_000
 
 
 def test_one_message_always_runs_however_much_it_weighs() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from sublet.functions.effects import Emitted, Outgoing
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.records.oversized_messages import UNSTORABLE_AWAITED_MAX
+from sublet.runtime.partition.commit.oversized_messages import UNSTORABLE_AWAITED_MAX
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import DEAD, PARKED, Outcome, StateRow
 from tests.simulation.worlds.cluster.loss import LossyBackend, LossyStore
@@ -156,7 +156,7 @@ def test_a_stopped_partition_takes_nothing_and_says_nothing() -> None:
     owner.end(f"{CLIENT}:1")
     owner.client_gone()
     owner.pass_time(60_000)
-    owner.partition.deliver_again(lambda endpoint: True)
+    owner.partition.delivery.again(lambda endpoint: True)
     owner.partition.stop(Outcome.FENCED)
     owner.collect()
 
@@ -237,7 +237,7 @@ def test_only_what_lies_behind_a_reachable_endpoint_is_delivered_again() -> None
     owner.finish(effects=[Outgoing(PEER, "x", b"\x01", None)])
     owner.commit()
     owner.delivered.clear()
-    owner.partition.deliver_again(PEER.__eq__)
+    owner.partition.delivery.again(PEER.__eq__)
     owner.collect()
 
     assert [each.target for each in owner.delivered] == [PEER]
@@ -250,7 +250,7 @@ def test_a_destination_gets_again_what_it_misses() -> None:
         owner.finish(effects=[Outgoing(PEER, "x", bytes([number]), None)])
         owner.settle()
     owner.delivered.clear()
-    owner.partition.resend_from(PEER, 2)
+    owner.partition.delivery.resend_from(PEER, 2)
     owner.collect()
 
     assert owner.sent() == [2, 3]
@@ -276,8 +276,8 @@ def pass_time_and_commit(owner: Owner) -> None:
 def test_a_destination_that_has_lost_what_it_acknowledged_is_told_what_is_the_oldest() -> None:
     """The sender waited for an acknowledgement for ever: the other end wanted what was before."""
     owner = who_has_forgotten_two(Owner())
-    owner.partition.missed(PEER, 1, owner.now_ms)
-    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.partition.delivery.missed(PEER, 1, owner.now_ms)
+    owner.partition.delivery.missed(PEER, 1, owner.now_ms)
     owner.collect()
     assert owner.delivered == []
     owner.arrive(4, ["a"], kind=Kind.SEND)
@@ -289,7 +289,7 @@ def test_a_destination_that_has_lost_what_it_acknowledged_is_told_what_is_the_ol
         (4, False),
     ]
     owner.delivered.clear()
-    owner.partition.missed(PEER, 3, owner.now_ms)
+    owner.partition.delivery.missed(PEER, 3, owner.now_ms)
     owner.collect()
     assert [(each.first, each.is_oldest) for each in owner.delivered] == [(3, False), (4, False)]
 
@@ -329,7 +329,7 @@ def test_who_knows_of_what_the_store_has_lost_tells_nobody_what_is_the_oldest() 
     go_back = backend.copy()
     pass_time_and_commit(who_has_forgotten_two(owner))
     go_back()
-    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.partition.delivery.missed(PEER, 1, owner.now_ms)
     owner.collect()
     assert owner.stops == []
     owner.commit()
@@ -343,7 +343,7 @@ def test_what_was_acknowledged_and_lost_is_sent_again_while_it_is_stored(upto: i
     """The sender would have stored that it was taken, and nobody had it any more."""
     owner = who_has_forgotten_two(OnRedis(backend=LossyBackend(lambda: 0)))
     owner.acknowledge(PEER, upto)
-    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.partition.delivery.missed(PEER, 1, owner.now_ms)
     owner.collect()
     assert owner.stops == [Outcome.GAP]
 
@@ -352,7 +352,7 @@ def test_what_was_acknowledged_and_lost_is_sent_again_while_it_is_stored(upto: i
 
 def test_who_misses_what_is_kept_lets_nobody_begin_anew() -> None:
     owner = who_has_forgotten_two(OnRedis(backend=LossyBackend(lambda: 0)))
-    owner.partition.missed(PEER, 3, owner.now_ms)
+    owner.partition.delivery.missed(PEER, 3, owner.now_ms)
     owner.collect()
 
     assert owner.stops == []
@@ -362,7 +362,7 @@ def test_who_misses_what_is_kept_lets_nobody_begin_anew() -> None:
 def test_nobody_begins_anew_on_a_store_that_loses_nothing() -> None:
     """It is a former owner that misses what others have taken."""
     owner = who_has_forgotten_two(Owner())
-    owner.partition.missed(PEER, 1, owner.now_ms)
+    owner.partition.delivery.missed(PEER, 1, owner.now_ms)
     owner.collect()
 
     assert owner.stops == []

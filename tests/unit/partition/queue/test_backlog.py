@@ -65,11 +65,11 @@ class BacklogAgainstModel(RuleBasedStateMachine):
         self.left: list[Waits] = []
         self.next_number = {CLIENT: 1, PEER: 1}
         self.now_ms = 0
-        self.weighed: dict[int, int] = {}
-        self.backlog._weigh = self._weigh
+        self.noted: dict[int, int] = {}
+        self.backlog._on_change = self._note
 
-    def _weigh(self, chunk: Chunk) -> None:
-        self.weighed[id(chunk)] = chunk.count
+    def _note(self, chunk: Chunk) -> None:
+        self.noted[id(chunk)] = chunk.count
 
     def _line(self, source: str) -> list[Waits]:
         return [each for each in self.left if each.source == source]
@@ -230,7 +230,7 @@ class BacklogAgainstModel(RuleBasedStateMachine):
         assert self.backlog.size_bytes == sum(sizes)
         for each in chunks.values():
             left = [waits for waits in self.left if waits.chunk is each]
-            assert each.count == len(left) == self.weighed[id(each)]
+            assert each.count == len(left) == self.noted[id(each)]
             assert each.earliest_ms == min(waits.due_ms for waits in left)
 
     @invariant()

@@ -178,8 +178,8 @@ def test_a_result_for_a_partition_that_has_stopped_is_nothing() -> None:
     (lease,) = home.lend(1, ["a"])
     home.owner.partition.stop(Outcome.FENCED)
     home.owner.commits.clear()
-    home.owner.partition.lease_ended(lease, result_of(["a"]), 0.0)
-    home.owner.partition.lease_ended(lease, None, 0.0)
+    home.owner.partition.leases.ended(lease, result_of(["a"]), 0.0)
+    home.owner.partition.leases.ended(lease, None, 0.0)
     home.owner.collect()
     assert (home.owner.runs, home.owner.commits) == ([], [])
 
@@ -200,7 +200,9 @@ def test_a_partition_is_not_idle_while_something_is_lent() -> None:
 def test_a_call_that_is_taken_back_while_it_is_lent_is_not_run_again() -> None:
     home = lender()
     home.lend(1, ["a"])
-    home.owner.partition._interrupts.withdraw(CLIENT, 1, ErrorInfo("cancelled", "taken back"), 0.0)
+    home.owner.partition._parts.cancellation.cancel(
+        CLIENT, 1, ErrorInfo("cancelled", "taken back"), 0.0
+    )
     home.lose("east")
     assert home.run_home() == []
     home.settle()
@@ -274,28 +276,28 @@ def known_at_east(cells: TakenCells) -> Lender:
     home.lend(1, ["a"])
     home.owner.load()
     home.carry_out()
-    home.owner.partition.versions.of("a")
+    home.owner.partition.leases.versions.of("a")
     home.give_back(home.offers[0], rows=[StateRow("a", b"", b"new")])
     home.settle()
-    assert home.owner.partition.versions.is_at("a", "east")
+    assert home.owner.partition.leases.versions.is_at("a", "east")
     return home
 
 
 def test_a_state_that_was_changed_by_hand_is_nowhere_else() -> None:
     home = known_at_east(TakenCells())
     partition = home.owner.partition
-    assert partition.hold_key("a")
-    partition.state_replaced("a", [StateRow("a", b"", b"by hand")], object(), 0.0)
+    assert partition.state_editor.hold("a")
+    partition.state_editor.replace("a", [StateRow("a", b"", b"by hand")], object(), 0.0)
     home.settle()
 
-    assert not partition.versions.is_at("a", "east")
+    assert not partition.leases.versions.is_at("a", "east")
 
 
 def test_a_key_that_is_lent_is_not_changed_by_hand() -> None:
     home = lender()
     home.lend(1, ["a"])
-    assert not home.owner.partition.hold_key("a")
-    assert home.owner.partition.hold_key("b")
+    assert not home.owner.partition.state_editor.hold("a")
+    assert home.owner.partition.state_editor.hold("b")
 
 
 # In parts
@@ -449,7 +451,7 @@ def test_a_part_is_not_merged_into_a_state_that_somebody_else_has() -> None:
     assert adder.absorbed == ["hot"]
     home.settle()
     assert stored(home, "hot")[b""].value == b"merged"
-    assert not home.owner.partition.versions.is_at("hot", "east")
+    assert not home.owner.partition.leases.versions.is_at("hot", "east")
 
 
 def test_a_part_is_merged_when_a_whole_lease_of_its_key_has_come_to_nothing() -> None:
@@ -471,10 +473,10 @@ def test_a_part_is_not_merged_while_its_key_is_changed_by_hand() -> None:
     home = lender(in_parts=True, merger=adder)
     (lease,) = home.lend(1, ["hot"])
     partition = home.owner.partition
-    assert partition.hold_key("hot")
+    assert partition.state_editor.hold("hot")
     home.give_back(lease, added=["hot"])
     assert adder.absorbed == [], "whoever changes it has read what is stored"
-    partition.state_replaced("hot", [StateRow("hot", b"", b"by hand")], object(), 0.0)
+    partition.state_editor.replace("hot", [StateRow("hot", b"", b"by hand")], object(), 0.0)
     home.carry_out()
 
     assert adder.absorbed == ["hot"]
@@ -487,9 +489,9 @@ def test_a_part_is_merged_when_a_change_by_hand_was_given_up() -> None:
     home = lender(in_parts=True, merger=adder)
     (lease,) = home.lend(1, ["hot"])
     partition = home.owner.partition
-    assert partition.hold_key("hot")
+    assert partition.state_editor.hold("hot")
     home.give_back(lease, added=["hot"])
-    partition.release_key("hot", 0.0)
+    partition.state_editor.release("hot", 0.0)
     home.carry_out()
     assert adder.absorbed == ["hot"]
 

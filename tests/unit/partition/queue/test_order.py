@@ -383,7 +383,7 @@ def test_a_replayed_dead_letter_does_not_join_a_run_on_its_key() -> None:
     owner.finish(failed={0: BROKEN})
     owner.settle()
     owner.arrive(2, ["a"], kind=Kind.SEND)
-    owner.partition.dead_letter_taken(message.id, message, "ticket", owner.now_ms)
+    owner.partition.dead_letters.replay(message.id, message, "ticket", owner.now_ms)
     owner.collect()
     owner.finish(suspended={0})
     assert owner.runs == []

@@ -124,8 +124,8 @@ def test_a_run_waits_for_all_readings_that_it_needs() -> None:
 def test_a_state_that_was_changed_by_hand_meanwhile_is_not_overwritten_with_an_old_one() -> None:
     owner, cells = busy_owner()
     owner.arrive(2, ["a", "b"])
-    assert owner.partition.hold_key("a")
-    owner.partition.state_replaced("a", [StateRow("a", b"", b"new", None)], "ticket", 0.0)
+    assert owner.partition.state_editor.hold("a")
+    owner.partition.state_editor.replace("a", [StateRow("a", b"", b"new", None)], "ticket", 0.0)
     owner.collect()
     cells.drop("a")  # Committed, and forgotten.
 
@@ -171,8 +171,8 @@ def test_at_most_so_many_batches_are_looked_at() -> None:
     for number in range(CHUNKS_MAX + 10):
         owner.arrive(3 + number, [f"k{number}"])
 
-    assert owner.partition._prefetch is not None
-    assert len(owner.partition._prefetch.unseen) == CHUNKS_MAX
+    assert owner.partition._states._prefetch is not None
+    assert len(owner.partition._states._prefetch.unread_chunks) == CHUNKS_MAX
 
 
 def test_of_a_large_batch_the_next_run_is_read_while_the_first_one_waits_for_its_own() -> None:

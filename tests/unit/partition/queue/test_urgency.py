@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.lifecycle.expiry import EXPIRIES_SPARE
+from sublet.runtime.partition.queue.awaiting_handlers import EXPIRIES_SPARE
 from sublet.runtime.partition.records import channels
 from sublet.runtime.partition.records.client_sessions import CLIENT_TTL_MS
 from sublet.runtime.protocol.frames import Batch, Extra, Kind
@@ -430,7 +430,7 @@ def test_a_call_that_waits_for_a_retry_expires() -> None:
 
     assert owner.replies() == [(1, "deadline_exceeded")]
     assert owner.records(PARKED) == {}
-    assert owner.partition.hold_key("a")
+    assert owner.partition.state_editor.hold("a")
 
 
 def awaiting_owner(**options: Any) -> Owner:
@@ -501,7 +501,7 @@ def test_a_timeout_makes_a_deadline_earlier(
     owner = urgent_owner(function=make_function(is_async=True))
     owner.arrive(1, ["a"], time_left_ms=left_ms)
     owner.finish(suspended={0})
-    owner.partition.call_opened(FIRST, 1, PEER, "x", b"\xc0", owner.now_ms, timeout_ms=timeout_ms)
+    owner.partition.calls.opened(FIRST, 1, PEER, "x", b"\xc0", owner.now_ms, timeout_ms=timeout_ms)
     owner.collect()
     owner.settle()
     (call,) = calls_to(owner)
@@ -517,7 +517,7 @@ def test_a_timeout_before_the_aim_of_a_function_expires_and_the_aim_does_not() -
     owner.finish(suspended={0})
     owner.finish(suspended={0})
     for number, timeout_ms in ((1, 10.0), (2, 90.0)):
-        owner.partition.call_opened(
+        owner.partition.calls.opened(
             f"{CLIENT}:{number}", 1, PEER, "x", b"\xc0", owner.now_ms, timeout_ms=timeout_ms
         )
     owner.collect()
@@ -547,7 +547,7 @@ def test_deadlines_of_handlers_that_have_ended_are_forgotten() -> None:
         owner.end(f"{CLIENT}:{number}")
         owner.settle()
 
-    assert len(owner.partition._interrupts.expiries.heap) <= 2 + EXPIRIES_SPARE
+    assert len(owner.partition._awaiting.expiries) <= 2 + EXPIRIES_SPARE
 
 
 # Withdrawal
@@ -638,7 +638,7 @@ def test_a_run_beside_the_loop_that_was_taken_back_is_not_tried_again() -> None:
     owner.settle()
 
     assert owner.replies() == [(1, "cancelled")]
-    assert owner.partition.hold_key("a")
+    assert owner.partition.state_editor.hold("a")
 
 
 def test_a_handler_that_awaits_is_interrupted_when_its_call_is_taken_back() -> None:
@@ -690,7 +690,7 @@ def test_a_call_that_waits_for_a_retry_is_taken_back_at_once() -> None:
     owner.settle()
 
     assert owner.replies() == [(1, "cancelled")]
-    assert owner.partition.hold_key("a")
+    assert owner.partition.state_editor.hold("a")
 
 
 def test_the_next_owner_takes_a_recorded_call_back() -> None:
@@ -767,7 +767,7 @@ def test_who_asked_for_the_same_runs_if_the_first_expires() -> None:
     owner.settle()
 
     assert sorted(owner.replies()) == [(1, "deadline_exceeded"), (2, "done a")]
-    assert owner.partition._completion.answers.claims == {}
+    assert owner.partition._parts.records.idempotency.claims == {}
 
 
 def test_a_full_partition_still_takes_withdrawals() -> None:

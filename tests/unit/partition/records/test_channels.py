@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sublet.runtime.partition.records.channels import Inbox, Outbox, endpoint_of
+from sublet.runtime.partition.model.channel_names import endpoint_of
+from sublet.runtime.partition.records.channels import Inbox, Outbox
 from sublet.statestore.contract import OutboxEntry
 
 SOURCE, DESTINATION = "~c", "app/g/1"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.lifecycle import admission
-from sublet.runtime.partition.lifecycle.admission import CLIENT_SILENT_MS
+from sublet.runtime.partition.features import client_departure
+from sublet.runtime.partition.features.client_departure import CLIENT_SILENT_MS
 from sublet.runtime.partition.records.client_sessions import (
     CLIENT_TTL_MS,
     GONE_CLIENTS_MAX,
     SILENCE_NOTED_MS,
 )
-from sublet.runtime.partition.records.timers import HORIZON_MS
+from sublet.runtime.partition.records.due_index import HORIZON_MS
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import EXPIRED, SILENT
 from tests.unit.partition.harness import BROKEN, CLIENT, NAME, Owner, make_function
@@ -45,7 +45,7 @@ def test_replies_of_a_commit_under_way_are_not_kept_for_a_client_that_has_left()
 
     assert owner.delivered == []
     assert kept(owner) == set()
-    owner.partition.deliver_again(lambda endpoint: True)
+    owner.partition.delivery.again(lambda endpoint: True)
     owner.collect()
     assert owner.delivered == []
 
@@ -248,7 +248,7 @@ def test_that_a_client_has_expired_is_forgotten_after_a_day_or_when_it_says_good
 
 
 def test_no_more_clients_expire_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "EXPIRED_CLIENTS_MAX", 1)
+    monkeypatch.setattr(client_departure, "EXPIRED_CLIENTS_MAX", 1)
     owner = Owner(limits=Limits(outbox_max=5))
     expire_client(owner)
     owner.arrive(2, ["b"] * 6, source="~other")
@@ -301,7 +301,7 @@ def test_who_says_goodbye_after_a_long_silence_leaves_no_record() -> None:
     owner.settle()
     heir = owner.take_over()
     assert list(heir.records(SILENT)) == [CLIENT]
-    heir.partition.client_gone(CLIENT, heir.now_ms)
+    heir.partition.clients.goodbye(CLIENT, heir.now_ms)
     heir.collect()
     heir.settle()
     assert (kept(heir), heir.records(SILENT)) == (set(), {})

@@ -9,8 +9,9 @@ import pytest
 
 from sublet import App, Function
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.lifecycle.completion import NO_ROOM_WAIT_MS, DeadLetter
+from sublet.runtime.partition.lifecycle.completion import NO_ROOM_WAIT_MS
 from sublet.runtime.partition.model.work import RunResult
+from sublet.runtime.partition.records.dead_letters import DeadLetter
 from sublet.runtime.partition.records.idempotency import IDEMPOTENCY_TTL_MS
 from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.statestore.contract import DEAD, IDEMPOTENCY, PARKED, Record
@@ -355,7 +356,7 @@ def test_a_replayed_conflict_takes_effect() -> None:
     ((id_, record),) = owner.records(DEAD).items()
     letter = msgspec.msgpack.decode(record.value or b"", type=DeadLetter)
 
-    owner.partition.dead_letter_taken(id_, letter.message, "ticket", owner.now_ms)
+    owner.partition.dead_letters.replay(id_, letter.message, "ticket", owner.now_ms)
     owner.collect()
     owner.settle()
 
@@ -380,7 +381,7 @@ def test_a_conflict_for_which_there_is_no_room_waits_for_some() -> None:
     heir = owner.take_over()
     heir.settle()
     assert list(heir.records(PARKED)) == [f"{CLIENT}:3"]
-    heir.partition.dead_letter_taken(f"{CLIENT}:2", None, "ticket", heir.now_ms)
+    heir.partition.dead_letters.drop(f"{CLIENT}:2", "ticket", heir.now_ms)
     heir.collect()
     heir.settle()
     heir.pass_time(NO_ROOM_WAIT_MS)

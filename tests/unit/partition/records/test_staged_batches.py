@@ -122,7 +122,7 @@ def done_keys(owner: Owner) -> list[str]:
 
 def nothing_is_left(owner: Owner) -> bool:
     ids = [each for each in owner.records(STAGING) if "/" in each]
-    staging_ = owner.partition.staging
+    staging_ = owner.partition.pipelines.staging
     empty = (staging_.bytes, staging_.sealed_rows, staging_.fed_rows) == (0, 0, 0)
     return empty and not owner.records(STAGED) and not ids
 
@@ -326,7 +326,7 @@ def test_a_former_owner_cannot_seal() -> None:
     driver.say(seal(("a", 1, 1)))
     owner.commit()
     assert owner.stops == [Outcome.FENCED]
-    assert heir.partition.staging.sealed_rows == 0
+    assert heir.partition.pipelines.staging.sealed_rows == 0
 
 
 def test_the_rows_of_a_part_are_deleted_by_the_commit_that_takes_the_last_of_them() -> None:
@@ -390,7 +390,7 @@ def test_a_pipeline_puts_only_so_many_bytes_into_the_queue(
         owner.take()
         owner.finish()
         owner.settle()
-        assert owner.partition.staging.sealed_rows == left
+        assert owner.partition.pipelines.staging.sealed_rows == left
         assert owner.partition.queued == min(left, 1)
     assert nothing_is_left(owner)
 
@@ -428,7 +428,7 @@ def test_beyond_the_bound_rows_are_refused_until_others_are_taken() -> None:
     driver = Driver(owner)
     driver.ask(stage(["a" * 60]))
     assert driver.ask(stage(["b" * 60], attempt="b")) == "overloaded"
-    assert owner.partition.staging.bytes <= 200
+    assert owner.partition.pipelines.staging.bytes <= 200
     assert owner.partition.refusals == {"staged": 1}
     driver.say(seal(("a", 1, 1)))
     done_keys(owner)
@@ -473,7 +473,7 @@ def test_who_brings_little_finds_room_beside_those_who_wait() -> None:
     for part in range(100):
         if driver.ask(stage(["k" * 500], part=part, pipeline="held")) == "too_large":
             break
-    assert owner.partition.staging.bytes > 7_000
+    assert owner.partition.pipelines.staging.bytes > 7_000
     assert driver.ask(stage(["k" * 100], pipeline="small")) == [-1, 0, 1, 0]
     assert driver.ask(stage(["k" * 500], pipeline="large")) == "overloaded"
 
@@ -483,7 +483,7 @@ def test_an_heir_knows_how_much_is_staged() -> None:
     driver = Driver(owner)
     driver.ask(stage(["a" * 60]))
     driver.owner = owner.take_over()
-    assert driver.owner.partition.staging.bytes == owner.partition.staging.bytes
+    assert driver.owner.partition.pipelines.staging.bytes == owner.partition.pipelines.staging.bytes
     assert driver.ask(stage(["b" * 60], attempt="b")) == "overloaded"
 
 
@@ -551,7 +551,7 @@ def test_rows_beyond_what_is_kept_in_memory_are_read_from_the_store(
     driver.say(seal(("a", 4, 4)))
     assert sum(len(each.ids) for each in owner.staged_loads) > 0
     assert [key[0] for key in done_keys(owner)] == list("0123")
-    assert owner.partition.staging._kept_bytes == 0
+    assert owner.partition.pipelines.staging._kept_bytes == 0
 
 
 def test_what_is_staged_and_not_stored_yet_is_fed_from_memory(
@@ -982,7 +982,7 @@ def test_a_row_that_is_no_dead_letter_any_more_is_not_counted() -> None:
     driver = Driver(owner)
     sealed_row(driver, "a", failed={0: REJECTED})
     assert driver.ask(Ask(Q)) == [0, 0, 0, 1]
-    owner.partition.dead_letter_taken("|query:1", None, object(), owner.now_ms)
+    owner.partition.dead_letters.drop("|query:1", object(), owner.now_ms)
     owner.collect()
     owner.settle()
     assert driver.ask(Ask(Q)) == [0, 0, 0, 0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sublet.functions.effects import Cancelled, Delayed
-from sublet.runtime.partition.records.timers import HORIZON_MS, Timers
+from sublet.runtime.partition.commit.pending_commit import CommitContents
+from sublet.runtime.partition.records.due_index import HORIZON_MS
+from sublet.runtime.partition.records.timers import TimerIndex
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import TIMER, Outcome, Record
 from tests.unit.partition.harness import NAME, PEER, Owner, now_done
@@ -13,7 +15,7 @@ from tests.unit.partition.harness import NAME, PEER, Owner, now_done
 
 def delayed(owner: Owner, delay_ms: int, timer: str | None = None, value: int = 7) -> Delayed:
     due_ms = owner.partition.clock_ms(owner.now_ms) + delay_ms
-    return Delayed(timer or owner.partition.next_timer(), due_ms, PEER, "x", bytes([value]))
+    return Delayed(timer or owner.partition.timers.next_id(), due_ms, PEER, "x", bytes([value]))
 
 
 def set_timer(owner: Owner, number: int, delay_ms: int, value: int = 7) -> str:
@@ -266,8 +268,8 @@ def test_the_clock_of_a_partition_never_goes_back() -> None:
 
 def test_timers_of_all_owners_have_names_of_their_own() -> None:
     owner = Owner()
-    names = {owner.partition.next_timer(), owner.partition.next_timer()}
-    names.add(owner.take_over().partition.next_timer())
+    names = {owner.partition.timers.next_id(), owner.partition.timers.next_id()}
+    names.add(owner.take_over().partition.timers.next_id())
 
     assert len(names) == 3
 
@@ -288,7 +290,7 @@ def test_ids_of_later_timers_stand_behind_those_of_all_owners_before() -> None:
     owner = Owner()
     names = []
     for _ in range(11):
-        names += [owner.partition.next_timer() for _ in range(11)]
+        names += [owner.partition.timers.next_id() for _ in range(11)]
         owner = owner.take_over()
 
     assert names == sorted(names)
@@ -307,29 +309,30 @@ def test_a_partition_wakes_exactly_when_its_timer_is_due() -> None:
 
 
 def test_timers_that_are_over_are_not_remembered_for_ever() -> None:
-    timers = Timers(NAME)
+    timers = TimerIndex(NAME)
     until_ms = timers.load_until_ms(0)
     assert until_ms is not None
     timers.loaded([])
     timers.note([Delayed("1.1", 5, PEER, "x", b"\x01"), Cancelled(NAME, "1.1")])
     timers.note([Cancelled(NAME, "1.2"), Cancelled(PEER, "1.3")])
     timers.note([Delayed("1.4", 10 * HORIZON_MS, PEER, "x", b"\x01")])
-    timers.sealed()
-    timers.committed()
+    contents = CommitContents()
+    timers.contribute(contents)
+    timers.stored(contents, 0.0)
 
     assert timers._over == set()
     assert timers._far == {}
 
 
 def test_no_second_load_begins_before_the_first_has_ended() -> None:
-    timers = Timers(NAME)
+    timers = TimerIndex(NAME)
 
     assert timers.load_until_ms(0) == HORIZON_MS
     assert timers.load_until_ms(HORIZON_MS) is None
 
 
 def test_a_record_without_content_is_no_timer() -> None:
-    timers = Timers(NAME)
+    timers = TimerIndex(NAME)
     timers.load_until_ms(0)
     timers.loaded([Record(TIMER, "1.1", None), Record(TIMER, "1.2", b"\x93", None)])
 

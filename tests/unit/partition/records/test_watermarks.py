@@ -16,7 +16,7 @@ from sublet.functions.state import StateClock
 from sublet.functions.state.windowed import NOTHING, OpenWindow, Windowed
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.execution.state_view import shown
-from sublet.runtime.partition.lifecycle.completion import DeadLetter
+from sublet.runtime.partition.records.dead_letters import DeadLetter
 from sublet.runtime.partition.records.watermarks import (
     MARKERS_WAITING_MAX,
     SOURCES_MAX,
@@ -634,7 +634,7 @@ def test_an_end_that_failed_for_good_can_be_run_again() -> None:
     assert letter.value is not None
     message = msgspec.msgpack.decode(letter.value, type=DeadLetter).message
 
-    owner.partition.dead_letter_taken(letter.id, message, object(), owner.now_ms)
+    owner.partition.dead_letters.replay(letter.id, message, object(), owner.now_ms)
     owner.collect()
     settle_without_runs(owner)
     assert owner.keys_running() == [["a"]]

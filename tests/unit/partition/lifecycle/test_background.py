@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.runtime.partition.lifecycle import run_gate
+from sublet.runtime.partition.lifecycle import background
 from sublet.runtime.protocol.pipeline_messages import LOWEST_LEFT_MS
 from sublet.scheduler.orders import LeastLaxity
 from sublet.scheduler.urgency import BACKGROUND_PAUSES, LIVE_MS, Urgency
@@ -14,7 +14,7 @@ from tests.unit.partition.records.test_staged_batches import Driver, done_keys, 
 
 @pytest.fixture(autouse=True)
 def few_in_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_gate, "BACKGROUND_MESSAGES_MAX", 4)
+    monkeypatch.setattr(background, "BACKGROUND_MESSAGES_MAX", 4)
 
 
 def history(owner: Owner, count: int) -> None:

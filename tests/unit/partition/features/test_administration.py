@@ -13,10 +13,15 @@ from sublet.functions.retry import NO_RETRY
 from sublet.functions.state import StateClock
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.partition.lifecycle.completion import DeadLetter
 from sublet.runtime.partition.model.effects import Load, Ready, Run, Settled, Store
+from sublet.runtime.partition.model.environment import (
+    Acquisition,
+    StateAccess,
+    WorkerEnvironment,
+)
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
+from sublet.runtime.partition.records.dead_letters import DeadLetter
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import DEAD, PARKED, Commit, Outcome, Record, Recovered, StateRow
@@ -63,14 +68,10 @@ class Desk:
             add.name, add.state_kind, StateClock(), complete=True, bytes_max=lambda: 1 << 20
         )
         self.machine = Partition(
-            "desk/add/0",
             add,
-            recovered,
-            cells=self.cells,
-            pace=SteadyPace(),
-            limits=Limits(),
-            now_ms=0,
-            wall_ms=0,
+            Acquisition(partition="desk/add/0", recovered=recovered, now_ms=0, wall_ms=0),
+            WorkerEnvironment(limits=Limits(), pace=SteadyPace()),
+            StateAccess(cells=self.cells),
         )
         self.machine.start(0)
         self.sent = 0
@@ -133,8 +134,8 @@ def row(key: str, value: int | None) -> StateRow:
 def test_a_replaced_state_is_told_when_it_is_committed_and_seen_by_the_next_message(
     desk: Desk,
 ) -> None:
-    assert desk.machine.hold_key("k")
-    desk.machine.state_replaced("k", [row("k", 7)], "ticket", 0)
+    assert desk.machine.state_editor.hold("k")
+    desk.machine.state_editor.replace("k", [row("k", 7)], "ticket", 0)
 
     commit = desk.only(Store).commit
     assert commit.state == [row("k", 7)]
@@ -143,15 +144,15 @@ def test_a_replaced_state_is_told_when_it_is_committed_and_seen_by_the_next_mess
     assert desk.only(Settled).ticket == "ticket"
     cell: Any = desk.cells.cells["k"]
     assert cell.get() == 7
-    assert desk.machine.hold_key("k")
+    assert desk.machine.state_editor.hold("k")
 
 
 def test_a_deleted_state_is_empty_for_the_next_message(desk: Desk) -> None:
-    assert desk.machine.hold_key("k")
-    desk.machine.state_replaced("k", [row("k", 7)], 1, 0)
+    assert desk.machine.state_editor.hold("k")
+    desk.machine.state_editor.replace("k", [row("k", 7)], 1, 0)
     desk.committed()
-    assert desk.machine.hold_key("k")
-    desk.machine.state_replaced("k", [row("k", None)], 2, 0)
+    assert desk.machine.state_editor.hold("k")
+    desk.machine.state_editor.replace("k", [row("k", None)], 2, 0)
 
     assert desk.take()[-1].commit.state == [row("k", None)]
     cell: Any = desk.cells.cells["k"]
@@ -162,19 +163,19 @@ def test_a_key_whose_message_runs_cannot_be_held(desk: Desk) -> None:
     desk.send("k", 1)
     work = desk.only(Run).work
 
-    assert not desk.machine.hold_key("k")
-    assert desk.machine.hold_key("other")
+    assert not desk.machine.state_editor.hold("k")
+    assert desk.machine.state_editor.hold("other")
     desk.finish(work)
-    assert desk.machine.hold_key("k")
+    assert desk.machine.state_editor.hold("k")
 
 
 def test_a_key_can_be_held_once(desk: Desk) -> None:
-    assert desk.machine.hold_key("k")
-    assert not desk.machine.hold_key("k")
+    assert desk.machine.state_editor.hold("k")
+    assert not desk.machine.state_editor.hold("k")
 
 
 def test_messages_of_a_held_key_wait_and_then_run(desk: Desk) -> None:
-    assert desk.machine.hold_key("k")
+    assert desk.machine.state_editor.hold("k")
     desk.send("k", 1)
     desk.send("other", 1)
 
@@ -182,14 +183,14 @@ def test_messages_of_a_held_key_wait_and_then_run(desk: Desk) -> None:
     assert work.keys == ["other"]
     desk.finish(work)
     desk.take()
-    desk.machine.release_key("k", 0)
+    desk.machine.state_editor.release("k", 0)
     assert desk.only(Run).work.keys == ["k"]
 
 
 def test_a_wanted_commit_comes_after_the_one_under_way(desk: Desk) -> None:
-    desk.machine.commit_wanted("first", 0)
+    desk.machine.state_editor.flush("first", 0)
     desk.take()
-    desk.machine.commit_wanted("second", 0)
+    desk.machine.state_editor.flush("second", 0)
 
     assert desk.take() == []
     desk.committed()
@@ -216,7 +217,7 @@ def test_a_replayed_letter_is_deleted_and_parked_in_one_commit_and_runs_as_if_ne
 ) -> None:
     id_, message = kill(desk)
 
-    desk.machine.dead_letter_taken(id_, message, "ticket", 0)
+    desk.machine.dead_letters.replay(id_, message, "ticket", 0)
 
     effects = desk.take()
     commit = next(each.commit for each in effects if isinstance(each, Store))
@@ -237,7 +238,7 @@ def test_a_replayed_letter_is_deleted_and_parked_in_one_commit_and_runs_as_if_ne
 
 def test_a_replayed_letter_that_fails_again_is_a_letter_again(desk: Desk) -> None:
     id_, message = kill(desk)
-    desk.machine.dead_letter_taken(id_, message, "ticket", 0)
+    desk.machine.dead_letters.replay(id_, message, "ticket", 0)
     work = desk.only(Run).work
     desk.finish(work, "still broken")
     desk.committed()
@@ -252,26 +253,26 @@ def test_a_replay_is_not_answered_by_the_failure_that_its_idempotency_key_rememb
     id_, message = kill(desk, Extra(idempotency_key="once"))
     assert message.extra.idempotency_key == "once"
 
-    desk.machine.dead_letter_taken(id_, message, "ticket", 0)
+    desk.machine.dead_letters.replay(id_, message, "ticket", 0)
 
     assert desk.only(Run).work.waiting[0].message.extra.idempotency_key == ""
 
 
 def test_a_replay_waits_behind_the_messages_of_its_key(desk: Desk) -> None:
     id_, message = kill(desk)
-    assert desk.machine.hold_key("k")
+    assert desk.machine.state_editor.hold("k")
 
-    desk.machine.dead_letter_taken(id_, message, "ticket", 0)
+    desk.machine.dead_letters.replay(id_, message, "ticket", 0)
 
     assert not [each for each in desk.take() if isinstance(each, Run)]
-    desk.machine.release_key("k", 0)
+    desk.machine.state_editor.release("k", 0)
     assert desk.only(Run).work.keys == ["k"]
 
 
 def test_a_dropped_letter_leaves_room_for_another(desk: Desk) -> None:
     id_, _ = kill(desk)
 
-    desk.machine.dead_letter_taken(id_, None, "ticket", 0)
+    desk.machine.dead_letters.drop(id_, "ticket", 0)
 
     commit = desk.only(Store).commit
     assert commit.records == [Record(DEAD, id_, None)]
@@ -280,7 +281,7 @@ def test_a_dropped_letter_leaves_room_for_another(desk: Desk) -> None:
 def test_a_partition_that_is_lost_holds_nothing(desk: Desk) -> None:
     desk.machine.stop(Outcome.FENCED)
 
-    assert not desk.machine.hold_key("k")
+    assert not desk.machine.state_editor.hold("k")
     desk.take()
-    desk.machine.release_key("k", 0)
+    desk.machine.state_editor.release("k", 0)
     assert desk.take() == []

@@ -3,14 +3,14 @@
 A commit that the store can never take ends its owner's time, and tells which message was alone in
 it. The next owner lets messages run one by one until those have come, and lets them fail then: what
 they would change, send and answer is left out of the commit. No effects, and no judgement of sizes,
-which is `CommitSize`.
+which is `CommitBudget`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sublet.runtime.partition.model.work import Failure
+from sublet.runtime.partition.model.work import Failure, RunResult
 from sublet.runtime.protocol.frames import ErrorInfo
 
 UNSTORABLE = Failure(
@@ -24,6 +24,14 @@ UNSTORABLE = Failure(
 UNSTORABLE_AWAITED_MAX = 1_000
 """So many messages run one by one until those that cannot be stored have come; they may have been
 taken back."""
+
+
+def unstorable_result(result: RunResult) -> RunResult:
+    """Return what becomes of a run of one message whose changes no commit can hold."""
+    failed = RunResult()
+    failed.values, failed.elapsed_ms = [None], result.elapsed_ms
+    failed.failed[0] = UNSTORABLE
+    return failed
 
 
 class OversizedMessages:

@@ -1,4 +1,4 @@
-"""What becomes of a commit's contents when it is sealed."""
+"""What becomes of what a commit sends when it is sealed."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ import msgspec
 import pytest
 
 from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
-from sublet.runtime.partition.records.channels import Outbox
-from sublet.runtime.partition.records.egress_retention import EgressRetention
-from sublet.runtime.partition.records.pending_commit import (
-    ENTRY_BYTES_MAX,
-    ENTRY_MESSAGES_MAX,
-    CommitEncoder,
+from sublet.runtime.partition.commit.pending_commit import (
+    CommitContents,
     OutgoingCall,
     PendingCommit,
 )
+from sublet.runtime.partition.records.channels import Outbox
+from sublet.runtime.partition.records.commit_encoder import (
+    ENTRY_BYTES_MAX,
+    ENTRY_MESSAGES_MAX,
+    CommitEncoder,
+)
+from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
-from sublet.runtime.protocol.wire import BATCH_COUNT_MAX
-from sublet.statestore.contract import TIMER, Commit
+from sublet.runtime.protocol.wire.frames import BATCH_COUNT_MAX
+from sublet.statestore.contract import TIMER, StateRow
 
 NAME, PEER, CLIENT = "app/f/0", "app/g/1", "~c"
 REPLY_BYTES_MAX = 4 * 1024 * 1024
 
 
-def seal(pending: PendingCommit, reply_bytes_max: int = REPLY_BYTES_MAX) -> Commit:
-    sealer = CommitEncoder(NAME, Outbox({}, []), EgressRetention(), reply_bytes_max)
-    return sealer.seal(pending, 1, 1, 1_000, 0.0)
+def seal(pending: PendingCommit, reply_bytes_max: int = REPLY_BYTES_MAX) -> CommitContents:
+    contents = pending.seal()
+    contents.clock_ms = 1_000
+    CommitEncoder(NAME, Outbox({}, []), EgressRetention(), reply_bytes_max).contribute(contents)
+    return contents
 
 
-def batches(commit: Commit) -> list[Batch]:
+def batches(commit: CommitContents) -> list[Batch]:
     return [msgspec.msgpack.decode(each.data, type=Batch) for each in commit.outbox]
 
 
 def with_effects(*effects: Effect) -> PendingCommit:
     pending = PendingCommit()
-    pending.effects.extend(effects)
+    pending.send(effects)
     return pending
 
 
 def with_replies(values: list[Any], refs: list[int] | None = None) -> PendingCommit:
     pending = PendingCommit()
-    replies = pending.replies_to(CLIENT)
     for ref, value in zip(refs or range(1, len(values) + 1), values, strict=True):
-        replies.add(ref, value)
+        pending.reply(CLIENT, ref, value, None)
     return pending
 
 
@@ -108,7 +112,7 @@ def test_many_replies_are_cut_too() -> None:
 def test_long_error_texts_count_as_size() -> None:
     pending = PendingCommit()
     for ref in range(1, 2_001):
-        pending.replies_to(CLIENT).add_error(ref, ErrorInfo("handler_failed", "x" * 2_000))
+        pending.reply(CLIENT, ref, None, ErrorInfo("handler_failed", "x" * 2_000))
     commit = seal(pending)
 
     assert all(len(each.data) <= 2 * ENTRY_BYTES_MAX for each in commit.outbox)
@@ -145,7 +149,7 @@ def test_a_reply_that_cannot_be_encoded_becomes_an_error_and_others_arrive() -> 
 
 def test_errors_keep_their_places_when_replies_are_cut() -> None:
     pending = with_replies(["x" * ENTRY_BYTES_MAX, "y"])
-    pending.replies_to(CLIENT).add_error(3, ErrorInfo("rejected", "no"))
+    pending.reply(CLIENT, 3, None, ErrorInfo("rejected", "no"))
     commit = seal(pending)
 
     first, second = batches(commit)
@@ -173,7 +177,7 @@ def test_references_are_listed_only_if_they_are_not_consecutive(
 
 def test_replies_to_a_partition_are_numbered_apart_from_messages_to_it() -> None:
     pending = with_effects(Outgoing(PEER, "a", b"\x01", None))
-    pending.replies_to(f"{PEER}<").add(1, "yes")
+    pending.reply(PEER, 1, "yes", None)
     message, reply = batches(seal(pending))
 
     assert (message.target, message.source, message.first) == (PEER, NAME, 1)
@@ -183,7 +187,7 @@ def test_replies_to_a_partition_are_numbered_apart_from_messages_to_it() -> None
 def test_a_call_knows_its_number_after_the_commit_is_sealed() -> None:
     pending = with_effects(Outgoing(PEER, "a", b"\x01", None))
     call = OutgoingCall(PEER, "b", b"\x02", 30.0, Extra(chain=["app/f[a]"]))
-    pending.calls.append(call)
+    pending.call(call)
     _, batch = batches(seal(pending))
 
     assert (call.number, batch.first, batch.kind) == (2, 2, Kind.CALL)
@@ -211,26 +215,35 @@ def test_deadlines_travel_as_time_left(deadlines: list[float | None], told: obje
     assert batches(seal(with_effects(*effects)))[0].time_left_ms == told
 
 
-def test_an_empty_commit_holds_nothing() -> None:
+def test_an_empty_commit_sends_nothing() -> None:
     commit = seal(PendingCommit())
 
-    assert (commit.outbox, commit.egress, commit.records, commit.state) == ([], [], [], [])
-    assert (commit.epoch, commit.index, commit.id) == (1, 1, b"1.1")
+    assert (commit.outbox, commit.egress, commit.records, commit.rows) == ([], [], [], [])
 
 
-def test_withdrawals_name_calls_by_their_numbers_behind_what_leaves_with_them() -> None:
+def test_a_key_that_several_runs_have_changed_is_stored_once() -> None:
+    pending = PendingCommit()
+    pending.add_run([StateRow("a", b"", b"1"), StateRow("b", b"", b"1")], ())
+    pending.add_run([StateRow("a", b"", b"2")], ())
+
+    assert seal(pending).rows == [StateRow("a", b"", b"2"), StateRow("b", b"", b"1")]
+
+
+def test_cancelled_calls_are_named_by_their_numbers_behind_what_leaves_with_them() -> None:
     pending = with_effects(Outgoing(PEER, "a", b"\x01", None))
-    pending.calls.append(OutgoingCall(PEER, "b", b"\xc0", None, Extra()))
-    pending.withdrawn[PEER] = [7, 1]
-    (sent, called, withdrawn) = batches(seal(pending))
+    pending.call(OutgoingCall(PEER, "b", b"\xc0", None, Extra()))
+    pending.cancel_call(PEER, 7)
+    pending.cancel_call(PEER, 1)
+    (sent, called, cancelled) = batches(seal(pending))
 
     assert (sent.kind, sent.first) == (Kind.SEND, 1)
     assert (called.kind, called.first) == (Kind.CALL, 2)
-    assert (withdrawn.kind, withdrawn.first, withdrawn.keys) == (Kind.CANCEL_CALL, 3, ["7", "1"])
+    assert (cancelled.kind, cancelled.first, cancelled.keys) == (Kind.CANCEL_CALL, 3, ["7", "1"])
 
 
-def test_many_withdrawals_become_more_than_one_entry() -> None:
+def test_many_cancelled_calls_become_more_than_one_entry() -> None:
     pending = PendingCommit()
-    pending.withdrawn[PEER] = list(range(1, ENTRY_MESSAGES_MAX + 2))
+    for number in range(1, ENTRY_MESSAGES_MAX + 2):
+        pending.cancel_call(PEER, number)
 
     assert [each.count for each in batches(seal(pending))] == [ENTRY_MESSAGES_MAX, 1]

@@ -1,28 +1,28 @@
-"""The commit that a partition is filling while the one before it is under way."""
+"""How what a commit sends becomes numbered entries of the outbox and of egresses.
+
+Sealing a commit gives every message its number, in the order: sends, calls, watermarks, cancelled
+calls, replies. Until then nothing has one, so that what is dropped before leaves no gap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from sublet.functions.codec import codec_for, join_column, split_column
-from sublet.functions.effects import Cancelled, Delayed, Effect, Emitted, Outgoing
+from sublet.functions.effects import Cancelled, Delayed, Emitted, Outgoing
 from sublet.functions.errors import EncodeError, TooLargeError
-from sublet.runtime.partition.records.channels import REPLY_MARK, Outbox
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import CommitContents, OutgoingCall, Replies
+from sublet.runtime.partition.model.channel_names import REPLY_MARK
+from sublet.runtime.partition.records.channels import Outbox
 from sublet.runtime.partition.records.egress_retention import EgressRetention
 from sublet.runtime.partition.records.timers import Timer
 from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
-from sublet.statestore.contract import (
-    TIMER,
-    Commit,
-    EgressEntry,
-    OutboxEntry,
-    Record,
-    StateRow,
-)
+from sublet.statestore.contract import TIMER, EgressEntry, OutboxEntry, Record, StateRow
 
 ENTRY_BYTES_MAX = 1024 * 1024
 ENTRY_MESSAGES_MAX = 10_000
@@ -33,166 +33,39 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
-class OutgoingCall(msgspec.Struct):
-    """A call that leaves with the commit that parks its caller."""
-
-    partition: str
-    key: str
-    payload: bytes
-    deadline_ms: float | None
-    extra: Extra
-    number: int = 0
-    """Set when the commit is sealed."""
-
-
-class Replies:
-    """Replies to one caller, in the order in which they were made."""
-
-    __slots__ = ("errors", "refs", "values")
-
-    def __init__(self) -> None:
-        self.refs: list[int] = []
-        self.values: list[Any] = []
-        self.errors: dict[int, ErrorInfo] = {}
-
-    def add(self, ref: int, value: Any) -> None:
-        self.refs.append(ref)
-        self.values.append(value)
-
-    def add_error(self, ref: int, error: ErrorInfo) -> None:
-        self.errors[len(self.refs)] = error
-        self.refs.append(ref)
-        self.values.append(None)
-
-
-class PendingCommit:
-    """Collects everything until `seal` turns it into one commit."""
-
-    def __init__(self) -> None:
-        self.message_count = 0
-        self.ended = 0
-        """Messages that have come to their end in it."""
-        self.ended_of_clients = 0
-        """Those of them that clients wait for, who hear of nothing before the commit."""
-        self.due: list[tuple[float | list[float | None], int, int]] = []
-        """Deadlines of those that have one: of spans, with the rows that are meant. Whether they
-        were kept is seen when it is committed."""
-        self.rows: list[StateRow] = []
-        self.runs = 0
-        """Whose rows these are: one run has at most one row for each place."""
-        self.ran: list[str] = []
-        """Ids of the messages that ran, while they have to be told apart."""
-        self.inbox: dict[str, int] = {}
-        self.ahead: set[str] = set()
-        """Sources of which other messages than before are done ahead of their position."""
-        self.forgotten: list[str] = []
-        self.effects: list[Effect] = []
-        self.calls: list[OutgoingCall] = []
-        self.withdrawn: dict[str, list[int]] = {}
-        """Destination to the numbers of calls for whose replies nobody waits any more."""
-        self.replies: dict[str, Replies] = {}
-        self.records: list[Record] = []
-        self.acknowledged: dict[str, int] = {}
-        self.markers: dict[str, list[int | None]] = {}
-        """Partition to the watermarks that it is told, behind everything else that is sent."""
-        self.answers: list[tuple[str, object]] = []
-        """Ids of idempotency records in it, with their answers: a load finds them only when it is
-        committed."""
-        self.tickets: list[object] = []
-        """Whoever waits for this commit."""
-        self.traced = False
-        """Some message among the effects is sampled."""
-        self.has_background = False
-        """Some of its messages have no deadline to keep at all."""
-        self.needs_commit = False
-        """False while there is only housekeeping, which can wait for the next commit."""
-
-    def replies_to(self, destination: str) -> Replies:
-        replies = self.replies.get(destination)
-        if replies is None:
-            replies = self.replies[destination] = Replies()
-        return replies
-
-    def record(self, record: Record) -> None:
-        self.records.append(record)
-        self.needs_commit = True
-
-    def tell(self, partitions: Sequence[str], watermarks: Sequence[int | None]) -> None:
-        """Tell watermarks. The latest is enough; None is told behind the one before it."""
-        for partition in partitions:
-            told = [*self.markers.get(partition, ()), *watermarks]
-            known = [each for each in told if each is not None][-1:]
-            self.markers[partition] = [*known, None] if told[-1] is None else list(known)
-
-
-class CommitEncoder:
-    """Turns pending changes into a commit with its numbers."""
+class CommitEncoder(CommitParticipant):
+    """Numbers and packs what leaves with a commit."""
 
     def __init__(
-        self,
-        partition: str,
-        outbox: Outbox,
-        egress: EgressRetention,
-        reply_bytes_max: int,
-        token: str = "",
+        self, partition: str, outbox: Outbox, egress: EgressRetention, reply_bytes_max: int
     ) -> None:
-        """`token` is that of the owner's acquisition."""
         self._partition = partition
-        self._token = token
-        self._mark = token.encode()
         self._outbox = outbox
         self._egress = egress
         self._reply_bytes_max = reply_bytes_max
 
-    def seal(
-        self, pending: PendingCommit, epoch: int, index: int, clock_ms: int, now_ms: float
-    ) -> Commit:
-        """Number, pack and return everything that waits."""
-        outbox: list[OutboxEntry] = []
-        egress: list[EgressEntry] = []
-        if pending.effects:
-            self._pack_effects(pending, outbox, egress, clock_ms, now_ms)
-        outbox.extend([self._pack_call(call, now_ms) for call in pending.calls])
-        for destination, told in pending.markers.items():
+    def contribute(self, contents: CommitContents) -> None:
+        """Number and pack all messages and values that leave."""
+        outbox, now_ms = contents.outbox, contents.sealed_ms
+        if contents.effects:
+            self._pack_effects(contents)
+        outbox.extend([self._pack_call(call, now_ms) for call in contents.calls])
+        for destination, told in contents.markers.items():
             payloads = join_column([_encode(value_ms) for value_ms in told])
             sources = [self._partition] * len(told)
             outbox.append(self._entry(destination, Kind.MARKER, sources, payloads, None))
-        for destination, numbers in pending.withdrawn.items():
-            outbox.extend(self._pack_withdrawals(destination, numbers))
-        for destination, replies in pending.replies.items():
+        for destination, numbers in contents.cancelled_calls.items():
+            outbox.extend(self._pack_cancelled_calls(destination, numbers))
+        for destination, replies in contents.replies.items():
             outbox.extend(self._pack_replies(destination, replies))
-        egress_trimmed, extents = self._egress.seal(egress, clock_ms)
-        pending.records.extend(extents)
-        return Commit(
-            partition=self._partition,
-            epoch=epoch,
-            index=index,
-            id=b"%d.%d%b" % (epoch, index, self._mark),
-            clock_ms=clock_ms,
-            state=pending.rows if pending.runs < 2 else _latest(pending.rows),
-            inbox=pending.inbox,
-            inbox_forgotten=pending.forgotten,
-            outbox=outbox,
-            outbox_acknowledged=pending.acknowledged,
-            outbox_forgotten=pending.forgotten,
-            egress=egress,
-            egress_trimmed=egress_trimmed,
-            records=pending.records,
-            token=self._token,
-        )
+        if contents.runs > 1:
+            contents.rows = _latest(contents.rows)
 
-    def _pack_effects(
-        self,
-        pending: PendingCommit,
-        outbox: list[OutboxEntry],
-        egress: list[EgressEntry],
-        clock_ms: int,
-        now_ms: float,
-    ) -> None:
+    def _pack_effects(self, contents: CommitContents) -> None:
         sends: dict[str, list[Outgoing]] = {}
         cancels: dict[str, list[str]] = {}
         emits: dict[str, list[Emitted]] = {}
-        for effect in pending.effects:
+        for effect in contents.effects:
             # Most effects are sends: asked first.
             if type(effect) is Outgoing:
                 sends.setdefault(effect.partition, []).append(effect)
@@ -201,15 +74,15 @@ class CommitEncoder:
             elif type(effect) is Delayed:
                 payload = msgspec.Raw(effect.payload)
                 timer = Timer(effect.partition, effect.key, payload, effect.trace)
-                pending.records.append(Record(TIMER, effect.timer, _encode(timer), effect.due_ms))
+                contents.records.append(Record(TIMER, effect.timer, _encode(timer), effect.due_ms))
             elif type(effect) is Cancelled:
                 if effect.partition == self._partition:
-                    pending.records.append(Record(TIMER, effect.timer, None))
+                    contents.records.append(Record(TIMER, effect.timer, None))
                 else:
                     cancels.setdefault(effect.partition, []).append(effect.timer)
-        outbox.extend(self._pack_sends(sends, pending.traced, now_ms))
-        outbox.extend(self._pack_cancels(cancels))
-        egress.extend(self._pack_emits(emits, clock_ms))
+        contents.outbox.extend(self._pack_sends(sends, contents.traced, contents.sealed_ms))
+        contents.outbox.extend(self._pack_cancels(cancels))
+        contents.egress.extend(self._pack_emits(emits, contents.clock_ms))
 
     def _pack_sends(
         self, sends: dict[str, list[Outgoing]], traced: bool, now_ms: float
@@ -273,7 +146,7 @@ class CommitEncoder:
         payloads = join_column([call.payload])
         return self._entry(call.partition, Kind.CALL, [call.key], payloads, left, {0: call.extra})
 
-    def _pack_withdrawals(self, destination: str, numbers: list[int]) -> Iterator[OutboxEntry]:
+    def _pack_cancelled_calls(self, destination: str, numbers: list[int]) -> Iterator[OutboxEntry]:
         keys = [str(number) for number in numbers]
         for start, stop in _pieces([len(key) for key in keys]):
             payloads = join_column([b"\xc0"] * (stop - start))
