@@ -1,107 +1,104 @@
-"""The client for programs without an event loop: the same methods, each waits for its outcome."""
+"""The client for programs without an event loop: the same classes, each method waits.
+
+Made by `make blocking` from the asyncio classes (generators/blocking_client.py). Do not edit.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import Future
-from contextvars import Context
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
-from types import TracebackType
 from typing import Any, Literal
-
-import uvloop
 
 from sublet.functions.app import Function
 from sublet.functions.duration import Duration
-from sublet.functions.errors import UnavailableError
 from sublet.runtime.client.client import Addresses, Client
-from sublet.runtime.client.connections import PlainTaskGroup
 from sublet.runtime.client.egress_cursor import EgressCursor
-from sublet.runtime.client.egress_range import BlockingEgressRange
+from sublet.runtime.client.egress_range import EgressRange
 from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
-from sublet.runtime.client.pipelines import BlockingPipeline, Pipeline
+from sublet.runtime.client.loop_thread import LoopThread, one_ahead
+from sublet.runtime.client.pipeline_protocol import Committed, PipelineProgress, Staged
+from sublet.runtime.client.pipelines import Attempt, Pipeline
 from sublet.runtime.client.session import ClientStats
-from sublet.runtime.client.snapshots import BlockingStateSnapshot, SnapshotPin, StateSnapshot
-from sublet.runtime.observability.tracing import current_traceparent
+from sublet.runtime.client.snapshots import KeyState, SnapshotPin, SnapshotStates, StateSnapshot
+from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.frames import Topology
-from sublet.runtime.protocol.pipeline_messages import KnownPipeline
-from sublet.runtime.protocol.rpc import CallInfo, EgressGap
-
-_Request = tuple[Callable[[], Coroutine[Any, Any, Any]], "Future[Any]"]
+from sublet.runtime.protocol.pipeline_messages import Description, IfExists, KnownPipeline
+from sublet.runtime.protocol.rpc import CallInfo, EgressGap, EgressValues
 
 
 class BlockingClient:
-    """A `Client` with an event loop in a thread of its own.
+    """A `Client` for programs without an event loop.
 
     Use it as `with BlockingClient("127.0.0.1:7337") as client`, from any number of threads at once:
-    what they ask for at the same time shares frames. A process that was forked off needs a new
-    one: threads do not survive a fork.
+    what they ask for at the same time shares frames. Its event loop has a thread of its own, which
+    does not survive a fork: create a client in each process.
     """
 
-    def __init__(self, addresses: Addresses, **options: Any) -> None:
-        """Takes what `Client` takes."""
-        self._client = Client(addresses, **options)
-        self._thread = threading.Thread(target=self._run, name="sublet client", daemon=True)
-        self._process_id = os.getpid()
-        self._started: Future[None] = Future()
-        self._ended: Future[None] = Future()
-        self._requests: deque[_Request] = deque()
-        self._loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
-        self._tasks: asyncio.TaskGroup
-        self._open = False
-        # Guards the way from "is it open?" to the request's place in the queue.
-        self._gate = threading.Lock()
+    def __init__(  # noqa: PLR0913  # All but the addresses are options, by name.
+        self,
+        addresses: Addresses,
+        *,
+        connect_timeout: Duration = "10s",
+        overload_retries: int = 10,
+        in_flight_max: int = 65_536,
+        lane: Literal["auto", "never"] = "auto",
+        limits: LinkLimits | None = None,
+        trace_sample_ratio: float = 0.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """
+        - `addresses`: one `host:port` or several, of any workers of the cluster; the others are
+          found through them. Or a function that returns them, asked again when all are lost.
+        - `connect_timeout`: how long no worker, or not the one that owns a partition, may be
+          reachable before callers get `UnavailableError`. The longer that goes on, the longer
+          is its `retry_after_ms`, up to 10 s.
+        - `overload_retries`: how often a message that a full worker refuses is sent again by
+          itself, each time after the pause that the worker asks for; then `OverloadedError`.
+        - `in_flight_max`: messages that may be under way at once; further callers wait.
+        - `lane`: "never" for plain gRPC also where the worker is on this machine.
+        - `trace_sample_ratio`: which share of the calls that belong to no trace begins one.
+        - `tell`: hears once, when no worker is there for some seconds, what requests wait for;
+          without it, that is logged as a warning.
+        """
+        self._async = Client(
+            addresses,
+            connect_timeout=connect_timeout,
+            overload_retries=overload_retries,
+            in_flight_max=in_flight_max,
+            lane=lane,
+            limits=limits,
+            trace_sample_ratio=trace_sample_ratio,
+            tell=tell,
+        )
+        self._thread = LoopThread(self._async)
 
     def __enter__(self) -> BlockingClient:
-        """Connect; `UnavailableError` if no worker answers within `connect_timeout`."""
-        self._check_process()
+        """Connect to a worker; `UnavailableError` if none answers within `connect_timeout`."""
         self._thread.start()
-        self._started.result()
-        self._open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Say goodbye. Threads that still wait get an error."""
-        self.close()
+        self._thread.close()
 
     def close(self) -> None:
         """What the end of `with` does; it may be called more than once."""
-        if os.getpid() != self._process_id:
-            return  # The parent's client is not ours to close.
-        with self._gate:
-            was_open, self._open = self._open, False
-        if was_open:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread.ident is not None:
-            self._thread.join()
-        if was_open:
-            self._ended.result()
+        self._thread.close()
 
     @property
     def is_open(self) -> bool:
         """False before `with`, after its end, and once the client's own thread has failed."""
-        return self._open
+        return self._thread.is_open
 
     @property
     def topology(self) -> Topology:
         """The functions, the workers, and who owns what, as this client knows them."""
-        return self._client.topology
+        return self._async.topology
 
     @property
     def stats(self) -> ClientStats:
         """What this client has counted so far."""
-        return self._client.stats
+        return self._async.stats
 
     def call(
         self,
@@ -114,11 +111,24 @@ class BlockingClient:
         info: CallInfo | None = None,
         trace: str = "",
     ) -> Any:
-        """See `Client.call`."""
-        client = self._client
-        trace = trace or current_traceparent()
-        return self._wait(
-            lambda: client.call(
+        """Call a function and return its reply, after all its effects are durable.
+
+        A `Function` returns its declared type, a name (`"app/name"`) plain values. With a
+        deadline, `DeadlineExceededError` is raised when it has passed; the effect may still
+        happen. Two calls with the same `idempotency_key` to one key have one effect and one
+        reply, for 24 hours, whoever makes them; one that was taken back does not count.
+
+        What the handler raised comes as `HandlerError`; other errors are those of
+        `sublet.functions.errors`. A caller that is cancelled takes its call back, as one whose
+        deadline has passed does: what has not begun then does not run, and a handler that awaits
+        something is interrupted; see the page on deadlines.
+
+        `info` is filled in with the request's id and time, for `sublet why`. `trace` is a W3C
+        traceparent; without one, the call belongs to the current span of OpenTelemetry, if
+        there is one that is sampled.
+        """
+        return self._thread.wait(
+            lambda: self._async.call(
                 function,
                 key,
                 message,
@@ -140,11 +150,12 @@ class BlockingClient:
         info: CallInfo | None = None,
         trace: str = "",
     ) -> None:
-        """See `Client.send`."""
-        client = self._client
-        trace = trace or current_traceparent()
-        self._wait(
-            lambda: client.send(
+        """Hand a message over; return when it is durably taken, before it is handled.
+
+        If its `idempotency_key` turns out to be that of another message, it becomes a dead letter.
+        """
+        self._thread.wait(
+            lambda: self._async.send(
                 function,
                 key,
                 message,
@@ -164,14 +175,18 @@ class BlockingClient:
         deadline: Duration | None = None,
         return_errors: bool = False,
     ) -> list[Any]:
-        """See `Client.call_many`."""
-        client = self._client
-        replies: list[Any] = self._wait(
-            lambda: client.call_many(
+        """Call a function with many messages; return the replies in the same order.
+
+        `keys` and `messages` have the same length; without keys the messages are spread over
+        the partitions. All are waited for. Then the first error is raised, or, with
+        `return_errors`, errors stand in the places of their replies. A caller that is cancelled
+        takes back what is not answered.
+        """
+        return self._thread.wait(
+            lambda: self._async.call_many(
                 function, keys, messages, deadline=deadline, return_errors=return_errors
             )
         )
-        return replies
 
     def send_many(
         self,
@@ -181,16 +196,28 @@ class BlockingClient:
         *,
         deadline: Duration | None = None,
     ) -> None:
-        """See `Client.send_many`."""
-        client = self._client
-        self._wait(lambda: client.send_many(function, keys, messages, deadline=deadline))
+        """Hand many messages over; return when all are durably taken.
+
+        If some were not, the error of the first of them is raised, after all others are taken.
+        """
+        self._thread.wait(
+            lambda: self._async.send_many(function, keys, messages, deadline=deadline)
+        )
 
     def watermark(
         self, function: Function | str, time: int | float | datetime | None, *, source: str = ""
     ) -> None:
-        """See `Client.watermark`."""
-        client = self._client
-        self._wait(lambda: client.watermark(function, time, source=source))
+        """Say that nothing of an earlier event time is to come; windows that end before close.
+
+        `time` is milliseconds since 1970 or a datetime with a time zone. It counts behind
+        everything that this client has sent to the function before. With several sources, the
+        one that is furthest behind decides, so each has a name that stays the same when another
+        process goes on for it; without a name, the client itself is the source, until it
+        says goodbye. None: the source has nothing to say (for now), and is not waited for.
+
+        Returns when all partitions of the function have durably taken it.
+        """
+        self._thread.wait(lambda: self._async.watermark(function, time, source=source))
 
     def pipeline(
         self,
@@ -198,23 +225,43 @@ class BlockingClient:
         name: str,
         *,
         generation: int = 0,
-        patience: Duration = "10m",
+        timeout: Duration = "10m",
     ) -> BlockingPipeline:
-        """See `Client.pipeline`."""
+        """Bring rows to a function in batches that have their effect once, however often a batch
+        is begun again, by whichever process.
 
-        async def make() -> Pipeline:
-            return self._client.pipeline(function, name, generation=generation, patience=patience)
-
-        return BlockingPipeline(self._wait(make), self._wait)
+        - `name`: tells the pipeline apart from others, and stays the same when another process
+          goes on for it; such as the id of a streaming query.
+        - `generation`: what `BlockingPipeline.begin` has returned to its driver; for its tasks.
+        - `timeout`: how long a request is retried while there is no room for its rows, or the
+          partition has no owner.
+        """
+        return BlockingPipeline(
+            self._thread.run(
+                lambda: self._async.pipeline(function, name, generation=generation, timeout=timeout)
+            ),
+            self._thread,
+        )
 
     def pipelines(
-        self, function: Function | str, *, patience: Duration = "1m"
+        self, function: Function | str, *, timeout: Duration = "1m"
     ) -> list[KnownPipeline]:
-        """See `Client.pipelines`."""
-        found: list[KnownPipeline] = self._wait(
-            lambda: self._client.pipelines(function, patience=patience)
-        )
-        return found
+        """Return the pipelines that have brought rows to a function, by name.
+
+        They are known until they are forgotten (`BlockingPipeline.forget`), also if nobody comes back.
+        """
+        return self._thread.wait(lambda: self._async.pipelines(function, timeout=timeout))
+
+    def message_schema(self, function: Function | str) -> dict[str, Any] | None:
+        """Return what a function takes, as JSON Schema; None: anything."""
+        return self._thread.wait(lambda: self._async.message_schema(function))
+
+    def state_schema(self, function: Function | str) -> dict[str, Any]:
+        """Return what the states of a function's keys can be set to, as JSON Schema.
+
+        `RejectedError` if it has no states that can be.
+        """
+        return self._thread.wait(lambda: self._async.state_schema(function))
 
     def snapshot(
         self,
@@ -222,37 +269,42 @@ class BlockingClient:
         *,
         partitions: Collection[int] | None = None,
         keys: Collection[str] | None = None,
-        of: Any = Any,
+        value_type: Any = Any,
         page_max: int = 5_000,
-        patience: Duration = "1m",
+        timeout: Duration = "1m",
         pins: Sequence[SnapshotPin] = (),
     ) -> BlockingStateSnapshot:
-        """See `Client.snapshot`; it is read by a plain `with` and `for`."""
+        """Read the states of a function, each partition as it was at one commit, while messages go
+        on: `with client.snapshot("shop/cart") as snapshot`, `for found in snapshot`.
 
-        async def make() -> StateSnapshot:
-            return self._client.snapshot(
-                function,
-                partitions=partitions,
-                keys=keys,
-                of=of,
-                page_max=page_max,
-                patience=patience,
-                pins=pins,
-            )
+        - `partitions`, `keys`: only these; by default, all. Others are not touched.
+        - `value_type`: the type of the states; plain values by default. A map with other keys than
+          texts is a list of pairs, a sketch is what it says about its values, and the states of
+          windows are a list of those that are open.
+        - `page_max`: keys that are read at once, at most; a page has about a megabyte, too.
+        - `timeout`: how long the owner of a partition may be unreachable before `UnavailableError`.
+        - `pins`: of another process, which has pinned for this one. Workers forget pins of which
+          nothing is read for two minutes; those of other partitions than are read here do not
+          count as such while this one is being read, so that others may come to them later.
 
-        return BlockingStateSnapshot(self._wait(make), self._wait, self._begin)
-
-    def message_schema(self, function: Function | str) -> dict[str, Any] | None:
-        """See `Client.message_schema`."""
-        client = self._client
-        found: dict[str, Any] | None = self._wait(lambda: client.message_schema(function))
-        return found
-
-    def state_schema(self, function: Function | str) -> dict[str, Any]:
-        """See `Client.state_schema`."""
-        client = self._client
-        found: dict[str, Any] = self._wait(lambda: client.state_schema(function))
-        return found
+        A worker keeps what is written over before it was read, up to a bound
+        (`snapshot_bytes_max`); then, and when a partition goes to another worker in the middle of
+        it, `SnapshotLostError`.
+        """
+        return BlockingStateSnapshot(
+            self._thread.run(
+                lambda: self._async.snapshot(
+                    function,
+                    partitions=partitions,
+                    keys=keys,
+                    value_type=value_type,
+                    page_max=page_max,
+                    timeout=timeout,
+                    pins=pins,
+                )
+            ),
+            self._thread,
+        )
 
     def egress(
         self,
@@ -261,14 +313,37 @@ class BlockingClient:
         start: str | EgressCursor = "start",
         until: str | EgressCursor | None = None,
         lost: Literal["raise", "skip"] = "raise",
-        of: Any = Any,
+        value_type: Any = Any,
         batch_max: int = 1_000,
     ) -> BlockingEgressReader:
-        """See `Client.egress`; the reader is a plain iterator, for one thread at a time."""
-        reader = self._client.egress(
-            name, start=start, until=until, lost=lost, of=of, batch_max=batch_max
+        """Read what functions emit: `for record in client.egress("orders")`.
+
+        Values of one key come in the order in which they were emitted; all partitions of all
+        functions that emit to it are read, also those that begin to later. It goes on for ever, or
+        to `until`.
+
+        - `start`: "start" (the oldest that is kept), "now", or a cursor: that of an earlier
+          reader, or its text.
+        - `until`: "now" reads what is there when it begins, then ends; a cursor reads up to it,
+          of the partitions that it names.
+        - `lost`: what to do about values that were dropped at a bound before they were read:
+          raise `EgressLostError`, or go on with the oldest that is kept (`reader.lost` tells).
+        - `value_type`: the type of the values; plain values by default.
+        - `batch_max`: how many records are read, and held in memory, at once.
+        """
+        return BlockingEgressReader(
+            self._thread.run(
+                lambda: self._async.egress(
+                    name,
+                    start=start,
+                    until=until,
+                    lost=lost,
+                    value_type=value_type,
+                    batch_max=batch_max,
+                )
+            ),
+            self._thread,
         )
-        return BlockingEgressReader(reader, self._wait)
 
     def egress_range(
         self,
@@ -279,149 +354,400 @@ class BlockingClient:
         lost: Literal["raise", "skip"] = "raise",
         parallel: int = 4,
         page_max: int = 10_000,
-        patience: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> BlockingEgressRange:
-        """See `Client.egress_range`; the reader is a plain iterator, for one thread at a time."""
-        reader = self._client.egress_range(
-            name,
-            start,
-            end,
-            lost=lost,
-            parallel=parallel,
-            page_max=page_max,
-            patience=patience,
+        """Read exactly what is between two cursors, as columns: always the same values.
+
+        Only partitions that `end` names are read; one that `start` does not name from its first
+        position on. A range may be cut into several, and they be read side by side.
+
+        - `lost`: as in `egress`, of values that were dropped at a bound.
+        - `parallel`: of how many partitions a page is read at once, and held in memory.
+        - `page_max`: how many values a page has at most; it also ends at about 1 MiB.
+        - `timeout`: how long no worker may answer before `UnavailableError`; by default,
+          `connect_timeout`.
+        """
+        return BlockingEgressRange(
+            self._thread.run(
+                lambda: self._async.egress_range(
+                    name,
+                    start,
+                    end,
+                    lost=lost,
+                    parallel=parallel,
+                    page_max=page_max,
+                    timeout=timeout,
+                )
+            ),
+            self._thread,
         )
-        return BlockingEgressRange(reader, self._wait, self._begin)
 
     def egress_bounds(
-        self, name: str, *, patience: Duration | None = None
+        self, name: str, *, timeout: Duration | None = None
     ) -> tuple[EgressCursor, EgressCursor]:
-        """See `Client.egress_bounds`."""
-        client = self._client
-        found: tuple[EgressCursor, EgressCursor] = self._wait(
-            lambda: client.egress_bounds(name, patience=patience)
-        )
-        return found
+        """Return cursors at the oldest value of an egress that is kept, and behind the newest.
 
-    # In the callers' threads
-
-    def _wait(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        outcome = self._begin(ask)
-        try:
-            return outcome.result()
-        except BaseException:
-            # An interrupt, for one: nobody will take the outcome.
-            outcome.cancel()
-            raise
-
-    def _begin(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Future[Any]:
-        self._check_process()
-        if threading.current_thread() is self._thread:
-            raise RuntimeError(
-                "a blocking call inside the client's own thread would deadlock; "
-                "call it from another thread"
-            )
-        outcome: Future[Any] = Future()
-        with self._gate:
-            if not self._open:
-                raise RuntimeError("the client is closed; use it inside its `with` block")
-            self._requests.append((ask, outcome))
-            if len(self._requests) == 1:
-                # One wake-up for all who ask before the loop has looked.
-                # Without the context of this thread: its trace is not theirs.
-                self._loop.call_soon_threadsafe(self._begin_requests, context=Context())
-        return outcome
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process_id:
-            raise RuntimeError(
-                f"this client was created in process {self._process_id}, before a fork; "
-                "create one in each process"
-            )
-
-    # In the loop's thread
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._serve())
-        except BaseException as error:
-            outcome = self._ended if self._started.done() else self._started
-            outcome.set_exception(error)
-        else:
-            self._ended.set_result(None)
-        finally:
-            with self._gate:
-                self._open = False
-            self._begin_requests()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        async with PlainTaskGroup() as self._tasks, self._client:
-            self._started.set_result(None)
-            await self._stop.wait()
-
-    def _begin_requests(self) -> None:
-        requests = self._requests
-        while requests:
-            ask, outcome = requests.popleft()
-            if outcome.cancelled():
-                continue
-            if self._open:
-                task = self._tasks.create_task(_run_request(ask(), outcome))
-                outcome.add_done_callback(partial(self._give_up, task))
-            elif not outcome.done():
-                outcome.set_exception(UnavailableError("the client is closed"))
-
-    def _give_up(self, task: asyncio.Task[None], outcome: Future[Any]) -> None:
-        """Let a request end whose thread does not wait any more."""
-        if outcome.cancelled() and self._open:
-            self._loop.call_soon_threadsafe(task.cancel)
+        `timeout` is as in `egress_range`.
+        """
+        return self._thread.wait(lambda: self._async.egress_bounds(name, timeout=timeout))
 
 
 class BlockingEgressReader:
-    """An `EgressReader` for programs without an event loop: `for record in client.egress(...)`."""
+    """`EgressReader` for programs without an event loop.
 
-    def __init__(
-        self,
-        reader: EgressReader,
-        wait: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
-    ) -> None:
-        self._reader = reader
-        self._wait = wait
+    Reads an egress: `for record in client.egress("orders")`, or `next_batch`.
+
+    `cursor` is where it stands: behind the last record that it gave out. Kept together with what
+    was made of the records (in one transaction), and given to the next reader as its `start`, it
+    makes every record count exactly once, whatever fails. One page is in memory at a time. After
+    an `UnavailableError` the same reader can be asked to go on.
+    """
+
+    def __init__(self, twin: EgressReader, thread: LoopThread) -> None:
+        self._async = twin
+        self._thread = thread
 
     @property
-    def cursor(self) -> EgressCursor:
-        """See `EgressReader.cursor`."""
-        return self._reader.cursor
+    def egress(self) -> str:
+        return self._async.egress
 
     @property
     def lost(self) -> Sequence[EgressGap]:
-        """What was passed over (with `lost="skip"`), the latest of it."""
-        return self._reader.lost
+        """What was skipped (with `lost="skip"`), the latest of it."""
+        return self._async.lost
+
+    @property
+    def cursor(self) -> EgressCursor:
+        """Where it stands: behind the last record that was given out."""
+        return self._async.cursor
 
     def __iter__(self) -> BlockingEgressReader:
         return self
 
     def __next__(self) -> EgressRecord:
-        if not self._reader.has_waiting and not self._wait(self._reader.fill):
+        if not self._async.has_waiting and not self._thread.wait(self._async.fill):
             raise StopIteration
-        return self._reader.take()
+        return self._async.take()
 
     def next_batch(self) -> list[EgressRecord]:
-        """See `EgressReader.next_batch`."""
-        records: list[EgressRecord] = self._wait(self._reader.next_batch)
-        return records
+        """Return the next records, at least one unless it is over; `cursor` is behind them."""
+        return self._thread.wait(self._async.next_batch)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether records were read that were not given out."""
+        return self._async.has_waiting
+
+    def take(self) -> EgressRecord:
+        """Give out a record that is waiting."""
+        return self._async.take()
+
+    def fill(self) -> bool:
+        """Read a page if no record is waiting; return whether one is then, or all is read."""
+        return self._thread.wait(self._async.fill)
+
+    def begin(self) -> None:
+        """Find out where to begin and to end, if that is not known yet; `fill` does it, too."""
+        self._thread.wait(self._async.begin)
 
 
-async def _run_request(asked: Coroutine[Any, Any, Any], outcome: Future[Any]) -> None:
-    try:
-        result = await asked
-    except Exception as error:
-        # Whatever it is, it belongs to the thread that asked.
-        if outcome.set_running_or_notify_cancel():
-            outcome.set_exception(error)
-    else:
-        if outcome.set_running_or_notify_cancel():
-            outcome.set_result(result)
+class BlockingEgressRange:
+    """`EgressRange` for programs without an event loop.
+
+    Reads the values between two cursors, of the partitions that the second one names.
+
+    `for values in client.egress_range(...)`, or `next_batch`. Values of one partition come
+    in order. One page of each of `parallel` partitions is in memory. After an `UnavailableError`
+    it can be asked to go on.
+    """
+
+    def __init__(self, twin: EgressRange, thread: LoopThread) -> None:
+        self._async = twin
+        self._thread = thread
+
+    @property
+    def egress(self) -> str:
+        return self._async.egress
+
+    @property
+    def lost(self) -> Sequence[EgressGap]:
+        """What was skipped (with `lost="skip"`), the latest of it."""
+        return self._async.lost
+
+    def __iter__(self) -> BlockingEgressRange:
+        return self
+
+    def __next__(self) -> EgressValues:
+        if not self._async.has_waiting and not self._thread.wait(self._async.fill):
+            raise StopIteration
+        return self._async.take()
+
+    def next_batch(self) -> list[EgressValues]:
+        """Return the next pages of some partitions; nothing once everything was read."""
+        return self._thread.wait(self._async.next_batch)
+
+    def batches(self) -> Generator[list[EgressValues], None, None]:
+        """Yield all that `next_batch` returns, one read ahead. Closing it does not wait."""
+        return one_ahead(self._thread.begin, self._async.next_batch)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether values were read that were not given out."""
+        return self._async.has_waiting
+
+    def fill(self) -> bool:
+        """Read pages if none is waiting; return whether one is then, or all is read."""
+        return self._thread.wait(self._async.fill)
+
+    def take(self) -> EgressValues:
+        """Give out values that are waiting."""
+        return self._async.take()
+
+
+class BlockingPipeline:
+    """`Pipeline` for programs without an event loop.
+
+    Brings batches of rows to one function, each once. Made by `BlockingClient.pipeline`.
+    """
+
+    def __init__(self, twin: Pipeline, thread: LoopThread) -> None:
+        self._async = twin
+        self._thread = thread
+
+    @property
+    def name(self) -> str:
+        return self._async.name
+
+    @property
+    def generation(self) -> int:
+        """Of its driver; see `begin`."""
+        return self._async.generation
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions the function has; a key's is `partition_index_of`."""
+        return self._async.partition_count
+
+    @property
+    def completed(self) -> int:
+        """The last batch of which it is known here that it is sealed everywhere; -1: none."""
+        return self._async.completed
+
+    def attempt(
+        self, batch: int, name: str = "", *, urgency: Literal["normal", "lowest"] = "normal"
+    ) -> BlockingAttempt:
+        """Begin to stage rows of a batch, under a name that nobody has had before.
+
+        `urgency`: what `commit` will be told; with "lowest", rows are brought in small parts.
+        """
+        return BlockingAttempt(
+            self._thread.run(lambda: self._async.attempt(batch, name, urgency=urgency)),
+            self._thread,
+        )
+
+    def begin(self, run: str = "") -> int:
+        """Take over from earlier drivers; return the new generation, which tasks have to know.
+
+        What those have decided is finished first. From then on they decide nothing, and what they
+        have staged in vain is dropped where it is in the way. Without this everything is done once
+        as well, but rows of drivers that died before they decided take room until they are old.
+
+        - `run`: the name of this driver's run, where it and its tasks cannot talk: whoever begins
+          the run that was begun last is of the same generation; an earlier run is refused.
+        """
+        return self._thread.wait(lambda: self._async.begin(run))
+
+    def commit(
+        self,
+        batch: int,
+        staged: Sequence[Staged],
+        *,
+        deadline: Duration | None = None,
+        urgency: Literal["normal", "lowest"] = "normal",
+        completed: int = -1,
+    ) -> Committed:
+        """Let the rows of these attempts be messages of the function: all of them, once.
+
+        Returns when that is durable, not when they have run. If another process has decided about
+        the batch before, its attempts count, not these. Batches are committed in order; which
+        numbers they have does not matter otherwise.
+
+        - `deadline`: when the rows should be done, from the commit on.
+        - `urgency`: "lowest" for what may wait for everything else, such as history.
+        - `completed`: the last batch whose commit has returned, if that was in another process.
+          Who does not know finishes the one before once more, which only takes time.
+        """
+        return self._thread.wait(
+            lambda: self._async.commit(
+                batch, staged, deadline=deadline, urgency=urgency, completed=completed
+            )
+        )
+
+    def drop(self, batch: int, staged: Sequence[Staged]) -> None:
+        """Forget what these attempts have staged, if they were not committed."""
+        self._thread.wait(lambda: self._async.drop(batch, staged))
+
+    def progress(self) -> PipelineProgress:
+        """Tell how far it is."""
+        return self._thread.wait(self._async.progress)
+
+    def wait_taken(self) -> None:
+        """Return when all that was committed so far is taken: it was run, or waits for a retry."""
+        self._thread.wait(self._async.wait_taken)
+
+    def describe(self, text: bytes = b"", *, anew: bool = False) -> Description:
+        """Keep what is to be known of the pipeline, if nothing is kept yet; return what is kept,
+        and whether it is complete.
+
+        - `anew`: replace what is kept. For a driver that has begun (see `begin`): it is refused
+          if another one has begun since.
+        """
+        return self._thread.wait(lambda: self._async.describe(text, anew=anew))
+
+    def complete(self, mark: str = "", *, as_driver: bool = False) -> Description:
+        """Say for good that nothing more is to come; return when all that was committed is taken.
+
+        - `mark`: where it ends, for whoever goes on from there; the first one counts.
+        - `as_driver`: who says so has begun (see `begin`), and is refused if another one has begun
+          since, which may have more to bring.
+        """
+        return self._thread.wait(lambda: self._async.complete(mark, as_driver=as_driver))
+
+    def wait_complete(self, timeout: Duration | None = None) -> Description:
+        """Return when somebody has said that the pipeline is complete, or the timeout has
+        passed.
+        """
+        return self._thread.wait(lambda: self._async.wait_complete(timeout))
+
+    def forget(self) -> None:
+        """Let nothing be known of it any longer. Who uses its name again is a new pipeline: nothing
+        of the former one may still be under way.
+        """
+        self._thread.wait(self._async.forget)
+
+
+class BlockingAttempt:
+    """`Attempt` for programs without an event loop.
+
+    Rows that one task stages for a batch; in vain, unless they are committed.
+    """
+
+    def __init__(self, twin: Attempt, thread: LoopThread) -> None:
+        self._async = twin
+        self._thread = thread
+
+    @property
+    def name(self) -> str:
+        return self._async.name
+
+    @property
+    def batch(self) -> int:
+        return self._async.batch
+
+    def add(self, index: int, keys: Sequence[str], payloads: bytes) -> None:
+        """Stage rows for one partition: their keys, and a msgpack array of their payloads.
+
+        They run in the order in which they are added. Returns when they are on their way; it waits
+        as long as too much is.
+        """
+        self._thread.wait(lambda: self._async.add(index, keys, payloads))
+
+    def assign(
+        self, index: int, keys: Sequence[str], states: bytes, if_exists: IfExists = "fail"
+    ) -> None:
+        """As `add`, for states: no handler runs, the state of each key becomes what is given.
+
+        - `states`: a msgpack array; each as `sublet state put` takes it.
+        - `if_exists`: a key that has a state by then keeps it, and the row becomes a dead letter
+          ("fail") or is nothing ("keep"); or the state is replaced ("overwrite").
+
+        All that a pipeline brings is states, or none of it.
+        """
+        self._thread.wait(lambda: self._async.assign(index, keys, states, if_exists))
+
+    def end(self) -> Staged:
+        """Wait until everything is durable; return what it is, for `BlockingPipeline.commit`."""
+        return self._thread.wait(self._async.end)
+
+    def drop(self, timeout: Duration | None = None) -> None:
+        """Forget what was staged, and stage no more; `TimeoutError` if that takes longer than the
+        timeout: then a later batch does it.
+        """
+        self._thread.wait(lambda: self._async.drop(timeout))
+
+
+class BlockingStateSnapshot:
+    """`StateSnapshot` for programs without an event loop.
+
+    The states of a function, each partition as it was at one commit.
+
+    `with client.snapshot("shop/cart") as snapshot`, then `for found in snapshot`, or
+    `next_page` for columns. What is consistent: in each partition exactly the commits up to that
+    of its pin are in it, each whole; `pins` tells which. The pins of different partitions are
+    milliseconds apart, so a message from one to another may be in neither state.
+
+    `SnapshotLostError` if a partition cannot be read to its end as it was: what was given out of
+    that partition does not count.
+    """
+
+    def __init__(self, twin: StateSnapshot, thread: LoopThread) -> None:
+        self._async = twin
+        self._thread = thread
+
+    @property
+    def function(self) -> str:
+        return self._async.function
+
+    @property
+    def pins(self) -> Mapping[int, SnapshotPin]:
+        """Partition to what is read of it: which commit, and where."""
+        return self._async.pins
+
+    def __enter__(self) -> BlockingStateSnapshot:
+        """Pin all partitions."""
+        self._thread.wait(self._async.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def pin(self) -> None:
+        """Pin all partitions that are not, in the same moment; reading does it, too."""
+        self._thread.wait(self._async.pin)
+
+    def close(self) -> None:
+        """Let workers forget what is not read any more. They also do so by themselves, later."""
+        self._thread.wait(self._async.close)
+
+    def __iter__(self) -> BlockingStateSnapshot:
+        return self
+
+    def __next__(self) -> KeyState:
+        if not self._async.has_waiting and not self._thread.wait(self._async.fill):
+            raise StopIteration
+        return self._async.take()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether states were read that were not given out."""
+        return self._async.has_waiting
+
+    def fill(self) -> bool:
+        """Read a page if no state is waiting; return whether one is then, or all is read."""
+        return self._thread.wait(self._async.fill)
+
+    def take(self) -> KeyState:
+        """Give out a state that is waiting."""
+        return self._async.take()
+
+    def decoded(self, page: SnapshotStates) -> list[KeyState]:
+        """Return the keys of a page, with their states."""
+        return self._async.decoded(page)
+
+    def next_page(self) -> SnapshotStates | None:
+        """Return the next keys, as columns, by partition and key; None once all were read."""
+        return self._thread.wait(self._async.next_page)
+
+    def pages(self) -> Generator[SnapshotStates, None, None]:
+        """Yield all that `next_page` returns, one read ahead. Closing it does not wait."""
+        return one_ahead(self._thread.begin, self._async.next_page)

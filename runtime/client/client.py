@@ -41,20 +41,21 @@ from sublet.functions.errors import (
 )
 from sublet.functions.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.functions.windows import watermark_ms_of
-from sublet.runtime.client.channel import (
-    ANY,
-    SEGMENT_BYTES_MAX,
-    SEGMENT_MESSAGES_MAX,
-    Channel,
-    Gather,
-    Segment,
-)
+from sublet.runtime.client.channel import Channel
 from sublet.runtime.client.connections import Events, PlainTaskGroup, SessionLinks
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_range import EgressRange
 from sublet.runtime.client.egress_reader import EgressReader, EgressSource, end_of, first_of
 from sublet.runtime.client.pipelines import Pipeline, known_pipelines
-from sublet.runtime.client.session import ClientStats, RetryPolicy, Session, with_extra
+from sublet.runtime.client.retries import RetryPolicy
+from sublet.runtime.client.segment import (
+    ANY,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_MESSAGES_MAX,
+    Gather,
+    Segment,
+)
+from sublet.runtime.client.session import ClientStats, Session, with_extra
 from sublet.runtime.client.snapshots import SnapshotPin, SnapshotSource, StateSnapshot
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
@@ -138,7 +139,7 @@ class Client:
             raise ValueError(f"in_flight_max is {in_flight_max}; allowed: 1 or more")
         self._addresses = _address_source(addresses)
         self._connect_timeout_s = milliseconds(connect_timeout) / 1000.0
-        self._patience = RetryPolicy(
+        self._retry_policy = RetryPolicy(
             unreachable_ms=milliseconds(connect_timeout), overload_retries=overload_retries
         )
         self._in_flight_max = in_flight_max
@@ -203,9 +204,9 @@ class Client:
         session = Session(
             # Unguessable: whoever knows the name of a client could take its replies.
             CLIENT_MARK + secrets.token_hex(12),
-            patience=self._patience,
+            retry_policy=self._retry_policy,
             stats=self._stats,
-            chance=random.random,
+            rng=random.random,
         )
         self._stats.sessions += 1
         events = Events(self._settled, self._welcomed, self._expired, self._tell)
@@ -366,8 +367,8 @@ class Client:
             error.request_id = _request_id(segment, place)
             raise
         except asyncio.CancelledError:
-            links.session.withdraw(segment, place)
-            self._withdrew(links)
+            links.session.cancel(segment, place)
+            self._after_cancel(links)
             raise
         finally:
             if info is not None:
@@ -375,7 +376,7 @@ class Client:
                 info.elapsed_ms = self._loop.time() * 1000.0 - asked_ms
                 info.trace = trace
 
-    def _withdrew(self, links: SessionLinks) -> None:
+    def _after_cancel(self, links: SessionLinks) -> None:
         links.plan_flush()
         self._links.plan_flush()  # What had not left may have got another name meanwhile.
         self._settled()
@@ -470,7 +471,7 @@ class Client:
         name: str,
         *,
         generation: int = 0,
-        patience: Duration = "10m",
+        timeout: Duration = "10m",
     ) -> Pipeline:
         """Bring rows to a function in batches that have their effect once, however often a batch
         is begun again, by whichever process.
@@ -478,19 +479,19 @@ class Client:
         - `name`: tells the pipeline apart from others, and stays the same when another process
           goes on for it; such as the id of a streaming query.
         - `generation`: what `Pipeline.begin` has returned to its driver; for its tasks.
-        - `patience`: for how long a request is repeated while there is no room for its rows, or
-          nobody who owns the partition.
+        - `timeout`: how long a request is retried while there is no room for its rows, or the
+          partition has no owner.
         """
-        return Pipeline(_PipelineAsker(self, _name_of(function)[0]), name, generation, patience)
+        return Pipeline(_PipelineAsker(self, _name_of(function)[0]), name, generation, timeout)
 
     async def pipelines(
-        self, function: Function | str, *, patience: Duration = "1m"
+        self, function: Function | str, *, timeout: Duration = "1m"
     ) -> list[KnownPipeline]:
         """Return the pipelines that have brought rows to a function, by name.
 
         They are known until they are forgotten (`Pipeline.forget`), also if nobody comes back.
         """
-        return await known_pipelines(_PipelineAsker(self, _name_of(function)[0]), patience)
+        return await known_pipelines(_PipelineAsker(self, _name_of(function)[0]), timeout)
 
     async def message_schema(self, function: Function | str) -> dict[str, Any] | None:
         """Return what a function takes, as JSON Schema; None: anything."""
@@ -534,20 +535,20 @@ class Client:
         *,
         partitions: Collection[int] | None = None,
         keys: Collection[str] | None = None,
-        of: Any = Any,
+        value_type: Any = Any,
         page_max: int = 5_000,
-        patience: Duration = "1m",
+        timeout: Duration = "1m",
         pins: Sequence[SnapshotPin] = (),
     ) -> StateSnapshot:
         """Read the states of a function, each partition as it was at one commit, while messages go
         on: `async with client.snapshot("shop/cart") as snapshot`, `async for found in snapshot`.
 
         - `partitions`, `keys`: only these; by default, all. Others are not touched.
-        - `of`: the type of the states; plain values by default. A map with other keys than texts is
-          a list of pairs, a sketch is what it says about its values, and the states of windows are
-          a list of those that are open.
+        - `value_type`: the type of the states; plain values by default. A map with other keys than
+          texts is a list of pairs, a sketch is what it says about its values, and the states of
+          windows are a list of those that are open.
         - `page_max`: keys that are read at once, at most; a page has about a megabyte, too.
-        - `patience`: for how long nobody may be reachable who owns a partition.
+        - `timeout`: how long the owner of a partition may be unreachable before `UnavailableError`.
         - `pins`: of another process, which has pinned for this one. Workers forget pins of which
           nothing is read for two minutes; those of other partitions than are read here do not
           count as such while this one is being read, so that others may come to them later.
@@ -558,7 +559,7 @@ class Client:
         """
         route = self._route(_name_of(function)[0])
         if self._snapshot_source is None:
-            source = SnapshotSource(_Owners(self), self._patience, self._limits)
+            source = SnapshotSource(_Owners(self), self._retry_policy, self._limits)
             self._snapshot_source = source
             self._exit_stack.push_async_callback(source.close)
         return StateSnapshot(
@@ -566,9 +567,9 @@ class Client:
             route.info,
             partitions=partitions,
             keys=keys,
-            of=of,
+            value_type=value_type,
             page_max=page_max,
-            patience=patience,
+            timeout=timeout,
             pins=pins,
         )
 
@@ -597,7 +598,7 @@ class Client:
         start: str | EgressCursor = "start",
         until: str | EgressCursor | None = None,
         lost: Literal["raise", "skip"] = "raise",
-        of: Any = Any,
+        value_type: Any = Any,
         batch_max: int = 1_000,
     ) -> EgressReader:
         """Read what functions emit: `async for record in client.egress("orders")`.
@@ -612,7 +613,7 @@ class Client:
           of the partitions that it names.
         - `lost`: what to do about values that were dropped at a bound before they were read:
           raise `EgressLostError`, or go on with the oldest that is kept (`reader.lost` tells).
-        - `of`: the type of the values.
+        - `value_type`: the type of the values; plain values by default.
         - `batch_max`: how many records are read, and held in memory, at once.
         """
         return EgressReader(
@@ -621,7 +622,7 @@ class Client:
             start=start,
             until=until,
             lost=lost,
-            of=of,
+            value_type=value_type,
             batch_max=batch_max,
         )
 
@@ -634,7 +635,7 @@ class Client:
         lost: Literal["raise", "skip"] = "raise",
         parallel: int = 4,
         page_max: int = 10_000,
-        patience: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> EgressRange:
         """Read exactly what is between two cursors, as columns: always the same values.
 
@@ -644,11 +645,11 @@ class Client:
         - `lost`: as in `egress`, of values that were dropped at a bound.
         - `parallel`: of how many partitions a page is read at once, and held in memory.
         - `page_max`: how many values a page has at most; it also ends at about 1 MiB.
-        - `patience`: how long no worker may answer before `UnavailableError`; without it,
+        - `timeout`: how long no worker may answer before `UnavailableError`; by default,
           `connect_timeout`.
         """
         return EgressRange(
-            self._egress_asker(patience),
+            self._egress_asker(timeout),
             name,
             start,
             end,
@@ -658,38 +659,40 @@ class Client:
         )
 
     async def egress_bounds(
-        self, name: str, *, patience: Duration | None = None
+        self, name: str, *, timeout: Duration | None = None
     ) -> tuple[EgressCursor, EgressCursor]:
         """Return cursors at the oldest value of an egress that is kept, and behind the newest.
 
-        `patience` is as in `egress_range`.
+        `timeout` is as in `egress_range`.
         """
         # From its end on, a worker reads no value for it.
         request = EgressRequest(egress=name, limit=1, at_end=True)
-        page = await self._egress_asker(patience)(request)
+        page = await self._egress_asker(timeout)(request)
         return first_of(page), end_of(page)
 
     def _egress_asker(
-        self, patience: Duration | None
+        self, timeout: Duration | None
     ) -> Callable[[EgressRequest], Coroutine[Any, Any, EgressPage]]:
-        patience_ms = None if patience is None else milliseconds(patience)
-        return lambda request: self._read_egress(request, patience_ms)
+        timeout_ms = None if timeout is None else milliseconds(timeout)
+        return lambda request: self._read_egress(request, timeout_ms)
 
     async def _read_egress(
-        self, request: EgressRequest, patience_ms: float | None = None
+        self, request: EgressRequest, timeout_ms: float | None = None
     ) -> EgressPage:
         if not self._open:
             raise _closed()
         if self._egress_source is None:
             source = EgressSource(
                 self._reader_addresses,
-                patience=self._patience,
+                retry_policy=self._retry_policy,
                 limits=self._limits,
                 tell=self._tell,
             )
             self._egress_source = source
             self._exit_stack.push_async_callback(source.close)
-        return await self._egress_source.read(request, patience_ms)
+        # What is read elsewhere opens no link, and without one new workers would stay unknown.
+        self._links.want_any()
+        return await self._egress_source.read(request, timeout_ms)
 
     def _reader_addresses(self) -> Sequence[str]:
         topology = self._session.topology
@@ -739,8 +742,8 @@ class Client:
             await waiter
         except asyncio.CancelledError:
             for links, segment in asked:
-                links.session.withdraw_many(segment)
-                self._withdrew(links)
+                links.session.cancel_many(segment)
+                self._after_cancel(links)
             raise
         return gather
 
@@ -814,11 +817,11 @@ class Client:
             return
         if any(each.name == name for each in self.topology.functions):
             return
-        until_s = self._loop.time() + self._patience.unreachable_ms / 1000.0
+        until_s = self._loop.time() + self._retry_policy.unreachable_ms / 1000.0
         if deadline_ms is not None:
             until_s = min(until_s, deadline_ms / 1000.0)
         try:
-            await self._links.meet(until_s)
+            await self._links.wait_connected(until_s)
         except TimeoutError:
             raise UnavailableError(
                 f"no worker is reachable, and {name!r:.200} was not in the last known topology"

@@ -15,7 +15,7 @@ from typing import Literal, assert_never
 import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.client.outage import RETRY_MS_MIN, TO_DO
+from sublet.runtime.client.retries import RETRY_MS_MIN, TO_DO
 from sublet.runtime.client.session import REPLIES_UNACKNOWLEDGED_MAX, Peer, Session
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits
@@ -103,6 +103,7 @@ class SessionLinks:
         self._keeper: asyncio.Task[None] | None = None
         self._awaited: dict[asyncio.Future[None], None] = {}
         """Of those who wait for any link at all, in their order."""
+        self._any_wanted = False
         self._closing = False
 
     def now_ms(self) -> float:
@@ -134,7 +135,7 @@ class SessionLinks:
             self._look_later()
 
     def _look_later(self) -> None:
-        standstill_s = self.session.patience.standstill_ms / 1000.0
+        standstill_s = self.session.retry_policy.standstill_ms / 1000.0
         self._look_timer = self._loop.call_later(standstill_s, self._look)
 
     def _look(self) -> None:
@@ -169,7 +170,7 @@ class SessionLinks:
         self._tick_at_ms = inf
         # The loop's clock may stand a little before the time that it was asked to wake us at.
         self.session.tick(max(self.now_ms(), 0.0) + 1.0)
-        if self.session.is_stranded:
+        if self.session.has_disconnected:
             self._changed.set()
         self._after_event()
         if self.session.wake_ms < inf:
@@ -278,7 +279,7 @@ class SessionLinks:
             ) from None
         self.keep()
 
-    async def meet(self, until_s: float) -> None:
+    async def wait_connected(self, until_s: float) -> None:
         """Return when there is a link to anybody; `TimeoutError` if there is none by then."""
         if self._links:
             return
@@ -291,7 +292,13 @@ class SessionLinks:
         finally:
             self._awaited.pop(waiter, None)
 
-    def _disappoint(self) -> None:
+    def want_any(self) -> None:
+        """Try once to open some link if there is none: who has one hears of new workers."""
+        if not self._links and not self._connecting:
+            self._any_wanted = True
+            self._changed.set()
+
+    def _fail_waiters(self) -> None:
         for waiter in self._awaited:
             if not waiter.done():
                 waiter.set_exception(UnavailableError("the client is closed"))
@@ -376,8 +383,9 @@ class SessionLinks:
             self._changed.clear()
             if self._links or self._connecting:
                 pause_s = self._open_wanted()
-            elif self.session.is_stranded or self._awaited:
+            elif self.session.has_disconnected or self._awaited or self._any_wanted:
                 # Nobody can tell us who owns what now: ask whoever answers.
+                self._any_wanted = False
                 self._begin("", self._open_any())
                 pause_s = None
             else:
@@ -429,7 +437,7 @@ class SessionLinks:
         self._closing = True
         for channel in self.session.channels.values():
             self.session.fail_channel(channel, "the client is closed")
-        self._disappoint()
+        self._fail_waiters()
         self._events.settled()
         self._flush()
         for timer in (self._ack_timer, self._tick_timer, self._look_timer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -17,7 +17,6 @@ import structlog
 from sublet.functions.errors import EgressLostError, RejectedError, UnavailableError
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.client.egress_reader import FOLLOW_WAIT_MS, LOST_KEPT_MAX
-from sublet.runtime.client.page_prefetch import Begin, one_ahead
 from sublet.runtime.protocol.egress import described
 from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_MAX,
@@ -68,9 +67,8 @@ class EgressRange:
             raise ValueError(f"parallel is {parallel}; allowed: 1..{PARALLEL_MAX}")
         if not 1 <= page_max <= EGRESS_LIMIT_MAX:
             raise ValueError(f"page_max is {page_max}; allowed: 1..{EGRESS_LIMIT_MAX}")
-        self.egress = egress
-        self.lost: deque[EgressGap] = deque(maxlen=LOST_KEPT_MAX)
-        """What was passed over (with `lost="skip"`), the latest of it."""
+        self._egress = egress
+        self._lost: deque[EgressGap] = deque(maxlen=LOST_KEPT_MAX)
         self._ask = ask
         self._skips_lost = lost == "skip"
         self._parallel = parallel
@@ -78,15 +76,22 @@ class EgressRange:
         self._left = deque(ranges_between(EgressCursor(str(start)), EgressCursor(str(end))))
         self._waiting: deque[EgressValues] = deque()
 
+    @property
+    def egress(self) -> str:
+        return self._egress
+
+    @property
+    def lost(self) -> Sequence[EgressGap]:
+        """What was skipped (with `lost="skip"`), the latest of it."""
+        return self._lost
+
     def __aiter__(self) -> EgressRange:
         return self
 
     async def __anext__(self) -> EgressValues:
-        if not self._waiting:
-            self._waiting.extend(await self.next_batch())
-        if not self._waiting:
+        if not self.has_waiting and not await self.fill():
             raise StopAsyncIteration
-        return self._waiting.popleft()
+        return self.take()
 
     async def next_batch(self) -> list[EgressValues]:
         """Return the next pages of some partitions; nothing once everything was read."""
@@ -108,11 +113,26 @@ class EgressRange:
                 return found
         return []
 
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether values were read that were not given out."""
+        return bool(self._waiting)
+
+    async def fill(self) -> bool:
+        """Read pages if none is waiting; return whether one is then, or all is read."""
+        if not self._waiting:
+            self._waiting.extend(await self.next_batch())
+        return bool(self._waiting)
+
+    def take(self) -> EgressValues:
+        """Give out values that are waiting."""
+        return self._waiting.popleft()
+
     async def _page(self, left: _Left) -> EgressPage:
         partition, position, stop = left
         page = await self._ask(
             EgressRequest(
-                egress=self.egress,
+                egress=self._egress,
                 positions={partition: position},
                 until={partition: stop},
                 limit=min(stop - position, self._page_max),
@@ -123,14 +143,14 @@ class EgressRange:
         end = page.bounds.get(partition, (0, 0))[1]
         if stop > end:
             raise RejectedError(
-                f"position {stop} of {partition} in {self.egress} is beyond its end, {end}: "
+                f"position {stop} of {partition} in {self._egress} is beyond its end, {end}: "
                 "the cursor belongs to another egress, or the store has lost data"
             )
         if page.lost and not self._skips_lost:
-            raise EgressLostError(f"{self.egress}: {described(_cut(page.lost, stop))}")
+            raise EgressLostError(f"{self._egress}: {described(_cut(page.lost, stop))}")
         if not page.entries and not page.lost:
             raise UnavailableError(
-                f"positions {position}..{stop - 1} of {partition} in {self.egress} cannot be read"
+                f"positions {position}..{stop - 1} of {partition} in {self._egress} cannot be read"
             )
         return page
 
@@ -139,8 +159,8 @@ class EgressRange:
         if not page.lost:
             return left.position
         lost = _cut(page.lost, left.stop)
-        _log.warning("egress values were lost", egress=self.egress, what=described(lost))
-        self.lost.extend(lost)
+        _log.warning("egress values were lost", egress=self._egress, what=described(lost))
+        self._lost.extend(lost)
         return max(each.next for each in lost)
 
 
@@ -164,41 +184,3 @@ async def _all(asked: list[Coroutine[Any, Any, EgressPage]]) -> list[EgressPage]
         # Readers know how to handle the one error, not a group of them.
         raise group.exceptions[0] from None
     return [each.result() for each in reading]
-
-
-class BlockingEgressRange:
-    """An `EgressRange` for programs without an event loop."""
-
-    def __init__(
-        self,
-        reader: EgressRange,
-        wait: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
-        begin: Begin[Any],
-    ) -> None:
-        self._reader = reader
-        self._wait = wait
-        self._begin = begin
-        self._waiting: deque[EgressValues] = deque()
-
-    @property
-    def lost(self) -> deque[EgressGap]:
-        """What was passed over (with `lost="skip"`), the latest of it."""
-        return self._reader.lost
-
-    def __iter__(self) -> BlockingEgressRange:
-        return self
-
-    def __next__(self) -> EgressValues:
-        self._waiting.extend(() if self._waiting else self.next_batch())
-        if not self._waiting:
-            raise StopIteration
-        return self._waiting.popleft()
-
-    def next_batch(self) -> list[EgressValues]:
-        """See `EgressRange.next_batch`."""
-        found: list[EgressValues] = self._wait(self._reader.next_batch)
-        return found
-
-    def batches(self) -> Generator[list[EgressValues], None, None]:
-        """Yield all that `next_batch` returns, one read ahead. Who closes it does not wait."""
-        return one_ahead(self._begin, self._reader.next_batch)

@@ -22,9 +22,8 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.client.egress_cursor import EgressCursor
-from sublet.runtime.client.outage import TO_DO, Outage
+from sublet.runtime.client.retries import TO_DO, Outage, RetryPolicy
 from sublet.runtime.client.rpc_pool import RpcPool
-from sublet.runtime.client.session import RetryPolicy
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.egress import described
 from sublet.runtime.protocol.rpc import (
@@ -80,14 +79,14 @@ class EgressSource:
         self,
         addresses: Callable[[], Sequence[str]],
         *,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
         limits: LinkLimits,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         """`tell` hears once, while nobody answers, what readers wait for; else it is logged."""
         self._addresses = addresses
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._workers = RpcPool(limits)
         self._answer_timeout_s = answer_timeout_s
         self._tell = tell or _warn
@@ -96,13 +95,13 @@ class EgressSource:
         """The address of the worker that is asked."""
         self._tried: set[str] = set()
 
-    async def read(self, request: EgressRequest, patience_ms: float | None = None) -> EgressPage:
-        """Return a page; `UnavailableError` if nobody can give it for so long.
+    async def read(self, request: EgressRequest, timeout_ms: float | None = None) -> EgressPage:
+        """Return a page; `UnavailableError` if no worker gives it within `timeout_ms`.
 
-        Without `patience_ms`, for as long as the client is patient.
+        By default, within `unreachable_ms` of the retry policy.
         """
-        if patience_ms is None:
-            patience_ms = self._patience.unreachable_ms
+        if timeout_ms is None:
+            timeout_ms = self._retry_policy.unreachable_ms
         loop = asyncio.get_running_loop()
         failures, give_up_at = 0, 0.0
         while True:
@@ -121,13 +120,13 @@ class EgressSource:
                 outage = self._outage = Outage(now_ms)
             lasts_s = outage.lasts_s(now_ms)
             reason = f"the egress has been unreadable for {lasts_s:.0f} s: {reason}; {TO_DO}"
-            if not outage.is_told and lasts_s * 1000 >= self._patience.standstill_ms:
+            if not outage.is_told and lasts_s * 1000 >= self._retry_policy.standstill_ms:
                 outage.is_told = True
-                self._tell(f"{reason}. Readers fail after {patience_ms / 1000:g} s")
-            give_up_at = give_up_at or loop.time() + patience_ms / 1000
+                self._tell(f"{reason}. Readers fail after {timeout_ms / 1000:g} s")
+            give_up_at = give_up_at or loop.time() + timeout_ms / 1000
             if loop.time() >= give_up_at:
                 raise UnavailableError(reason, outage.retry_after_ms(now_ms))
-            await asyncio.sleep(self._patience.backoff_ms(failures) / 1000)
+            await asyncio.sleep(self._retry_policy.backoff_ms(failures) / 1000)
             failures += 1
 
     async def _ask_one(self, request: EgressRequest) -> EgressPage:
@@ -181,7 +180,7 @@ class EgressReader:
         start: Start = "start",
         until: Start | None = None,
         lost: Literal["raise", "skip"] = "raise",
-        of: Any = Any,
+        value_type: Any = Any,
         batch_max: int = 1_000,
     ) -> None:
         """See `Client.egress`. `until` "now" is looked up when reading begins."""
@@ -191,12 +190,11 @@ class EgressReader:
             raise ValueError(f"batch_max is {batch_max}; allowed: 1..{EGRESS_LIMIT_MAX}")
         if isinstance(until, str) and until in ("", "start"):
             raise ValueError(f"until is {until!r}; allowed: 'now', a cursor, or None: never ends")
-        self.egress = egress
-        self.lost: deque[EgressGap] = deque(maxlen=LOST_KEPT_MAX)
-        """What was passed over (with `lost="skip"`), the latest of it."""
+        self._egress = egress
+        self._lost: deque[EgressGap] = deque(maxlen=LOST_KEPT_MAX)
         self._ask = ask
         self._skips_lost = lost == "skip"
-        self._codec: Codec[Any] = codec_for(list[of])
+        self._codec: Codec[Any] = codec_for(list[value_type])
         self._batch_max = batch_max
         self._start = start
         self._until = until
@@ -208,6 +206,15 @@ class EgressReader:
         self._waiting: deque[EgressRecord] = deque()
 
     @property
+    def egress(self) -> str:
+        return self._egress
+
+    @property
+    def lost(self) -> Sequence[EgressGap]:
+        """What was skipped (with `lost="skip"`), the latest of it."""
+        return self._lost
+
+    @property
     def cursor(self) -> EgressCursor:
         """Where it stands: behind the last record that was given out."""
         return EgressCursor(str(self._cursor))
@@ -216,7 +223,7 @@ class EgressReader:
         return self
 
     async def __anext__(self) -> EgressRecord:
-        if not self._waiting and not await self.fill():
+        if not self.has_waiting and not await self.fill():
             raise StopAsyncIteration
         return self.take()
 
@@ -227,17 +234,17 @@ class EgressReader:
 
     @property
     def has_waiting(self) -> bool:
-        """Tell whether a record is here."""
+        """Tell whether records were read that were not given out."""
         return bool(self._waiting)
 
     def take(self) -> EgressRecord:
-        """Give out a record that is here."""
+        """Give out a record that is waiting."""
         record = self._waiting.popleft()
         self._cursor.set(record.partition, record.position + 1)
         return record
 
     async def fill(self) -> bool:
-        """Read a page if nothing is here; return whether something is then, or all is read."""
+        """Read a page if no record is waiting; return whether one is then, or all is read."""
         await self.begin()
         while not self._waiting:
             stop, read = self._stop, self._read
@@ -245,7 +252,7 @@ class EgressReader:
                 return False
             page = await self._ask(
                 EgressRequest(
-                    egress=self.egress,
+                    egress=self._egress,
                     positions=read,
                     limit=self._batch_max,
                     wait_ms=FOLLOW_WAIT_MS,
@@ -265,7 +272,7 @@ class EgressReader:
         cursor = EgressCursor("" if start in ("start", "now") else str(start))
         # A cursor that cannot be one of this egress is refused by whoever answers.
         request = EgressRequest(
-            egress=self.egress, limit=1, positions=cursor.positions, skip_lost=True
+            egress=self._egress, limit=1, positions=cursor.positions, skip_lost=True
         )
         page = await self._ask(request)
         if start == "start":
@@ -293,11 +300,11 @@ class EgressReader:
             ]
         if not lost:
             return
-        text = f"{self.egress}: {described(lost)}"
+        text = f"{self._egress}: {described(lost)}"
         if not self._skips_lost:
             raise EgressLostError(text)
-        _log.warning("egress values were lost", egress=self.egress, what=described(lost))
-        self.lost.extend(lost)
+        _log.warning("egress values were lost", egress=self._egress, what=described(lost))
+        self._lost.extend(lost)
         for gap in lost:
             self._read[gap.partition] = gap.next
             self._cursor.set(gap.partition, gap.next)

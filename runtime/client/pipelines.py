@@ -7,7 +7,7 @@ the same process or another one, with the same rows or others. The partition's s
 `staged_batches`.
 
 Every request may be made any number of times, so all of them are repeated, over failovers and while
-there is no room, for as long as the pipeline has patience.
+there is no room, until the timeout of the pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 from uuid import uuid4
 
@@ -92,12 +92,12 @@ class Asker(Protocol):
 class Pipeline:
     """Brings batches of rows to one function, each once. Made by `Client.pipeline`."""
 
-    def __init__(self, asker: Asker, name: str, generation: int, patience: Duration) -> None:
+    def __init__(self, asker: Asker, name: str, generation: int, timeout: Duration) -> None:
         name = _checked_name(name, "pipeline")
         count, bytes_max = asker.partition_count, asker.message_bytes_max
         self._driver = PipelineDriver(name, generation, count, bytes_max)
         self._asker = asker
-        self._patience_s = milliseconds(patience) / 1000.0
+        self._timeout_s = milliseconds(timeout) / 1000.0
 
     @property
     def name(self) -> str:
@@ -202,10 +202,11 @@ class Pipeline:
         await self.wait_taken()
         return await self._tell(self._driver.complete(mark, as_driver=as_driver))
 
-    async def wait_complete(self, patience: Duration | None = None) -> Description:
-        """Return when somebody has said that the pipeline is complete, or patience has ended."""
+    async def wait_complete(self, timeout: Duration | None = None) -> Description:
+        """Return when somebody has said that the pipeline is complete, or the timeout has
+        passed."""
         loop = asyncio.get_running_loop()
-        until_s = math.inf if patience is None else loop.time() + milliseconds(patience) / 1000.0
+        until_s = math.inf if timeout is None else loop.time() + milliseconds(timeout) / 1000.0
         wait_s = 0.1
         while (found := await self.describe()).completed_ms is None and loop.time() < until_s:
             await asyncio.sleep(min(wait_s, until_s - loop.time()))
@@ -251,18 +252,18 @@ class Pipeline:
         return {index: answers[index] for index in wanted}
 
     async def _ask(self, index: int, request: bytes, codec: Codec[Any]) -> Any:
-        """Ask one partition, again and again as long as there is patience."""
-        return await _ask_patiently(self._asker, index, request, codec, self._patience_s)
+        """Ask one partition, and retry until the timeout."""
+        return await _ask_with_retries(self._asker, index, request, codec, self._timeout_s)
 
 
-async def known_pipelines(asker: Asker, patience: Duration) -> list[KnownPipeline]:
+async def known_pipelines(asker: Asker, timeout: Duration) -> list[KnownPipeline]:
     """Return the pipelines that a function knows, by name."""
     found: list[KnownPipeline] = []
     after = ""
     while True:
         request = _encode(Survey(after))
-        page: Surveyed = await _ask_patiently(
-            asker, 0, request, _surveyed, milliseconds(patience) / 1000.0
+        page: Surveyed = await _ask_with_retries(
+            asker, 0, request, _surveyed, milliseconds(timeout) / 1000.0
         )
         if not page.pipelines:
             return found
@@ -270,11 +271,11 @@ async def known_pipelines(asker: Asker, patience: Duration) -> list[KnownPipelin
         after = found[-1].name
 
 
-async def _ask_patiently(
-    asker: Asker, index: int, request: bytes, codec: Codec[Any], patience_s: float
+async def _ask_with_retries(
+    asker: Asker, index: int, request: bytes, codec: Codec[Any], timeout_s: float
 ) -> Any:
     loop = asyncio.get_running_loop()
-    give_up_s = loop.time() + patience_s
+    give_up_s = loop.time() + timeout_s
     backoff_ms = _BACKOFF_MS_MIN
     while True:
         try:
@@ -297,8 +298,8 @@ class Attempt:
     ) -> None:
         if batch < 0:
             raise RejectedError(f"the batch is {batch}; allowed: 0 or more")
-        self.name = _checked_name(name, "attempt")
-        self.batch = batch
+        self._name = _checked_name(name, "attempt")
+        self._batch = batch
         self._pipeline = pipeline
         self._asker = asker
         is_small = urgency == "lowest"
@@ -308,6 +309,14 @@ class Attempt:
         self._room = asyncio.Semaphore(PARTS_AT_ONCE)
         self._under_way: set[asyncio.Task[None]] = set()
         self._error: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def batch(self) -> int:
+        return self._batch
 
     async def add(self, index: int, keys: Sequence[str], payloads: bytes) -> None:
         """Stage rows for one partition: their keys, and a msgpack array of their payloads.
@@ -414,14 +423,14 @@ class Attempt:
         self._check()
         return Staged(self.name, dict(self._parts))
 
-    async def drop(self, patience: Duration | None = None) -> None:
-        """Forget what was staged, and stage no more; `TimeoutError` if that takes longer than there
-        is patience: then batches that come later do it."""
+    async def drop(self, timeout: Duration | None = None) -> None:
+        """Forget what was staged, and stage no more; `TimeoutError` if that takes longer than the
+        timeout: then a later batch does it."""
         self._error = self._error or RejectedError("the attempt was dropped")
         for task in tuple(self._under_way):
             # What waits for room would find it after the drop.
             task.cancel()
-        async with asyncio.timeout(None if patience is None else milliseconds(patience) / 1000.0):
+        async with asyncio.timeout(None if timeout is None else milliseconds(timeout) / 1000.0):
             await self._pipeline.drop(self.batch, [Staged(self.name, dict(self._parts))])
 
 
@@ -483,120 +492,3 @@ def _time_left_ms(deadline: Duration | None, urgency: str) -> int | None:
             raise RejectedError("urgency='lowest' cannot have a deadline")
         return LOWEST_LEFT_MS
     return None if deadline is None else max(0, int(milliseconds(deadline)))
-
-
-RunBlocking = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
-
-
-class BlockingPipeline:
-    """A `Pipeline` for programs without an event loop. Made by `BlockingClient.pipeline`."""
-
-    def __init__(self, pipeline: Pipeline, wait: RunBlocking) -> None:
-        self._pipeline = pipeline
-        self._wait = wait
-
-    @property
-    def name(self) -> str:
-        return self._pipeline.name
-
-    @property
-    def partition_count(self) -> int:
-        """See `Pipeline.partition_count`."""
-        return self._pipeline.partition_count
-
-    @property
-    def generation(self) -> int:
-        """See `Pipeline.generation`."""
-        return self._pipeline.generation
-
-    def begin(self, run: str = "") -> int:
-        """See `Pipeline.begin`."""
-        generation: int = self._wait(lambda: self._pipeline.begin(run))
-        return generation
-
-    def attempt(
-        self, batch: int, name: str = "", *, urgency: Literal["normal", "lowest"] = "normal"
-    ) -> BlockingAttempt:
-        """See `Pipeline.attempt`."""
-        return BlockingAttempt(self._pipeline.attempt(batch, name, urgency=urgency), self._wait)
-
-    def commit(
-        self,
-        batch: int,
-        staged: Sequence[Staged],
-        *,
-        deadline: Duration | None = None,
-        urgency: Literal["normal", "lowest"] = "normal",
-        completed: int = -1,
-    ) -> Committed:
-        """See `Pipeline.commit`."""
-        pipeline = self._pipeline
-        committed: Committed = self._wait(
-            lambda: pipeline.commit(
-                batch, staged, deadline=deadline, urgency=urgency, completed=completed
-            )
-        )
-        return committed
-
-    def drop(self, batch: int, staged: Sequence[Staged]) -> None:
-        """See `Pipeline.drop`."""
-        self._wait(lambda: self._pipeline.drop(batch, staged))
-
-    def progress(self) -> PipelineProgress:
-        """See `Pipeline.progress`."""
-        found: PipelineProgress = self._wait(self._pipeline.progress)
-        return found
-
-    def wait_taken(self) -> None:
-        """See `Pipeline.wait_taken`."""
-        self._wait(self._pipeline.wait_taken)
-
-    def describe(self, text: bytes = b"") -> Description:
-        """See `Pipeline.describe`."""
-        found: Description = self._wait(lambda: self._pipeline.describe(text))
-        return found
-
-    def complete(self, mark: str = "") -> Description:
-        """See `Pipeline.complete`."""
-        found: Description = self._wait(lambda: self._pipeline.complete(mark))
-        return found
-
-    def wait_complete(self, patience: Duration | None = None) -> Description:
-        """See `Pipeline.wait_complete`."""
-        found: Description = self._wait(lambda: self._pipeline.wait_complete(patience))
-        return found
-
-    def forget(self) -> None:
-        """See `Pipeline.forget`."""
-        self._wait(self._pipeline.forget)
-
-
-class BlockingAttempt:
-    """An `Attempt` for programs without an event loop."""
-
-    def __init__(self, attempt: Attempt, wait: RunBlocking) -> None:
-        self._attempt = attempt
-        self._wait = wait
-
-    @property
-    def name(self) -> str:
-        return self._attempt.name
-
-    def add(self, index: int, keys: Sequence[str], payloads: bytes) -> None:
-        """See `Attempt.add`."""
-        self._wait(lambda: self._attempt.add(index, keys, payloads))
-
-    def assign(
-        self, index: int, keys: Sequence[str], states: bytes, if_exists: IfExists = "fail"
-    ) -> None:
-        """See `Attempt.assign`."""
-        self._wait(lambda: self._attempt.assign(index, keys, states, if_exists))
-
-    def end(self) -> Staged:
-        """See `Attempt.end`."""
-        staged: Staged = self._wait(self._attempt.end)
-        return staged
-
-    def drop(self, patience: Duration | None = None) -> None:
-        """See `Attempt.drop`."""
-        self._wait(lambda: self._attempt.drop(patience))

@@ -17,8 +17,8 @@ from sublet.runtime.links.link import LinkLimits
 T = TypeVar("T")
 
 
-class _Asked:
-    """A worker's connection, with how many wait for its answers."""
+class _Connection:
+    """To one worker, with how many wait for its answers."""
 
     __slots__ = ("unary", "waiting")
 
@@ -30,7 +30,7 @@ class _Asked:
 class RpcPool:
     def __init__(self, limits: LinkLimits) -> None:
         self._limits = limits
-        self._asked: dict[str, _Asked] = {}
+        self._connections: dict[str, _Connection] = {}
 
     async def ask(
         self,
@@ -39,25 +39,27 @@ class RpcPool:
         timeout_s: float,
     ) -> T:
         """Ask a worker something; `TimeoutError` if it says nothing for so long."""
-        asked = self._asked.get(address)
-        if asked is None:
-            asked = self._asked[address] = _Asked(UnaryClient(address, self._limits))
-        asked.waiting += 1
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = _Connection(
+                UnaryClient(address, self._limits)
+            )
+        connection.waiting += 1
         try:
             async with asyncio.timeout(timeout_s):
-                return await what(asked.unary)
+                return await what(connection.unary)
         except (TimeoutError, UnavailableError, UnknownOutcomeError):
-            if self._asked.get(address) is asked:
-                del self._asked[address]
+            if self._connections.get(address) is connection:
+                del self._connections[address]
             raise
         finally:
-            asked.waiting -= 1
-            if self._asked.get(address) is not asked and not asked.waiting:
+            connection.waiting -= 1
+            if self._connections.get(address) is not connection and not connection.waiting:
                 # To close it earlier would cancel the questions of others.
-                await asked.unary.__aexit__(None, None, None)
+                await connection.unary.__aexit__(None, None, None)
 
     async def close(self) -> None:
-        asked, self._asked = self._asked, {}
-        for each in asked.values():
+        connections, self._connections = self._connections, {}
+        for each in connections.values():
             if not each.waiting:
                 await each.unary.__aexit__(None, None, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
@@ -22,8 +21,9 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client.channel import ANY, Channel, Gather, Segment, Waiter, error_of
-from sublet.runtime.client.outage import TO_DO, Outage
+from sublet.runtime.client.channel import Channel, error_of
+from sublet.runtime.client.retries import TO_DO, Outage, RetryPolicy
+from sublet.runtime.client.segment import ANY, Gather, Segment, Waiter
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
@@ -47,44 +47,6 @@ _ELSEWHERE = frozenset({"unavailable", "not_owner", "gap"})
 _DEADLINES_KEPT_MIN = 1_024
 _QUESTION = msgspec.msgpack.encode(Ask("nothing"))
 """Asks a partition for what it need not know: it answers, and nothing runs or is kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How long, and how often, a session tries."""
-
-    unreachable_ms: float = 10_000.0
-    """A partition whose owner cannot be reached for so long fails its callers."""
-    absent_ms: float = 2_000.0
-    """Who waits for a function that no worker has fails when that is so for this long: the only
-    worker that has it may just be started anew."""
-    overload_retries: int = 10
-    """A message refused more often fails with `OverloadedError`."""
-    backoff_ms_min: float = 10.0
-    backoff_ms_max: float = 1_000.0
-    standstill_ms: float = 2_000.0
-    """If callers wait and no worker brings anything for so long, others are asked who owns what:
-    those that we know may be cut off from the rest of the cluster, and not know that they own
-    nothing."""
-
-    def __post_init__(self) -> None:
-        if self.unreachable_ms <= 0:
-            raise ValueError(f"unreachable_ms is {self.unreachable_ms}; allowed: more than 0")
-        if self.absent_ms < 0:
-            raise ValueError(f"absent_ms is {self.absent_ms}; allowed: 0 or more")
-        if self.overload_retries < 0:
-            raise ValueError(f"overload_retries is {self.overload_retries}; allowed: 0 or more")
-        if not 0 < self.backoff_ms_min <= self.backoff_ms_max:
-            raise ValueError(
-                f"backoff_ms_min is {self.backoff_ms_min}; allowed: above 0, to backoff_ms_max "
-                f"({self.backoff_ms_max})"
-            )
-        if self.standstill_ms <= 0:
-            raise ValueError(f"standstill_ms is {self.standstill_ms}; allowed: more than 0")
-
-    def backoff_ms(self, failures: int) -> float:
-        """Return how long to wait, about, after so many failures in a row."""
-        return min(self.backoff_ms_max, self.backoff_ms_min * 2.0 ** min(failures, 30))
 
 
 class ClientStats:
@@ -152,13 +114,14 @@ class Session:
         self,
         endpoint: str,
         *,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
         stats: ClientStats,
-        chance: Callable[[], float],
+        rng: Callable[[], float],
     ) -> None:
-        """`chance` returns numbers between 0 and 1: retries of many clients must not meet."""
+        """`rng` returns numbers between 0 and 1, so that the retries of many clients do not
+        coincide."""
         self.endpoint = endpoint
-        self.patience = patience
+        self.retry_policy = retry_policy
         self.stats = stats
         self.channels: dict[str, Channel] = {}
         self.peers: dict[str, Peer] = {}
@@ -170,8 +133,8 @@ class Session:
         self.notices: list[str] = []
         """What callers have been waiting for in vain: to be told once, by whoever takes them."""
         self.wake_ms = inf
-        self._chance = chance
-        self._stranded: dict[Channel, None] = {}
+        self._rng = rng
+        self._disconnected: dict[Channel, None] = {}
         self._absent: dict[str, float | None] = {}
         """Functions that no worker has, with since when; None: noted at the next tick."""
         self._deadlines: list[tuple[int, int, Segment, Channel]] = []
@@ -237,30 +200,30 @@ class Session:
         if not channel.queued:
             self._ready(channel)
 
-    def withdraw(self, asked: Segment, place: int) -> None:
+    def cancel(self, asked: Segment, place: int) -> None:
         """The caller of a message does not wait any more: if it is a call, it is not to be made,
         or not to go on."""
         segment, index = asked.find(place)
         if segment.kind is not Kind.CALL or segment.waiters[index] is None:
             return
         if segment.first:
-            self._take_back(segment, [segment.place_of(index)])
+            self._cancel_sent(segment, [segment.place_of(index)])
         else:
             segment.remove(index)
             self.stats.in_flight -= 1
 
-    def withdraw_many(self, asked: Segment) -> None:
-        """As `withdraw`, for all that is left of a segment whose messages have one waiter."""
+    def cancel_many(self, asked: Segment) -> None:
+        """As `cancel`, for all that is left of a segment whose messages have one waiter."""
         for segment in asked.parts():
             if segment.kind is not Kind.CALL or not segment.unsettled:
                 continue
             if segment.first:
-                self._take_back(segment, segment.unanswered_places())
+                self._cancel_sent(segment, segment.unanswered_places())
             else:
                 self.stats.in_flight -= segment.fail(_cancelled)
 
-    def _take_back(self, called: Segment, places: Sequence[int], *, late: bool = False) -> None:
-        """Withdraw calls that have left: by a message, behind all that waits in their channel."""
+    def _cancel_sent(self, called: Segment, places: Sequence[int], *, late: bool = False) -> None:
+        """Cancel calls that have left: by a message, behind all that waits in their channel."""
         channel = called.channel
         assert channel is not None
         if called.dropped or not places:
@@ -270,7 +233,7 @@ class Session:
             if segment is None or segment.kind is not Kind.CANCEL_CALL or segment.full:
                 segment = channel.filling = Segment(Kind.CANCEL_CALL, None, ANY)
                 channel.unsent.append(segment)
-            segment.cancel(called, place, late=late)
+            segment.add_cancellation(called, place, late=late)
         if not channel.queued:
             self._ready(channel)
 
@@ -303,10 +266,10 @@ class Session:
             peer.ready.append(channel)
 
     def _mark_disconnected(self, channel: Channel) -> None:
-        if channel not in self._stranded:
-            self._stranded[channel] = None
+        if channel not in self._disconnected:
+            self._disconnected[channel] = None
             # A refusal may have set it long ago, while the channel still had a link.
-            channel.stranded_ms = None
+            channel.unreachable_since_ms = None
             self.wake_ms = 0.0
         elif self._is_absent(channel):
             self.wake_ms = 0.0
@@ -319,9 +282,8 @@ class Session:
     # Links and placement
 
     def backoff_s(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row, by chance somewhat more or
-        less."""
-        return self.patience.backoff_ms(failures) / 1000.0 * (0.75 + self._chance() / 2)
+        """Return how long to wait after so many failures in a row, with some jitter."""
+        return self.retry_policy.backoff_ms(failures) / 1000.0 * (0.75 + self._rng() / 2)
 
     def workers_left(self) -> list[Peer]:
         """Return our links to workers that are not in the cluster any more."""
@@ -333,16 +295,16 @@ class Session:
         time."""
         known = self.topology.workers if self.topology is not None else {}
         unlinked = [address for worker, address in known.items() if worker not in self.peers]
-        at = int(self._chance() * len(unlinked))
+        at = int(self._rng() * len(unlinked))
         return unlinked[at:] + unlinked[:at]
 
     def workers_wanted(self) -> set[str]:
         """Return the owners of partitions that somebody waits for, without a link."""
-        return {each.worker for each in self._stranded if each.worker is not None}
+        return {each.worker for each in self._disconnected if each.worker is not None}
 
     @property
-    def is_stranded(self) -> bool:
-        return bool(self._stranded)
+    def has_disconnected(self) -> bool:
+        return bool(self._disconnected)
 
     def link_opened(self, worker: str, window: int) -> Peer:
         """A worker has welcomed us; whatever it has not acknowledged is sent again."""
@@ -414,9 +376,9 @@ class Session:
         channel.peer = self.peers[channel.worker] if channel.worker else None
         channel.held = channel.queued = False
         channel.refusals = 0
-        channel.stranded_ms = channel.doubted_ms = None
+        channel.unreachable_since_ms = channel.doubted_ms = None
         channel.gap_told = False
-        self._stranded.pop(channel, None)
+        self._disconnected.pop(channel, None)
         if channel.awaiting and not channel.resend:
             self._ask_whether_known(channel)
         if channel.has_work:
@@ -585,10 +547,10 @@ class Session:
                 if channel.has_work and not channel.queued:
                     self._ready(channel)
             return
-        grounded = channel.ground(max(first, oldest))
-        if not grounded:
+        rewound = channel.rewind(max(first, oldest))
+        if not rewound:
             return  # It was said before: a worker says it for every batch.
-        peer.in_flight -= grounded
+        peer.in_flight -= rewound
         if error.code in _OVERLOADED:
             self._retry_overloaded(channel, error, now_ms)
         elif error.code in _ELSEWHERE:
@@ -606,7 +568,7 @@ class Session:
     def _is_former(self, channel: Channel, refused: Refused, now_ms: float) -> bool:
         """Tell whether a former owner says so, which cannot know what the later ones have taken.
 
-        If it is said for as long as there is patience, the store has lost the later ones.
+        If it still says so after `unreachable_ms`, the store has lost the later ones.
         """
         if not 0 < refused.epoch < channel.epoch:
             return False
@@ -614,19 +576,19 @@ class Session:
             channel.doubted_ms = now_ms
         # It need not be said twice: it may be silent to all that comes behind what it wants.
         self._doubted[channel] = None
-        due_ms = channel.doubted_ms + self.patience.unreachable_ms
+        due_ms = channel.doubted_ms + self.retry_policy.unreachable_ms
         self.wake_ms = min(self.wake_ms, due_ms)
         return now_ms < due_ms
 
     def _expire_doubted(self, now_ms: float) -> float:
-        """Believe what was said as long ago as there is patience, of one channel at a time; return
-        when to look again."""
+        """Believe what was said `unreachable_ms` ago, of one channel at a time; return when to look
+        again."""
         wake_ms = inf
         for channel in tuple(self._doubted):
             if channel.doubted_ms is None or channel.is_idle():
                 del self._doubted[channel]
                 continue
-            due_ms = channel.doubted_ms + self.patience.unreachable_ms
+            due_ms = channel.doubted_ms + self.retry_policy.unreachable_ms
             if due_ms <= now_ms and self.expired is None:
                 del self._doubted[channel]
                 channel.taint_before(channel.next_number)
@@ -639,21 +601,21 @@ class Session:
         too_often: list[Segment] = []
         for segment in channel.resend:
             segment.refusals += 1
-            if segment.refusals > self.patience.overload_retries:
+            if segment.refusals > self.retry_policy.overload_retries:
                 too_often.append(segment)
         self.stats.in_flight -= channel.give_up(too_often, lambda: error_of(error))
         wait_ms = max(1, error.retry_after_ms) * 2.0 ** min(channel.refusals, 4)
-        self._hold(channel, now_ms, wait_ms * (0.75 + self._chance() / 2))
+        self._hold(channel, now_ms, wait_ms * (0.75 + self._rng() / 2))
 
     def _retry_elsewhere(self, channel: Channel, error: ErrorInfo, now_ms: float) -> None:
         """A new owner is on its way: what counts is how long it takes, not how often we ask."""
-        if channel.stranded_ms is None or not channel.refusals:
-            channel.stranded_ms = now_ms
+        if channel.unreachable_since_ms is None or not channel.refusals:
+            channel.unreachable_since_ms = now_ms
         outage = self._outage(channel.partition, now_ms)
         why = f"{channel.partition} accepts no messages: {error.message}"
         self._notice(outage, why, now_ms)
-        if now_ms - channel.stranded_ms >= self.patience.unreachable_ms:
-            channel.stranded_ms = now_ms
+        if now_ms - channel.unreachable_since_ms >= self.retry_policy.unreachable_ms:
+            channel.unreachable_since_ms = now_ms
             self.fail_channel(channel, why, outage.retry_after_ms(now_ms))
         if error.code == "gap" and not channel.refusals:
             return
@@ -664,8 +626,8 @@ class Session:
             wait_ms = max(1, error.retry_after_ms) * 2.0 ** min(channel.refusals, 2)
         else:
             # A new placement that comes meanwhile releases the channel.
-            wait_ms = self.patience.backoff_ms(channel.refusals)
-        self._hold(channel, now_ms, wait_ms * (0.75 + self._chance() / 2))
+            wait_ms = self.retry_policy.backoff_ms(channel.refusals)
+        self._hold(channel, now_ms, wait_ms * (0.75 + self._rng() / 2))
 
     def _hold(self, channel: Channel, now_ms: float, wait_ms: float) -> None:
         channel.held = True
@@ -692,7 +654,7 @@ class Session:
                 self._miss_deadline(segment, channel)
         wake_ms = min(holds[0][0] if holds else inf, deadlines[0][0] if deadlines else inf)
         wake_ms = min(wake_ms, self._expire_doubted(now_ms))
-        self.wake_ms = min(wake_ms, self._fail_stranded(now_ms))
+        self.wake_ms = min(wake_ms, self._fail_disconnected(now_ms))
 
     def _miss_deadline(self, asked: Segment, channel: Channel) -> None:
         for segment in asked.parts():
@@ -700,7 +662,7 @@ class Session:
                 continue
             if segment.first and segment.kind is Kind.CALL:
                 # The partition knows the deadline, but an heir of it does not.
-                self._take_back(segment, segment.unanswered_places(), late=True)
+                self._cancel_sent(segment, segment.unanswered_places(), late=True)
             if not segment.first and self._is_absent(channel):
                 # It has never left: nothing can have happened, and the reason is known.
                 missed = segment.fail(lambda: _absent(channel))
@@ -712,35 +674,35 @@ class Session:
                 channel.filling = None
         channel.next_segment()
 
-    def _fail_stranded(self, now_ms: float) -> float:
+    def _fail_disconnected(self, now_ms: float) -> float:
         """Fail who has waited too long for a link; return when to look again."""
         wake_ms = inf
         for name, since_ms in self._absent.items():
             if since_ms is None:
                 self._absent[name] = now_ms
-        for channel in tuple(self._stranded):
+        for channel in tuple(self._disconnected):
             if channel.is_idle() or channel.peer is not None:
-                del self._stranded[channel]
-                channel.stranded_ms = None
+                del self._disconnected[channel]
+                channel.unreachable_since_ms = None
                 continue
-            if channel.stranded_ms is None:
-                channel.stranded_ms = now_ms
+            if channel.unreachable_since_ms is None:
+                channel.unreachable_since_ms = now_ms
             outage = self._outage(channel.worker or channel.partition, now_ms)
-            why = self._why_stranded(channel, outage.lasts_s(now_ms))
+            why = self._why_disconnected(channel, outage.lasts_s(now_ms))
             if self._is_absent(channel):
                 wake_ms = min(wake_ms, self._fail_absent(channel, now_ms))
                 if channel.is_idle():
-                    del self._stranded[channel]
+                    del self._disconnected[channel]
                     continue
             else:
                 wake_ms = min(wake_ms, self._notice(outage, why, now_ms))
-            due_ms = channel.stranded_ms + self.patience.unreachable_ms
+            due_ms = channel.unreachable_since_ms + self.retry_policy.unreachable_ms
             if due_ms <= now_ms:
                 self.fail_channel(channel, why, outage.retry_after_ms(now_ms))
-                channel.stranded_ms = now_ms
-                due_ms = now_ms + self.patience.unreachable_ms
+                channel.unreachable_since_ms = now_ms
+                due_ms = now_ms + self.retry_policy.unreachable_ms
                 if channel.is_idle():
-                    del self._stranded[channel]
+                    del self._disconnected[channel]
                     continue
             wake_ms = min(wake_ms, due_ms)
         return wake_ms
@@ -749,13 +711,13 @@ class Session:
         """Fail who asks for a function that no worker has had for a while; return when to look
         again. What was sent to a worker that had it waits as long as for any other."""
         since_ms = self._absent[_function_of(channel)]
-        due_ms = (now_ms if since_ms is None else since_ms) + self.patience.absent_ms
+        due_ms = (now_ms if since_ms is None else since_ms) + self.retry_policy.absent_ms
         if due_ms > now_ms:
             return due_ms
         self.stats.in_flight -= channel.fail_unsent(lambda: _absent(channel))
         return inf
 
-    def _why_stranded(self, channel: Channel, lasts_s: float) -> str:
+    def _why_disconnected(self, channel: Channel, lasts_s: float) -> str:
         if self._is_absent(channel):
             return _absent(channel).message
         if channel.worker is None:
@@ -781,12 +743,14 @@ class Session:
         """Tell once what is waited for; return when to look again."""
         if outage.is_told:
             return inf
-        due_ms = outage.since_ms + min(self.patience.standstill_ms, self.patience.unreachable_ms)
+        due_ms = outage.since_ms + min(
+            self.retry_policy.standstill_ms, self.retry_policy.unreachable_ms
+        )
         if due_ms > now_ms:
             return due_ms
         outage.is_told = True
-        patience_s = self.patience.unreachable_ms / 1000.0
-        self.notices.append(f"{why}. Requests fail after {patience_s:g} s")
+        timeout_s = self.retry_policy.unreachable_ms / 1000.0
+        self.notices.append(f"{why}. Requests fail after {timeout_s:g} s")
         return inf
 
     def fail_channel(self, channel: Channel, reason: str, retry_after_ms: int = 50) -> None:
@@ -819,7 +783,7 @@ class Session:
             if channel is expired:
                 if channel.peer is not None:
                     # Nobody will acknowledge it, and other channels need the room.
-                    channel.peer.in_flight -= channel.ground(0)
+                    channel.peer.in_flight -= channel.rewind(0)
                 reason = (
                     f"{channel.partition} has no session for this client: it expired, or the store "
                     "has lost data"

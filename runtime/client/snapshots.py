@@ -15,7 +15,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Generator,
     Mapping,
     Sequence,
 )
@@ -38,9 +37,8 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client.page_prefetch import Begin, one_ahead
+from sublet.runtime.client.retries import RetryPolicy
 from sublet.runtime.client.rpc_pool import RpcPool
-from sublet.runtime.client.session import RetryPolicy
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.links.link import LinkLimits
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
@@ -120,9 +118,9 @@ class Owners(Protocol):
 class SnapshotSource:
     """Asks owners of partitions. All snapshots of a client share it."""
 
-    def __init__(self, owners: Owners, patience: RetryPolicy, limits: LinkLimits) -> None:
+    def __init__(self, owners: Owners, retry_policy: RetryPolicy, limits: LinkLimits) -> None:
         self._owners = owners
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._workers = RpcPool(limits)
         self._newest: Topology | None = None
 
@@ -148,7 +146,7 @@ class SnapshotSource:
         return await self._workers.ask(address, what, ANSWER_TIMEOUT_S)
 
     def backoff_s(self, failures: int) -> float:
-        return self._patience.backoff_ms(failures) / 1000
+        return self._retry_policy.backoff_ms(failures) / 1000
 
     def now_ms(self) -> float:
         """Return the time since 1970, as the clocks of partitions tell it, about."""
@@ -177,21 +175,21 @@ class StateSnapshot:
         *,
         partitions: Collection[int] | None,
         keys: Collection[str] | None,
-        of: Any,
+        value_type: Any,
         page_max: int,
-        patience: Duration,
+        timeout: Duration,
         pins: Sequence[SnapshotPin],
     ) -> None:
         """See `Client.snapshot`."""
         if not 1 <= page_max <= LIST_LIMIT_MAX:
             raise ValueError(f"page_max is {page_max}; allowed: 1..{LIST_LIMIT_MAX}")
-        self.function = function.name
+        self._function = function.name
         self._source = source
         self._keys = _keys_by_partition(function, keys)
         self._partitions = _partitions(function, partitions, self._keys)
-        self._codec: Codec[Any] = codec_for(list[of])
+        self._codec: Codec[Any] = codec_for(list[value_type])
         self._page_max = page_max
-        self._patience_s = milliseconds(patience) / 1000.0
+        self._timeout_s = milliseconds(timeout) / 1000.0
         self._pins = {each.partition: each for each in pins if each.partition in self._partitions}
         self._kept = {each.id: each for each in pins if each.partition not in self._pins}
         """What others are going to read."""
@@ -203,6 +201,10 @@ class StateSnapshot:
         """Something of the partition that is being read."""
         self._pinned_count = 0
         self._waiting: deque[KeyState] = deque()
+
+    @property
+    def function(self) -> str:
+        return self._function
 
     @property
     def pins(self) -> Mapping[int, SnapshotPin]:
@@ -233,11 +235,26 @@ class StateSnapshot:
         return self
 
     async def __anext__(self) -> KeyState:
+        if not self.has_waiting and not await self.fill():
+            raise StopAsyncIteration
+        return self.take()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether states were read that were not given out."""
+        return bool(self._waiting)
+
+    async def fill(self) -> bool:
+        """Read a page if no state is waiting; return whether one is then, or all is read."""
         while not self._waiting:
             page = await self.next_page()
             if page is None:
-                raise StopAsyncIteration
+                return False
             self._waiting.extend(self.decoded(page))
+        return True
+
+    def take(self) -> KeyState:
+        """Give out a state that is waiting."""
         return self._waiting.popleft()
 
     def decoded(self, page: SnapshotStates) -> list[KeyState]:
@@ -299,7 +316,7 @@ class StateSnapshot:
     async def _ask_page(self, pin: SnapshotPin, request: SnapshotPageRequest) -> SnapshotPage:
         source, failures = self._source, 0
         loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._patience_s
+        give_up_s = loop.time() + self._timeout_s
         while True:
             wait_s = source.backoff_s(failures)
             try:
@@ -323,7 +340,7 @@ class StateSnapshot:
     async def _pin(self, missing: list[int]) -> None:
         source, failures, reason = self._source, 0, "it has no owner"
         loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._patience_s
+        give_up_s = loop.time() + self._timeout_s
         while missing:
             by_owner: dict[str, list[int]] = {}
             for index in missing:
@@ -348,8 +365,9 @@ class StateSnapshot:
             failures += 1
 
     async def _pin_at(self, address: str, indexes: list[int]) -> None:
-        keys = {each: self._keys[each] for each in indexes} if self._keys is not None else None
-        request = PinRequest(function=self.function, partitions=indexes, keys=keys)
+        keys = self._keys or {}
+        wanted = {each: keys.get(each, []) for each in indexes}
+        request = PinRequest(function=self.function, partitions=wanted)
         for each in await self._source.ask(address, lambda unary: unary.pin_snapshot(request)):
             self._pins[each.partition] = SnapshotPin(
                 partition=each.partition,
@@ -440,58 +458,3 @@ def _partitions(
                 f"{function.name} has no partition {index}; allowed: 0..{count - 1}"
             )
     return [each for each in found if keys is None or each in keys]
-
-
-RunBlocking = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
-
-
-class BlockingStateSnapshot:
-    """A `StateSnapshot` for programs without an event loop: `for found in snapshot`."""
-
-    def __init__(self, snapshot: StateSnapshot, wait: RunBlocking, begin: Begin[Any]) -> None:
-        self._snapshot = snapshot
-        self._wait = wait
-        self._begin = begin
-        self._waiting: deque[KeyState] = deque()
-
-    @property
-    def pins(self) -> Mapping[int, SnapshotPin]:
-        """See `StateSnapshot.pins`."""
-        return self._snapshot.pins
-
-    def __enter__(self) -> BlockingStateSnapshot:
-        """Pin all partitions."""
-        self.pin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def pin(self) -> None:
-        """See `StateSnapshot.pin`."""
-        self._wait(self._snapshot.pin)
-
-    def close(self) -> None:
-        """See `StateSnapshot.close`."""
-        self._waiting.clear()
-        self._wait(self._snapshot.close)
-
-    def __iter__(self) -> BlockingStateSnapshot:
-        return self
-
-    def __next__(self) -> KeyState:
-        while not self._waiting:
-            page = self.next_page()
-            if page is None:
-                raise StopIteration
-            self._waiting.extend(self._snapshot.decoded(page))
-        return self._waiting.popleft()
-
-    def next_page(self) -> SnapshotStates | None:
-        """See `StateSnapshot.next_page`."""
-        page: SnapshotStates | None = self._wait(self._snapshot.next_page)
-        return page
-
-    def pages(self) -> Generator[SnapshotStates, None, None]:
-        """Yield all that `next_page` returns, one read ahead. Who closes it does not wait."""
-        return one_ahead(self._begin, self._snapshot.next_page)

@@ -20,12 +20,12 @@ from sublet.functions.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from sublet.runtime.client.channel import ANY, SEGMENT_MESSAGES_MAX, Gather, Segment
+from sublet.runtime.client.retries import RetryPolicy
+from sublet.runtime.client.segment import ANY, SEGMENT_MESSAGES_MAX, Gather, Segment
 from sublet.runtime.client.session import (
     FRAME_BYTES,
     ClientStats,
     Peer,
-    RetryPolicy,
     Session,
     with_extra,
 )
@@ -79,12 +79,12 @@ def topology(version: int, *, absent: bool = False, **placement: str) -> Topolog
 class Stage:
     """A session with a link to w1, which owns both partitions."""
 
-    def __init__(self, window: int = 100, **patience: float) -> None:
+    def __init__(self, window: int = 100, **retries: float) -> None:
         self.session = Session(
             ME,
-            patience=RetryPolicy(**patience),  # type: ignore[arg-type]  # one of them is an int
+            retry_policy=RetryPolicy(**retries),  # type: ignore[arg-type]  # one of them is an int
             stats=ClientStats(),
-            chance=lambda: 0.5,
+            rng=lambda: 0.5,
         )
         self.session.topology_changed(topology(1, p0="w1", p1="w1"))
         self.peer = self.session.link_opened("w1", window)
@@ -443,7 +443,7 @@ def sent_away(stage: Stage, at_ms: float) -> UnavailableError:
     """Ask without a worker, until that fails."""
     waiter = stage.ask("a")
     stage.session.tick(at_ms)
-    stage.session.tick(at_ms + stage.session.patience.unreachable_ms)
+    stage.session.tick(at_ms + stage.session.retry_policy.unreachable_ms)
     assert isinstance(waiter.error, UnavailableError)
     return waiter.error
 
@@ -553,7 +553,7 @@ def test_what_was_sent_before_a_function_was_absent_waits_for_it_to_come_back() 
 
 
 def test_who_has_no_link_does_not_go_on_to_say_that_no_worker_has_a_function() -> None:
-    """It failed its callers at once by what it knew last, so nobody was stranded, no link was
+    """It failed its callers at once by what it knew last, so nobody was disconnected, no link was
     opened, and it never heard that a worker with the function had come."""
     stage = Stage(unreachable_ms=10_000, absent_ms=500)
     stage.session.topology_changed(topology(2, absent=True))
@@ -561,7 +561,7 @@ def test_who_has_no_link_does_not_go_on_to_say_that_no_worker_has_a_function() -
     stage.session.link_lost(stage.peer)
     waiter = stage.ask("a")
     stage.session.tick(2_000.0)
-    assert stage.session.is_stranded
+    assert stage.session.has_disconnected
     assert not waiter.done()
 
     stage.session.topology_changed(topology(3, absent=True), trusted=True)
@@ -1030,10 +1030,10 @@ def place(stage: Stage, payload: object, **options: Any) -> tuple[Segment, int]:
 
 def test_a_call_that_has_not_left_is_not_made(stage: Stage) -> None:
     asked = [place(stage, number) for number in range(4)]
-    stage.session.withdraw(*asked[1])
-    stage.session.withdraw(*asked[3])
+    stage.session.cancel(*asked[1])
+    stage.session.cancel(*asked[3])
     asked.append(place(stage, 4))
-    stage.session.withdraw(*asked[0])
+    stage.session.cancel(*asked[0])
 
     assert stage.session.stats.in_flight == 2
     (batch,) = stage.batches()
@@ -1046,7 +1046,7 @@ def test_what_few_messages_have_stays_with_them(stage: Stage) -> None:
     for number in range(3):
         asked.append(place(stage, number))
         with_extra(asked[-1][0], Extra(idempotency_key=str(number)))
-    stage.session.withdraw(*asked[1])
+    stage.session.cancel(*asked[1])
 
     (batch,) = stage.batches()
     assert batch.extras is not None
@@ -1054,7 +1054,7 @@ def test_what_few_messages_have_stays_with_them(stage: Stage) -> None:
 
 
 def test_nothing_is_sent_when_all_are_taken_back(stage: Stage) -> None:
-    stage.session.withdraw(*place(stage, 1))
+    stage.session.cancel(*place(stage, 1))
 
     assert stage.batches() == []
     assert stage.session.channel_of(P0).is_idle()
@@ -1063,10 +1063,10 @@ def test_nothing_is_sent_when_all_are_taken_back(stage: Stage) -> None:
 
 def test_calls_that_have_left_are_taken_back_by_their_numbers(stage: Stage) -> None:
     asked = [place(stage, number) for number in range(3)]
-    stage.session.withdraw(*asked[0])
+    stage.session.cancel(*asked[0])
     stage.frame()
-    stage.session.withdraw(*asked[2])
-    stage.session.withdraw(*asked[1])
+    stage.session.cancel(*asked[2])
+    stage.session.cancel(*asked[1])
 
     (batch,) = stage.batches()
     assert (batch.kind, batch.first, batch.keys) == (Kind.CANCEL_CALL, 3, ["2", "1"])
@@ -1080,26 +1080,26 @@ def test_an_answered_call_and_a_send_are_not_taken_back(stage: Stage) -> None:
     stage.frame()
     stage.frame()
     stage.reply(1, [1], ["yes"])
-    stage.session.withdraw(*answered)
-    stage.session.withdraw(*sent)
+    stage.session.cancel(*answered)
+    stage.session.cancel(*sent)
 
     assert stage.batches() == []
 
 
-def test_withdrawals_leave_although_the_window_is_full() -> None:
+def test_cancellations_leave_although_the_window_is_full() -> None:
     stage = Stage(window=2)
     asked = [place(stage, number) for number in range(2)]
     stage.frame()
     assert stage.frame() is None
-    stage.session.withdraw(*asked[0])
+    stage.session.cancel(*asked[0])
 
     assert [each.keys for each in stage.batches()] == [["1"]]
 
 
-def test_a_withdrawal_is_sent_again_with_its_number(stage: Stage) -> None:
+def test_a_cancellation_is_sent_again_with_its_number(stage: Stage) -> None:
     asked = place(stage, 1)
     stage.frame()
-    stage.session.withdraw(*asked)
+    stage.session.cancel(*asked)
     stage.frame()
     stage.ack(1)
     stage.session.link_lost(stage.peer)
@@ -1114,7 +1114,7 @@ def test_a_refused_call_is_not_taken_back_and_its_number_is_anothers() -> None:
     stage = Stage(overload_retries=0)
     asked = place(stage, "full")
     stage.frame()
-    stage.session.withdraw(*asked)
+    stage.session.cancel(*asked)
     stage.frame()
     other = stage.ask("other")
     stage.refuse(1, "overloaded")
@@ -1129,7 +1129,7 @@ def test_a_call_that_got_another_number_is_taken_back_by_that(stage: Stage) -> N
     stage.frame()
     asked = place(stage, "good")
     stage.frame()
-    stage.session.withdraw(*asked)
+    stage.session.cancel(*asked)
     stage.frame()
     stage.refuse(1, "rejected")
     batches = stage.batches() + stage.batches()
@@ -1146,7 +1146,7 @@ def test_many_calls_with_one_waiter_are_taken_back_together() -> None:
     segment = stage.session.channel_of(P0).unsent[0]
     stage.frame()
     stage.reply(1, [2], ["second"])
-    stage.session.withdraw_many(segment)
+    stage.session.cancel_many(segment)
 
     assert [(each.kind, each.keys) for each in stage.batches()] == [(Kind.CANCEL_CALL, ["1"])]
     assert stage.batches() == []
@@ -1159,7 +1159,7 @@ def test_many_calls_with_one_waiter_are_taken_back_together() -> None:
 def test_a_closed_channel_still_takes_its_calls_back(stage: Stage) -> None:
     asked = place(stage, 1)
     stage.frame()
-    stage.session.withdraw(*asked)
+    stage.session.cancel(*asked)
     stage.ask(2)
     stage.session.fail_channel(stage.session.channel_of(P0), "closed")
 
@@ -1169,7 +1169,7 @@ def test_a_closed_channel_still_takes_its_calls_back(stage: Stage) -> None:
 def test_another_name_takes_no_calls_of_the_first_one_back(stage: Stage) -> None:
     asked = place(stage, 1)
     stage.frame()
-    stage.session.withdraw(*asked)
+    stage.session.cancel(*asked)
     stage.session.link_lost(stage.peer)
     stage.peer = stage.session.link_opened("w1", 100)
     stage.frame()
@@ -1180,13 +1180,13 @@ def test_another_name_takes_no_calls_of_the_first_one_back(stage: Stage) -> None
     assert successor.batches() == []
 
 
-def test_more_withdrawals_than_one_batch_has_room_for_become_two() -> None:
+def test_more_cancellations_than_one_batch_has_room_for_become_two() -> None:
     stage = Stage(window=10_000)
     asked = [place(stage, number) for number in range(SEGMENT_MESSAGES_MAX + 1)]
     while stage.batches():
         pass
     for each in asked:
-        stage.session.withdraw(*each)
+        stage.session.cancel(*each)
 
     assert [each.count for each in stage.batches() + stage.batches()] == [SEGMENT_MESSAGES_MAX, 1]
 
@@ -1237,7 +1237,7 @@ class FakePartition:
         self.owner = "w1"
         self.refusing = 0.1
         """How often it refuses what it could take."""
-        self.withdrawn: list[int] = []
+        self.cancelled: list[int] = []
         self._calls: dict[int, int] = {}
         self._chance = chance
         self._replied = 0
@@ -1261,7 +1261,7 @@ class FakePartition:
         values = payloads_of(batch)[skip:]
         replies: list[Batch] = []
         if batch.kind is Kind.CANCEL_CALL:
-            self.withdrawn += [self._calls[int(key)] for key in batch.keys[skip:]]
+            self.cancelled += [self._calls[int(key)] for key in batch.keys[skip:]]
         else:
             self.taken.extend(values)
         if batch.kind is Kind.CALL and values:
@@ -1303,9 +1303,9 @@ class Net:
         self.chance = random.Random(seed)
         self.session = Session(
             ME,
-            patience=RetryPolicy(unreachable_ms=1e9, overload_retries=overload_retries),
+            retry_policy=RetryPolicy(unreachable_ms=1e9, overload_retries=overload_retries),
             stats=ClientStats(),
-            chance=self.chance.random,
+            rng=self.chance.random,
         )
         self.partitions = {name: FakePartition(name, self.chance) for name in (P0, P1)}
         self.version = 0
@@ -1513,7 +1513,7 @@ def test_a_caller_who_hears_that_nothing_happened_can_rely_on_it(seed: int) -> N
         taken = set(partition.taken)
         assert len(taken) == len(partition.taken), f"seed {seed}: taken twice"
         assert partition.taken == [each for each in asked[name] if each in taken], f"seed {seed}"
-        for number in partition.withdrawn:
+        for number in partition.cancelled:
             assert isinstance(waiters[number].error, DeadlineExceededError), f"seed {seed}"
         for number in asked[name]:
             waiter = waiters[number]
@@ -1546,7 +1546,7 @@ def test_only_calls_whose_callers_have_left_are_taken_back(seed: int) -> None:
             chosen = chance.choice(list(asked)[-20:])
             if chosen not in left and not waiters[chosen].done():
                 left.add(chosen)
-                session.withdraw(*asked[chosen])
+                session.cancel(*asked[chosen])
         net.step(faults=True)
     for partition in net.partitions.values():
         partition.refusing = 0.0
@@ -1559,9 +1559,9 @@ def test_only_calls_whose_callers_have_left_are_taken_back(seed: int) -> None:
     assert session.stats.in_flight == 0, f"seed {seed}"
     assert all(each.is_idle() for each in session.channels.values()), f"seed {seed}"
     assert all(peer.in_flight == 0 for peer in session.peers.values()), f"seed {seed}"
-    withdrawn = [number for each in net.partitions.values() for number in each.withdrawn]
-    assert len(withdrawn) == len(set(withdrawn)), f"seed {seed}"
-    assert set(withdrawn) <= left, f"seed {seed}"
+    cancelled = [number for each in net.partitions.values() for number in each.cancelled]
+    assert len(cancelled) == len(set(cancelled)), f"seed {seed}"
+    assert set(cancelled) <= left, f"seed {seed}"
     taken = [number for each in net.partitions.values() for number in each.taken]
     assert len(taken) == len(set(taken)), f"seed {seed}"
     for number, waiter in waiters.items():

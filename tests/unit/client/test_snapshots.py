@@ -99,9 +99,9 @@ def snapshot(workers: Workers, partitions: list[int], pins: list[SnapshotPin]) -
         FunctionInfo(name="shop/cart", kind="keyed", partition_count=8),
         partitions=partitions,
         keys=None,
-        of=Any,
+        value_type=Any,
         page_max=100,
-        patience="1s",
+        timeout="1s",
         pins=pins,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sublet.runtime.client.page_prefetch import one_ahead
+from sublet.runtime.client.loop_thread import one_ahead
 
 
 class Loop:
