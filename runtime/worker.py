@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import structlog
 
 from sublet.functions.app import Function
-from sublet.runtime.cluster.membership import Membership, Ownership, new_worker_id
+from sublet.runtime.cluster.membership import (
+    Membership,
+    Ownership,
+    machine_mark,
+    new_worker_id,
+)
+from sublet.runtime.cluster.own_address import reachable_host
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
-from sublet.runtime.config.settings import ConfigError, WorkerConfig, is_loopback_host
+from sublet.runtime.config.addresses import is_loopback_host, is_wildcard_host, joined
+from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.hosting.partition_host import (
     THREADS_BUSY_MAX,
     Binding,
@@ -52,6 +60,17 @@ _LOOK_S = 0.01
 SOCKET_PATH_BYTES_MAX = 107
 
 
+class Listening(NamedTuple):
+    """Where a worker listens if its settings do not say."""
+
+    port: int = 0
+    """Any free one, if it is taken."""
+    http_port: int | None = None
+    """The same; None: nowhere."""
+    http_listener: socket.socket | None = None
+    """Listens already, and goes on when the worker ends: who comes then waits for the next one."""
+
+
 class _StoppedError(Exception):
     """Ends the task group of a worker that was asked to stop."""
 
@@ -59,7 +78,7 @@ class _StoppedError(Exception):
 class Worker:
     """One process of a cluster: hosts partitions and serves their callers."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         functions: Mapping[str, Function],
         config: WorkerConfig,
@@ -68,18 +87,29 @@ class Worker:
         directory: Directory | None = None,
         clock: Clock | None = None,
         tracing: Tracing | None = None,
+        listening: Listening | None = None,
+        versions: Mapping[str, str] | None = None,
     ) -> None:
         """Store, directory and tracing are made from the configuration where none is given; the
-        clock is the system's."""
+        clock is the system's. `versions` say which code of each app this is."""
         self.id = new_worker_id()
         self.functions = functions
+        self.versions: Mapping[str, str] = versions or {}
+        if config.code_version:
+            apps = {name.partition("/")[0] for name in functions}
+            self.versions = dict.fromkeys(sorted(apps), config.code_version)
         self.order: str = config.order
         self.binding: str = config.binding
         self.ready = asyncio.Event()
         self.address = ""
+        """Where others reach it; not always where it listens."""
+        self.local_address = ""
+        """Where it reaches itself: others' way to it may not be open from here."""
         self.http_address = ""
         """Empty if the worker serves no HTTP."""
+        self._advertised_host = ""
         self._config = config
+        self._listening = listening or Listening()
         self._given_store = store
         self._given_directory = directory
         self._given_tracing = tracing
@@ -132,6 +162,7 @@ class Worker:
         async with AsyncExitStack() as stack:
             # For this task and its children: a process may have several workers.
             structlog.contextvars.bind_contextvars(worker=self.id)
+            self._advertised_host = await self._host_for_others()
             self.tracing = self._given_tracing or self._open_tracing(stack)
             store = self._given_store or self._open_store()
             stack.push_async_callback(store.close)
@@ -143,6 +174,11 @@ class Worker:
                     raise _StoppedError  # A task group has no other way to end its children.
             except* _StoppedError:
                 _log.info("stopped", worker=self.id)
+
+    async def _host_for_others(self) -> str:
+        host, _ = self._config.advertised
+        # It may have to ask for the address of a name.
+        return await asyncio.to_thread(reachable_host, host) if is_wildcard_host(host) else host
 
     def _open_store(self) -> Store:
         config = self._config
@@ -216,14 +252,18 @@ class Worker:
                     router.accepted,
                     service,
                     host=config.host,
-                    port=config.port,
+                    port=self._listening.port if config.port is None else config.port,
+                    or_any_port=config.port is None,
                     lane_path=lane_path,
                     limits=link_limits,
                 ) as server,
                 service,
             ):
                 self._server = server
-                self.address = server.address
+                _, mapped_port = config.advertised
+                self.address = joined(self._advertised_host, mapped_port or server.port)
+                local_host = "127.0.0.1" if is_wildcard_host(config.host) else config.host
+                self.local_address = joined(local_host, server.port)
                 async with self._http(tasks, service, store):
                     await self._take_part(tasks, store, directory, routes)
         finally:
@@ -249,18 +289,24 @@ class Worker:
     def _neighbour_has(self, worker: str, function: str) -> bool:
         view = self.membership.view
         member = None if view is None else view.members.get(worker)
-        return member is not None and member.has(function)
+        if member is None or not member.has(function):
+            return False
+        # What other code makes of a state is for its own worker only.
+        app = function.partition("/")[0]
+        return member.versions.get(app, "") == self.versions.get(app, "")
 
     @asynccontextmanager
     async def _http(
         self, tasks: asyncio.TaskGroup, service: WorkerService, store: Store
     ) -> AsyncIterator[None]:
         """Serve HTTP, if that was asked for."""
-        config = self._config
-        if config.http_port is None:
+        config, listening = self._config, self._listening
+        port = listening.http_port if config.http_port is None else config.http_port
+        if port is None and listening.http_listener is None:
             yield
             return
         # Most workers serve none, and should not wait for its modules.
+        from sublet.runtime.http.listening import ListenAt
         from sublet.runtime.http.routes import HttpApp
         from sublet.runtime.http.server import HttpServer
         from sublet.runtime.http.sse import EgressFeeds
@@ -275,11 +321,15 @@ class Worker:
             is_local=is_loopback_host(config.host),
         )
         async with HttpServer(
-            app, tasks, host=config.host, port=config.http_port, limits=config.limits
+            app,
+            tasks,
+            ListenAt(config.host, port or 0, config.http_port is None, listening.http_listener),
+            limits=config.limits,
+            begin=None if listening.http_listener is None else self.ready,
         ) as server:
             self._http_server = server
-            self.http_address = server.address
-            _log.info("serving HTTP", worker=self.id, http=server.address)
+            self.http_address = joined(self._advertised_host, server.port)
+            _log.info("serving HTTP", worker=self.id, http=self.http_address)
             closing = tasks.create_task(self._closing.wait())
             # Readers come back, to another worker.
             closing.add_done_callback(lambda _: feeds.stop())
@@ -335,7 +385,16 @@ class Worker:
     ) -> None:
         config = self._config
         kinds = {name: each.kind for name, each in self.functions.items()}
-        member = Member(id=self.id, address=self.address, pid=os.getpid(), kinds=kinds)
+        member = Member(
+            id=self.id,
+            address=self.address,
+            pid=os.getpid(),
+            kinds=kinds,
+            store=config.store if self._given_store is None else "",
+            machine=machine_mark(),
+            versions=self.versions,
+            upgrade=config.upgrade,
+        )
         infos = {
             name: FunctionInfo(name, each.partition_count, each.kind)
             for name, each in self.functions.items()
@@ -391,7 +450,8 @@ class Worker:
         await self._drain(membership)
         self.router.stop()
         # Otherwise its next heartbeat would find that it is no member, and join again.
-        await _cancelled(taking_part)
+        taking_part.cancel()
+        await asyncio.wait([taking_part])
         await membership.leave()
         await self._say_goodbye()
 
@@ -463,10 +523,9 @@ class Worker:
         return self._server.is_closed and (http is None or http.is_closed)
 
     def _tell_placed(self, event: str, partition: str, epoch: int | None) -> None:
-        # At the start there are many at once; `ready` says how many.
-        level = "info" if self.ready.is_set() else "debug"
+        # There are many at once; `ready` and `failed over` say how many.
         told = {} if epoch is None else {"epoch": epoch}
-        getattr(_log, level)(event, partition=partition, **told)
+        _log.debug(event, partition=partition, **told)
 
     async def _announce(self, membership: Membership) -> None:
         await membership.ready.wait()
@@ -479,17 +538,6 @@ class Worker:
             **http,
             partitions=len(self.host.partitions),
         )
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    """Cancel a task until it has ended.
-
-    Once may not be enough: `asyncio.wait_for` of Python 3.11 loses a cancellation that comes in the
-    turn in which what it waits for is done. A worker that goes on beating never leaves.
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=_LOOK_S)
 
 
 async def _until(happened: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
 from math import inf, isfinite
 from pathlib import Path
@@ -23,6 +23,7 @@ import structlog
 import xxhash
 
 from sublet.functions.errors import RejectedError, RetryLaterError, SubletError, UnavailableError
+from sublet.runtime.cluster.failovers import Failovers
 from sublet.runtime.cluster.handover import (
     Acquire,
     Drop,
@@ -33,15 +34,17 @@ from sublet.runtime.cluster.handover import (
     Quarantine,
     Tell,
 )
-from sublet.runtime.config.settings import is_loopback_host
+from sublet.runtime.config.addresses import is_loopback_host
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.handover_messages import HandoverMessage, Look, Released, Took
 from sublet.scheduler.placement import a_few_moves, place
 from sublet.statestore.contract import (
     Directory,
+    JoinRefusedError,
     Member,
     Recovered,
     Store,
+    StoreReplacedError,
     StoreServerError,
     View,
 )
@@ -71,20 +74,35 @@ def _number_space() -> str:
     after a start of the machine all numbers mean others.
     """
     try:
-        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
-        start, space = "", socket.gethostname()
-    return xxhash.xxh32_hexdigest(f"{start} {space}".encode())
+        space = socket.gethostname()
+    return xxhash.xxh32_hexdigest(f"{_machine_start()} {space}".encode())
 
 
-def process_is_gone(member: Member) -> bool:
+def machine_mark() -> str:
+    """Return a mark that is the same for all processes of this machine until it starts again,
+    containers' among them; empty if nobody can say."""
+    start = _machine_start()
+    return xxhash.xxh32_hexdigest(start.encode()) if start else ""
+
+
+def _machine_start() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_is_gone(member: Member, own_address: str = "") -> bool:
     """Tell whether a worker of this machine has certainly ended; False where nobody can say.
 
-    A number that was given to another process since looks alive: then the heartbeat decides.
+    It is of this machine if it has a loopback address or our own host, and our number space. A
+    number that was given to another process since looks alive: then the heartbeat decides.
     """
     space = member.id.partition(".")[2].partition("-")[0]
-    is_here = space == _number_space() and is_loopback_host(member.address.rpartition(":")[0])
+    host, own_host = (each.rpartition(":")[0] for each in (member.address, own_address))
+    is_here = space == _number_space() and (is_loopback_host(host) or host == own_host != "")
     if member.pid <= 0 or not is_here:
         return False
     try:
@@ -128,6 +146,11 @@ class FailureDetector:
                 found.append(id_)
                 self._beating.discard(id_)
         return found
+
+    def seen_ms(self, worker: str) -> float:
+        """Return when the last beat of a worker was seen; now, if none ever was."""
+        known = self._seen.get(worker)
+        return self._looked_ms if known is None else known[1]
 
     def is_beating(self, worker: str) -> bool:
         """Tell whether a beat of the worker was seen: it lived after we began to look."""
@@ -183,7 +206,7 @@ class Membership:
         term_ms: float,
         workers_expected: int,
         placement_wait_s: float,
-        is_gone: Callable[[Member], bool] = process_is_gone,
+        is_gone: Callable[[Member, str], bool] = process_is_gone,
     ) -> None:
         self.ready = asyncio.Event()
         """Set once every partition has a living owner, and all of our own are here."""
@@ -206,12 +229,14 @@ class Membership:
         self._workers_expected = workers_expected
         self._placement_wait_s = placement_wait_s
         self._loop = asyncio.get_running_loop()
+        self._has_joined = False
         self._joined_s = 0.0
         self._beaten_s = 0.0
         self._beat = 0
         """How often our heart has beaten, by what the directory has said last."""
         self._handover = Handover(member.id, ownership.owned)
         self._moves = Moves()
+        self._failovers = Failovers()
         self._quarantine = Quarantine()
         self._untaken: dict[str, str] = {}
         """Partitions that the store did not give us the last time, with the reason."""
@@ -348,14 +373,24 @@ class Membership:
 
     async def _join(self) -> View:
         counts = {info.name: info.partition_count for info in self._functions.values()}
+        gone: set[str] = set()
         while True:
             try:
-                view = await self._directory.join(self._member, counts)
+                view = await self._directory.join(self._member, counts, gone=gone)
                 break
             except RetryLaterError as error:
                 self.problem = error.message
                 await asyncio.sleep(error.retry_after_ms / 1000)
+            except JoinRefusedError as error:
+                if not await self._are_gone(error.members):
+                    raise
+                gone.update(error.members)
         self.problem = ""
+        if not self._has_joined:
+            self._tell_joined(view, gone)
+            # It is one of them now, and stays it, also if it has to join again.
+            self._has_joined = True
+            self._member = msgspec.structs.replace(self._member, upgrade=True)
         self._joined_s = self._beaten_s = self._loop.time()
         self._beat = view.members[self._member.id].beat
         # Who proposes the next placement itself has to know from whom its partitions come.
@@ -363,6 +398,49 @@ class Membership:
             view.version, view.placement, view.members.keys(), (), self._joined_s * 1000
         )
         return view
+
+    async def _are_gone(self, workers: Sequence[str]) -> bool:
+        """Tell whether all of these members have died; it may take a term to know."""
+        beats: dict[str, int] = {}
+        is_first, ends_s = True, self._loop.time() + self._term_s
+        while is_first or (beats and self._loop.time() < ends_s):
+            try:
+                members = (await self._directory.view()).members
+            except RetryLaterError as error:
+                self.problem = error.message
+            else:
+                if any(each in members and members[each].beat != beats[each] for each in beats):
+                    return False
+                beats = {
+                    each: members[each].beat
+                    for each in workers
+                    if each in members and not self._is_gone(members[each], self._member.address)
+                }
+                is_first = False
+            await asyncio.sleep(self._heartbeat_s / 2)
+        return True
+
+    def _tell_joined(self, view: View, gone: Collection[str]) -> None:
+        """Say, once, whom this worker has joined, and which code they have."""
+        others = [
+            each for id_, each in view.members.items() if id_ != self._member.id and id_ not in gone
+        ]
+        if not others:
+            return
+        mine, versions = self._member.versions, dict[str, list[str]]()
+        for each in others:
+            for app, version in each.versions.items():
+                versions.setdefault(app, []).append(version)
+        found = {app: sorted(set(each)) for app, each in sorted(versions.items())}
+        is_mixed = any(app in mine and each != [mine[app]] for app, each in found.items())
+        log = _log.warning if is_mixed else _log.info
+        log(
+            "joined workers that run other code" if is_mixed else "joined other workers",
+            workers=len(others),
+            addresses=[each.address for each in others],
+            versions=found,
+            own_versions=dict(mine),
+        )
 
     async def _follow(self, view: View) -> View:
         """Do what the view asks for; return it, or the newer one that this has made."""
@@ -374,6 +452,7 @@ class Membership:
             self.view = view
             self._ownership.topology_changed(self._topology(view))
         self._take_and_leave(view, alive)
+        self._tell_failovers()
         if not self.ready.is_set() and self._is_served(view):
             self.ready.set()
         me = view.members.get(self._member.id)
@@ -387,7 +466,8 @@ class Membership:
         return [
             id_
             for id_, member in view.members.items()
-            if id_ != self._member.id and (id_ in silent or self._is_gone(member))
+            if id_ != self._member.id
+            and (id_ in silent or self._is_gone(member, self._member.address))
         ]
 
     def _is_served(self, view: View) -> bool:
@@ -442,6 +522,10 @@ class Membership:
             return view
         if dead:
             _log.warning("declared workers dead; moving their partitions", workers=dead)
+            orphaned = {each for each in wanted if view.placement.get(each) in dead}
+            last_seen_ms = {each: self._deaths.seen_ms(each) for each in dead}
+            # Before it is done: a new owner may be quicker than the answer.
+            self._failovers.begun(last_seen_ms, orphaned, now_ms)
         try:
             placed = await self._directory.place(view.version, wanted, dead)
             if placed is None:
@@ -516,6 +600,7 @@ class Membership:
     def heard(self, worker: str, message: HandoverMessage) -> None:
         """Another worker says something of a partition that moves."""
         if isinstance(message, Took):
+            self._served_again(message.partition)
             if self._moves.took(worker, message.partition):
                 self.look()
         else:
@@ -584,6 +669,8 @@ class Membership:
         except RetryLaterError as error:
             self._not_taken(partition, error)
             return  # Tried again at the next heartbeat.
+        except StoreReplacedError:
+            raise  # Nothing can be taken any more, and the worker ends.
         except StoreServerError as error:
             # As above: nothing is wrong with what is stored.
             self._untaken[partition] = str(error)
@@ -625,10 +712,27 @@ class Membership:
         _log.error(text, partition=partition, problem=reason, exc_info=error)
 
     def _tell_proposer(self, partition: str) -> None:
+        self._served_again(partition)
         if self._proposer != self._member.id:
             self._ownership.tell(self._proposer, _encode(Took(partition)))
         elif self._moves.took(self._member.id, partition):
             self.look()
+
+    def _served_again(self, partition: str) -> None:
+        self._failovers.took(partition)
+        self._tell_failovers()
+
+    def _tell_failovers(self) -> None:
+        for each in self._failovers.over(self._loop.time() * 1000):
+            told = {
+                "workers": each.workers,
+                "partitions": each.partitions,
+                "took_s": round(each.took_ms / 1000, 3),
+            }
+            if each.missing:
+                _log.warning("failover is not complete", missing=each.missing, **told)
+            else:
+                _log.info("failed over", **told)
 
     # The end
 

@@ -50,6 +50,7 @@ from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.observability.telemetry import PartitionTimes, Telemetry
 from sublet.runtime.observability.throttled_log import Notices
 from sublet.runtime.observability.tracing import Tracing
+from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
@@ -74,11 +75,17 @@ from sublet.runtime.partition.model.effects import (
     WakeAt,
 )
 from sublet.runtime.partition.model.effects import Store as StoreCommit
+from sublet.runtime.partition.model.environment import (
+    Acquisition,
+    SnapshotRoom,
+    StateAccess,
+    StreamTopology,
+    WorkerEnvironment,
+)
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.records.channels import endpoint_of
-from sublet.runtime.partition.records.snapshots import Snapshot, SnapshotRoom
+from sublet.runtime.partition.records.snapshots import Snapshot
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.handover_messages import Released
@@ -86,7 +93,7 @@ from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, LearnedPace
-from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
+from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue, ready_queue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
@@ -248,6 +255,13 @@ class Host:
         self.urgency.weighs_all = any(each.infeasible == "refuse" for each in functions.values())
         if self.urgency.weighs_all or binding is not None:
             self.urgency.waiting = LaxityQueue()
+        self._environment = WorkerEnvironment(
+            limits=limits,
+            pace=self.pace,
+            urgency=self.urgency,
+            curve=self.pace if isinstance(self.pace, LearnedPace) else None,
+            snapshot_room=self.snapshot_room,
+        )
         # Who does not learn what runs cost, cuts none: in a test all runs must be alike.
         quantum_ms = self.pace.quantum_ms if isinstance(self.pace, LearnedPace) else inf
         self._quantum_s = quantum_ms / 1000
@@ -263,8 +277,9 @@ class Host:
         self._loop: asyncio.AbstractEventLoop
         self._threads: RunnerThreads
         self._tasks: asyncio.TaskGroup
-        self._ready: ReadyQueue[Hosted | BorrowedRun] = ReadyQueue(starvation_ms)
-        self._aside: ReadyQueue[Hosted | BorrowedRun] = ReadyQueue(starvation_ms)
+        order = self.urgency.order
+        self._ready: ReadyQueue[Hosted | BorrowedRun] = ready_queue(order, starvation_ms)
+        self._aside: ReadyQueue[Hosted | BorrowedRun] = ready_queue(order, starvation_ms)
         """Partitions whose runs need a thread, while all that may be busy are."""
         self._threads_busy = 0
         self._aside_runs: set[ThreadRun] = set()
@@ -349,26 +364,23 @@ class Host:
         merger = None
         if self.lending is not None and cache is not None and runs_in_parts(function):
             merger = StateMerger(
-                function, cache, lambda: partition.progress, lambda: partition.next_timer()
+                function, cache, lambda: partition.progress, lambda: partition.timers.next_id()
             )
         partition = Partition(
-            name,
             function,
-            recovered,
-            merger=merger,
-            cells=cache or NoCells(),
-            pace=self.pace,
-            limits=self._limits,
-            now_ms=now_ms,
-            wall_ms=self._clock.wall_ms(),
-            urgency=self.urgency,
-            fetchable=cache,
-            curve=self.pace if isinstance(self.pace, LearnedPace) else None,
-            expected=expected_sources(function, self._partition_counts),
-            downstream=downstream_partitions(function.name, self._functions.values()),
-            is_heavy=name in self._heavy,
-            unstorable=self._heavy.get(name, ()),
-            snapshot_room=self.snapshot_room,
+            Acquisition(
+                partition=name,
+                recovered=recovered,
+                now_ms=now_ms,
+                wall_ms=self._clock.wall_ms(),
+                oversized=self._heavy.get(name),
+            ),
+            self._environment,
+            StateAccess(cells=cache or NoCells(), fetchable=cache, merger=merger),
+            StreamTopology(
+                expected_sources(function, self._partition_counts),
+                downstream_partitions(function.name, self._functions.values()),
+            ),
         )
         self._heavy.pop(name, None)
         place = Place(
@@ -378,7 +390,7 @@ class Host:
             clock=state_clock,
             routes=self._routes,
             limits=self._limits,
-            next_timer=partition.next_timer,
+            next_timer=partition.timers.next_id,
             monotonic_ms=self._clock.monotonic_ms,
             clock_ms=partition.clock_ms,
             progress=partition.progress,
@@ -497,7 +509,7 @@ class Host:
         hosted = self.partitions.get(endpoint_of(ack.source))
         if hosted is None:
             return
-        hosted.partition.acknowledged(ack.target, ack.upto)
+        hosted.partition.delivery.acknowledged(ack.target, ack.upto)
         if ack.context and not is_client(ack.target):  # Behind a client there is no way.
             target = endpoint_of(ack.target).rpartition("/")[0]
             function = hosted.place.function.name
@@ -506,26 +518,26 @@ class Host:
     def deliver_again(self, reaches: Callable[[str], bool]) -> None:
         """Offer everything that these endpoints have not acknowledged to `Transport` again."""
         for hosted in tuple(self.partitions.values()):
-            hosted.partition.deliver_again(reaches)
+            hosted.partition.delivery.again(reaches)
             self._apply_effects(hosted)
 
     def resend_from(self, partition: str, destination: str, first: int) -> None:
         hosted = self.partitions.get(partition)
         if hosted is not None:
-            hosted.partition.resend_from(destination, first)
+            hosted.partition.delivery.resend_from(destination, first)
             self._apply_effects(hosted)
 
     def missed(self, partition: str, destination: str, first: int) -> None:
         """The owner of a destination has nothing from this number on."""
         hosted = self.partitions.get(partition)
         if hosted is not None:
-            hosted.partition.missed(destination, first, self._clock.monotonic_ms())
+            hosted.partition.delivery.missed(destination, first, self._clock.monotonic_ms())
             self._apply_effects(hosted)
 
     def client_gone(self, client: str) -> None:
         now_ms = self._clock.monotonic_ms()
         for hosted in tuple(self.partitions.values()):
-            hosted.partition.client_gone(client, now_ms)
+            hosted.partition.clients.goodbye(client, now_ms)
             self._apply_effects(hosted)
 
     # Changes by hand
@@ -546,7 +558,7 @@ class Host:
             hosted.tickets.discard(ticket)
 
     def release_key(self, hosted: Hosted, key: str) -> None:
-        hosted.partition.release_key(key, self._clock.monotonic_ms())
+        hosted.partition.state_editor.release(key, self._clock.monotonic_ms())
         self._apply_effects(hosted)
 
     async def pin(self, hosted: Hosted, id_: str, keys: Collection[str] | None) -> Snapshot:
@@ -554,8 +566,8 @@ class Host:
         pinned: list[Snapshot] = []
         await self.administer(
             hosted,
-            lambda machine, ticket, now_ms: pinned.append(
-                machine.snapshot_pinned(id_, keys, ticket, now_ms)
+            lambda partition, ticket, now_ms: pinned.append(
+                partition.snapshot_pinned(id_, keys, ticket, now_ms)
             ),
         )
         return pinned[0]
@@ -702,11 +714,11 @@ class Host:
         now_ms = self._clock.monotonic_ms()
         match load:
             case LoadTimers():
-                partition.timers_loaded(records, load.until_ms, now_ms)
+                partition.timers.loaded(records, now_ms)
             case LoadWindows():
-                partition.windows_loaded(records, now_ms)
+                partition.windows.loaded(records, now_ms)
             case LoadStaged():
-                partition.staged_loaded(load.ids, records, now_ms)
+                partition.pipelines.loaded(load.ids, records, now_ms)
         self._apply_effects(hosted)
 
     async def _load_old(self, hosted: Hosted, keys: Sequence[str]) -> None:
@@ -917,7 +929,7 @@ class Host:
 
     def _open_call(self, hosted: Hosted, opened: CallOpened) -> None:
         request = opened.request
-        hosted.partition.call_opened(
+        hosted.partition.calls.opened(
             opened.message_id,
             opened.call,
             request.partition,
@@ -955,7 +967,7 @@ class Host:
         if hosted.partition.stopped:
             return
         error = ErrorInfo("deadline_exceeded", text)
-        hosted.partition.call_expired(message_id, call, error, self._clock.monotonic_ms())
+        hosted.partition.calls.expired(message_id, call, error, self._clock.monotonic_ms())
         self._apply_effects(hosted)
 
     def _invocation_ended(self, ended: Ended) -> None:

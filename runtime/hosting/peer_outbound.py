@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sublet.runtime.links.link import Link
-from sublet.runtime.partition.records.channels import endpoint_of
+from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, Data
 from sublet.statestore.contract import OutboxEntry
 

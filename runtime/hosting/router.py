@@ -20,7 +20,7 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.partition_host import Host, Hosted
 from sublet.runtime.hosting.peer_outbound import PeerOutbound
 from sublet.runtime.links.link import Link, LinkReceiver
-from sublet.runtime.partition.records.channels import REPLY_MARK, endpoint_of
+from sublet.runtime.partition.model.channel_names import REPLY_MARK, endpoint_of
 from sublet.runtime.partition.records.watermarks import refusal_of_markers
 from sublet.runtime.protocol.frames import (
     Ack,

@@ -219,16 +219,18 @@ class Lending:
         """Tell whether the states are here that a lease needs: since it was asked for, a handler
         may have been given up that had used them, and they are to be read again."""
         cache = self._host.cache_of(lease.partition)
-        return cache is None or not cache.missing(tuple(lease.partition.state_keys(lease.work)))
+        return cache is None or not cache.missing(
+            tuple(lease.partition.leases.state_keys(lease.work))
+        )
 
     def _states_for(self, lease: Lease) -> list[StoredState]:
         partition, lessee = lease.partition, lease.lessee
-        cache, versions = self._host.cache_of(partition), partition.versions
+        cache, versions = self._host.cache_of(partition), partition.leases.versions
         if cache is None:
             return []
         tally = self.lessor.tally(partition.function)
         states = []
-        for key in partition.state_keys(lease.work):
+        for key in partition.leases.state_keys(lease.work):
             known = versions.is_at(key, lessee)
             rows = None if known else cache.rows([key])[0][1]
             tally.states_known += known
@@ -298,6 +300,7 @@ class Lending:
 
     def guest_ran(self, guest: BorrowedRun, result: RunResult, tainted: bool = False) -> None:
         """A guest has been worked off: bring it back. `tainted`: its states may change yet."""
+        self._urgency.ran(guest.function, result.elapsed_ms)
         if not self.desk.ended(guest):
             return
         now_ms, load = self._monotonic_ms(), self.desk.load

@@ -37,7 +37,7 @@ from sublet.runtime.leases.results import encode_result, lent_cells, timer_prefi
 from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.protocol.lease_messages import LeaseId, Load, Offer, Return, StoredState
+from sublet.runtime.protocol.lease_messages import LeaseId, Offer, Return, StoredState, WorkerLoad
 from sublet.statestore.contract import StateRow
 
 CALLS = "calls"
@@ -357,7 +357,7 @@ class BorrowedRun:
         self._settle(())
 
     def finish(
-        self, result: RunResult, now_ms: float, load: Load, *, tainted: bool = False
+        self, result: RunResult, now_ms: float, load: WorkerLoad, *, tainted: bool = False
     ) -> Return:
         """Return what the lessor has to know; its states may be used by others from now on.
 

@@ -24,13 +24,13 @@ from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
     LeaseMessage,
-    Load,
     Needs,
     Offer,
     Probe,
     Reply,
     Return,
     Revoke,
+    WorkerLoad,
 )
 from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.urgency import Urgency
@@ -168,7 +168,7 @@ class LeaseCoordinator(Generic[G]):
         self._flushing = False
 
     @property
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         return self.lessee.load(self._host.queued())
 
     # Events

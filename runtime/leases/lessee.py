@@ -7,7 +7,7 @@ both.
 
 from __future__ import annotations
 
-from sublet.runtime.protocol.lease_messages import LeaseId, Load
+from sublet.runtime.protocol.lease_messages import LeaseId, WorkerLoad
 from sublet.scheduler.laxity_queue import Entry, LaxityQueue
 
 GUEST_MESSAGES_MAX = 20_000
@@ -34,9 +34,9 @@ class Lessee:
         the one that its lessor was given for the same version."""
         return lease in self._guests or lease in self._over
 
-    def load(self, own: int) -> Load:
+    def load(self, own: int) -> WorkerLoad:
         """Return what waits here, of which so many messages are the worker's own."""
-        return Load(own + self.messages, self._waiting.cost_ms)
+        return WorkerLoad(own + self.messages, self._waiting.cost_ms)
 
     def has_room(
         self, cost_ms: float, left_ms: float, home_ms: float, now_ms: float, start_ms: float

@@ -24,10 +24,10 @@ from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
     LeaseMessage,
-    Load,
     Probe,
     Reply,
     Revoke,
+    WorkerLoad,
 )
 from sublet.scheduler.binding.policy import (
     Ask,
@@ -308,12 +308,12 @@ class Lessor:
             if partition.stopped or not chunk.count or chunk.batch.kind in NOT_LENT:
                 continue
             if chunk.entry is not None:
-                partition.unweigh(chunk)  # It must not be compared with itself.
+                partition.leases.untrack_load(chunk)  # It must not be compared with itself.
             asked = self._asked(partition)
             if asked is Asked.EACH or (asked is Asked.LATE and not self._fits(partition, chunk)):
                 wanted.setdefault(partition, []).append((chunk, chunk.count))
                 continue
-            partition.weigh(chunk)
+            partition.leases.track_load(chunk)
             if asked is Asked.QUEUED and (excess := self._excess(chunk)):
                 late.setdefault(partition, []).append((chunk, excess))
         for partition, parts in wanted.items():
@@ -330,7 +330,7 @@ class Lessor:
         self._bind(works)
         for chunk, _ in parts:
             if chunk.count and not partition.stopped:
-                partition.weigh(chunk)
+                partition.leases.track_load(chunk)
                 if len(works) >= WORKS_MAX and self._urgency.unseen is not None:
                     # There is more than was asked about.
                     self._urgency.unseen.append((partition, chunk))
@@ -341,7 +341,7 @@ class Lessor:
         assert unseen is not None
         for partition, chunk in unseen:
             if not partition.stopped and chunk.count and chunk.entry is None:
-                partition.weigh(chunk)
+                partition.leases.track_load(chunk)
 
     def _asked(self, partition: Partition) -> Asked:
         policy = self.policy(partition.function)
@@ -351,7 +351,7 @@ class Lessor:
         name = partition.function.name
         if name in self._local_only or len(self.open) >= LEASES_MAX or not self.range_of(partition):
             return False
-        return partition.lends(in_parts=name not in self._whole)
+        return partition.leases.lends(in_parts=name not in self._whole)
 
     def _fits(self, partition: Partition, chunk: Chunk) -> bool:
         cost_ms = self._urgency.occupies_ms(partition.function, chunk.count)
@@ -418,19 +418,19 @@ class Lessor:
             arrived_ms = min([chunk.arrived_ms for chunk, _ in place])
         view = self._urgency.view(function, partition.name, count, arrived_ms, due_ms)
         cost_ms = self._urgency.expected_ms(function, count)
-        in_parts = function.name not in self._whole and partition.mergeable
+        in_parts = function.name not in self._whole and partition.leases.mergeable
         bindable = Bindable(view, cost_ms, home_ms, in_parts, ref=piece)
         if not in_parts and isinstance(place, Crowd):
-            bindable.holders = partition.versions.holders([place.lock])
+            bindable.holders = partition.leases.versions.holders([place.lock])
         elif not in_parts and isinstance(place, list):
-            if partition.versions:
+            if partition.leases.versions:
                 keys = [
                     key
                     for chunk, taken in place
                     for key in chunk.batch.keys[chunk.start : chunk.stop][-taken:]
                 ]
-                bindable.holders = partition.versions.holders(keys)
-            bindable.state_bytes = partition.state_bytes * count
+                bindable.holders = partition.leases.versions.holders(keys)
+            bindable.state_bytes = partition.leases.state_bytes * count
         return bindable
 
     def _look_at_queue(self) -> None:
@@ -458,8 +458,10 @@ class Lessor:
         crowds = self._urgency.crowds
         for name, lock in tuple(crowds):
             partition: Partition = crowds[name, lock]
-            in_parts = partition.mergeable and partition.function.name not in self._whole
-            waiting = [] if partition.stopped else partition.crowd(lock, in_parts=in_parts)
+            in_parts = partition.leases.mergeable and partition.function.name not in self._whole
+            waiting = (
+                [] if partition.stopped else partition.leases.hot_key_queue(lock, in_parts=in_parts)
+            )
             if not waiting:
                 del crowds[name, lock]
             elif self._asked(partition) is not Asked.NEVER:
@@ -540,9 +542,9 @@ class Lessor:
         self.open[id_] = lease
         # Until it has found out whether there is anything to lend: effects look at the table.
         taken = (
-            partition.lend_crowd(piece.place.lock, piece.count, lease, self.now_ms)
+            partition.leases.lend_hot_key(piece.place.lock, piece.count, lease, self.now_ms)
             if isinstance(piece.place, Crowd)
-            else partition.lend(piece.place, lease, self.now_ms)
+            else partition.leases.lend(piece.place, lease, self.now_ms)
         )
         self.effects.append(Changed(partition))
         if not taken:
@@ -664,10 +666,10 @@ class Lessor:
         """A lessee has forgotten states that it was taken to have."""
         lease = self.open.get(id_)
         if lease is not None and lease.lessee == worker:
-            lease.partition.versions.lost(keys, worker)
+            lease.partition.leases.versions.lost(keys, worker)
             self.effects.append(OfferTo(lease))
 
-    def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+    def returned(self, worker: str, id_: LeaseId, load: WorkerLoad, now_ms: float) -> Lease | None:
         """A lease has come back; None if it has ended otherwise before.
 
         The shell answers with `finish` or `failed`.
@@ -704,9 +706,9 @@ class Lessor:
             tally.partials_merged += 1
         partition, changed = lease.partition, {row.key for row in result.rows}
         if not lease.partial:
-            for key in partition.state_keys(lease.work):
-                partition.versions.returned(key, lease.lessee, changed=key in changed)
-        partition.lease_ended(lease, result, now_ms)
+            for key in partition.leases.state_keys(lease.work):
+                partition.leases.versions.returned(key, lease.lessee, changed=key in changed)
+        partition.leases.ended(lease, result, now_ms)
         self.effects.append(Changed(partition))
 
     def failed(self, lease: Lease, now_ms: float) -> None:
@@ -719,7 +721,7 @@ class Lessor:
         tally.answers += 1
         tally.answer_ms += self.now_ms - asked_ms
 
-    def _heard(self, worker: str, load: Load) -> None:
+    def _heard(self, worker: str, load: WorkerLoad) -> None:
         peer = self.peers.get(worker)
         if peer is not None:
             peer.queued, peer.queued_ms = load.queued, load.queued_ms
@@ -753,7 +755,7 @@ class Lessor:
         lease.state = state
         tally = self.tally(lease.partition.function)
         setattr(tally, state.value, getattr(tally, state.value) + 1)
-        lease.partition.lease_ended(lease, None, self.now_ms)
+        lease.partition.leases.ended(lease, None, self.now_ms)
         self.effects.append(Changed(lease.partition))
 
     def tally(self, function: Function) -> Tally:

@@ -26,10 +26,10 @@ from sublet.functions.effects import (
 )
 from sublet.functions.errors import EncodeError, PayloadError
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.records.commit_encoder import reply_too_large
 from sublet.runtime.partition.records.due_index import in_order
-from sublet.runtime.partition.records.pending_commit import reply_too_large
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, Return
+from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, Return, WorkerLoad
 from sublet.statestore.contract import StateRow
 
 INT_64_MAX = 2**63 - 1
@@ -99,7 +99,7 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
     result: RunResult,
     now_ms: float,
     *,
-    load: Load,
+    load: WorkerLoad,
     reply_bytes_max: int,
     partials: Sequence[PartialState] | None = None,
     reason: str = "",

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 import grpc
 import msgspec
@@ -20,12 +20,13 @@ from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.links.raw_lane import LaneCarrier
 from sublet.runtime.observability.tracing import current_traceparent
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Frame, Hello, Welcome
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallInfo,
     CallRequest,
+    EgressList,
+    EgressListRequest,
     EgressPage,
     EgressRequest,
     EndSnapshotRequest,
@@ -44,6 +45,12 @@ from sublet.runtime.protocol.rpc import (
     StateRequest,
     StatusReport,
 )
+from sublet.runtime.protocol.wire import methods
+from sublet.runtime.protocol.wire.errors import REQUEST_ID_METADATA, error_from_status
+from sublet.runtime.protocol.wire.methods import SERVICE, TRACE_METADATA, Method
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 
 # A frame somewhat above the limit still arrives, and is answered by a goodbye that says why.
 # One far above it is refused by gRPC itself, before it is in memory.
@@ -233,16 +240,16 @@ async def _connect_lane(
 ) -> FrameLink | None:
     """Return a welcomed link, or None if there is no way to have one as a lane."""
     open_lane: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-        f"/{wire.SERVICE}/OpenLane"
+        methods.OPEN_LANE.path
     )
     try:
-        reply = await open_lane(wire.encode_empty_request())
+        reply = await open_lane(methods.OPEN_LANE.request.encode(None))
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return None
         raise UnavailableError(f"{address}: {_reason(error)}") from None
-    path, token = wire.decode_lane_reply(reply)
-    if not path:
+    offer = methods.OPEN_LANE.reply.decode(reply)
+    if not offer.path:
         return None
     greeter = Greeter(receiver)
 
@@ -251,12 +258,14 @@ async def _connect_lane(
 
     loop = asyncio.get_running_loop()
     try:
-        _, carrier = await loop.create_unix_connection(lambda: LaneCarrier(limits, link_made), path)
+        _, carrier = await loop.create_unix_connection(
+            lambda: LaneCarrier(limits, link_made), offer.path
+        )
     except OSError:
         # Another machine, another container, another user.
         return None
     link = carrier.link
-    link.send(msgspec.structs.replace(hello, lane_token=token))
+    link.send(msgspec.structs.replace(hello, lane_token=offer.token))
     try:
         refusal = await greeter.answered
     except asyncio.CancelledError:
@@ -276,7 +285,7 @@ async def _connect_stream(
     limits: LinkLimits,
 ) -> FrameLink:
     open_stream: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-        f"/{wire.SERVICE}/Connect"
+        f"/{SERVICE}/Connect"
     )
     call = open_stream()
     carrier = GrpcCarrier(cast("Stream", call), limits, call.done_writing)
@@ -360,70 +369,68 @@ class UnaryClient:
         await self._channel.close()
 
     async def call(self, request: CallRequest, info: CallInfo | None = None) -> bytes:
-        reply = await self._ask("Call", wire.encode_call(request), request.trace, info)
-        return wire.decode_call_reply(reply)
+        return await self._ask(methods.CALL, request, request.trace, info)
 
     async def send(self, request: CallRequest, info: CallInfo | None = None) -> None:
-        await self._ask("Send", wire.encode_call(request), request.trace, info)
+        await self._ask(methods.SEND, request, request.trace, info)
 
     async def status(self) -> StatusReport:
-        return wire.decode_status(await self._ask("Status", wire.encode_empty_request()))
-
-    async def read_egress(self, request: EgressRequest) -> EgressPage:
-        reply = await self._ask("ReadEgress", wire.encode_egress_request(request))
-        return wire.decode_egress_page(reply)
-
-    async def read_state(self, request: StateRequest) -> StateReport:
-        return wire.decode_state(await self._ask("ReadState", wire.encode_state_request(request)))
-
-    async def list_state(self, request: StateListRequest) -> StatePage:
-        reply = await self._ask("ListState", wire.encode_state_list_request(request))
-        return wire.decode_state_page(reply)
-
-    async def pin_snapshot(self, request: PinRequest) -> list[PinnedPartition]:
-        reply = await self._ask("PinSnapshot", wire.encode_pin_request(request))
-        return wire.decode_pinned(reply)
-
-    async def read_snapshot(self, request: SnapshotPageRequest) -> SnapshotPage:
-        reply = await self._ask("ReadSnapshot", wire.encode_snapshot_page_request(request))
-        return wire.decode_snapshot_page(reply)
-
-    async def end_snapshot(self, request: EndSnapshotRequest) -> None:
-        await self._ask("EndSnapshot", wire.encode_end_snapshot_request(request))
+        return await self._ask(methods.STATUS, None)
 
     async def describe_functions(self) -> list[FunctionDescription]:
-        reply = await self._ask("DescribeFunctions", wire.encode_empty_request())
-        return wire.decode_descriptions(reply)
+        return await self._ask(methods.DESCRIBE_FUNCTIONS, None)
+
+    async def read_egress(self, request: EgressRequest) -> EgressPage:
+        return await self._ask(methods.READ_EGRESS, request)
+
+    async def list_egresses(self, request: EgressListRequest) -> EgressList:
+        return await self._ask(methods.LIST_EGRESSES, request)
+
+    async def read_state(self, request: StateRequest) -> StateReport:
+        return await self._ask(methods.READ_STATE, request)
+
+    async def list_state(self, request: StateListRequest) -> StatePage:
+        return await self._ask(methods.LIST_STATE, request)
+
+    async def pin_snapshot(self, request: PinRequest) -> list[PinnedPartition]:
+        return await self._ask(methods.PIN_SNAPSHOT, request)
+
+    async def read_snapshot(self, request: SnapshotPageRequest) -> SnapshotPage:
+        return await self._ask(methods.READ_SNAPSHOT, request)
+
+    async def end_snapshot(self, request: EndSnapshotRequest) -> None:
+        await self._ask(methods.END_SNAPSHOT, request)
 
     async def list_records(self, request: RecordsRequest) -> RecordPage:
-        reply = await self._ask("ListRecords", wire.encode_records_request(request))
-        return wire.decode_record_page(reply)
+        return await self._ask(methods.LIST_RECORDS, request)
 
     async def explain(self, request: ExplainRequest) -> list[RequestTimes]:
-        reply = await self._ask("Explain", wire.encode_explain_request(request))
-        return wire.decode_request_times(reply)
+        return await self._ask(methods.EXPLAIN, request)
 
     async def administer(self, request: AdministerRequest) -> None:
-        await self._ask("Administer", wire.encode_administer_request(request))
+        await self._ask(methods.ADMINISTER, request)
 
     async def _ask(
-        self, method: str, encoded: bytes, trace: str = "", info: CallInfo | None = None
-    ) -> bytes:
+        self,
+        method: Method[RequestT, ReplyT],
+        request: RequestT,
+        trace: str = "",
+        info: CallInfo | None = None,
+    ) -> ReplyT:
         trace = trace or current_traceparent()
-        metadata = [(wire.TRACE_METADATA, trace)] if trace else None
+        metadata = [(TRACE_METADATA, trace)] if trace else None
+        encoded = method.request.encode(request)
         await self._connected()
-        ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
-            f"/{wire.SERVICE}/{method}"
-        )
+        ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method.path)
         try:
             call = ask(encoded, metadata=metadata)
             reply = await call
             if info is not None:
-                told = {str(name): str(value) for name, value in await call.trailing_metadata()}
-                info.request_id, info.trace = told.get(wire.REQUEST_ID_METADATA, ""), trace
-            return reply
+                found = {str(name): str(value) for name, value in await call.trailing_metadata()}
+                info.request_id, info.trace = found.get(REQUEST_ID_METADATA, ""), trace
         except aio.AioRpcError as error:
             raise _error_of(error) from None
+        return method.reply.decode(reply)
 
     async def _connected(self) -> None:
         # Asked first, so that a worker that is not there is not mistaken for one that was lost.
@@ -441,4 +448,4 @@ class UnaryClient:
 
 def _error_of(error: aio.AioRpcError) -> SubletError:
     metadata = [(str(key), value) for key, value in error.trailing_metadata() or ()]
-    return wire.error_from_status(error.code(), error.details() or "", metadata)
+    return error_from_status(error.code(), error.details() or "", metadata)

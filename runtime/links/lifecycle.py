@@ -14,7 +14,8 @@ from typing import Protocol
 from sublet.functions.errors import TooLargeError
 from sublet.runtime.links.link import LinkLimits, LinkReceiver
 from sublet.runtime.protocol.frames import Alive, Data, Frame, Goodbye, Hello, Welcome
-from sublet.runtime.protocol.wire import WireError, decode_frame, encode_frame
+from sublet.runtime.protocol.wire.errors import WireError
+from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
 
 _ALIVE = encode_frame(Alive())
 _ASK = encode_frame(Alive(asks=True))

@@ -18,6 +18,8 @@ from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import LinkLimits
 
 LENGTH = Struct("<I")
+JOINED_BYTES_MAX = 16 * 1024
+"""Up to this size, copying a frame costs less than handing it over in two parts."""
 TOKENS_MAX = 1_000
 TOKEN_LIFE_S = 10.0
 # What fits into the kernel's sockaddr_un, with its final zero.
@@ -53,7 +55,14 @@ class LaneCarrier(asyncio.Protocol):
         return self._transport.get_write_buffer_size()
 
     def write(self, encoded: bytes) -> None:
-        self._transport.writelines((LENGTH.pack(len(encoded)), encoded))
+        # Not `writelines`: that of asyncio, from Python 3.12 on, does not say when the buffer is
+        # full, and so never that it has drained.
+        length = LENGTH.pack(len(encoded))
+        if len(encoded) <= JOINED_BYTES_MAX:
+            self._transport.write(length + encoded)
+        else:
+            self._transport.write(length)
+            self._transport.write(encoded)
 
     def finish(self) -> None:
         self._transport.close()

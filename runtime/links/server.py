@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NoReturn, cast
+from typing import NoReturn, TypeVar, cast
 
 import grpc
 import msgspec
@@ -21,6 +21,7 @@ import structlog
 from grpc import aio
 
 from sublet.functions.errors import OverloadedError, SubletError, UnavailableError
+from sublet.runtime.config.addresses import joined
 from sublet.runtime.config.settings import PortTakenError
 from sublet.runtime.links.grpc_link import GrpcCarrier, Stream, server_options
 from sublet.runtime.links.lifecycle import FrameLink
@@ -32,14 +33,26 @@ from sublet.runtime.links.raw_lane import (
     remove_lane_socket,
 )
 from sublet.runtime.observability.tracing import TRACEPARENT_CHARS_MAX
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Frame, Goodbye, Hello
-from sublet.runtime.protocol.rpc import CallInfo, CallRequest, Service, answering
+from sublet.runtime.protocol.rpc import (
+    CallInfo,
+    CallRequest,
+    LaneOffer,
+    Service,
+    StatusReport,
+    answering,
+)
+from sublet.runtime.protocol.wire import methods
+from sublet.runtime.protocol.wire.errors import REQUEST_ID_METADATA, status_from_error
+from sublet.runtime.protocol.wire.frames import encode_frame
+from sublet.runtime.protocol.wire.methods import SERVICE, TRACE_METADATA, Method
 
 _log = structlog.get_logger(__name__)
 
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
 Context = aio.ServicerContext[bytes, bytes]
-UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
 
 USED_S = 5.0
 """A worker that was called so recently is probably called again."""
@@ -60,14 +73,17 @@ class LinkServer:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        or_any_port: bool = False,
         lane_path: str = "",
         limits: LinkLimits | None = None,
     ) -> None:
-        """Port 0 takes any free one. Without a lane path there is no lane."""
+        """Port 0 takes any free one, as does one that is taken with `or_any_port`. Without a lane
+        path there is no lane."""
         self._receiver_factory = receiver_factory
         self._service = service
         self._host = host
         self._port = port
+        self._or_any_port = or_any_port
         # Absolute: clients have their own working folders.
         self._lane_path = os.path.abspath(lane_path) if lane_path else ""
         self._limits = limits or LinkLimits()
@@ -85,9 +101,8 @@ class LinkServer:
 
     @property
     def address(self) -> str:
-        """host:port of the gRPC server, once it is started."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}"
+        """host:port at which the gRPC server listens, once it is started."""
+        return joined(self._host, self._port)
 
     @property
     def port(self) -> int:
@@ -128,9 +143,14 @@ class LinkServer:
             prepare_lane_path(self._lane_path)
         self._grpc_server = aio.server(options=server_options(self._limits))
         self._grpc_server.add_generic_rpc_handlers((self._handlers(),))
-        if self._port and _is_taken(self._host, self._port):
+        try:
             # gRPC would write a line of its own, and raise one that says less.
-            raise PortTakenError(self._port, "--port")
+            _check_free(self._host, self._port)
+        except PortTakenError:
+            if not self._or_any_port:
+                raise
+            _log.warning("the port is in use; listening for gRPC on another", port=self._port)
+            self._port = 0
         try:
             self._port = self._grpc_server.add_insecure_port(self.address)
         except RuntimeError as error:
@@ -169,7 +189,7 @@ class LinkServer:
         )
         refusal = self._refusal()
         if refusal is not None:
-            await context.write(wire.encode_frame(Goodbye(refusal)))
+            await context.write(encode_frame(Goodbye(refusal)))
             return
         self._links.add(link)
         link.expect_first_frame()
@@ -221,114 +241,79 @@ class LinkServer:
         link.adopt(receiver)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
+        unary, service = self._unary, self._service
         # Without serializers gRPC hands over the bytes as they are.
-        methods = {
+        handlers = {
             "Connect": grpc.stream_stream_rpc_method_handler(self._connect),
-            "OpenLane": self._unary(self._open_lane, is_asked=False),
-            "Call": self._unary(self._call),
-            "Send": self._unary(self._send),
-            "Status": self._unary(self._status, is_asked=False),
-            "ReadEgress": self._unary(self._read_egress),
-            "ReadState": self._unary(self._read_state),
-            "ListState": self._unary(self._list_state),
-            "PinSnapshot": self._unary(self._pin_snapshot),
-            "ReadSnapshot": self._unary(self._read_snapshot),
-            "EndSnapshot": self._unary(self._end_snapshot),
-            "DescribeFunctions": self._unary(self._describe_functions),
-            "ListRecords": self._unary(self._list_records),
-            "Explain": self._unary(self._explain),
-            "Administer": self._unary(self._administer),
+            **unary(methods.OPEN_LANE, self._open_lane, is_asked=False),
+            **unary(methods.CALL, self._call),
+            **unary(methods.SEND, self._send),
+            **unary(methods.STATUS, self._status, is_asked=False),
+            **unary(methods.READ_EGRESS, lambda request, _: service.read_egress(request)),
+            **unary(methods.LIST_EGRESSES, lambda request, _: service.list_egresses(request)),
+            **unary(methods.READ_STATE, lambda request, _: service.read_state(request)),
+            **unary(methods.LIST_STATE, lambda request, _: service.list_state(request)),
+            **unary(methods.PIN_SNAPSHOT, lambda request, _: service.pin_snapshot(request)),
+            **unary(methods.READ_SNAPSHOT, lambda request, _: service.read_snapshot(request)),
+            **unary(methods.END_SNAPSHOT, lambda request, _: service.end_snapshot(request)),
+            **unary(methods.DESCRIBE_FUNCTIONS, lambda *_: service.describe_functions()),
+            **unary(methods.LIST_RECORDS, lambda request, _: service.list_records(request)),
+            **unary(methods.EXPLAIN, lambda request, _: service.explain(request)),
+            **unary(methods.ADMINISTER, lambda request, _: service.administer(request)),
         }
-        return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _unary(
-        self, answer: UnaryHandler, *, is_asked: bool = True
-    ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """`is_asked`: it is something that the cluster is asked for; a worker that ends lets
-        others answer it."""
+        self,
+        method: Method[RequestT, ReplyT],
+        answer: Callable[[RequestT, Context], Awaitable[ReplyT]],
+        *,
+        is_asked: bool = True,
+    ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """`is_asked`: other workers can answer it, too, so one that stops leaves it to them."""
 
         async def handle(encoded: bytes, context: Context) -> bytes:
             if self._unary_calls >= self._limits.unary_calls_max:
                 return await _abort(context, OverloadedError("too many calls are in flight"))
             if self._is_closed and is_asked:
-                told = "this worker is stopping; ask another one"
-                return await _abort(context, UnavailableError(told, CLOSED_RETRY_MS))
+                text = "this worker is stopping; ask another one"
+                return await _abort(context, UnavailableError(text, CLOSED_RETRY_MS))
             self._unary_calls += 1
             self._asked_calls += is_asked
             if is_asked:
                 self._called_s = asyncio.get_running_loop().time()
             try:
-                return await answer(encoded, context)
+                request = method.request.decode(encoded)
+                return method.encode_reply(await answer(request, context), request)
             except SubletError as error:
                 return await _abort(context, error)
             except Exception:
-                _log.exception("a unary call failed")
+                _log.exception("a unary call failed", method=method.name)
                 return await _abort(context, SubletError("internal error; see the worker's log"))
             finally:
                 self._unary_calls -= 1
                 self._asked_calls -= is_asked
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return {method.name: grpc.unary_unary_rpc_method_handler(handle)}
 
-    async def _open_lane(self, encoded: bytes, context: Context) -> bytes:
+    async def _open_lane(self, request: None, context: Context) -> LaneOffer:
         if self._lane_server is None:
-            return wire.encode_lane_reply("", "")
+            return LaneOffer()
         token = secrets.token_hex(16)
         self._tokens.add(token, asyncio.get_running_loop().time())
-        return wire.encode_lane_reply(self._lane_path, token)
+        return LaneOffer(path=self._lane_path, token=token)
 
-    async def _call(self, encoded: bytes, context: Context) -> bytes:
-        request = _with_metadata(wire.decode_call(encoded), context)
+    async def _call(self, request: CallRequest, context: Context) -> bytes:
         with _telling_id(context):
-            return wire.encode_call_reply(await self._service.call(request), request.json)
+            return await self._service.call(_with_metadata(request, context))
 
-    async def _send(self, encoded: bytes, context: Context) -> bytes:
+    async def _send(self, request: CallRequest, context: Context) -> None:
         with _telling_id(context):
-            await self._service.send(_with_metadata(wire.decode_call(encoded), context))
-        return wire.encode_send_reply()
+            await self._service.send(_with_metadata(request, context))
 
-    async def _status(self, encoded: bytes, context: Context) -> bytes:
-        self._called_s = asyncio.get_running_loop().time()  # Who asks for it may ask for more.
-        return wire.encode_status(await self._service.status())
-
-    async def _read_egress(self, encoded: bytes, context: Context) -> bytes:
-        request = wire.decode_egress_request(encoded)
-        return wire.encode_egress_page(await self._service.read_egress(request), request.json)
-
-    async def _read_state(self, encoded: bytes, context: Context) -> bytes:
-        request = wire.decode_state_request(encoded)
-        return wire.encode_state(await self._service.read_state(request))
-
-    async def _list_state(self, encoded: bytes, context: Context) -> bytes:
-        request = wire.decode_state_list_request(encoded)
-        return wire.encode_state_page(await self._service.list_state(request))
-
-    async def _pin_snapshot(self, encoded: bytes, context: Context) -> bytes:
-        request = wire.decode_pin_request(encoded)
-        return wire.encode_pinned(await self._service.pin_snapshot(request))
-
-    async def _read_snapshot(self, encoded: bytes, context: Context) -> bytes:
-        request = wire.decode_snapshot_page_request(encoded)
-        return wire.encode_snapshot_page(await self._service.read_snapshot(request))
-
-    async def _end_snapshot(self, encoded: bytes, context: Context) -> bytes:
-        await self._service.end_snapshot(wire.decode_end_snapshot_request(encoded))
-        return wire.encode_end_snapshot_reply()
-
-    async def _describe_functions(self, encoded: bytes, context: Context) -> bytes:
-        return wire.encode_descriptions(await self._service.describe_functions())
-
-    async def _list_records(self, encoded: bytes, context: Context) -> bytes:
-        request = wire.decode_records_request(encoded)
-        return wire.encode_record_page(await self._service.list_records(request))
-
-    async def _explain(self, encoded: bytes, context: Context) -> bytes:
-        request = wire.decode_explain_request(encoded)
-        return wire.encode_request_times(await self._service.explain(request))
-
-    async def _administer(self, encoded: bytes, context: Context) -> bytes:
-        await self._service.administer(wire.decode_administer_request(encoded))
-        return wire.encode_administer_reply()
+    async def _status(self, request: None, context: Context) -> StatusReport:
+        self._called_s = asyncio.get_running_loop().time()  # Callers of it may ask for more.
+        return await self._service.status()
 
 
 class _Doorkeeper:
@@ -352,7 +337,7 @@ class _Doorkeeper:
 
 
 async def _abort(context: Context, error: SubletError) -> NoReturn:
-    status, text, metadata = wire.status_from_error(error)
+    status, text, metadata = status_from_error(error)
     await context.abort(status, text, metadata)
     raise AssertionError("abort raises")
 
@@ -367,14 +352,14 @@ def _telling_id(context: Context) -> Iterator[None]:
     finally:
         answering.reset(token)
     if info.request_id:
-        context.set_trailing_metadata(((wire.REQUEST_ID_METADATA, info.request_id),))
+        context.set_trailing_metadata(((REQUEST_ID_METADATA, info.request_id),))
 
 
 def _with_metadata(request: CallRequest, context: Context) -> CallRequest:
     """Return the request with what the gRPC call says beside it: its deadline and its trace."""
     request = _with_deadline(request, context)
     for name, value in context.invocation_metadata() or ():
-        if name == wire.TRACE_METADATA and len(value) <= TRACEPARENT_CHARS_MAX:
+        if name == TRACE_METADATA and len(value) <= TRACEPARENT_CHARS_MAX:
             return msgspec.structs.replace(request, trace=str(value))
     return request
 
@@ -391,14 +376,15 @@ def _with_deadline(request: CallRequest, context: Context) -> CallRequest:
     return msgspec.structs.replace(request, time_left_ms=left_ms)
 
 
-def _is_taken(host: str, port: int) -> bool:
-    """Tell whether somebody listens there already; False if nobody can say."""
+def _check_free(host: str, port: int) -> None:
+    """Raise `PortTakenError` if somebody listens there already, `OSError` if nobody can."""
     try:
         found = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-    except OSError:
-        return False
+    except OSError as error:
+        raise _cannot_listen(host, error) from None
+    failures: list[OSError] = []
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as tried:
             # As the server does it: what ended a moment ago is nobody's.
@@ -409,5 +395,14 @@ def _is_taken(host: str, port: int) -> bool:
                 tried.bind(address)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    return True
-    return False
+                    raise PortTakenError(port, "--port") from None
+                failures.append(error)
+    # A name may stand for several addresses; one is enough.
+    if len(failures) == len(found):
+        raise _cannot_listen(host, failures[0])
+
+
+def _cannot_listen(host: str, error: OSError) -> OSError:
+    return OSError(
+        f"cannot listen on {host}: {error.strerror}; choose an address of this machine (--host)"
+    )

@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 
 from sublet.functions.address import partition_name
-from sublet.functions.app import App, Function, functions_of
+from sublet.functions.app import App, Function, WindowedFunction, functions_of
 from sublet.functions.codec import Codec, codec_for
 from sublet.functions.duration import Duration, milliseconds
 from sublet.functions.errors import (
@@ -25,22 +25,25 @@ from sublet.functions.errors import (
     SubletError,
     UnknownFunctionError,
 )
-from sublet.functions.state import StateClock, StateKind
+from sublet.functions.state import HasPlain, State, StateClock, StateKind
+from sublet.functions.type_parameters import M, R, S
 from sublet.functions.watermarks import check_takes_watermarks, refusal_of_source
-from sublet.functions.windows import watermark_ms_of
+from sublet.functions.windows import Window, watermark_ms_of
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.lifecycle.completion import DeadLetter as StoredLetter
+from sublet.runtime.partition.records.dead_letters import DeadLetter as StoredLetter
 from sublet.runtime.partition.records.timers import Timer as StoredTimer
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.runtime.testing.faulty_store import CommitFault
 from sublet.runtime.testing.history import DeadLetter, Reply, Sent, Step, Timer, function_of
 from sublet.runtime.testing.in_process_worker import RECORDS_MAX, Machine
-from sublet.runtime.testing.local_router import Asked
+from sublet.runtime.testing.local_router import Request
 from sublet.runtime.testing.observed_handlers import HandlerFault
 from sublet.runtime.testing.plain_state import arrange, plain_value
 from sublet.runtime.testing.virtual_loop import StuckError, immediately
 from sublet.statestore.contract import DEAD, StateRow
+
+V = TypeVar("V")
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 RUNS_MAX = 100_000
@@ -126,6 +129,45 @@ class Harness:
 
     # Acting
 
+    @overload
+    def call(
+        self,
+        function: Function[[], R],
+        key: str = "",
+        message: None = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> R: ...
+    @overload
+    def call(
+        self,
+        function: Function[[M], R],
+        key: str,
+        message: M,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> R: ...
+    @overload
+    def call(
+        self,
+        function: Function[[M], R],
+        *,
+        message: M,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> R: ...
+    @overload
+    def call(
+        self,
+        function: str,
+        key: str = "",
+        message: object = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> Any: ...
     def call(
         self,
         function: Function | str,
@@ -149,6 +191,46 @@ class Harness:
         self._await([asked], left_ms)
         return self._result(asked)
 
+    @overload
+    def call_many(
+        self,
+        function: Function[[M], R],
+        keys: Sequence[str] | None,
+        messages: Sequence[M],
+        *,
+        deadline: Duration | None = None,
+        return_errors: Literal[False] = False,
+    ) -> list[R]: ...
+    @overload
+    def call_many(
+        self,
+        function: Function[[], R],
+        keys: Sequence[str] | None,
+        messages: Sequence[None],
+        *,
+        deadline: Duration | None = None,
+        return_errors: Literal[False] = False,
+    ) -> list[R]: ...
+    @overload
+    def call_many(
+        self,
+        function: Function[[M], R],
+        keys: Sequence[str] | None,
+        messages: Sequence[M],
+        *,
+        deadline: Duration | None = None,
+        return_errors: Literal[True],
+    ) -> list[R | SubletError]: ...
+    @overload
+    def call_many(
+        self,
+        function: str,
+        keys: Sequence[str] | None,
+        messages: Sequence[object],
+        *,
+        deadline: Duration | None = None,
+        return_errors: bool = False,
+    ) -> list[Any]: ...
     def call_many(
         self,
         function: Function | str,
@@ -173,6 +255,45 @@ class Harness:
             ]
         return [self._result(each) for each in asked]
 
+    @overload
+    def send(
+        self,
+        function: Function[[]],
+        key: str = "",
+        message: None = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> None: ...
+    @overload
+    def send(
+        self,
+        function: Function[[M]],
+        key: str,
+        message: M,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> None: ...
+    @overload
+    def send(
+        self,
+        function: Function[[M]],
+        *,
+        message: M,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> None: ...
+    @overload
+    def send(
+        self,
+        function: str,
+        key: str = "",
+        message: object = None,
+        *,
+        deadline: Duration | None = None,
+        idempotency_key: str = "",
+    ) -> None: ...
     def send(
         self,
         function: Function | str,
@@ -188,6 +309,18 @@ class Harness:
         name, _ = self._named(function)
         self._ask(Kind.SEND, name, [key], [message], _any, left_ms, idempotency_key)
 
+    @overload
+    def send_many(
+        self, function: Function[[M]], keys: Sequence[str] | None, messages: Sequence[M]
+    ) -> None: ...
+    @overload
+    def send_many(
+        self, function: Function[[]], keys: Sequence[str] | None, messages: Sequence[None]
+    ) -> None: ...
+    @overload
+    def send_many(
+        self, function: str, keys: Sequence[str] | None, messages: Sequence[object]
+    ) -> None: ...
     def send_many(
         self, function: Function | str, keys: Sequence[str] | None, messages: Sequence[object]
     ) -> None:
@@ -304,6 +437,24 @@ class Harness:
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.now_ms / 1000, UTC)
 
+    @overload
+    def state(
+        self, function: WindowedFunction[..., Any, HasPlain[V]], key: str = ""
+    ) -> dict[Window, V]: ...
+    @overload
+    def state(  # type: ignore[overload-overlap]  # A windowed one comes first.
+        self, function: WindowedFunction[..., Any, State], key: str = ""
+    ) -> dict[Window, dict[str, Any]]: ...
+    @overload
+    def state(self, function: WindowedFunction[..., Any, S], key: str = "") -> dict[Window, S]: ...
+    @overload
+    def state(self, function: Function[..., Any, HasPlain[V]], key: str = "") -> V: ...
+    @overload
+    def state(self, function: Function[..., Any, State], key: str = "") -> dict[str, Any]: ...
+    @overload
+    def state(self, function: Function[..., Any, S], key: str = "") -> S: ...
+    @overload
+    def state(self, function: str, key: str = "") -> Any: ...
     def state(self, function: Function | str, key: str = "") -> Any:
         """Return the committed state of a key as a plain value.
 
@@ -316,6 +467,24 @@ class Harness:
         kind, partition, stored_key = self._state_place(function, key)
         return self._plain(kind, immediately(self._machine.store.load(partition, [stored_key])))
 
+    @overload
+    def states(
+        self, function: WindowedFunction[..., Any, HasPlain[V]]
+    ) -> dict[str, dict[Window, V]]: ...
+    @overload
+    def states(  # type: ignore[overload-overlap]
+        self, function: WindowedFunction[..., Any, State]
+    ) -> dict[str, dict[Window, dict[str, Any]]]: ...
+    @overload
+    def states(self, function: WindowedFunction[..., Any, S]) -> dict[str, dict[Window, S]]: ...
+    @overload
+    def states(self, function: Function[..., Any, HasPlain[V]]) -> dict[str, V]: ...
+    @overload
+    def states(self, function: Function[..., Any, State]) -> dict[str, dict[str, Any]]: ...
+    @overload
+    def states(self, function: Function[..., Any, S]) -> dict[str, S]: ...
+    @overload
+    def states(self, function: str) -> dict[str, Any]: ...
     def states(self, function: Function | str) -> dict[str, Any]:
         """Return the states of all keys of a function; by partition if it has no keys."""
         self.settle()
@@ -343,10 +512,10 @@ class Harness:
             if each.function == name and (key is None or each.key == key)
         ]
 
-    def emitted(self, egress: str, of: Any = Any) -> list[Any]:
+    def emitted(self, egress: str, value_type: Any = Any) -> list[Any]:
         """Return the values of an egress: plain, or as the type that you name."""
         self.settle()
-        decode = codec_for(of).decode
+        decode = codec_for(value_type).decode
         return [decode(value) for value in self._machine.ledger.emitted.get(egress, ())]
 
     @property
@@ -443,11 +612,11 @@ class Harness:
         codec: Codec[Any],
         left_ms: int | None,
         idempotency_key: str = "",
-    ) -> list[Asked]:
+    ) -> list[Request]:
         self._machine.check_open()
         return self._machine.router.ask(kind, name, keys, messages, codec, left_ms, idempotency_key)
 
-    def _await(self, asked: Sequence[Asked], left_ms: int | None) -> None:
+    def _await(self, asked: Sequence[Request], left_ms: int | None) -> None:
         __tracebackhide__ = True
         until_ms = None if left_ms is None else self._machine.loop.now_ms + left_ms
         if self._machine.run(lambda: all(each.done for each in asked), until_ms):
@@ -463,7 +632,7 @@ class Harness:
             f"Waiting: {'; '.join(waiting) or 'nothing'}"
         )
 
-    def _result(self, asked: Asked) -> Any:
+    def _result(self, asked: Request) -> Any:
         __tracebackhide__ = True
         if asked.error is not None:
             raise self._machine.handlers.error_of(asked.error)

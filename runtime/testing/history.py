@@ -14,7 +14,7 @@ from sublet.functions.address import split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.codec import codec_for, split_column
 from sublet.functions.errors import PayloadError, SubletError
-from sublet.runtime.partition.records.channels import REPLY_MARK
+from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.protocol.egress import EgressColumns
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome

@@ -18,7 +18,7 @@ from sublet.runtime.hosting.partition_host import Host, Hosted
 from sublet.runtime.protocol.messages import Message
 from sublet.runtime.testing.faulty_store import FallibleStore
 from sublet.runtime.testing.history import Ledger, Reply
-from sublet.runtime.testing.local_router import Asked, LocalRouter
+from sublet.runtime.testing.local_router import LocalRouter, Request
 from sublet.runtime.testing.observed_handlers import ObservedHandlers
 from sublet.runtime.testing.virtual_loop import LooseTasks, StuckError, VirtualLoop, immediately
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
@@ -185,9 +185,9 @@ class Machine:
         self._start()
         self.reach_again(*partitions)
 
-    def _replied(self, asked: Asked) -> None:
-        error = None if asked.error is None else self.handlers.error_of(asked.error)
-        self.ledger.replies.append(Reply(asked.function, asked.key, asked.value, error))
+    def _replied(self, request: Request) -> None:
+        error = None if request.error is None else self.handlers.error_of(request.error)
+        self.ledger.replies.append(Reply(request.function, request.key, request.value, error))
 
     # Time
 

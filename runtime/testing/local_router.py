@@ -15,7 +15,7 @@ from sublet.functions.errors import RejectedError
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.partition_host import Host, Hosted
-from sublet.runtime.partition.records.channels import endpoint_of
+from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.testing.virtual_loop import VirtualLoop
@@ -30,7 +30,7 @@ _decode_batch = msgspec.msgpack.Decoder(Batch).decode
 _decode_results = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
-class Asked:
+class Request:
     """One message of the test, and what has come of it so far."""
 
     __slots__ = ("done", "error", "function", "key", "kind", "reply_codec", "value")
@@ -55,14 +55,14 @@ class _Channel:
         self.held: deque[Batch] = deque()
         """Numbered, and waiting for those before them: a worker takes only so many at once."""
         self.unacknowledged: list[Batch] = []
-        self.asked: dict[int, Asked] = {}
+        self.open_requests: dict[int, Request] = {}
         """Not answered yet, or (a send) not taken yet, by number."""
         self.refusals = 0
 
-    def put(self, batch: Batch, asked: Sequence[Asked]) -> None:
+    def put(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Number a batch; it is sent when there is credit."""
         batch.source, batch.first = self.name, self.next_number
-        self.asked.update(enumerate(asked, self.next_number))
+        self.open_requests.update(enumerate(requests, self.next_number))
         self.next_number += batch.count
         self.held.append(batch)
 
@@ -85,7 +85,7 @@ class LocalRouter:
         routes: PartitionRoutes,
         limits: Limits,
         reach: Callable[[str], Hosted],
-        on_reply: Callable[[Asked], None],
+        on_reply: Callable[[Request], None],
     ) -> None:
         """`reach` returns a partition, and brings it to life if nobody has needed it before."""
         self.host: Host | None = None
@@ -149,14 +149,14 @@ class LocalRouter:
         reply_codec: Codec[Any],
         time_left_ms: int | None,
         idempotency_key: str = "",
-    ) -> list[Asked]:
+    ) -> list[Request]:
         """Queue messages at their partitions; nothing runs yet."""
         if len(keys) != len(messages):
             raise RejectedError(f"{len(keys)} keys but {len(messages)} messages")
         extras = {0: _extra(idempotency_key)} if idempotency_key else None
-        asked = [Asked(kind, function, key, reply_codec) for key in keys]
-        by_target: dict[str, list[tuple[str, bytes, Asked]]] = {}
-        for key, message, each in zip(keys, messages, asked, strict=True):
+        requests = [Request(kind, function, key, reply_codec) for key in keys]
+        by_target: dict[str, list[tuple[str, bytes, Request]]] = {}
+        for key, message, each in zip(keys, messages, requests, strict=True):
             payload = _any.encode(message)
             check_message(key, payload, self._limits.key_bytes_max, self._limits.message_bytes_max)
             target = self._routes.partition_of(function, key, idempotency_key)
@@ -178,7 +178,7 @@ class LocalRouter:
                 )
                 channel.put(batch, [each for _, _, each in chosen])
             self._send_held(channel)
-        return asked
+        return requests
 
     def tell(self, targets: Sequence[str], source: str, value_ms: int | None) -> None:
         """Queue a watermark at partitions, behind what was sent to them before."""
@@ -187,7 +187,7 @@ class LocalRouter:
             channel = self._by_target.get(target) or self._open(target)
             batch = Batch(target, channel.name, 0, Kind.MARKER, [source], msgspec.Raw(column), 1)
             function = split_partition_name(target)[0]
-            channel.put(batch, [Asked(Kind.MARKER, function, source, _any)])
+            channel.put(batch, [Request(Kind.MARKER, function, source, _any)])
             self._send_held(channel)
 
     def repeat(self) -> None:
@@ -196,9 +196,11 @@ class LocalRouter:
             self._send(channel, tuple(channel.unacknowledged))
 
     @property
-    def open(self) -> list[Asked]:
+    def open(self) -> list[Request]:
         """Messages of the test that are not finished."""
-        return [asked for channel in self._channels.values() for asked in channel.asked.values()]
+        return [
+            each for channel in self._channels.values() for each in channel.open_requests.values()
+        ]
 
     def _open(self, target: str) -> _Channel:
         channel = _Channel(f"{CLIENT_MARK}test-{len(self._channels)}", target)
@@ -229,18 +231,18 @@ class LocalRouter:
         for place, (ref, result) in enumerate(
             zip(refs, _decode_results(batch.payloads), strict=True)
         ):
-            asked = channel.asked.pop(ref, None)
-            if asked is not None:  # Otherwise it was answered before a crash.
+            request = channel.open_requests.pop(ref, None)
+            if request is not None:  # Otherwise it was answered before a crash.
                 error = batch.errors.get(place) if batch.errors else None
                 if error is None:
-                    asked.value = asked.reply_codec.decode(result)
-                self._finish(asked, error)
+                    request.value = request.reply_codec.decode(result)
+                self._finish(request, error)
         self._worker.acknowledged(Ack(channel.name, partition, batch.first + batch.count - 1))
 
-    def _finish(self, asked: Asked, error: ErrorInfo | None) -> None:
-        asked.error = error
-        asked.done = True
-        self._on_reply(asked)
+    def _finish(self, request: Request, error: ErrorInfo | None) -> None:
+        request.error = error
+        request.done = True
+        self._on_reply(request)
 
     def _taken(self, ack: Ack) -> None:
         channel = self._channels[ack.source]
@@ -248,9 +250,9 @@ class LocalRouter:
         channel.unacknowledged = [
             batch for batch in channel.unacknowledged if batch.first + batch.count - 1 > ack.upto
         ]
-        for number in [number for number in channel.asked if number <= ack.upto]:
-            if channel.asked[number].kind is not Kind.CALL:
-                channel.asked.pop(number).done = True
+        for number in [number for number in channel.open_requests if number <= ack.upto]:
+            if channel.open_requests[number].kind is not Kind.CALL:
+                channel.open_requests.pop(number).done = True
         if channel.held:
             self._loop.call_soon(self._send_held, channel)
 
@@ -269,8 +271,8 @@ class LocalRouter:
         ]
         channel.held.clear()
         channel.next_number = refused.first
-        for number in [number for number in channel.asked if number >= refused.first]:
-            self._finish(channel.asked.pop(number), refused.error)
+        for number in [number for number in channel.open_requests if number >= refused.first]:
+            self._finish(channel.open_requests.pop(number), refused.error)
 
     def _send_from(self, channel: _Channel, first: int) -> None:
         self._send(
@@ -285,7 +287,7 @@ class LocalRouter:
         successor = self._open(channel.target)
         for batch in (*channel.unacknowledged, *channel.held):
             numbers = range(batch.first, batch.first + batch.count)
-            successor.put(batch, [channel.asked.pop(number) for number in numbers])
+            successor.put(batch, [channel.open_requests.pop(number) for number in numbers])
         channel.unacknowledged = []
         channel.held.clear()
         self._send_held(successor)

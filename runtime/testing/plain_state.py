@@ -37,23 +37,9 @@ def plain_value(kind: StateKind, cell: Any) -> Any:
                 Window(each.start_ms, each.end_ms): plain_value(kind.kind, each.cell)
                 for each in cell
             }
-        case Value() | Merged():
-            return cell.get()
-        case Map():
-            return dict(cell.items())
-        case List():
-            return list(cell)
-        case SetUnion():
-            return set(cell)
-        case Sum() | Count() | Mean() | Min() | Max():
-            return cell.value
-        case TopK():
-            return cell.top()
-        case Quantiles():
-            shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-            return {"count": cell.count, **{name: cell.quantile(q) for name, q in shares.items()}}
         case _:
-            return cell
+            plain = getattr(kind, "plain", None)
+            return cell if plain is None else plain(cell)
 
 
 def arrange(kind: StateKind, cell: Any, value: Any) -> None:

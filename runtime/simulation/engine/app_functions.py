@@ -32,6 +32,7 @@ from sublet.runtime.execution.sync_runner import (
     decode_messages,
     failure_of,
 )
+from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.effects import (
     Cells,
     Fetchable,
@@ -41,7 +42,6 @@ from sublet.runtime.partition.model.effects import (
     Resume,
 )
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
-from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.simulation.engine.events import Events
 from sublet.runtime.simulation.engine.hosted import CacheShare, Executed, Hosted, Sent, roots_of
@@ -165,7 +165,7 @@ class AppHandlers:
                 clock=self._clock,
                 routes=self._routes,
                 limits=self._limits,
-                next_timer=hosted.partition.next_timer,
+                next_timer=hosted.partition.timers.next_id,
                 monotonic_ms=lambda: self._events.now_ms,
                 clock_ms=hosted.partition.clock_ms,
                 progress=hosted.partition.progress,
@@ -343,11 +343,10 @@ class AppHandlers:
         calls, invocation.unsent = invocation.unsent, []
         for number, call in calls:
             request = call.request
-            message = hosted.partition._awaiting.get(invocation.id)
-            if message is not None and number not in message.journal:
+            if hosted.partition.calls.is_new(invocation.id, number):
                 sent = hosted.memory.calls.setdefault(request.partition, deque())
                 sent.append(invocation.root)
-            hosted.partition.call_opened(
+            hosted.partition.calls.opened(
                 invocation.id, number, request.partition, request.key, request.payload, now_ms
             )
             self._events.after(request.timeout_ms, self._expired, hosted, invocation, number)
@@ -358,7 +357,7 @@ class AppHandlers:
             return
         text = f"{call.request.partition} did not reply within {call.request.timeout_ms:g} ms"
         error = ErrorInfo("deadline_exceeded", text)
-        hosted.partition.call_expired(invocation.id, number, error, self._events.now_ms)
+        hosted.partition.calls.expired(invocation.id, number, error, self._events.now_ms)
         hosted.worker.went_on(hosted)
 
     def other(self, hosted: Hosted, effect: object, now_ms: float) -> None:

@@ -250,7 +250,7 @@ class SimulatedLending:
         partition, lessee = lease.partition, lease.lessee
         if not self._handlers[partition.function.name].state_bytes:
             return []
-        versions, keys = partition.versions, partition.state_keys(lease.work)
+        versions, keys = partition.leases.versions, partition.leases.state_keys(lease.work)
         if self._states.keeps_none:
             versions.lost(keys, lessee)  # All workers are alike.
         states: list[StoredState] = []

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from sublet.functions.duration import milliseconds
-from sublet.runtime.partition.records.channels import endpoint_of
+from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, Refused
 from sublet.runtime.protocol.lease_messages import LeaseMessage
 from sublet.runtime.simulation.engine.events import Events

@@ -13,9 +13,9 @@ from sublet.functions.app import App, Function
 from sublet.functions.duration import milliseconds
 from sublet.functions.effects import Effect, Outgoing
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
+from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger, NoCells
 from sublet.runtime.partition.model.work import RunResult, Work
-from sublet.runtime.partition.records.channels import REPLY_MARK
 from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.runtime.simulation.engine.hosted import CacheShare, Executed, Hosted, Sent, roots_of
 from sublet.runtime.simulation.engine.ledger import FunctionTally, Ledger, Root

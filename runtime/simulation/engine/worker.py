@@ -16,6 +16,7 @@ import msgspec
 from sublet.functions.address import is_client, split_partition_name
 from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
@@ -33,9 +34,14 @@ from sublet.runtime.partition.model.effects import (
     WakeAt,
 )
 from sublet.runtime.partition.model.effects import Store as StoreCommit
+from sublet.runtime.partition.model.environment import (
+    Acquisition,
+    StateAccess,
+    StreamTopology,
+    WorkerEnvironment,
+)
 from sublet.runtime.partition.model.work import Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.records.channels import endpoint_of
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import LeaseMessage
@@ -56,7 +62,7 @@ from sublet.runtime.simulation.scenarios.distributions import stream
 from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX
-from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue
+from sublet.scheduler.ready_queue import ReadyQueue, ready_queue
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import STAGED, TIMER, WINDOW, Commit, OutboxEntry, Outcome
 
@@ -151,7 +157,7 @@ class SimulatedWorker:
         self._deferred: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
         self._committer = SimulatedCommitter(around.store, self._applied, self._committed)
         self._free = cores
-        self._ready: ReadyQueue[Hosted | LoadedWork | GuestRun] = ReadyQueue(STARVATION_MS)
+        self._ready: ReadyQueue[Hosted | LoadedWork | GuestRun] = ready_queue(urgency.order)
         self._taking: Hosted | None = None
         self._others: list[object] = []
         """Effects that concern handlers which wait."""
@@ -199,20 +205,25 @@ class SimulatedWorker:
         hosted = Hosted(name, self, handlers, handlers.cells(recovered, self))
         now_ms = self._events.now_ms
         hosted.partition = Partition(
-            name,
             handlers.function,
-            recovered,
-            cells=hosted.cells,
-            pace=self.pace,
-            limits=around.limits,
-            now_ms=now_ms,
-            wall_ms=int(WALL_MS + now_ms),
-            urgency=self.urgency,
-            curve=self.pace,
-            fetchable=handlers.fetchable(hosted) if around.store.model.prefetch else None,
-            expected=expected_sources(handlers.function, around.partition_counts),
-            downstream=downstream_partitions(handlers.function.name, around.functions),
-            merger=None if self.lending is None else handlers.merger(hosted, self.occupy),
+            Acquisition(
+                partition=name,
+                recovered=recovered,
+                now_ms=now_ms,
+                wall_ms=int(WALL_MS + now_ms),
+            ),
+            WorkerEnvironment(
+                limits=around.limits, pace=self.pace, urgency=self.urgency, curve=self.pace
+            ),
+            StateAccess(
+                cells=hosted.cells,
+                fetchable=handlers.fetchable(hosted) if around.store.model.prefetch else None,
+                merger=None if self.lending is None else handlers.merger(hosted, self.occupy),
+            ),
+            StreamTopology(
+                expected_sources(handlers.function, around.partition_counts),
+                downstream_partitions(handlers.function.name, around.functions),
+            ),
         )
         self.partitions[name] = hosted
         handlers.added(hosted)
@@ -236,7 +247,7 @@ class SimulatedWorker:
         self.alive = False
         self._life += 1
         self._free = self._cores
-        self._ready = ReadyQueue(STARVATION_MS)
+        self._ready = ready_queue(self.urgency.order)
         self._ends_ms.clear()
         if self.lending is not None:
             self.lending.count()
@@ -343,7 +354,7 @@ class SimulatedWorker:
         hosted = self.partitions.get(endpoint_of(ack.source))
         if hosted is None:
             return
-        hosted.partition.acknowledged(ack.target, ack.upto)
+        hosted.partition.delivery.acknowledged(ack.target, ack.upto)
         if ack.context:
             target = split_partition_name(ack.target)[0]
             self.urgency.paths.learn(hosted.handlers.function.name, target, ack.context, now_ms)
@@ -363,7 +374,7 @@ class SimulatedWorker:
     def _missed(self, refused: Refused) -> None:
         hosted = self.partitions.get(endpoint_of(refused.source))
         if hosted is not None and not self._is_deferred(self._missed, refused):
-            hosted.partition.missed(refused.target, refused.first, self._events.now_ms)
+            hosted.partition.delivery.missed(refused.target, refused.first, self._events.now_ms)
             self._carry_out(hosted)
             self._settle()
 
@@ -374,7 +385,7 @@ class SimulatedWorker:
     def _resend(self, source: str, target: str, first: int) -> None:
         hosted = self.partitions.get(endpoint_of(source))
         if hosted is not None and not self._is_deferred(self._resend, source, target, first):
-            hosted.partition.resend_from(target, first)
+            hosted.partition.delivery.resend_from(target, first)
             self._carry_out(hosted)
             self._settle()
 
@@ -390,7 +401,7 @@ class SimulatedWorker:
         ):
             return
         for hosted in tuple(self.partitions.values()):
-            hosted.partition.deliver_again(endpoints.__contains__)
+            hosted.partition.delivery.again(endpoints.__contains__)
             self._carry_out(hosted)
         self._settle()
 
@@ -620,6 +631,7 @@ class SimulatedWorker:
         assert self.lending is not None
         self._free += 1
         del self._ends_ms[guest.name, 0]
+        self.urgency.ran(guest.function, guest.elapsed_ms)
         self.lending.ran(guest)
         self._settle()
 
@@ -677,9 +689,9 @@ class SimulatedWorker:
         kind = TIMER if isinstance(load, LoadTimers) else WINDOW
         records = at_once(memory.records_due(hosted.name, kind, load.until_ms, load.limit))
         if isinstance(load, LoadTimers):
-            hosted.partition.timers_loaded(records, load.until_ms, now_ms)
+            hosted.partition.timers.loaded(records, now_ms)
         else:
-            hosted.partition.windows_loaded(records, now_ms)
+            hosted.partition.windows.loaded(records, now_ms)
         self._carry_out(hosted)
         self._settle()
 
@@ -690,7 +702,7 @@ class SimulatedWorker:
             self._is_deferred(self._staged_loaded, hosted, ids)
             return
         records = at_once(self._around.store.memory.records(hosted.name, STAGED, ids))
-        hosted.partition.staged_loaded(ids, records, self._events.now_ms)
+        hosted.partition.pipelines.loaded(ids, records, self._events.now_ms)
         self._carry_out(hosted)
         self._settle()
 

@@ -1,7 +1,8 @@
 """What `make simulate` runs: orders that must be quick, beside reports that come in bulk.
 
-Both share eight workers. The reports come in steps; in the second one they want more than the
-cores have. What happens to the orders then is what the queue's order decides.
+Both share eight workers, or as many as are asked for: the load grows with them. The reports come in
+steps; in the second one they want more than the cores have. What happens to the orders then is what
+the queue's order decides.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ from sublet.runtime.simulation.scenarios.distributions import EvenKeys, Zipf
 from sublet.runtime.simulation.scenarios.scenario import Crash, Load, Network, Stage, StoreModel, To
 from sublet.runtime.simulation.simulation import Simulation
 
+WORKERS = 8
 
-def default_scenario() -> Simulation:
+
+def default_scenario(workers: int = WORKERS) -> Simulation:
+    share = workers / WORKERS
+    sources = max(1, round(8 * share))
+    # One that is alone has nobody to take over from it.
+    faults = [Crash(worker=min(3, workers - 1), at="5.5s", back="7.5s")] if workers > 1 else []
     stages = [
         Stage(
             "order",
@@ -32,21 +39,21 @@ def default_scenario() -> Simulation:
         Load(
             name="orders",
             target="order",
-            rate=2_000,
+            rate=2_000 * share,
             keys=EvenKeys(20_000),
             batch=4,
-            sources=8,
+            sources=sources,
             deadline="50ms",
             until="8s",
         ),
         Load(
             name="reports",
             target="report",
-            rate=[("0s", 20_000), ("3s", 75_000), ("4s", 20_000)],
+            rate=[("0s", 20_000 * share), ("3s", 75_000 * share), ("4s", 20_000 * share)],
             arrivals="pareto 1.5",
             keys=EvenKeys(2_000),
             batch=256,
-            sources=8,
+            sources=sources,
             deadline="60s",
             until="8s",
         ),
@@ -54,11 +61,11 @@ def default_scenario() -> Simulation:
     return Simulation(
         stages=stages,
         loads=loads,
-        workers=8,
+        workers=workers,
         seed=1,
         network=Network(latency="lognormal 0.4ms 0.5"),
         store=StoreModel(commit="1ms + 2us", load="0.5ms + 10us", cache_keys=20_000),
-        faults=[Crash(worker=3, at="5.5s", back="7.5s")],
+        faults=faults,
         member_term="1s",
         overhead="30us + 2us",
     )
