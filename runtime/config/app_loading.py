@@ -12,16 +12,32 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from sublet.functions.app import App, Function, functions_of
+from sublet.runtime.config.code_version import code_versions
 
 
 class LoadError(Exception):
     """The apps cannot be had; the text says what was found and what to write instead."""
 
 
+class Loaded(NamedTuple):
+    """What a target names."""
+
+    functions: dict[str, Function]
+    """By full name."""
+    versions: dict[str, str]
+    """App to the version of its code."""
+
+
 def load_functions(target: str, directory: Path) -> dict[str, Function]:
-    """Return all functions of the apps that `target` names, by full name.
+    """Return all functions of the apps that `target` names, by full name."""
+    return load(target, directory).functions
+
+
+def load(target: str, directory: Path) -> Loaded:
+    """Return the functions of the apps that `target` names, and which code they have.
 
     `directory` (usually the current one) becomes importable first. An exception that the module
     itself raises is passed on as it is, for its traceback is what helps.
@@ -37,7 +53,7 @@ def load_functions(target: str, directory: Path) -> dict[str, Function]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise LoadError(f"{target}: more than one app is named {', '.join(sorted(twice))}")
     try:
-        return functions_of(apps)
+        return Loaded(functions_of(apps), code_versions(apps, directory))
     except ValueError as error:
         raise LoadError(f"{target}: {error}") from None
 

@@ -10,17 +10,23 @@ cannot work, is refused with what is allowed. docs/reference/config.md is made f
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from sublet.runtime.config.addresses import (
+    PORT_MAX,
+    is_loopback_host,
+    is_wildcard_host,
+    joined,
+    split,
+)
 from sublet.runtime.config.limits import SILENCE_S_MAX, SILENCE_S_MIN, Limits
 from sublet.scheduler.api import QueueOrder
 from sublet.scheduler.binding import auto as auto_binding  # noqa: F401  # Known by name.
@@ -37,6 +43,7 @@ OrderName = Literal[
     "arrival",
     "round-robin",
     "token-fair",
+    "shared-laxity",
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
@@ -50,8 +57,8 @@ FILE_BYTES_MAX = 1024 * 1024
 OTHERS = "*"
 """In shares: all tenants that are not named."""
 DATABASE_NAME = "sublet.db"
-PORT_MAX = 65_535
 WORKERS_MAX = 128
+CODE_VERSION_MAX = 100
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -91,13 +98,25 @@ class WorkerConfig:
     store `redis` then needs `appendfsync always`."""
     host: str = "127.0.0.1"
     """Address to listen on, for gRPC and HTTP."""
-    port: int = 0
-    """gRPC port; 0 for any free port. With `run`, the first worker's; the others take the next
-    ones."""
+    advertise: str = ""
+    """Address by which clients and other workers reach this one: a host, or `host:port` where ports
+    are mapped. Not set: `host`; if that is 0.0.0.0 or ::, the address of this machine's default
+    route, or else of its name."""
+    port: int | None = None
+    """gRPC port; 0 for any free port. Not set: with `run` and `dev` 7337, or any free port if that
+    is in use; with `worker` any free port. With `run`, the first worker's; the others take the
+    next ones, as they do with `http_port` and a port in `advertise`."""
     allow_remote: bool = False
     """Allow a host that other machines can reach, although traffic is not encrypted."""
     http_port: int | None = None
-    """HTTP port; 0 for any free port. Not set: no HTTP, except that `dev` uses 8000."""
+    """HTTP port; 0 for any free port. Not set: with `run` and `dev` 8080, or any free port if that
+    is in use; with `worker` no HTTP."""
+    code_version: str = ""
+    """Names the code of this worker's apps, such as a commit or the tag of an image. Not set: a
+    hash of their source files."""
+    upgrade: bool = False
+    """Join workers that run other code of the same app, as in a rolling upgrade. Otherwise the
+    worker refuses to start beside them."""
     lane: bool = True
     """Also offer a Unix socket to clients and workers on this machine."""
     workers_expected: int = 1
@@ -121,10 +140,13 @@ class WorkerConfig:
     """A link whose other end is silent for this long, even when probed, is considered lost: the
     other end reconnects, or its messages go to another worker."""
     order: OrderName = "least-laxity"
-    """The order in which queued messages run. `token-fair` needs `shares`."""
+    """The order in which queued messages run. `token-fair` needs `shares`; `shared-laxity` may have
+    them."""
     shares: str = ""
-    """For the order `token-fair`: tenants with their shares, such as `gold=40, silver=40, rest=20`.
-    Unnamed tenants share what `*` gets, or run when nothing else is queued."""
+    """For the orders `token-fair` (shares of messages) and `shared-laxity` (shares of time):
+    tenants with their shares, such as `gold=40, silver=40, *=20`. With `token-fair`, unnamed
+    tenants share what `*` gets, or run when nothing else is queued; with `shared-laxity`, each of
+    them has what `*` says, or 1."""
     patience_ms: int = 10_000
     """A message without a deadline is due after this long."""
     starvation_ms: int = 10_000
@@ -167,7 +189,8 @@ class WorkerConfig:
             )
         _check_choice("log_level", self.log_level, LogLevel)
         _check_choice("log_format", self.log_format, LogFormat)
-        _check_range("port", self.port, 0, PORT_MAX)
+        if self.port is not None:
+            _check_range("port", self.port, 0, PORT_MAX)
         if self.http_port is not None:
             _check_range("http_port", self.http_port, 0, PORT_MAX)
             if self.http_port == self.port != 0:
@@ -193,8 +216,14 @@ class WorkerConfig:
         self._check_binding()
         _check_range("lease_term_ms", self.lease_term_ms, 10, 600_000)
         _check_range("trace_sample_ratio", self.trace_sample_ratio, 0, 1)
+        if len(self.code_version) > CODE_VERSION_MAX or not self.code_version.isprintable():
+            raise ConfigError(
+                f"code_version is {self.code_version!r:.200}; allowed: up to {CODE_VERSION_MAX} "
+                "printable characters"
+            )
         if not self.host:
             raise ConfigError("host is empty; allowed: an address or name of this machine")
+        self._check_advertise()
         if not self.allow_remote and not is_loopback_host(self.host):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines can reach, but traffic is neither "
@@ -206,6 +235,47 @@ class WorkerConfig:
     def drain_notice_within_s(self) -> float:
         """How long callers have to go elsewhere; the other half is for what they had asked for."""
         return min(self.drain_notice_s, self.drain_timeout_s / 2)
+
+    def _check_advertise(self) -> None:
+        if not self.advertise:
+            return
+        try:
+            host, port = split(self.advertise)
+        except ValueError:
+            raise ConfigError(
+                f"advertise is {self.advertise!r}; allowed: a host or host:port, such as "
+                "10.0.0.7, worker-1:7070, [fd00::7]:7070"
+            ) from None
+        if is_wildcard_host(host):
+            raise ConfigError(
+                f"advertise is {self.advertise!r}, to which nobody can connect; allowed: an "
+                "address or name by which others reach this machine"
+            )
+        if port is not None and not self.port:
+            raise ConfigError(
+                f"advertise is {self.advertise!r}, with a port, but no port is set; set port to "
+                "the one that it leads to"
+            )
+
+    @property
+    def advertised(self) -> tuple[str, int | None]:
+        """The host that others are told, and the port if it is another than is listened on; the
+        host is a wildcard if it has to be found out."""
+        return split(self.advertise) if self.advertise else (self.host.strip("[]"), None)
+
+    def for_worker(self, index: int) -> WorkerConfig:
+        """Return the settings of one of several workers of a machine, counted from 0: where a port
+        is given, each takes the next."""
+        host, advertised_port = self.advertised
+        advertise = self.advertise
+        if advertised_port is not None:
+            advertise = joined(host, advertised_port + index)
+        return replace(
+            self,
+            port=self.port and self.port + index,
+            http_port=self.http_port and self.http_port + index,
+            advertise=advertise,
+        )
 
     def _check_binding(self) -> None:
         """A policy of an app's own is not known before its module is imported: only a worker that
@@ -257,14 +327,6 @@ def _is_redis_url(url: str) -> bool:
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
     return re.sub(r"(?<=:)[^:@/]*(?=@)|(?<=password=)[^&]*", "***", url)
-
-
-def is_loopback_host(host: str) -> bool:
-    """Tell whether only this machine can reach a server that listens at `host`."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _shares(text: str) -> dict[str, float]:

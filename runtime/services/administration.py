@@ -18,12 +18,11 @@ from sublet.functions.state import StateClock, StateKind, StoredRow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.execution.state_assignment import rows_of
 from sublet.runtime.hosting.partition_host import Host, Hosted
-from sublet.runtime.protocol.messages import Message
-from sublet.runtime.protocol.rpc import DeleteState, PutState, TakeDeadLetter
+from sublet.runtime.protocol.rpc import DeleteState, DropDeadLetter, PutState, ReplayDeadLetter
 from sublet.runtime.services.inspection import Inspection, decode_letter
 from sublet.statestore.contract import DEAD, StateRow, Store
 
-Action = PutState | DeleteState | TakeDeadLetter
+Action = PutState | DeleteState | ReplayDeadLetter | DropDeadLetter
 """Those that are commits of a partition."""
 
 BUSY_WAIT_S = 5.0
@@ -45,7 +44,7 @@ class Administration:
     def partition_of(self, action: Action) -> str:
         """Return whose owner has to carry this out; refuse what nobody can."""
         match action:
-            case TakeDeadLetter():
+            case ReplayDeadLetter() | DropDeadLetter():
                 return self._inspection.record_name(action.id)[0]
             case PutState() | DeleteState():
                 function = self._inspection.function(action.function)
@@ -64,7 +63,7 @@ class Administration:
         """Return when it is committed. The partition must be one of this worker's."""
         hosted = self._host.partitions[self.partition_of(action)]
         match action:
-            case TakeDeadLetter():
+            case ReplayDeadLetter() | DropDeadLetter():
                 await self._take(hosted, action)
             case PutState():
                 await self._replace(hosted, action.key, action.value)
@@ -73,7 +72,7 @@ class Administration:
             case _:
                 assert_never(action)
 
-    async def _take(self, hosted: Hosted, action: TakeDeadLetter) -> None:
+    async def _take(self, hosted: Hosted, action: ReplayDeadLetter | DropDeadLetter) -> None:
         partition, id_ = self._inspection.record_name(action.id)
         async with self._taking:
             found = await self._store.records(partition, DEAD, [id_])
@@ -81,15 +80,21 @@ class Administration:
                 raise RejectedError(
                     f"there is no dead letter {action.id!r}; it was already replayed or dropped"
                 )
-            replayed: Message | None = None
-            if action.replay:
-                replayed = decode_letter(found[0].value).message
-            await self._host.administer(
-                hosted,
-                lambda machine, ticket, now_ms: machine.dead_letter_taken(
-                    id_, replayed, ticket, now_ms
-                ),
-            )
+            if isinstance(action, ReplayDeadLetter):
+                letter = decode_letter(found[0].value).message
+                await self._host.administer(
+                    hosted,
+                    lambda partition, ticket, now_ms: partition.dead_letters.replay(
+                        id_, letter, ticket, now_ms
+                    ),
+                )
+            else:
+                await self._host.administer(
+                    hosted,
+                    lambda partition, ticket, now_ms: partition.dead_letters.drop(
+                        id_, ticket, now_ms
+                    ),
+                )
 
     async def _replace(self, hosted: Hosted, key: str, value: bytes | None) -> None:
         function = hosted.place.function
@@ -98,7 +103,8 @@ class Administration:
         try:
             # What is known of the key only in memory is committed first: its rows go, too.
             await self._host.administer(
-                hosted, lambda machine, ticket, now_ms: machine.commit_wanted(ticket, now_ms)
+                hosted,
+                lambda partition, ticket, now_ms: partition.state_editor.flush(ticket, now_ms),
             )
             stored = await self._store.load(hosted.partition.name, [cell_key])
             rows = self._new_rows(hosted, function, cell_key, stored, value)
@@ -107,13 +113,15 @@ class Administration:
             raise
         await self._host.administer(
             hosted,
-            lambda machine, ticket, now_ms: machine.state_replaced(cell_key, rows, ticket, now_ms),
+            lambda partition, ticket, now_ms: partition.state_editor.replace(
+                cell_key, rows, ticket, now_ms
+            ),
         )
 
     async def _hold(self, hosted: Hosted, key: str) -> None:
         try:
             async with asyncio.timeout(BUSY_WAIT_S):
-                while not hosted.partition.hold_key(key):
+                while not hosted.partition.state_editor.hold(key):
                     if hosted.partition.stopped:
                         raise UnavailableError(f"{hosted.partition.name} has moved", 500)
                     await asyncio.sleep(_LOOK_S)

@@ -18,7 +18,7 @@ from sublet.functions.codec import COLUMNS_MARK, type_name
 from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
 from sublet.runtime.execution.state_assignment import schema_of
 from sublet.runtime.execution.state_view import state_json
-from sublet.runtime.partition.lifecycle.completion import DeadLetter
+from sublet.runtime.partition.records.dead_letters import DeadLetter
 from sublet.runtime.partition.records.timers import Timer
 from sublet.runtime.protocol.rpc import (
     FunctionDescription,

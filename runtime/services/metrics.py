@@ -308,8 +308,8 @@ class WorkerCollector(Collector):
             for slot, name in _COUNTERS.items():
                 add(name, getattr(hosted.partition.counters, slot))
             add("sublet_queued", hosted.partition.queued)
-            add("sublet_staged_bytes", hosted.partition.staging.bytes)
-            add("sublet_rows_waiting", hosted.partition.staging.sealed_rows)
+            add("sublet_staged_bytes", hosted.partition.pipelines.staging.bytes)
+            add("sublet_rows_waiting", hosted.partition.pipelines.staging.sealed_rows)
             add("sublet_snapshot_bytes", hosted.partition.snapshots.bytes)
             add("sublet_partitions", 1)
             if hosted.cache is not None:

@@ -58,7 +58,7 @@ class SnapshotPages:
         """Pin those of the partitions that this worker owns, all in the same moment."""
         function = self._stateful(request.function)
         hosted = []
-        for index in dict.fromkeys(request.partitions):
+        for index in request.partitions:
             if index >= function.partition_count:
                 raise RejectedError(
                     f"{function.name} has no partition {index}; "
@@ -67,11 +67,10 @@ class SnapshotPages:
             found = self._host.partitions.get(partition_name(function.name, index))
             if found is not None and not found.partition.leaving:
                 hosted.append((index, found))
-        keys = request.keys or {}
-        key_count = sum(map(len, keys.values()))
+        key_count = sum(map(len, request.partitions.values()))
         if key_count > SNAPSHOT_KEYS_MAX:
             raise RejectedError(f"{key_count} keys were named; allowed: {SNAPSHOT_KEYS_MAX}")
-        pins = [self._pin(index, each, keys.get(index)) for index, each in hosted]
+        pins = [self._pin(index, each, request.partitions[index] or None) for index, each in hosted]
         pinned = await asyncio.gather(*pins, return_exceptions=True)
         done = [each for each in pinned if isinstance(each, PinnedPartition)]
         for each in pinned:

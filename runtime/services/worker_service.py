@@ -28,6 +28,8 @@ from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallRequest,
     DrainWorker,
+    EgressList,
+    EgressListRequest,
     EgressPage,
     EgressRequest,
     EndSnapshotRequest,
@@ -53,6 +55,7 @@ from sublet.runtime.protocol.rpc import (
     answering,
 )
 from sublet.runtime.services.administration import Administration
+from sublet.runtime.services.egress_list import EgressListing
 from sublet.runtime.services.egress_pages import EgressPages
 from sublet.runtime.services.inspection import Inspection
 from sublet.runtime.services.snapshot_pages import SnapshotPages
@@ -64,9 +67,14 @@ class ServedWorker(Protocol):
 
     id: str
     address: str
+    """Where others reach it."""
+    local_address: str
+    """Where it reaches itself, whatever it advertises."""
     host: Host
     router: Router
     functions: Mapping[str, Function]
+    versions: Mapping[str, str]
+    """App to the version of its code."""
     tracing: Tracing
     order: str
     """In which it runs what waits, by name."""
@@ -117,6 +125,7 @@ class WorkerService:
         self._client: Client | None = None
         self._opening = asyncio.Lock()
         self._egress = EgressPages(store)
+        self._egress_list = EgressListing(worker.functions, store, lambda: worker.router.topology)
         self._inspection = Inspection(worker.functions, store)
         self._snapshots = SnapshotPages(worker.functions, worker.host, store)
         self._administration = Administration(worker.host, store, self._inspection, routes)
@@ -139,7 +148,7 @@ class WorkerService:
         """
         async with self._opening:
             if self._client is None:
-                client = Client(self._worker.address, overload_retries=0)
+                client = Client(self._worker.local_address, overload_retries=0)
                 self._client = await self._stack.enter_async_context(client)
         return self._client
 
@@ -199,6 +208,7 @@ class WorkerService:
             store_failing_s=0.0 if trouble is None else trouble.for_s,
             store_problem="" if trouble is None else trouble.reason,
             not_ready=worker.not_ready(),
+            versions=dict(worker.versions),
         )
 
     def leases(self) -> LeasesReport:
@@ -235,7 +245,7 @@ class WorkerService:
                 worker=worker.id,
                 function=each.function,
                 count=each.count,
-                at_ms=each.wall_ms,
+                at_ms=max(0, each.wall_ms),
                 stages={stage: getattr(each, f"{stage}_ms") for stage in STAGES},
                 late=each.late,
                 attempt=each.attempt,
@@ -251,6 +261,9 @@ class WorkerService:
     async def egress_page(self, request: EgressRequest) -> EgressPage:
         """As `read_egress`, for who waits so shortly that a worker that ends can wait, too."""
         return await self._egress.read(request)
+
+    async def list_egresses(self, request: EgressListRequest) -> EgressList:
+        return await self._egress_list.list(request)
 
     async def read_state(self, request: StateRequest) -> StateReport:
         function = self._inspection.function(request.function)
@@ -375,7 +388,7 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         for name in counters.__slots__:
             totals[name] = totals.get(name, 0) + getattr(counters, name)
         totals["queued"] = totals.get("queued", 0) + hosted.partition.queued
-        staging = hosted.partition.staging
+        staging = hosted.partition.pipelines.staging
         totals["staged_bytes"] = totals.get("staged_bytes", 0) + staging.bytes
         totals["rows_waiting"] = totals.get("rows_waiting", 0) + staging.sealed_rows
         snapshots = hosted.partition.snapshots
