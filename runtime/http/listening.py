@@ -7,8 +7,14 @@ import ctypes
 import errno
 import socket
 import struct
+from typing import NamedTuple
 
+import structlog
+
+from sublet.runtime.config.addresses import is_wildcard_host
 from sublet.runtime.config.settings import PortTakenError
+
+_log = structlog.get_logger(__name__)
 
 BACKLOG = 1_024
 
@@ -24,15 +30,44 @@ _DROP_SYN = (
 )
 
 
+class ListenAt(NamedTuple):
+    """Where to listen; port 0 takes any free one."""
+
+    host: str
+    port: int = 0
+    or_any_port: bool = False
+    """Take any free one if the port is taken."""
+    kept: socket.socket | None = None
+    """Listens already, and goes on when the worker ends; then the rest does not count."""
+
+    def open(self) -> socket.socket:
+        if self.kept is not None:
+            return self.kept
+        try:
+            return listen(self.host, self.port)
+        except PortTakenError:
+            if not self.or_any_port:
+                raise
+            _log.warning("the port is in use; listening for HTTP on another", port=self.port)
+            return listen(self.host, 0)
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes any free one."""
+    """Return a socket that listens; port 0 takes any free one. On `::` it takes IPv4, too, as gRPC
+    does."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_dual = family is socket.AF_INET6 and is_wildcard_host(host) and socket.has_dualstack_ipv6()
     try:
-        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
+        listener = socket.create_server(
+            (host.strip("[]"), port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual
+        )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(port, "--http-port") from None
-        raise OSError(f"cannot listen for HTTP on {host}:{port}: {error.strerror}") from None
+        raise OSError(
+            f"cannot listen for HTTP on {host}: {error.strerror}; choose an address of this "
+            "machine (--host)"
+        ) from None
     listener.setblocking(False)
     return listener
 

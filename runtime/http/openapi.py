@@ -18,13 +18,21 @@ from sublet.runtime.http.content import JSON_TYPE, MSGPACK_TYPE
 from sublet.runtime.http.errors import PROBLEM_TYPE, STATUS_BY_CODE, problem_schema
 from sublet.runtime.http.request_parsing import DEADLINE_PATTERN, IDEMPOTENCY_KEY_PATTERN
 from sublet.runtime.http.sse import STREAM_TYPE
-from sublet.runtime.protocol.rpc import EGRESS_LIMIT_DEFAULT, EGRESS_LIMIT_MAX, EGRESS_WAIT_MS_MAX
+from sublet.runtime.protocol.rpc import (
+    EGRESS_LIMIT_DEFAULT,
+    EGRESS_LIMIT_MAX,
+    EGRESS_WAIT_MS_MAX,
+    LIST_LIMIT_DEFAULT,
+    LIST_LIMIT_MAX,
+)
 
 KEYS_LIMIT_DEFAULT = 100
 KEYS_LIMIT_MAX = 1_000
 
 Json = dict[str, Any]
 
+EXTENSION = "x-sublet"
+"""Of the document, and of the operations that call functions."""
 _REFERENCE = "#/components/schemas/{name}"
 _DECIMAL = r"^[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$"
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
@@ -105,13 +113,18 @@ def describe(functions: Mapping[str, Function], limits: Limits) -> Json:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Sublet",
+            "title": ", ".join(sorted({name.partition("/")[0] for name in functions})) or "Sublet",
             "version": _version(),
-            "description": "The functions of a Sublet worker, their state and their egress.",
+            "description": "Functions, their state and what they emit, served by Sublet.",
         },
+        EXTENSION: {"egress": _declared(functions.values())},
         "paths": paths,
         "components": {"schemas": {**components, "Problem": problem_schema()}},
     }
+
+
+def _declared(functions: Iterable[Function]) -> list[str]:
+    return sorted({name for each in functions for name in each.egress or ()})
 
 
 def _version() -> str:
@@ -132,6 +145,7 @@ def _describe_function(
         "operationId": f"call:{name}",
         "summary": summary or f"Call {name}.",
         "tags": [name.partition("/")[0]],
+        EXTENSION: _about_function(name, function),
         "parameters": [*_INVOKE_PARAMETERS],
         "responses": {
             "200": {
@@ -166,6 +180,24 @@ def _describe_function(
             "parameters": [_key_parameter(limits), *_INVOKE_PARAMETERS],
         }
         paths[f"/functions/{name}/{{key}}"] = {"post": keyed}
+
+
+def _about_function(name: str, function: Function) -> Json:
+    """Return what OpenAPI has no words for."""
+    return {
+        "function": name,
+        "kind": function.kind,
+        "state": _state_text(function),
+        "slo_ms": function.slo_ms,
+    }
+
+
+def _state_text(function: Function) -> str:
+    """Return the kind of state in short, `Value(Cart)`; nothing if none is declared."""
+    if function.state_kind is None:
+        return ""
+    text = re.sub(r"\b\w+\.(?=\w)", "", repr(function.state_kind))
+    return "" if text == "Value(Any)" else text
 
 
 def _describe_state(paths: Json, name: str, limits: Limits) -> None:
@@ -370,6 +402,33 @@ def _describe_worker(paths: Json) -> None:
             },
         }
     }
+    paths["/egress"] = {
+        "get": {
+            "operationId": "egresses",
+            "summary": "List egresses: those that functions have emitted to, and declared ones.",
+            "tags": ["egress"],
+            "parameters": [
+                {
+                    "name": "limit",
+                    "in": "query",
+                    "description": "Maximum number of egresses.",
+                    "schema": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": LIST_LIMIT_MAX,
+                        "default": LIST_LIMIT_DEFAULT,
+                    },
+                }
+            ],
+            "responses": {
+                "200": {
+                    "description": "Egresses, by name.",
+                    "content": _json_content(_EGRESSES_SCHEMA),
+                },
+                **_problems(("bad_request", "unavailable")),
+            },
+        }
+    }
     paths["/health"] = _about("health", "Liveness: the process is running.", "alive", ())
     paths["/ready"] = _about(
         "ready", "Readiness: the worker serves all its partitions.", "ready", ("unavailable",)
@@ -424,7 +483,7 @@ def _describe_worker(paths: Json) -> None:
             "tags": ["worker"],
             "responses": {
                 "200": {
-                    "description": "A page without scripts.",
+                    "description": "A page from which functions can be tried.",
                     "content": {"text/html": {"schema": {"type": "string"}}},
                 },
                 **_problems(()),
@@ -471,6 +530,28 @@ _LEASES_SCHEMA: Json = {
             },
         },
         "counters": {"type": "object", "additionalProperties": {"type": "number"}},
+    },
+}
+_EGRESSES_SCHEMA: Json = {
+    "type": "object",
+    "required": ["egresses", "more"],
+    "properties": {
+        "egresses": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "partitions", "values", "size_bytes", "last_ms", "declared"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "partitions": {"type": "integer", "description": "That have emitted to it."},
+                    "values": {"type": "integer", "description": "That are kept."},
+                    "size_bytes": {"type": "integer", "description": "About, of what is kept."},
+                    "last_ms": {"type": "integer", "description": "0 if nothing is kept."},
+                    "declared": {"type": "boolean"},
+                },
+            },
+        },
+        "more": {"type": "boolean"},
     },
 }
 _KEYS_SCHEMA: Json = {
@@ -549,6 +630,7 @@ def _problems(codes: Iterable[str]) -> Json:
         told = "; ".join(f"`{code}`: {_MEANINGS[code]}" for code in listed)
         responses[str(status)] = {
             "description": told,
+            EXTENSION: {code: _MEANINGS[code] for code in listed},
             "content": {PROBLEM_TYPE: {"schema": {"$ref": _REFERENCE.format(name="Problem")}}},
         }
         if status in (429, 503):
@@ -595,9 +677,35 @@ def _schemas(functions: Iterable[Function]) -> tuple[dict[Any, Json], Json]:
         wanted, schema_hook=custom, ref_template=_REFERENCE
     )
     components = {**components, **model_components}
+    _add_examples(wanted, schemas, components)
     for schema in _parts([*schemas, *components.values()]):
         _adjust(schema)
     return dict(zip(wanted, schemas, strict=True)), components
+
+
+def _add_examples(wanted: Iterable[Any], schemas: Iterable[Json], components: Json) -> None:
+    """Show what a time looks like where msgspec says only that it is a text: it may lack a zone."""
+    pending = list(zip(msgspec.inspect.multi_type_info(wanted), schemas, strict=True))
+    seen: set[int] = set()
+    while pending:
+        info, schema = pending.pop()
+        if isinstance(info, msgspec.inspect.DateTimeType | msgspec.inspect.TimeType):
+            if info.tz is None and schema.get("type") == "string":
+                is_time = isinstance(info, msgspec.inspect.TimeType)
+                schema["examples"] = ["12:00:00" if is_time else "2026-01-31T12:00:00Z"]
+        elif isinstance(info, msgspec.inspect.UnionType):
+            pending += zip(info.types, schema.get("anyOf", ()), strict=False)
+        elif isinstance(info, msgspec.inspect.ListType):
+            pending.append((info.item_type, schema.get("items", {})))
+        elif isinstance(info, msgspec.inspect.DictType):
+            pending.append((info.value_type, schema.get("additionalProperties", {})))
+        elif isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
+            if id(info) in seen:
+                continue
+            seen.add(id(info))
+            properties = components.get(schema.get("$ref", "").rpartition("/")[2], {})
+            properties = properties.get("properties", {})
+            pending += [(each.type, properties.get(each.encode_name, {})) for each in info.fields]
 
 
 def _describe_models(models: dict[type, Json], taken: Mapping[str, Json]) -> Json:

@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from sublet.functions.duration import milliseconds
 from sublet.functions.errors import KeyRejectedError, TooLargeError
-from sublet.runtime.config.settings import is_loopback_host
+from sublet.runtime.config.addresses import is_loopback_host
 from sublet.runtime.http.errors import HttpProblemError
 from sublet.runtime.protocol.idempotency_key import (
     IDEMPOTENCY_KEY_BYTES_MAX,

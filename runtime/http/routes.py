@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from html import escape
 from typing import Any, Protocol
 
 import msgspec
@@ -42,7 +43,7 @@ from sublet.runtime.http.content import (
     message_from,
 )
 from sublet.runtime.http.disconnects import OpenRequests, unless_left
-from sublet.runtime.http.docs_page import docs_page
+from sublet.runtime.http.docs_page import ASSETS, BASE, asset, docs_page
 from sublet.runtime.http.errors import PROBLEM_TYPE, HttpProblemError, Problem, problem, problem_of
 from sublet.runtime.http.openapi import KEYS_LIMIT_DEFAULT, KEYS_LIMIT_MAX, describe
 from sublet.runtime.http.request_parsing import (
@@ -59,7 +60,11 @@ from sublet.runtime.protocol.rpc import (
     EGRESS_LIMIT_DEFAULT,
     EGRESS_LIMIT_MAX,
     EGRESS_WAIT_MS_MAX,
+    LIST_LIMIT_DEFAULT,
+    LIST_LIMIT_MAX,
     CallInfo,
+    EgressList,
+    EgressListRequest,
     EgressPage,
     EgressRequest,
     LeasesReport,
@@ -78,8 +83,14 @@ EGRESS_WAIT_PIECE_MS = 500
 _PARTITION = re.compile(r"[0-9]{1,4}")
 Endpoint = Callable[[Request], Awaitable[Response]]
 _NO_STORE = {"cache-control": "no-store"}
-# Nothing is loaded from elsewhere and no script runs.
-_PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+# Nothing is loaded from or sent to anywhere else, and no script runs but the page's own file.
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    **_NO_STORE,
+}
 
 
 class IngressService(Protocol):
@@ -92,6 +103,8 @@ class IngressService(Protocol):
     async def read_state(self, request: StateRequest) -> StateReport: ...
 
     async def egress_page(self, request: EgressRequest) -> EgressPage: ...
+
+    async def list_egresses(self, request: EgressListRequest) -> EgressList: ...
 
     def metrics(self) -> bytes: ...
 
@@ -136,6 +149,7 @@ class HttpApp:
                 Route("/functions/{app}/{function}", self._ending(self._invoke), methods=["POST"]),
                 Route("/state/{app}/{function}/{key}", self._ending(self._state)),
                 Route("/state/{app}/{function}", self._ending(self._keys)),
+                Route("/egress", self._ending(self._egresses)),
                 Route("/egress/{name}/page", self._ending(self._egress_page)),
                 Route("/egress/{name}", self._ending(self._egress)),
                 Route("/health", self._health),
@@ -144,6 +158,8 @@ class HttpApp:
                 Route("/leases", self._leases),
                 Route("/openapi.json", self._openapi_document),
                 Route("/docs", self._docs),
+                Route("/docs/{asset}", self._asset),
+                Route("/", self._root),
             ],
             redirect_slashes=False,
         )
@@ -296,6 +312,12 @@ class HttpApp:
 
     # Egress
 
+    async def _egresses(self, request: Request) -> Response:
+        query = query_of(request.scope["query_string"], ("limit",))
+        limit = _number(query, "limit", LIST_LIMIT_DEFAULT, 1, LIST_LIMIT_MAX)
+        found = await self._service.list_egresses(EgressListRequest(limit=limit))
+        return _json({"egresses": found.egresses, "more": found.more})
+
     async def _egress_page(self, request: Request) -> Response:
         name = _egress_name(request)
         query = query_of(request.scope["query_string"], ("from", "limit", "wait_ms", "lost"))
@@ -374,10 +396,22 @@ class HttpApp:
             self._openapi = msgspec.json.encode(describe(self._functions, self._limits))
         return Response(self._openapi, media_type=JSON_TYPE)
 
+    async def _root(self, request: Request) -> Response:
+        # Relative: whatever stands before us may have put a prefix before our paths.
+        return Response(status_code=307, headers={"location": "docs", **_NO_STORE})
+
     async def _docs(self, request: Request) -> Response:
         if not self._page:
             self._page = docs_page(describe(self._functions, self._limits))
-        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
+        # What the browser knows better, behind a proxy, the page's script puts right.
+        base = escape(f"http://{request.headers.get('host', 'localhost')}")
+        return HTMLResponse(self._page.replace(BASE, base), headers=_PAGE_HEADERS)
+
+    async def _asset(self, request: Request) -> Response:
+        name = request.path_params["asset"]
+        if name not in ASSETS:
+            raise HTTPException(404)
+        return Response(asset(name), media_type=ASSETS[name], headers={"cache-control": "no-cache"})
 
 
 def _check(reason: str) -> None:

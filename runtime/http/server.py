@@ -15,11 +15,12 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from sublet.runtime.config.addresses import joined
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.http.disconnects import CONNECTION
 from sublet.runtime.http.errors import PROBLEM_TYPE, Problem, problem
 from sublet.runtime.http.lingering import LingeringTransport
-from sublet.runtime.http.listening import BACKLOG, let_nobody_connect, listen
+from sublet.runtime.http.listening import BACKLOG, ListenAt, let_nobody_connect
 
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
@@ -41,13 +42,20 @@ class HttpServer:
     """
 
     def __init__(
-        self, app: ASGIApp, tasks: asyncio.TaskGroup, *, host: str, port: int, limits: Limits
+        self,
+        app: ASGIApp,
+        tasks: asyncio.TaskGroup,
+        at: ListenAt,
+        *,
+        limits: Limits,
+        begin: asyncio.Event | None = None,
     ) -> None:
-        """Port 0 takes any free one."""
+        """Who connects before `begin` waits for it."""
         self._app = app
         self._tasks = tasks
-        self._host = host
-        self._port = port
+        self._at = at
+        self._begin = begin
+        self._port = at.port
         self._limits = limits
         self._is_draining = False
         self._server: _Server
@@ -55,9 +63,12 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """host:port, once it is started."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}"
+        """host:port at which it listens, once it is started."""
+        return joined(self._at.host, self._port)
+
+    @property
+    def port(self) -> int:
+        return self._port
 
     def drain(self) -> None:
         """Serve as before, and close each connection after its next reply, which says so."""
@@ -84,7 +95,7 @@ class HttpServer:
         return self._server.server_state.connections  # type: ignore[return-value]  # All are ours.
 
     async def __aenter__(self) -> HttpServer:
-        listener = listen(self._host, self._port)
+        listener = self._at.open()
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -104,11 +115,16 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
-        self._server = _Server(config, listener)
-        self._serving = self._tasks.create_task(self._server.serve([listener]))
-        while not (self._server.started or self._serving.done()):  # noqa: ASYNC110  # Nobody tells.
+        self._server = _Server(config, listener, is_shared=self._at.kept is not None)
+        self._serving = self._tasks.create_task(self._serve(listener))
+        while not (self._begin or self._server.started or self._serving.done()):  # noqa: ASYNC110  # Nobody tells.
             await asyncio.sleep(0)
         return self
+
+    async def _serve(self, listener: socket.socket) -> None:
+        if self._begin is not None:
+            await self._begin.wait()
+        await self._server.serve([listener])
 
     async def __aexit__(
         self,
@@ -117,13 +133,16 @@ class HttpServer:
         trace: TracebackType | None,
     ) -> None:
         self._server.should_exit = True
+        if not self._server.started:
+            self._serving.cancel()
         await asyncio.wait([self._serving])
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, *, is_shared: bool) -> None:
         super().__init__(config)
         self._listener = listener
+        self._is_shared = is_shared
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -133,9 +152,11 @@ class _Server(uvicorn.Server):
     async def stop_accepting(self) -> None:
         if self._listener.fileno() < 0:
             return
-        let_nobody_connect(self._listener)
-        await asyncio.sleep(ACCEPTED_S)
-        for server in self.servers:
+        if not self._is_shared:
+            let_nobody_connect(self._listener)
+            await asyncio.sleep(ACCEPTED_S)
+        # Who has connected to a socket that others have, too, is accepted by the next worker.
+        for server in self.servers if self.started else ():
             server.close()
         self._listener.close()
 
