@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -14,10 +14,17 @@ import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError, UnknownFunctionError
 from sublet.runtime.cli.commands.config import settings_of
-from sublet.runtime.cli.exit_codes import NoClusterError, NotLeftError, UsageError, exit_with
+from sublet.runtime.cli.development_note import development_state
+from sublet.runtime.cli.exit_codes import (
+    NoClusterError,
+    NotLeftError,
+    UsageError,
+    exit_with,
+    tell_waiting,
+)
+from sublet.runtime.config.addresses import PORT_MAX
 from sublet.runtime.config.settings import (
     DATABASE_NAME,
-    PORT_MAX,
     ConfigError,
     WorkerConfig,
     without_password,
@@ -28,6 +35,9 @@ from sublet.runtime.protocol.rpc import StatusReport
 from sublet.statestore.open import open_directory
 
 _ANSWER_TIMEOUT_S = 5.0
+RELOAD_S_MAX = 30.0
+"""So long a command waits for a `sublet dev` that starts its worker again."""
+_RELOAD_LOOK_S = 0.1
 _ANSWER_LIMITS = LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)
 T = TypeVar("T")
 
@@ -51,19 +61,35 @@ class Reached(NamedTuple):
         return full_name(name, [each.name for each in self.report.topology.functions])
 
 
-def ask(where: Where, question: Callable[[Reached], Awaitable[T]], as_json: bool) -> T:
-    """Return the answer of any worker; end the command if there is none."""
+def ask(
+    where: Where,
+    question: Callable[[Reached], Awaitable[T]],
+    as_json: bool,
+    *,
+    of_function: bool = False,
+) -> T:
+    """Return the answer of any worker; end the command if there is none.
+
+    `of_function`: it is a function that answers, and may refuse.
+    """
 
     async def reach_and_ask() -> T:
         settings = settings_of({"data_dir": where.data_dir, "config": where.config})
-        async with reach(where.connect, settings) as reached:
-            return await question(reached)
+        reload = _Reload(settings.data_dir)
+        while True:
+            async with reach(where.connect, settings, reload) as reached:
+                try:
+                    return await question(reached)
+                except UnavailableError:
+                    # Nothing has happened: it can be asked again.
+                    if not of_function or not await reload.wait():
+                        raise
 
     try:
         with _no_log():
             return asyncio.run(reach_and_ask())
     except (SubletError, UsageError, NoClusterError, NotLeftError, ConfigError) as error:
-        exit_with(error, as_json=as_json)
+        exit_with(error, as_json=as_json, of_function=of_function)
 
 
 @contextmanager
@@ -77,14 +103,63 @@ def _no_log() -> Iterator[None]:
         structlog.configure(**before)
 
 
+class _Reload:
+    """Waits for a `sublet dev` that starts its worker again, for a bounded time."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._seen = development_state(data_dir)
+        self._until_s = asyncio.get_running_loop().time() + RELOAD_S_MAX
+        self._is_told = False
+
+    @property
+    def is_under_way(self) -> bool:
+        return development_state(self._data_dir) == "starting"
+
+    async def wait(self) -> bool:
+        """Return whether to try again, after a moment."""
+        before, self._seen = self._seen, development_state(self._data_dir)
+        if self._seen == "failed":
+            raise NoClusterError(
+                "`sublet dev` is running, but its worker is not: see its terminal for what is "
+                "wrong in the code"
+            )
+        # It may have come to its end since we tried.
+        is_reload = "starting" in (before, self._seen)
+        if not is_reload or asyncio.get_running_loop().time() > self._until_s:
+            return False
+        if not self._is_told:
+            self._is_told = True
+            tell_waiting("`sublet dev` is restarting its worker")
+        await asyncio.sleep(_RELOAD_LOOK_S)
+        return True
+
+
 @asynccontextmanager
-async def reach(connect: str | None, settings: WorkerConfig) -> AsyncIterator[Reached]:
+async def reach(
+    connect: str | None, settings: WorkerConfig, reload: _Reload
+) -> AsyncIterator[Reached]:
     """Connect to any worker of the cluster; raise `NoClusterError` if none answers."""
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                reached = await _any_worker(connect, settings, reload, stack)
+                break
+            except NoClusterError:
+                if not await reload.wait():
+                    raise
+        yield reached
+
+
+async def _any_worker(
+    connect: str | None, settings: WorkerConfig, reload: _Reload, stack: AsyncExitStack
+) -> Reached:
     addresses = [_checked(connect)] if connect is not None else await addresses_in(settings)
     # Who is about to end may do so before it is asked for more: only if there is nobody else.
-    for is_any_fit in (False, True):
+    for is_any_fit in (False, not reload.is_under_way):
         for address in addresses:
-            async with UnaryClient(address, _ANSWER_LIMITS) as client:
+            async with AsyncExitStack() as own:
+                client = await own.enter_async_context(UnaryClient(address, _ANSWER_LIMITS))
                 try:
                     async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                         report = await client.status()
@@ -92,8 +167,8 @@ async def reach(connect: str | None, settings: WorkerConfig) -> AsyncIterator[Re
                     continue
                 if report.draining and not is_any_fit:
                     continue
-                yield Reached(client, report)
-                return
+                stack.push_async_exit(own.pop_all())
+                return Reached(client, report)
     if connect is not None:
         raise NoClusterError(
             f"no worker responds at {connect}; `sublet run` prints the addresses of its workers"
@@ -155,4 +230,4 @@ def _checked(address: str) -> str:
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and 1 <= int(port) <= PORT_MAX:
         return address
-    raise UsageError(f"--connect is {address!r}; allowed: host:port, such as 127.0.0.1:7070")
+    raise UsageError(f"--connect is {address!r}; allowed: host:port, such as 127.0.0.1:7337")

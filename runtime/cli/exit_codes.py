@@ -11,27 +11,31 @@ import typer
 
 from sublet.functions.errors import (
     DeadlineExceededError,
+    EgressLostError,
     EncodeError,
     IdempotencyConflictError,
     KeyRejectedError,
     PayloadError,
+    RejectedError,
     RetryLaterError,
+    SnapshotLostError,
     SubletError,
     TooLargeError,
     UnknownFunctionError,
     UnknownOutcomeError,
 )
-from sublet.statestore.contract import StoreServerError
+from sublet.statestore.contract import StoreReplacedError, StoreSetupError
 
-_USAGE_ERRORS = (
+_WRONG_REQUEST = (
     EncodeError,
     IdempotencyConflictError,
     KeyRejectedError,
     PayloadError,
-    StoreServerError,
     TooLargeError,
     UnknownFunctionError,
 )
+"""What is wrong with a request is wrong before any function sees it."""
+_LOST = (EgressLostError, SnapshotLostError)
 
 
 class ExitCode(IntEnum):
@@ -40,6 +44,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     NO_CLUSTER = 3
     RETRY_LATER = 4
+    STORE_REPLACED = 5
 
 
 class UsageError(Exception):
@@ -54,15 +59,18 @@ class NotLeftError(Exception):
     """A worker that was asked to leave is not seen to have left; the text says how it stands."""
 
 
-def exit_with(error: Exception, *, as_json: bool = False) -> NoReturn:
-    """Tell the error on standard error (as JSON: on standard output) and end the command."""
+def exit_with(error: Exception, *, as_json: bool = False, of_function: bool = False) -> NoReturn:
+    """Tell the error on standard error (as JSON: on standard output) and end the command.
+
+    `of_function`: a refusal may be a function's answer.
+    """
     if as_json:
         typer.echo(json.dumps({"ok": False, "error": _described(error)}))
     else:
         typer.echo(f"error: {error}", err=True)
         if hint := _hint(error):
             typer.echo(f"hint: {hint}", err=True)
-    raise typer.Exit(code_of(error))
+    raise typer.Exit(code_of(error, of_function=of_function))
 
 
 def tell_waiting(text: str) -> None:
@@ -84,15 +92,20 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def code_of(error: Exception) -> ExitCode:
+def code_of(error: Exception, *, of_function: bool = False) -> ExitCode:
     match error:
         case NoClusterError():
             return ExitCode.NO_CLUSTER
+        case StoreReplacedError():
+            return ExitCode.STORE_REPLACED
         case RetryLaterError() | NotLeftError():
             return ExitCode.RETRY_LATER
-        case OSError():
-            return ExitCode.FAILED
-        case SubletError() if not isinstance(error, _USAGE_ERRORS):
+        case RejectedError():
+            is_usage = not isinstance(error, _LOST)
+            if of_function:
+                is_usage = isinstance(error, _WRONG_REQUEST)
+            return ExitCode.USAGE if is_usage else ExitCode.FAILED
+        case SubletError() if not isinstance(error, StoreSetupError):
             return ExitCode.FAILED
         case _:
             return ExitCode.USAGE

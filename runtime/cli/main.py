@@ -3,9 +3,9 @@
 `sublet --help` must be quick, so nothing heavy is imported up here: each command imports what it
 needs when it runs.
 
-Exit codes: 0 done; 1 the function failed, or a change was not confirmed; 2 wrong usage or
-settings; 3 no cluster could be reached (for `run`: the workers could not be kept alive);
-4 overloaded or not ready, try again.
+Exit codes: 0 done; 1 the function failed, or a change was not confirmed; 2 wrong use or
+settings; 3 nobody was reached (for `run`: the workers could not be kept alive);
+4 overloaded or not ready, try again; 5 the store was replaced under a running worker.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sublet.runtime.cli.commands.config import with_settings
 if TYPE_CHECKING:
     from sublet.runtime.cli.cluster_lookup import Where
 
-_EXIT_CODES = """Exit codes: 0 success; 1 the function failed; 2 usage error;
-3 no cluster reachable; 4 overloaded or not ready, try again."""
+_EXIT_CODES = """Exit codes: 0 success; 1 the function failed; 2 wrong use;
+3 no worker reached; 4 overloaded or not ready, try again."""
 
 
 def _group(name: str, help_text: str) -> typer.Typer:
@@ -44,6 +44,7 @@ pipelines_cli = _group(
     "pipelines",
     "List and manage the Spark queries, named writes and backfills that a cluster knows.",
 )
+egress_cli = _group("egress", "List where functions emit to; `sublet tail` reads it.")
 config_cli = _group("config", "Show the settings.")
 
 Target = Annotated[
@@ -109,6 +110,11 @@ PipelineName = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
 
+Http = Annotated[
+    bool,
+    typer.Option("--http/--no-http", help="Serve HTTP, by default on port 8080 if it is free."),
+]
+
 _WORKER_FLAGS = (
     "data_dir",
     "store",
@@ -116,8 +122,11 @@ _WORKER_FLAGS = (
     "host",
     "port",
     "http_port",
+    "advertise",
     "allow_remote",
     "lane",
+    "code_version",
+    "upgrade",
 )
 _LOG_FLAGS = ("log_level", "log_format")
 
@@ -178,12 +187,12 @@ def new(
 
 
 @cli.command()
-@with_settings("data_dir", "store", "host", "port", "http_port", "allow_remote", *_LOG_FLAGS)
+@with_settings(
+    *("data_dir", "store", "host", "port", "http_port", "allow_remote", "upgrade"), *_LOG_FLAGS
+)
 def dev(
     app: Target = None,
-    http: Annotated[
-        bool, typer.Option("--http/--no-http", help="Serve HTTP, by default on port 8000.")
-    ] = True,
+    http: Http = True,
     **flags: Any,
 ) -> None:
     """Run one worker and restart it whenever a .py file changes. State is kept.
@@ -204,6 +213,7 @@ def run(
     workers: Annotated[
         int, typer.Option("--workers", "-n", min=1, max=128, help="Number of worker processes.")
     ] = 1,
+    http: Http = True,
     **flags: Any,
 ) -> None:
     """Run an app on one or more worker processes on this machine.
@@ -215,7 +225,7 @@ def run(
     """
     from sublet.runtime.cli.commands import run as run_commands
 
-    run_commands.run_workers(app, workers, flags)
+    run_commands.run_workers(app, workers, http, flags)
 
 
 @cli.command()
@@ -223,17 +233,21 @@ def run(
 def worker(
     app: Target = None,
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    prefer_port: Annotated[int, typer.Option(hidden=True)] = 0,
+    prefer_http_port: Annotated[int | None, typer.Option(hidden=True)] = None,
+    http_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     **flags: Any,
 ) -> None:
     """Run one worker process in the foreground.
 
     Workers with the same --data-dir, or with the same redis_url, form one cluster.
 
-    Example: sublet worker examples/word_count.py:app --port 7070
+    Example: sublet worker examples/word_count.py:app --port 7337
     """
     from sublet.runtime.cli.commands import run as run_commands
 
-    run_commands.run_worker(app, flags, supervisor_fd)
+    given = run_commands.Given(supervisor_fd, prefer_port, prefer_http_port, http_fd)
+    run_commands.run_worker(app, flags, given)
 
 
 @cli.command()
@@ -250,7 +264,16 @@ def simulate(
         list[str] | None,
         typer.Option("--order", "-o", metavar="NAME", help="Queue order; several are compared."),
     ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", "-n", min=1, max=10_000)] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            "-n",
+            min=1,
+            max=10_000,
+            help="Number of workers; the load of the built-in scenario grows with it.",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the random events.")] = None,
     plot: Annotated[
         Path | None,
@@ -270,8 +293,10 @@ def simulate(
     """
     from sublet.runtime.cli.commands import simulate as simulate_commands
 
-    asked = simulate_commands.Asked(scenario, order or [], workers, seed, plot, keep, as_json)
-    simulate_commands.simulate(asked)
+    arguments = simulate_commands.SimulateArguments(
+        scenario, order or [], workers, seed, plot, keep, as_json
+    )
+    simulate_commands.simulate(arguments)
 
 
 # Messages
@@ -295,8 +320,8 @@ def call(  # noqa: PLR0913 - each argument is an option of the command
     """
     from sublet.runtime.cli.commands import calls as calls_commands
 
-    asked = calls_commands.Asked(fn, key, payload, deadline, idempotency_key)
-    calls_commands.call(asked, _where(connect, data_dir, config), as_json)
+    arguments = calls_commands.CallArguments(fn, key, payload, deadline, idempotency_key)
+    calls_commands.call(arguments, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -317,8 +342,8 @@ def send(  # noqa: PLR0913 - each argument is an option of the command
     """
     from sublet.runtime.cli.commands import calls as calls_commands
 
-    asked = calls_commands.Asked(fn, key, payload, deadline, idempotency_key)
-    calls_commands.send(asked, _where(connect, data_dir, config), as_json)
+    arguments = calls_commands.CallArguments(fn, key, payload, deadline, idempotency_key)
+    calls_commands.send(arguments, _where(connect, data_dir, config), as_json)
 
 
 @cli.command()
@@ -357,8 +382,25 @@ def tail(  # noqa: PLR0913 - each argument is an option of the command
     """
     from sublet.runtime.cli.commands import tail as tail_commands
 
-    asked = tail_commands.Asked(egress, start, follow, limit, skip_lost)
-    tail_commands.tail(asked, _where(connect, data_dir, config), as_json)
+    arguments = tail_commands.TailArguments(egress, start, follow, limit, skip_lost)
+    tail_commands.tail(arguments, _where(connect, data_dir, config), as_json)
+
+
+@egress_cli.command("list")
+def egress_list(
+    limit: Limit = 100,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List egresses: those that functions have emitted to, and those that apps declare.
+
+    Example: sublet egress list
+    """
+    from sublet.runtime.cli.commands import egress as egress_commands
+
+    egress_commands.list_all(limit, _where(connect, data_dir, config), as_json)
 
 
 # Looking
@@ -398,7 +440,7 @@ def drain(
 ) -> None:
     """Drain a worker: it hands over its partitions, finishes and ends. No request fails.
 
-    Example: sublet drain 127.0.0.1:7071
+    Example: sublet drain 127.0.0.1:7338
     """
     from sublet.runtime.cli.commands import workers as workers_commands
 
@@ -566,11 +608,10 @@ def state_put(  # noqa: PLR0913 - each argument is an option of the command
 
     Example: sublet state put count ada 7 --yes
     """
+    from sublet.functions.address import Address
     from sublet.runtime.cli.commands import state as state_commands
 
-    state_commands.put(
-        state_commands.Place(fn, key), value, yes, _where(connect, data_dir, config), as_json
-    )
+    state_commands.put(Address(fn, key), value, yes, _where(connect, data_dir, config), as_json)
 
 
 @state_cli.command("delete")
@@ -587,11 +628,10 @@ def state_delete(
 
     Example: sublet state delete count ada --yes
     """
+    from sublet.functions.address import Address
     from sublet.runtime.cli.commands import state as state_commands
 
-    state_commands.delete(
-        state_commands.Place(fn, key), yes, _where(connect, data_dir, config), as_json
-    )
+    state_commands.delete(Address(fn, key), yes, _where(connect, data_dir, config), as_json)
 
 
 # History
@@ -662,10 +702,10 @@ def backfill(  # noqa: PLR0913 - each argument is an option of the command
     """
     from sublet.runtime.cli.commands import backfill as backfill_commands
 
-    asked = backfill_commands.Asked(
+    arguments = backfill_commands.BackfillArguments(
         files, target, key, name, payload, format_name, batch_rows, time, until, rate, dry_run
     )
-    backfill_commands.backfill(asked, _where(connect, data_dir, config), as_json)
+    backfill_commands.backfill(arguments, _where(connect, data_dir, config), as_json)
 
 
 @pipelines_cli.command("list")
@@ -821,7 +861,7 @@ def dead_replay(
     """
     from sublet.runtime.cli.commands import records as records_commands
 
-    chosen = records_commands.Chosen(letters or [], everything, function)
+    chosen = records_commands.LetterSelection(letters or [], everything, function)
     records_commands.dead_replay(chosen, _where(connect, data_dir, config), as_json)
 
 
@@ -842,7 +882,7 @@ def dead_drop(  # noqa: PLR0913 - each argument is an option of the command
     """
     from sublet.runtime.cli.commands import records as records_commands
 
-    chosen = records_commands.Chosen(letters or [], everything, function)
+    chosen = records_commands.LetterSelection(letters or [], everything, function)
     records_commands.dead_drop(chosen, yes, _where(connect, data_dir, config), as_json)
 
 
@@ -860,6 +900,7 @@ def config_show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     config_commands.show(config, as_json)
 
 
+cli.add_typer(egress_cli)
 cli.add_typer(state_cli)
 cli.add_typer(dead_cli)
 cli.add_typer(pipelines_cli)

@@ -18,14 +18,16 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from sublet.runtime.cli.ports import Door
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, environment_of
 
 EXIT_USAGE = 2
+EXIT_STORE_REPLACED = 5
 LINE_BYTES_MAX = 64 * 1024
 _OUTPUT_GRACE_S = 1.0
 
@@ -44,6 +46,11 @@ class ReadyNote(msgspec.Struct, frozen=True, kw_only=True):
 
 class GaveUpError(Exception):
     """A worker cannot be kept alive; the text says why."""
+
+    def __init__(self, text: str, *, is_usage: bool = False) -> None:
+        """`is_usage`: it cannot even start, with this app or these settings."""
+        super().__init__(text)
+        self.is_usage = is_usage
 
 
 class RestartBudget:
@@ -82,6 +89,8 @@ class Launch:
     workers: int
     environment: Mapping[str, str]
     """The variables of the workers, to which the settings are added."""
+    doors: Sequence[Door] = ()
+    """Where each worker listens, if the settings do not say; none: on any free port."""
     stop_grace_s: float = 10.0
     """How long a worker may take to leave, beyond `drain_timeout_s`, before it is killed."""
 
@@ -89,17 +98,19 @@ class Launch:
     def stop_timeout_s(self) -> float:
         return self.config.drain_timeout_s + self.stop_grace_s
 
-    def command(self, supervisor_fd: int) -> list[str]:
+    def door(self, index: int) -> Door:
+        return self.doors[index] if self.doors else Door()
+
+    def command(self, index: int, supervisor_fd: int) -> list[str]:
         return [
             *(sys.executable, "-m", "sublet", "worker", self.target),
             *("--supervisor-fd", str(supervisor_fd)),
+            *self.door(index).options,
         ]
 
     def variables(self, index: int) -> dict[str, str]:
         """Return the environment of worker `index`, which counts from 0."""
-        port = self.config.port and self.config.port + index
-        http_port = self.config.http_port and self.config.http_port + index
-        config = replace(self.config, port=port, http_port=http_port, workers_expected=self.workers)
+        config = replace(self.config.for_worker(index), workers_expected=self.workers)
         return {**self.environment, **environment_of(config), "PYTHONUNBUFFERED": "1"}
 
     def __post_init__(self) -> None:
@@ -149,7 +160,7 @@ class Supervisor:
                 for index in range(self._launch.workers):
                     tasks.create_task(self._keep(index))
         except* GaveUpError as errors:
-            raise GaveUpError("; ".join(str(each) for each in errors.exceptions)) from None
+            raise _joined(errors) from None
 
     def stop(self) -> None:
         """Ask all workers to leave."""
@@ -162,18 +173,27 @@ class Supervisor:
             _signal(process, signal.SIGKILL)
 
     async def _keep(self, index: int) -> None:
-        budget = self._new_budget()
+        budget, was_ready = self._new_budget(), False
         while not self._stopping.is_set():
             status = await self._run_once(index)
             if self._stopping.is_set():
                 return
+            was_ready = was_ready or index in self.notes
             if index in self.notes and self.notes[index].drained:
                 del self.notes[index]
                 self._on_event(index, "was drained; not restarting it")
                 return
             if status == EXIT_USAGE and index not in self.notes:
                 # It would fail in the same way again.
-                raise GaveUpError(f"worker {index + 1} cannot start; see its message above")
+                if was_ready and self.notes:
+                    # What has changed since, such as the code, is no reason to end the others.
+                    self._on_event(index, "cannot start again (see above); the others go on")
+                    return
+                text = f"worker {index + 1} cannot start; see its message above"
+                raise GaveUpError(text, is_usage=True)
+            if status == EXIT_STORE_REPLACED:
+                # Whoever has done it has to look first: another worker would begin a new store.
+                raise GaveUpError(f"worker {index + 1} has lost its store; see its message above")
             self.notes.pop(index, None)
             delay_s = budget.delay_s(time.monotonic())
             if delay_s is None:
@@ -192,13 +212,14 @@ class Supervisor:
         here, there = socket.socketpair()
         try:
             with there:
+                http_fd = self._launch.door(index).http_fd
                 process = await asyncio.create_subprocess_exec(
-                    *self._launch.command(there.fileno()),
+                    *self._launch.command(index, there.fileno()),
                     stdin=DEVNULL,
                     stdout=PIPE,
                     stderr=STDOUT,
                     env=self._launch.variables(index),
-                    pass_fds=(there.fileno(),),
+                    pass_fds=(there.fileno(), *(() if http_fd is None else (http_fd,))),
                     start_new_session=True,
                 )
         except BaseException:
@@ -262,6 +283,12 @@ class Supervisor:
             await process.wait()
 
 
+def _joined(errors: BaseExceptionGroup[GaveUpError]) -> GaveUpError:
+    found = [each for each in errors.exceptions if isinstance(each, GaveUpError)]
+    text = "; ".join(map(str, found))
+    return GaveUpError(text, is_usage=all(each.is_usage for each in found))
+
+
 def _signal(process: Process, number: signal.Signals) -> None:
     # It may have ended since it was last looked at.
     with contextlib.suppress(ProcessLookupError):
@@ -289,11 +316,11 @@ def line_for_log(index: int, line: str, as_json: bool) -> str:
     return json.dumps({"event": line, "worker_index": index + 1, "level": "info"})
 
 
-def supervisor_socket(descriptor: int) -> socket.socket:
-    """Return a worker's end of the connection to its supervisor."""
+def inherited_socket(flag: str, descriptor: int) -> socket.socket:
+    """Return a socket that a worker has from its supervisor."""
     try:
         mine = socket.socket(fileno=descriptor)
     except OSError as error:
-        raise ConfigError(f"--supervisor-fd {descriptor}: {error.strerror}") from None
+        raise ConfigError(f"{flag} {descriptor}: {error.strerror}") from None
     os.set_inheritable(descriptor, False)
     return mine

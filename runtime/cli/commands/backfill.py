@@ -29,8 +29,8 @@ LINE_EVERY_S = 10.0
 """How often people are told how far it is where there is no terminal, such as in a log."""
 
 
-class Asked(NamedTuple):
-    """What is to be fed, as it was typed."""
+class BackfillArguments(NamedTuple):
+    """What to feed, as typed."""
 
     files: list[str]
     target: str
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
     dry_run: bool
 
 
-def backfill(asked: Asked, where: Where, as_json: bool) -> None:
+def backfill(arguments: BackfillArguments, where: Where, as_json: bool) -> None:
     try:
         # Here, as both take long to import; the command line is where all parts meet.
         from sublet.spark_bridge.history import backfill as bridge
@@ -58,27 +58,27 @@ def backfill(asked: Asked, where: Where, as_json: bool) -> None:
         from sublet.runtime.client.client import Client
 
         wanted = bridge.Backfill(
-            target=reached.full_name(asked.target),
-            name=asked.name,
-            files=tuple(files_in(asked.files, asked.format_name)),
-            key=tuple(each.strip() for each in asked.key.split(",")),
-            payload=asked.payload,
-            format_name=asked.format_name,
-            batch_rows=asked.batch_rows,
-            time=asked.time,
-            until=asked.until,
-            rate=asked.rate,
+            target=reached.full_name(arguments.target),
+            name=arguments.name,
+            files=tuple(files_in(arguments.files, arguments.format_name)),
+            key=tuple(each.strip() for each in arguments.key.split(",")),
+            payload=arguments.payload,
+            format_name=arguments.format_name,
+            batch_rows=arguments.batch_rows,
+            time=arguments.time,
+            until=arguments.until,
+            rate=arguments.rate,
         )
         addresses = list(reached.report.topology.workers.values())
         async with Client(addresses, tell=tell_waiting) as client:
             with _Bar(wanted, quiet=as_json) as bar:
                 planned = await bridge.plan(client, wanted, bar.looked)
                 bar.go_on(planned)
-                if asked.dry_run:
+                if arguments.dry_run:
                     rows = await bridge.rehearse(client, wanted, planned, bar.looked)
                 else:
                     result = await bridge.run(client, wanted, planned, bar.tell)
-            if asked.dry_run:
+            if arguments.dry_run:
                 _tell_plan(wanted, planned, rows, as_json)
             else:
                 _tell_result(wanted, result, as_json)

@@ -20,12 +20,12 @@ from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.protocol.rpc import CallInfo, CallRequest
 
-_PATIENCE_S = 5.0
-"""The worker answers when the deadline has passed; so long after it nobody waits for that."""
+_REPLY_MARGIN_S = 5.0
+"""How long after the deadline to wait for the worker to say that it has passed."""
 
 
-class Asked(NamedTuple):
-    """A message as it was typed."""
+class CallArguments(NamedTuple):
+    """A message, as typed."""
 
     function: str
     key: str
@@ -34,13 +34,13 @@ class Asked(NamedTuple):
     idempotency_key: str
 
 
-def call(asked: Asked, where: Where, as_json: bool) -> None:
+def call(arguments: CallArguments, where: Where, as_json: bool) -> None:
     info = CallInfo()
 
     async def question(client: UnaryClient, request: CallRequest) -> object:
         return msgspec.msgpack.decode(await client.call(request, info))
 
-    result, took_ms = _guarded(asked, where, question, as_json)
+    result, took_ms = _guarded(arguments, where, question, as_json)
     if as_json:
         done = {"ok": True, "result": result, **_about(info, took_ms)}
         typer.echo(msgspec.json.encode(done).decode())
@@ -49,14 +49,14 @@ def call(asked: Asked, where: Where, as_json: bool) -> None:
         typer.echo(msgspec.json.format(text, indent=2 if sys.stdout.isatty() else 0).decode())
 
 
-def send(asked: Asked, where: Where, as_json: bool) -> None:
+def send(arguments: CallArguments, where: Where, as_json: bool) -> None:
     info = CallInfo()
 
     async def question(client: UnaryClient, request: CallRequest) -> object:
         await client.send(request, info)
         return None
 
-    _, took_ms = _guarded(asked, where, question, as_json)
+    _, took_ms = _guarded(arguments, where, question, as_json)
     if as_json:
         typer.echo(json.dumps({"ok": True, **_about(info, took_ms)}))
     else:
@@ -68,14 +68,14 @@ def _about(info: CallInfo, took_ms: float) -> dict[str, object]:
 
 
 def _guarded(
-    asked: Asked,
+    arguments: CallArguments,
     where: Where,
     question: Callable[[UnaryClient, CallRequest], Awaitable[object]],
     as_json: bool,
 ) -> tuple[object, float]:
     """Return the result and how long it took; end the command if there is none."""
     try:
-        request = request_of(asked)
+        request = request_of(arguments)
     except UsageError as error:
         exit_with(error, as_json=as_json)
 
@@ -83,7 +83,7 @@ def _guarded(
         named = msgspec.structs.replace(request, function=reached.full_name(request.function))
         return await _timed(reached.client, named, question)
 
-    return ask(where, timed, as_json)
+    return ask(where, timed, as_json, of_function=True)
 
 
 async def _timed(
@@ -94,33 +94,33 @@ async def _timed(
     time_left_s = (request.time_left_ms or 0) / 1000
     started_s = time.perf_counter()
     try:
-        async with asyncio.timeout(time_left_s + _PATIENCE_S):
+        async with asyncio.timeout(time_left_s + _REPLY_MARGIN_S):
             result = await question(client, request)
     except TimeoutError:
         raise DeadlineExceededError(
-            f"no reply within {time_left_s + _PATIENCE_S:.1f} s; the effect may still happen"
+            f"no reply within {time_left_s + _REPLY_MARGIN_S:.1f} s; the effect may still happen"
         ) from None
     return result, (time.perf_counter() - started_s) * 1000
 
 
-def request_of(asked: Asked) -> CallRequest:
+def request_of(arguments: CallArguments) -> CallRequest:
     """Return the request, or raise `UsageError` that says what is wrong with it."""
     try:
-        time_left_ms = int(milliseconds(asked.deadline))
+        time_left_ms = int(milliseconds(arguments.deadline))
     except ValueError as error:
         raise UsageError(f"--deadline: {error}") from None
     if time_left_ms < 1:
-        raise UsageError(f"--deadline is {asked.deadline}; allowed: 1ms or more")
-    if asked.idempotency_key:
-        refusal = refusal_of_idempotency_key(asked.idempotency_key)
+        raise UsageError(f"--deadline is {arguments.deadline}; allowed: 1ms or more")
+    if arguments.idempotency_key:
+        refusal = refusal_of_idempotency_key(arguments.idempotency_key)
         if refusal is not None:
             raise UsageError(f"--idempotency-key: {refusal}")
     return CallRequest(
-        function=asked.function,
-        key=asked.key,
-        payload=payload_of(text_of(asked.payload)),
+        function=arguments.function,
+        key=arguments.key,
+        payload=payload_of(text_of(arguments.payload)),
         time_left_ms=time_left_ms,
-        idempotency_key=asked.idempotency_key,
+        idempotency_key=arguments.idempotency_key,
     )
 
 
@@ -150,7 +150,7 @@ def payload_of(text: str) -> bytes:
 
 
 def _refuse_constant(name: str) -> object:
-    raise UsageError(f"the message is not JSON: {name} is no JSON number")
+    raise UsageError(f"the message is not JSON: {name} is not a JSON number")
 
 
 def _is_word(text: str) -> bool:

@@ -69,8 +69,8 @@ def _parameter(name: str, setting: Any, text: str) -> inspect.Parameter:
     else:
         names = [flag, _SHORT[name]] if name in _SHORT else [flag]
     default = setting.default
-    if default is None or isinstance(default, bool):
-        default = {True: "yes", False: "no", None: "none"}[default]
+    if default in (None, "") or isinstance(default, bool):
+        default = {True: "yes", False: "no", None: "none", "": "none"}[default]
     option = typer.Option(*names, help=f"{text} [default: {default}]", metavar=_METAVAR.get(name))
     # Texts of a closed choice are checked by the settings, which know where they came from.
     kind = str if is_choice else wanted

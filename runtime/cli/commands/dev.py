@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import typer
 
-from sublet.runtime.cli.commands.config import settings_of
-from sublet.runtime.cli.commands.run import ProcessLog, on_signals, target_of
-from sublet.runtime.cli.exit_codes import UsageError, exit_with
+from sublet.runtime.cli import debugger
+from sublet.runtime.cli.commands.run import ProcessLog, launch_of, on_signals
+from sublet.runtime.cli.development_note import State, telling
 from sublet.runtime.cli.source_watch import FILES_MAX, SourceWatch
 from sublet.runtime.cli.supervisor import GaveUpError, Launch, RestartBudget, Supervisor
-from sublet.runtime.config.settings import ConfigError, WorkerConfig
 
-HTTP_PORT = 8_000
 LOOK_S = 0.25
 
 
 def dev(target: str | None, http: bool, flags: Mapping[str, object]) -> None:
     """Run until a signal."""
-    try:
-        config = settings_of(flags)
-        config = replace(config, http_port=_http_port(config) if http else None)
-        named = target_of(target, config)
-        launch = Launch(target=named, config=config, workers=1, environment=os.environ)
-    except (ConfigError, UsageError) as error:
-        exit_with(error)
-    asyncio.run(_Development(launch, _roots(named)).run())
-
-
-def _http_port(config: WorkerConfig) -> int:
-    """Return the port that was asked for, else the usual one, else any."""
-    if config.http_port is not None:
-        return config.http_port
-    try:
-        with socket.create_server((config.host, HTTP_PORT)):
-            return HTTP_PORT
-    except OSError:
-        return 0
+    with ExitStack() as stack:
+        launch = launch_of(target, 1, http, flags, stack, keep=True)
+        debugging = debugger.variables(launch.environment)
+        launch = replace(launch, environment={**launch.environment, **debugging})
+        tell_state = stack.enter_context(telling(launch.config.data_dir))
+        asyncio.run(_Development(launch, _roots(launch.target), tell_state).run())
 
 
 def _roots(target: str) -> list[Path]:
@@ -54,8 +39,11 @@ def _roots(target: str) -> list[Path]:
 
 
 class _Development:
-    def __init__(self, launch: Launch, roots: list[Path]) -> None:
+    def __init__(
+        self, launch: Launch, roots: list[Path], tell_state: Callable[[State], None]
+    ) -> None:
         self._launch = launch
+        self._tell_state = tell_state
         self._log = ProcessLog(launch.config.log_format == "json")
         self._watch = SourceWatch(roots)
         self._stopping = asyncio.Event()
@@ -89,23 +77,27 @@ class _Development:
             greeting = tasks.create_task(self._greet(supervisor, started_s))
             running = tasks.create_task(self._run(supervisor))
             changed = await self._changed()
+            self._tell_state("starting")
             supervisor.stop()
             await running
             greeting.cancel()
         if changed:
-            self._say(f"{', '.join(changed[:3])} changed; restarting")
+            for path in changed:
+                _forget_compiled(path)
+            self._say(f"{', '.join(map(_shown, changed[:3]))} changed; restarting")
 
     async def _run(self, supervisor: Supervisor) -> None:
         try:
             await supervisor.run()
         except GaveUpError:
+            self._tell_state("failed")
             self._say("the worker ended (see above); waiting for a change")
 
-    async def _changed(self) -> list[str]:
-        """Return the names of changed files; none if it is time to stop."""
+    async def _changed(self) -> list[Path]:
+        """Return the changed files; none if it is time to stop."""
         while not self._stopping.is_set():
             if changed := self._watch.changed():
-                return [_shown(path) for path in changed]
+                return changed
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._stopping.wait()
@@ -115,6 +107,7 @@ class _Development:
 
     async def _greet(self, supervisor: Supervisor, started_s: float) -> None:
         await supervisor.ready.wait()
+        self._tell_state("running")
         for note in supervisor.notes.values():
             took_s = time.monotonic() - started_s
             http = f", http://{note.http}" if note.http else ""
@@ -124,6 +117,11 @@ class _Development:
     def _say(self, text: str) -> None:
         if self._launch.config.log_format != "json":
             typer.echo(f"dev | {text}")
+
+
+def _forget_compiled(path: Path) -> None:
+    """Python takes compiled code for that of a source of the same second and size."""
+    Path(cache_from_source(path)).unlink(missing_ok=True)
 
 
 def _shown(path: Path) -> str:

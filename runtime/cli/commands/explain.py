@@ -32,7 +32,7 @@ _MEANING = {
 }
 
 
-class Told(NamedTuple):
+class Explained(NamedTuple):
     requests: list[RequestTimes]
     silent: list[str]
     """Workers that did not answer."""
@@ -46,14 +46,16 @@ def why(request: str, seen: str, where: Where, as_json: bool) -> None:
         exit_with(UsageError(str(error)), as_json=as_json)
 
     async def question(reached: Reached) -> dict[str, Any]:
-        told = await _ask_all(reached, ExplainRequest(request_id=request))
-        if not told.requests:
-            unknown = f"; no response from {', '.join(told.silent)}" if told.silent else ""
+        explained = await _ask_all(reached, ExplainRequest(request_id=request))
+        if not explained.requests:
+            unknown = (
+                f"; no response from {', '.join(explained.silent)}" if explained.silent else ""
+            )
             raise RejectedError(
                 f"no worker remembers {request}: each keeps the slowest 100 of the last minutes "
                 f"and the last 1,000 that missed their deadline{unknown}; `sublet slow` lists them"
             )
-        return described(told.requests[0], seen_ms)
+        return described(explained.requests[0], seen_ms)
 
     found = ask(where, question, as_json)
     if as_json:
@@ -64,16 +66,16 @@ def why(request: str, seen: str, where: Where, as_json: bool) -> None:
 
 
 def slow(function: str, missed: bool, limit: int, where: Where, as_json: bool) -> None:
-    async def question(reached: Reached) -> Told:
+    async def question(reached: Reached) -> Explained:
         name = reached.full_name(function) if function else ""
         request = ExplainRequest(missed=missed, function=name, limit=limit)
         return await _ask_all(reached, request)
 
-    told = ask(where, question, as_json)
+    explained = ask(where, question, as_json)
     order = (lambda each: -each.at_ms) if missed else (lambda each: -each.total_ms)
-    found = [described(each) for each in sorted(told.requests, key=order)[:limit]]
+    found = [described(each) for each in sorted(explained.requests, key=order)[:limit]]
     if as_json:
-        typer.echo(json.dumps({"ok": True, "requests": found, "no_answer": told.silent}))
+        typer.echo(json.dumps({"ok": True, "requests": found, "no_answer": explained.silent}))
         return
     print_table(
         ("total ms", "most of it", "late", "at", "id"),
@@ -90,15 +92,17 @@ def slow(function: str, missed: bool, limit: int, where: Where, as_json: bool) -
     )
     if not found:
         typer.echo("nothing missed its deadline" if missed else "nothing has run yet", err=True)
-    if told.silent:
-        typer.echo(f"no response from {', '.join(told.silent)}", err=True)
+    if explained.silent:
+        typer.echo(f"no response from {', '.join(explained.silent)}", err=True)
 
 
-async def _ask_all(reached: Reached, request: ExplainRequest) -> Told:
+async def _ask_all(reached: Reached, request: ExplainRequest) -> Explained:
     workers = reached.report.topology.workers
     answers = await asyncio.gather(*(_ask_at(each, request) for each in workers.values()))
-    silent = [worker for worker, told in zip(workers, answers, strict=True) if told is None]
-    return Told([each for told in answers for each in told or ()], silent)
+    silent = [
+        worker for worker, explained in zip(workers, answers, strict=True) if explained is None
+    ]
+    return Explained([each for explained in answers for each in explained or ()], silent)
 
 
 async def _ask_at(address: str, request: ExplainRequest) -> list[RequestTimes] | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 import typer
 
 from sublet.runtime.cli.exit_codes import UsageError, exit_with
+from sublet.runtime.cli.ports import HTTP_PORT
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 _TAKEN = ("sublet", "tests", "test")
@@ -58,6 +62,8 @@ Then, in another terminal:
 
     sublet call visit ada '{{"page": "home"}}'
     sublet state list visit
+
+Or open the address that `sublet dev` prints, http://127.0.0.1:8080/, in a browser.
 """,
     "{module}/__init__.py": '''\
 """{name}."""
@@ -123,12 +129,25 @@ def new(folder: Path) -> None:
     try:
         files = project_files(folder.name)
         _write(folder, files)
-    except (UsageError, OSError) as error:
+    except UsageError as error:
         exit_with(error)
-    typer.echo(f"made {folder} with {len(files)} files; try:")
-    typer.echo(f"  cd {folder}")
-    typer.echo("  pytest         # run its test")
-    typer.echo("  sublet dev     # run it, and restart after each change")
+    except OSError as error:
+        exit_with(UsageError(f"cannot create {folder}: {error.strerror}; choose another place"))
+    typer.echo(f"made {folder} with {len(files)} files; next:")
+    typer.echo("\n".join(_next_steps(folder)))
+
+
+def _next_steps(folder: Path) -> Iterator[str]:
+    """Yield what can be typed as it stands, line by line."""
+    yield f"  cd {quote(str(folder))}"
+    if find_spec("pytest") is None:
+        yield f"  {quote(sys.executable)} -m pip install pytest"
+    yield "  pytest        # runs its test"
+    yield "  sublet dev    # runs it, and restarts it after each change"
+    yield "then, in another terminal:"
+    yield f"  cd {quote(str(folder))}"
+    yield """  sublet call visit ada '{"page": "home"}'"""
+    yield f"or in a browser, at the address that `sublet dev` prints: http://127.0.0.1:{HTTP_PORT}/"
 
 
 def project_files(name: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from sublet.runtime.protocol.pipeline_messages import MARK_MAX, KnownPipeline
 if TYPE_CHECKING:
     from sublet.runtime.client.client import Client
 
-_PATIENCE = "10s"
+_TIMEOUT = "10s"
 """For who only looks: a partition that moves is back by then."""
 _NEAR_MAX = 3
 _NOTHING = PipelineProgress(-1, 0, 0, 0)
@@ -62,7 +62,7 @@ def list_all(function: str, where: Where, as_json: bool) -> None:
             return [
                 (each, known)
                 for each in functions
-                for known in await client.pipelines(each, patience=_PATIENCE)
+                for known in await client.pipelines(each, timeout=_TIMEOUT)
             ]
 
     found = ask(where, question, as_json)
@@ -262,13 +262,13 @@ async def _client(reached: Reached) -> AsyncIterator[Client]:
 
 def _pipeline(client: Client, function: str, name: str) -> Pipeline:
     try:
-        return client.pipeline(function, name, patience=_PATIENCE)
+        return client.pipeline(function, name, timeout=_TIMEOUT)
     except RejectedError as error:
         raise UsageError(str(error)) from None
 
 
 async def _survey(client: Client, function: str) -> dict[str, KnownPipeline]:
-    return {each.name: each for each in await client.pipelines(function, patience=_PATIENCE)}
+    return {each.name: each for each in await client.pipelines(function, timeout=_TIMEOUT)}
 
 
 async def _find(

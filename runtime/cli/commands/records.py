@@ -15,18 +15,19 @@ from sublet.runtime.cli.table import print_table, time_text
 from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,
     AdministerRequest,
+    DropDeadLetter,
     RecordEntry,
     RecordKind,
     RecordPage,
     RecordsRequest,
-    TakeDeadLetter,
+    ReplayDeadLetter,
 )
 
 _TEXT_MAX = 60
 
 
-class Chosen(NamedTuple):
-    """Which dead letters are meant, as it was typed."""
+class LetterSelection(NamedTuple):
+    """Which dead letters are meant, as typed."""
 
     ids: list[str]
     everything: bool
@@ -85,22 +86,22 @@ def dead_show(letter: str, where: Where, as_json: bool) -> None:
         typer.echo(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
 
 
-def dead_replay(chosen: Chosen, where: Where, as_json: bool) -> None:
+def dead_replay(chosen: LetterSelection, where: Where, as_json: bool) -> None:
     _take(chosen, where, as_json, replay=True, yes=True)
 
 
-def dead_drop(chosen: Chosen, yes: bool, where: Where, as_json: bool) -> None:
+def dead_drop(chosen: LetterSelection, yes: bool, where: Where, as_json: bool) -> None:
     _take(chosen, where, as_json, replay=False, yes=yes)
 
 
-def _take(chosen: Chosen, where: Where, as_json: bool, *, replay: bool, yes: bool) -> None:
+def _take(chosen: LetterSelection, where: Where, as_json: bool, *, replay: bool, yes: bool) -> None:
     async def question(reached: Reached) -> int:
         ids = await _ids(reached, chosen)
         if ids and not replay:
             what = ids[0] if len(ids) == 1 else f"{len(ids)} dead letters"
             confirm(f"Drop {what} for good?", yes=yes)
         for index, each in enumerate(ids):
-            action = TakeDeadLetter(id=each, replay=replay)
+            action = ReplayDeadLetter(id=each) if replay else DropDeadLetter(id=each)
             try:
                 await reached.client.administer(AdministerRequest(action=action))
             except RejectedError as error:
@@ -115,7 +116,7 @@ def _take(chosen: Chosen, where: Where, as_json: bool, *, replay: bool, yes: boo
         typer.echo(f"{count} {'replayed' if replay else 'dropped'}")
 
 
-async def _ids(reached: Reached, chosen: Chosen) -> list[str]:
+async def _ids(reached: Reached, chosen: LetterSelection) -> list[str]:
     if chosen.ids and not chosen.everything and not chosen.function:
         return chosen.ids
     if chosen.ids or not chosen.everything:

@@ -10,8 +10,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 import typer
@@ -19,19 +23,21 @@ import typer
 from sublet.functions.errors import SubletError
 from sublet.runtime.cli.commands.config import settings_of
 from sublet.runtime.cli.exit_codes import ExitCode, UsageError, exit_with
+from sublet.runtime.cli.ports import Doors
 from sublet.runtime.cli.supervisor import (
     GaveUpError,
     Launch,
     ReadyNote,
     Supervisor,
+    inherited_socket,
     line_for_log,
-    supervisor_socket,
 )
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
+from sublet.statestore.contract import StoreReplacedError
 
 if TYPE_CHECKING:
-    from sublet.functions.app import Function
-    from sublet.runtime.worker import Worker
+    from sublet.runtime.config.app_loading import Loaded
+    from sublet.runtime.worker import Listening, Worker
 
 _LOADER = re.compile(
     r"^<frozen importlib|/runtime/(cli/commands/run|config/app_loading)\.py$"
@@ -39,6 +45,8 @@ _LOADER = re.compile(
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SWITCH_INTERVAL_S = 0.001
+NOT_READY_TELL_S = (3.0, 7.0, 20.0, 60.0)
+"""A worker that is not ready says why after each of these pauses; then after the last again."""
 _START_FAILURES = (SubletError, ValueError, OSError)
 """What a worker raises while it starts when its surroundings are wrong, not its code."""
 
@@ -51,23 +59,56 @@ class _ToldError(Exception):
         self.cause = cause
 
 
-def run_workers(target: str | None, workers: int, flags: Mapping[str, object]) -> None:
+class Given(NamedTuple):
+    """What a supervisor tells its worker beside the settings."""
+
+    supervisor_fd: int | None = None
+    prefer_port: int = 0
+    prefer_http_port: int | None = None
+    http_fd: int | None = None
+
+    def listening(self) -> Listening:
+        from sublet.runtime.worker import Listening
+
+        listener = None if self.http_fd is None else inherited_socket("--http-fd", self.http_fd)
+        return Listening(self.prefer_port, self.prefer_http_port, listener)
+
+
+def run_workers(target: str | None, workers: int, http: bool, flags: Mapping[str, object]) -> None:
     """Run until a signal; the exit status tells whether the workers could be kept alive."""
+    with ExitStack() as ports:
+        launch = launch_of(target, workers, http, flags, ports, keep=False)
+        try:
+            asyncio.run(_supervise(launch))
+        except GaveUpError as error:
+            typer.echo(f"error: {error}", err=True)
+            code = ExitCode.USAGE if error.is_usage else ExitCode.NO_CLUSTER
+            raise typer.Exit(code) from None
+
+
+def launch_of(
+    target: str | None,
+    workers: int,
+    http: bool,
+    flags: Mapping[str, object],
+    ports: ExitStack,
+    *,
+    keep: bool,
+) -> Launch:
+    """Return what is to be started, its ports held; end the command if it cannot be."""
     try:
         config = settings_of(flags)
-        launch = Launch(
-            target=target_of(target, config),
-            config=config,
-            workers=workers,
-            environment=os.environ,
-        )
+        named = target_of(target, config)
+        make_data_dir(config.data_dir)
+        if not http:
+            config = replace(config, http_port=None)
+        # Before any port is looked for: it says how many workers there can be.
+        launch = Launch(target=named, config=config, workers=workers, environment=os.environ)
+        tell = ProcessLog(config.log_format == "json").event
+        doors = Doors(ports, tell, http=http, keep=keep)
+        return replace(launch, doors=doors.open(config, workers))
     except (ConfigError, UsageError) as error:
         exit_with(error)
-    try:
-        asyncio.run(_supervise(launch))
-    except GaveUpError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(ExitCode.NO_CLUSTER) from None
 
 
 async def _supervise(launch: Launch) -> None:
@@ -121,26 +162,42 @@ class ProcessLog:
         self.line(index, text)
 
 
-def run_worker(target: str | None, flags: Mapping[str, object], supervisor_fd: int | None) -> None:
+def run_worker(target: str | None, flags: Mapping[str, object], given: Given) -> None:
     """Run one worker in this process until a signal or the end of its supervisor."""
     try:
         config = settings_of(flags)
-        functions = _functions(target_of(target, config))
-        _make_data_dir(config.data_dir)
+        loaded = _loaded(target_of(target, config))
+        make_data_dir(config.data_dir)
+        listening = given.listening()
     except (ConfigError, UsageError) as error:
         exit_with(error)
     import uvloop
 
     from sublet.runtime.observability.logging_setup import set_up_logging
+    from sublet.runtime.worker import Worker
 
     set_up_logging(config.log_level, config.log_format, colors=sys.stderr.isatty(), pid=os.getpid())
     # A handler that computes in a thread lets the loop go on after this time, not after 5 ms: the
     # loop answers callers and peers meanwhile.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        uvloop.run(_serve(functions, config, supervisor_fd))
+        worker = partial(
+            Worker, loaded.functions, config, listening=listening, versions=loaded.versions
+        )
+        uvloop.run(_serve(worker, loaded, given.supervisor_fd))
     except _ToldError as error:
+        if isinstance(error.cause, StoreReplacedError):
+            _exit_at_once(error.cause)
         exit_with(error.cause)
+
+
+def _exit_at_once(error: StoreReplacedError) -> NoReturn:
+    """End without what Python does at the end: SQLite would write what is left in the log of the
+    former database into the one that is there now."""
+    typer.echo(f"error: {error}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ExitCode.STORE_REPLACED)
 
 
 def _told_failure(
@@ -159,11 +216,11 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [leaf for each in error.exceptions for leaf in _leaves(each)]
 
 
-def _functions(target: str) -> dict[str, Function]:
-    from sublet.runtime.config.app_loading import LoadError, load_functions
+def _loaded(target: str) -> Loaded:
+    from sublet.runtime.config.app_loading import LoadError, load
 
     try:
-        return load_functions(target, Path.cwd())
+        return load(target, Path.cwd())
     except LoadError as error:
         raise UsageError(str(error)) from None
     except Exception as error:
@@ -176,7 +233,8 @@ def _functions(target: str) -> dict[str, Function]:
         raise UsageError(f"{target} failed while it was imported:\n{trace}") from None
 
 
-def _make_data_dir(path: Path) -> None:
+def make_data_dir(path: Path) -> None:
+    """Create the data folder; raises `ConfigError` if it cannot be used."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -184,19 +242,22 @@ def _make_data_dir(path: Path) -> None:
             f"data_dir is {path}, which cannot be created: {error.strerror}; allowed: a "
             "folder that this user may write"
         ) from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"data_dir is {path}, in which this user cannot write; allowed: a folder that this "
+            "user may write"
+        )
 
 
 async def _serve(
-    functions: Mapping[str, Function], config: WorkerConfig, supervisor_fd: int | None
+    new_worker: Callable[[], Worker], loaded: Loaded, supervisor_fd: int | None
 ) -> None:
-    from sublet.runtime.worker import Worker
-
-    worker = Worker(functions, config)
+    worker = new_worker()
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
             on_signals(worker.stop, lambda: running.cancel())
-            watching = tasks.create_task(_watch(worker, sorted(functions), supervisor_fd))
+            watching = tasks.create_task(_watch(worker, sorted(loaded.functions), supervisor_fd))
             running.add_done_callback(lambda _: watching.cancel())
             settling = tasks.create_task(_settle(worker))
             running.add_done_callback(lambda _: settling.cancel())
@@ -209,12 +270,22 @@ async def _serve(
 
 
 async def _settle(worker: Worker) -> None:
-    """Spare the garbage collector what was loaded until the worker was ready: it stays.
+    """Wait until the worker is ready; say now and again why it is not.
 
-    A full collection that goes through all modules stops the loop for 30 ms and more, at moments
-    in which much is new, such as when a partition has just come.
+    Then spare the garbage collector what was loaded: it stays. A full collection that goes through
+    all modules stops the loop for 30 ms and more, at moments in which much is new, such as when a
+    partition has just come.
     """
-    await worker.ready.wait()
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    for pause_s in chain(NOT_READY_TELL_S, repeat(NOT_READY_TELL_S[-1])):
+        try:
+            async with asyncio.timeout(pause_s):
+                await worker.ready.wait()
+            break
+        except TimeoutError:
+            waited_s = round(loop.time() - started_s)
+            _log().warning("not ready yet", reason=worker.not_ready(), waited_s=waited_s)
     gc.collect()
     gc.freeze()
 
@@ -223,7 +294,9 @@ async def _watch(worker: Worker, functions: list[str], supervisor_fd: int | None
     """Tell when the worker is ready, and stop it when its supervisor is gone."""
     if supervisor_fd is None:
         return
-    reader, writer = await asyncio.open_connection(sock=supervisor_socket(supervisor_fd))
+    reader, writer = await asyncio.open_connection(
+        sock=inherited_socket("--supervisor-fd", supervisor_fd)
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(_tell(worker, functions, writer))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sublet.runtime.cli.exit_codes import ExitCode
+from sublet.runtime.cli.exit_codes import UsageError, exit_with
 from sublet.runtime.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line says."""
+class SimulateArguments:
+    """What to simulate, as typed."""
 
     scenario: str | None
     orders: Sequence[str]
@@ -31,17 +31,18 @@ class Asked:
     as_json: bool
 
 
-def simulate(asked: Asked) -> None:
+def simulate(arguments: SimulateArguments) -> None:
     """Run the scenario once for each order that was asked for."""
     try:
-        simulations = _simulations(asked)
-        reports = {name: _run(name, each, asked.as_json) for name, each in simulations.items()}
+        simulations = _simulations(arguments)
+        reports = {name: _run(name, each, arguments.as_json) for name, each in simulations.items()}
         for name, report in reports.items():
-            _keep(name, report, asked, several=len(reports) > 1)
+            _keep(name, report, arguments, several=len(reports) > 1)
     except (ValueError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(ExitCode.USAGE) from None
-    if asked.as_json:
+        exit_with(error)
+    except OSError as error:
+        exit_with(UsageError(f"cannot write {error.filename}: {error.strerror}"))
+    if arguments.as_json:
         found = [report.to_dict() for report in reports.values()]
         typer.echo(json.dumps(found[0] if len(found) == 1 else found))
         return
@@ -51,18 +52,21 @@ def simulate(asked: Asked) -> None:
         _compare(reports)
 
 
-def _simulations(asked: Asked) -> dict[str, Simulation]:
-    from sublet.runtime.simulation.scenarios.default_scenario import default_scenario
+def _simulations(arguments: SimulateArguments) -> dict[str, Simulation]:
+    from sublet.runtime.simulation.scenarios.default_scenario import WORKERS, default_scenario
     from sublet.runtime.simulation.scenarios.files import load_scenario
 
-    simulation = default_scenario() if asked.scenario is None else load_scenario(asked.scenario)
-    if asked.workers is not None:
-        simulation = simulation.but(workers=asked.workers)
-    if asked.seed is not None:
-        simulation = simulation.but(seed=asked.seed)
-    if not asked.orders:
+    if arguments.scenario is None:
+        simulation = default_scenario(arguments.workers or WORKERS)
+    else:
+        simulation = load_scenario(arguments.scenario)
+        if arguments.workers is not None:
+            simulation = simulation.but(workers=arguments.workers)
+    if arguments.seed is not None:
+        simulation = simulation.but(seed=arguments.seed)
+    if not arguments.orders:
         return {"as it is": simulation}
-    return {order: simulation.but(order=order) for order in asked.orders}
+    return {order: simulation.but(order=order) for order in arguments.orders}
 
 
 def _run(name: str, simulation: Simulation, quiet: bool) -> Report:
@@ -76,8 +80,8 @@ def _run(name: str, simulation: Simulation, quiet: bool) -> Report:
         return simulation.run(lambda now_ms: progress.update(task, completed=now_ms))
 
 
-def _keep(name: str, report: Report, asked: Asked, *, several: bool) -> None:
-    for wanted, write in ((asked.plot, report.plot), (asked.keep, report.save)):
+def _keep(name: str, report: Report, arguments: SimulateArguments, *, several: bool) -> None:
+    for wanted, write in ((arguments.plot, report.plot), (arguments.keep, report.save)):
         if wanted is not None:
             path = wanted.with_stem(f"{wanted.stem}-{name}") if several else wanted
             write(path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 
 import typer
 
+from sublet.functions.address import Address
 from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
 from sublet.runtime.cli.commands.calls import payload_of, text_of
 from sublet.runtime.cli.exit_codes import UsageError, confirm, exit_with
@@ -24,28 +24,18 @@ from sublet.runtime.protocol.rpc import (
 _PAGE = 1_000
 
 
-class Place(NamedTuple):
-    """Whose state is meant, as it was typed."""
-
-    function: str
-    key: str
-
-    def __str__(self) -> str:
-        return f"{self.function}[{self.key}]"
-
-
 def get(function: str, key: str | None, where: Where, as_json: bool) -> None:
-    async def question(reached: Reached) -> tuple[Place, StateReport]:
+    async def question(reached: Reached) -> tuple[Address, StateReport]:
         if key is None:
             raise UsageError(
                 f"which key? `sublet state list {function}` shows those that have a state"
             )
-        place = Place(reached.full_name(function), key)
-        return place, await _read(reached, place)
+        address = Address(reached.full_name(function), key)
+        return address, await _read(reached, address)
 
-    place, report = ask(where, question, as_json)
+    address, report = ask(where, question, as_json)
     if as_json:
-        found = {"function": place.function, "key": place.key, "exists": bool(report.rows)}
+        found = {"function": address.function, "key": address.key, "exists": bool(report.rows)}
         typer.echo(json.dumps({"ok": True, **found, "value": json.loads(report.json)}))
     else:
         typer.echo(report.json)
@@ -83,30 +73,30 @@ def list_keys(function: str, limit: int, where: Where, as_json: bool) -> None:
         typer.echo(f"there may be more; use --limit {limit * 10} to see them", err=True)
 
 
-def put(asked: Place, value: str, yes: bool, where: Where, as_json: bool) -> None:
+def put(asked: Address, value: str, yes: bool, where: Where, as_json: bool) -> None:
     try:
         payload = payload_of(text_of(value))
     except UsageError as error:
         exit_with(error, as_json=as_json)
 
     async def question(reached: Reached) -> None:
-        place = Place(reached.full_name(asked.function), asked.key)
+        address = Address(reached.full_name(asked.function), asked.key)
         if not yes:
-            before = await _read(reached, place)
-            confirm(f"Replace the state of {place}, which is {_cut(before.json)}?", yes=yes)
-        action = PutState(function=place.function, key=place.key, value=payload)
+            before = await _read(reached, address)
+            confirm(f"Replace the state of {address}, which is {_cut(before.json)}?", yes=yes)
+        action = PutState(function=address.function, key=address.key, value=payload)
         await reached.client.administer(AdministerRequest(action=action))
 
     ask(where, question, as_json)
     typer.echo(json.dumps({"ok": True}) if as_json else "replaced")
 
 
-def delete(asked: Place, yes: bool, where: Where, as_json: bool) -> None:
+def delete(asked: Address, yes: bool, where: Where, as_json: bool) -> None:
     async def question(reached: Reached) -> bool:
-        place = Place(reached.full_name(asked.function), asked.key)
-        before = await _read(reached, place)
-        confirm(f"Delete the state of {place}, which is {_cut(before.json)}?", yes=yes)
-        action = DeleteState(function=place.function, key=place.key)
+        address = Address(reached.full_name(asked.function), asked.key)
+        before = await _read(reached, address)
+        confirm(f"Delete the state of {address}, which is {_cut(before.json)}?", yes=yes)
+        action = DeleteState(function=address.function, key=address.key)
         await reached.client.administer(AdministerRequest(action=action))
         return bool(before.rows)
 
@@ -117,8 +107,8 @@ def delete(asked: Place, yes: bool, where: Where, as_json: bool) -> None:
         typer.echo("deleted" if existed else "there was no state")
 
 
-async def _read(reached: Reached, place: Place) -> StateReport:
-    return await reached.client.read_state(StateRequest(function=place.function, key=place.key))
+async def _read(reached: Reached, address: Address) -> StateReport:
+    return await reached.client.read_state(StateRequest(function=address.function, key=address.key))
 
 
 def _cut(text: str) -> str:

@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from sublet.functions.errors import SubletError, UnavailableError
 from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
 from sublet.runtime.cli.exit_codes import UsageError, exit_with
 from sublet.runtime.cli.table import print_table
+from sublet.runtime.cli.units import count_text, duration_text, quantity
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     FunctionCost,
@@ -83,7 +85,7 @@ def functions(where: Where, as_json: bool) -> None:
                 each.reply_type,
                 each.state or "-",
                 str(each.partition_count),
-                "-" if each.slo_ms is None else f"{each.slo_ms:g}ms",
+                "-" if each.slo_ms is None else duration_text(each.slo_ms),
             )
             for each in found
         ],
@@ -154,6 +156,7 @@ def describe(
             "order": told.order if told else "",
             "store": _store(told),
             "not_ready": told.not_ready if told else "",
+            "versions": dict(sorted(told.versions.items())) if told else {},
         }
         for worker, told in workers.items()
     ]
@@ -263,7 +266,8 @@ def _store_line(workers: list[dict[str, Any]]) -> str:
     worst = max(failing, key=lambda each: float(each["store"]["failing_s"]))["store"]
     reachable = sum(each["reachable"] for each in workers)
     at = "" if len(failing) == reachable else f" at {', '.join(each['id'] for each in failing)}"
-    return f"store: failing for {worst['failing_s']:.0f} s{at} ({worst['problem']})\n"
+    for_text = duration_text(round(worst["failing_s"]) * 1000)
+    return f"store: failing for {for_text}{at} ({worst['problem']})\n"
 
 
 def _show(described: dict[str, Any]) -> None:
@@ -276,7 +280,10 @@ def _show(described: dict[str, Any]) -> None:
         typer.echo("")
     typer.echo("workers")
     print_table(
-        ("  worker", "address", "partitions", "queued", "in flight", "messages/s", "missed/s"),
+        (
+            *("  worker", "address", "code", "partitions"),
+            *("queued", "in flight", "messages/s", "missed/s"),
+        ),
         [_worker_row(each) for each in described["workers"]],
     )
     typer.echo("\nfunctions")
@@ -288,7 +295,7 @@ def _show(described: dict[str, Any]) -> None:
                 each["kind"],
                 str(each["partition_count"]),
                 str(each["partitions_placed"]) + (" (no worker has it)" if each["absent"] else ""),
-                str(each["queued"]),
+                count_text(each["queued"]),
                 *_cost_cells(each["cost"]),
             )
             for each in described["functions"]
@@ -309,9 +316,9 @@ def _show(described: dict[str, Any]) -> None:
     print_table(
         ("  counter", "value"),
         [
-            (f"  {name}", f"{value:,.0f}" if value == int(value) else f"{value:,.3f}")
-            for name, value in described["counters"].items()
-            if value
+            (f"  {shown}", text)
+            for shown, text in starmap(quantity, described["counters"].items())
+            if text not in ("0", "0 s", "0 B")
         ],
     )
 
@@ -322,7 +329,7 @@ def _lease_row(lease: dict[str, Any]) -> tuple[str, ...]:
         lease["binding"],
         lease["choice"],
         str(len(lease["workers"])),
-        *(f"{lease['counts'].get(name, 0):.0f}" for name in LEASE_COUNTS),
+        *(count_text(round(lease["counts"].get(name, 0))) for name in LEASE_COUNTS),
         lease["reason"].removeprefix(f"{lease['choice']}: ") or "-",
     )
 
@@ -330,24 +337,35 @@ def _lease_row(lease: dict[str, Any]) -> tuple[str, ...]:
 def _cost_cells(cost: dict[str, Any] | None) -> tuple[str, str]:
     if cost is None:
         return "-", "-"
-    own = f"{cost['fixed_ms']:.3g} + {cost['message_ms']:.2g}n ms"
+    own = f"{duration_text(cost['message_ms'])} a message"
+    if cost["fixed_ms"]:
+        own = f"{duration_text(cost['fixed_ms'])} + {own}"
     if not cost["path"]:
         return own, "-"
     way = " → ".join(name.partition("/")[2] for name in cost["path"])
-    return own, f"{cost['path_ms']:.3g} ms: {way}"
+    return own, f"{duration_text(cost['path_ms'])}: {way}"
+
+
+def code_text(versions: Mapping[str, str]) -> str:
+    """Return which code a worker has, in few words."""
+    found = sorted(set(versions.values()))
+    if len(found) <= 1:
+        return found[0] if found else "-"
+    return ", ".join(f"{app} {version}" for app, version in versions.items())
 
 
 def _worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
     name = f"  {worker['id']}"
     if not worker["reachable"]:
-        return (name, worker["address"], "no answer", "", "", "", "")
+        return (name, worker["address"], "", "no answer", "", "", "", "")
     rates = worker["rates"]
     return (
         name,
         worker["address"],
+        code_text(worker["versions"]),
         str(len(worker["partitions"])) + (" (draining)" if worker["draining"] else ""),
-        str(sum(worker["queued"].values())),
-        f"{worker['counters'].get('in_flight', 0):.0f}",
-        f"{rates['consumed']:,.1f}" if rates else "-",
-        f"{rates['late']:,.1f}" if rates else "-",
+        count_text(sum(worker["queued"].values())),
+        count_text(round(worker["counters"].get("in_flight", 0))),
+        count_text(round(rates["consumed"], 1)) if rates else "-",
+        count_text(round(rates["late"], 1)) if rates else "-",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -11,23 +10,21 @@ from typing import Any, NamedTuple
 import msgspec
 import typer
 
-from sublet.functions.errors import RejectedError, SubletError
+from sublet.functions.egress import check_egress_name
+from sublet.functions.errors import RejectedError
 from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.runtime.cli.commands.egress import check_known
 from sublet.runtime.cli.exit_codes import UsageError, exit_with, tell_waiting
-from sublet.runtime.client.connections import PlainTaskGroup
+from sublet.runtime.client.client import Client
 from sublet.runtime.client.egress_cursor import EgressCursor
-from sublet.runtime.client.egress_reader import EgressReader, EgressRecord, EgressSource
-from sublet.runtime.client.session import RetryPolicy
-from sublet.runtime.links.grpc_link import UnaryClient
-from sublet.runtime.links.link import LinkLimits
+from sublet.runtime.client.egress_reader import EgressReader, EgressRecord
 
 _STARTS = ("start", "now")
 _PAGE = 1_000
-_LOOK_EVERY_S = 1.0
 
 
-class Asked(NamedTuple):
-    """What is to be printed, as it was typed."""
+class TailArguments(NamedTuple):
+    """What to print, as typed."""
 
     egress: str
     start: str
@@ -36,76 +33,59 @@ class Asked(NamedTuple):
     skip_lost: bool
 
 
-def tail(asked: Asked, where: Where, as_json: bool) -> None:
-    if asked.start not in _STARTS:
+def tail(arguments: TailArguments, where: Where, as_json: bool) -> None:
+    try:
+        check_egress_name(arguments.egress)
+    except ValueError as error:
+        exit_with(UsageError(str(error)), as_json=as_json)
+    if arguments.start not in _STARTS:
         try:
-            if not asked.start:
+            if not arguments.start:
                 raise RejectedError("it is empty")
-            EgressCursor(asked.start)
+            EgressCursor(arguments.start)
         except RejectedError:
             text = (
-                f"--from is {asked.start!r:.100}; allowed: start, now, or a cursor as --json tells "
-                "it, such as shop/cart=3,0,17"
+                f"--from is {arguments.start!r:.100}; allowed: start, now, or a cursor that --json "
+                "printed, such as shop/cart=3,0,17"
             )
             exit_with(UsageError(text), as_json=as_json)
     reader: EgressReader | None = None
 
     async def question(reached: Reached) -> None:
         nonlocal reader
+        await check_known(reached.client, arguments.egress, quiet=as_json)
         addresses = list(reached.report.topology.workers.values())
-        source = EgressSource(
-            lambda: addresses, patience=RetryPolicy(), limits=LinkLimits(), tell=tell_waiting
-        )
-        async with PlainTaskGroup() as tasks:
-            looking = tasks.create_task(_keep_up_to_date(addresses))
-            try:
-                reader = EgressReader(
-                    source.read,
-                    asked.egress,
-                    start=asked.start,
-                    until=None if asked.follow else "now",
-                    lost="skip" if asked.skip_lost else "raise",
-                    batch_max=_PAGE,
-                )
-                await _print_all(reader, asked, as_json)
-            finally:
-                looking.cancel()
-                await source.close()
+        # Its session hears of new workers, so following outlives those that it began with.
+        async with Client(addresses, tell=tell_waiting) as client:
+            reader = client.egress(
+                arguments.egress,
+                start=arguments.start,
+                until=None if arguments.follow else "now",
+                lost="skip" if arguments.skip_lost else "raise",
+                batch_max=_PAGE,
+            )
+            await _print_all(reader, arguments, as_json)
 
     try:
         ask(where, question, as_json)
     except KeyboardInterrupt:
-        pass  # How a person ends it.
+        pass  # How a person stops it.
     except BrokenPipeError:
-        # Whoever read it has seen enough (`| head`). Python would complain at its end.
+        # The reader has seen enough (`| head`). Python would complain when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     if as_json and reader is not None:
-        # Where nothing was ever emitted, there is nothing to stand behind.
+        # If nothing was ever emitted, there is no cursor.
         typer.echo(json.dumps({"cursor": str(reader.cursor) or "start"}), err=True)
 
 
-async def _keep_up_to_date(addresses: list[str]) -> None:
-    """Learn of new workers: whoever follows for long outlives all that it began with."""
-    while True:
-        await asyncio.sleep(_LOOK_EVERY_S)
-        for address in tuple(addresses):
-            try:
-                async with asyncio.timeout(_LOOK_EVERY_S), UnaryClient(address) as worker:
-                    found = (await worker.status()).topology.workers
-            except (SubletError, TimeoutError):
-                continue
-            addresses[:] = found.values() or addresses
-            break
-
-
-async def _print_all(reader: EgressReader, asked: Asked, as_json: bool) -> None:
-    if asked.start == "now" and asked.follow:
+async def _print_all(reader: EgressReader, arguments: TailArguments, as_json: bool) -> None:
+    if arguments.start == "now" and arguments.follow:
         await reader.begin()
-        typer.echo(f"waiting for {asked.egress}; --from start shows what was before", err=True)
-    left = asked.limit
+        typer.echo(f"waiting for {arguments.egress}; --from start shows what was before", err=True)
+    left = arguments.limit
     while left is None or left > 0:
-        # Somebody may be reading line by line; what was printed counts as read.
+        # Somebody may be reading line by line, and what was printed counts as read.
         if not reader.has_waiting:
             sys.stdout.flush()
             if not await reader.fill():
