@@ -1,4 +1,4 @@
-"""The schema of a table as the types in which its rows come and go, for readers and writers."""
+"""The schema of a Spark table as Arrow types, for readers and writers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ONLY_OF_SPARK = ("variant", "geometry", "geography")
 
 
 def arrow_schema_of(schema: StructType, allowed: str) -> pa.Schema:
-    """Return the types that tasks see; `RowsError` for a column that Arrow does not know."""
+    """Return the types that tasks see; `RowsError` for a column that has no Arrow type."""
     for column in schema.fields:
         try:
             known = not _is_only_of_spark(column.dataType)
@@ -23,7 +23,7 @@ def arrow_schema_of(schema: StructType, allowed: str) -> pa.Schema:
             known = False
         if not known:
             kind = column.dataType.simpleString()
-            raise RowsError(f"column {column.name!r} has the type {kind}; allowed: {allowed}")
+            raise RowsError(f"column {column.name!r} has type {kind}; allowed: {allowed}")
     return to_arrow_schema(schema, timezone="UTC")
 
 

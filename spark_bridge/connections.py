@@ -1,8 +1,8 @@
 """One client for each process and cluster, kept between tasks.
 
-Spark's Python processes are forked from a server and serve one task after the other. A client has a
-thread, which does not survive a fork, and it takes longer to connect than to send a batch; so the
-client is made in the process that uses it, when it is first used, and stays until the process ends.
+Spark's Python processes are forked from a server and run one task after the other. A client has a
+thread, which does not survive a fork, and connecting takes longer than sending a batch. So each
+process creates its client on first use, and keeps it until it ends.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _gate = threading.Lock()
 
 
 def _after_fork() -> None:
-    # A lock that another thread of the parent held would stay held. Its clients stay its own: they
-    # are known by their process.
+    # A lock that another thread of the parent held would stay held. The parent's clients remain its
+    # own: the process id is part of their key.
     global _gate
     _gate = threading.Lock()
 
@@ -42,24 +42,24 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def client_of(connection: Connection, *, patient: bool = False) -> BlockingClient:
-    """Return the client of this process, connected.
+def client_of(connection: Connection, *, retry: bool = False) -> BlockingClient:
+    """Return the client of this process, connected. Do not close it.
 
-    `UnavailableError` if no worker answers within `connect_timeout`; who is `patient` tries again
-    for as long as the connection has patience. Nobody closes what is returned.
+    `UnavailableError` if no worker answers within `connect_timeout`; with `retry`, it is tried
+    again until the connection's `timeout`.
     """
-    return asked(connection, lambda client: client, patient=patient)
+    return ask(connection, lambda client: client, retry=retry)
 
 
-def asked(
-    connection: Connection, ask: Callable[[BlockingClient], Answer], *, patient: bool = False
+def ask(
+    connection: Connection, question: Callable[[BlockingClient], Answer], *, retry: bool = False
 ) -> Answer:
-    """Ask the cluster something that may be asked again; see `client_of` for patience."""
-    give_up_s = time.monotonic() + (connection.patience_ms / 1000.0 if patient else 0.0)
+    """Ask the cluster something that can be asked repeatedly; for `retry` see `client_of`."""
+    give_up_s = time.monotonic() + (connection.timeout_ms / 1000.0 if retry else 0.0)
     backoff_s = _BACKOFF_S_MIN
     while True:
         try:
-            return ask(_client_of(connection))
+            return question(_client_of(connection))
         except UnavailableError as error:
             wait_s = backoff_s * (0.75 + random.random() / 2)
             if time.monotonic() + wait_s > give_up_s:
@@ -86,7 +86,7 @@ def _client_of(connection: Connection) -> BlockingClient:
 
 
 def _set_up_logging() -> None:
-    """Log to standard error, which Spark keeps, unless somebody has said how to log."""
+    """Log to standard error, which Spark keeps, unless logging is already set up."""
     if not structlog.is_configured():
         level = os.environ.get("SUBLET_LOG_LEVEL", "").upper()
         structlog.configure(
@@ -98,7 +98,7 @@ def _set_up_logging() -> None:
 
 
 def close_clients() -> None:
-    """Say goodbye to all clusters: for processes that go on without them, such as tests."""
+    """Close the clients of this process, for processes that go on without them, such as tests."""
     with _gate:
         mine = [key for key in _clients if key[0] == os.getpid()]
         clients = [_clients.pop(key) for key in mine]
@@ -106,5 +106,5 @@ def close_clients() -> None:
         client.close()
 
 
-# A client that says goodbye is forgotten at once, others after a day.
+# Workers forget a client that says goodbye at once, others only after a day.
 atexit.register(close_clients)

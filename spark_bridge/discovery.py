@@ -1,9 +1,9 @@
-"""The formats that Spark knows us by, and how it comes to know them.
+"""The formats, and how Spark finds them.
 
-Where the package is installed, Spark finds them by itself: it looks for installed packages whose
-names begin with `pyspark_`, and takes the `DefaultSource` of each (they are in `installed/`).
-Elsewhere `register` tells it. What a format does is imported when it is used: Spark creates these
-classes in short-lived processes, again and again.
+If the package is installed, Spark finds them by itself: it looks for installed packages whose names
+begin with `pyspark_` and uses the `DefaultSource` of each (they are in `installed/`). Otherwise
+call `register`. Implementations are imported on first use: Spark creates these classes again and
+again, in short-lived processes.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ class SubletStateDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Let a Spark session know `format("sublet")` and `format("sublet-state")`.
+    """Register `format("sublet")` and `format("sublet-state")` in a Spark session.
 
-    Only needed where Spark does not find them by itself: where the package is on the path of its
-    processes, and not installed.
+    Only needed if Spark does not find them by itself: if the package is on the path of its
+    processes but not installed.
     """
     for each in (SubletDataSource, SubletStateDataSource):
         try:
             spark.dataSource.register(each)
         except AnalysisException as error:
-            # Spark has found it by itself.
+            # Spark has already found it by itself.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise

@@ -1,7 +1,7 @@
-"""Which columns of Arrow fit what a handler takes, and where they must have no nulls. Pure.
+"""Which Arrow columns fit what a handler takes, and where they must have no nulls. Pure.
 
-A handler says what it takes as JSON Schema. What can never fit is refused when a query starts; what
-only single rows have, a null where there must be none, when they are brought.
+A handler describes what it takes as JSON Schema. Columns that can never fit are refused when a
+query starts; nulls that a handler does not take, when the rows that have them are written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RowsError(RejectedError):
 
 
 class NoNulls(NamedTuple):
-    """Where in a column a null fits nothing that the handler takes."""
+    """Where in a column the handler takes no nulls."""
 
     path: str
     here: bool
@@ -31,7 +31,7 @@ class NoNulls(NamedTuple):
 
 
 class Schema:
-    """A JSON Schema, as far as it matters which values fit it: one of several nodes has to."""
+    """A JSON Schema, as far as it decides which values fit: those that fit one of its nodes."""
 
     def __init__(self, root: Mapping[str, Any], nodes: Iterable[Any] | None = None) -> None:
         self._root = root
@@ -54,7 +54,7 @@ class Schema:
 
     @property
     def told(self) -> str:
-        """What people are told that it takes."""
+        """What it takes, for error messages."""
         kinds = [_told(each) for each in self.nodes]
         return " or ".join(dict.fromkeys(each for each in kinds if each != "null")) or "null"
 
@@ -68,32 +68,32 @@ class Schema:
         return bool(self._root.get(COLUMNS_MARK))
 
     def takes(self, word: str) -> bool:
-        """Tell whether some value fits that a word stands for."""
+        """Tell whether some value of this kind fits."""
         return any(_takes(node, [word]) for node in self.nodes)
 
     def of(self, nodes: Iterable[Any]) -> Schema:
-        """Return what takes whatever one of these parts of the same schema takes."""
+        """Return the union of these parts of the same schema."""
         return Schema(self._root, nodes)
 
     def objects(self) -> list[Mapping[str, Any]]:
         return [each for each in self.nodes if "properties" in each]
 
     def field(self, name: str) -> Schema:
-        """Return what may stand under a name in an object."""
+        """Return the schema of an object's field."""
         objects = [node for node in self.nodes if _takes(node, ["object"])]
         return self.of(part for node in objects for part in _property(node, name))
 
     def items(self) -> list[Schema]:
-        """Return what items of an array have to fit, whichever place they have."""
+        """Return the schemas that the items of an array have to fit, whatever their index."""
         places = [node.get("prefixItems", [node.get("items")]) for node in self.nodes]
         return [self.of([each]) for parts in places for each in parts]
 
     def required(self) -> set[str]:
-        """Return the names without which no object fits."""
+        """Return the fields that every object needs."""
         return set.intersection(*map(_required, self.objects())) if self.objects() else set()
 
     def forbids(self, name: str) -> bool:
-        """Tell whether no object fits that has something under a name."""
+        """Tell whether no object may have this field."""
         objects = self.objects()
         return bool(objects) and not any(
             name in each["properties"] or each.get("additionalProperties") is not False
@@ -190,29 +190,29 @@ def _words_of(kind: pa.DataType) -> tuple[str, ...]:
 
 def check_type(name: str, kind: pa.DataType) -> None:
     if not _words_of(kind):
-        raise RowsError(f"column {name!r} has the type {kind}; allowed: {ALLOWED}")
+        raise RowsError(f"column {name!r} has type {kind}; allowed: {ALLOWED}")
     for part in parts_of(kind):
         check_type(f"{name}.{part.name}", part.type)
 
 
 def misfit(path: str, kind: pa.DataType, schema: Schema) -> str:
-    """Return why no value of a type but null fits a schema; nothing if some may."""
+    """Return why no value of a type except null fits a schema; empty if some may."""
     words = _words_of(kind)
     nodes = [node for node in schema.nodes if _takes(node, words)]
     if not nodes:
-        return f"column {path!r} has the type {kind}, and the handler takes {schema.told} there"
+        return f"column {path!r} has type {kind}, but the handler takes {schema.told}"
     found = [_misfit_inside(path, kind, schema.of([node])) for node in nodes]
     return "" if "" in found else found[0]
 
 
 def _misfit_inside(path: str, kind: pa.DataType, schema: Schema) -> str:
     if arrow.is_struct(kind) and not schema.is_of_columns:
-        # Workers complete columns, and say by themselves what is missing.
+        # Workers complete columns, and report themselves what is missing.
         names = {part.name for part in parts_of(kind)}
         if missing := sorted(schema.required() - names):
-            return f"column {path!r} has no field {', '.join(missing)}, which {schema.title} needs"
+            return f"column {path!r} lacks the field {', '.join(missing)} of {schema.title}"
         if unknown := [name for name in sorted(names) if schema.forbids(name)]:
-            return f"column {path!r} has the field {', '.join(unknown)}, and {schema.title} has not"
+            return f"column {path!r} has the field {', '.join(unknown)}, not in {schema.title}"
     for place, part in enumerate(parts_of(kind)):
         for inside in _parts(kind, place, schema):
             if text := misfit(f"{path}.{part.name}", part.type, inside):
@@ -221,7 +221,7 @@ def _misfit_inside(path: str, kind: pa.DataType, schema: Schema) -> str:
 
 
 def _parts(kind: pa.DataType, place: int, schema: Schema) -> list[Schema]:
-    """Return all that a part of a type has to fit."""
+    """Return all schemas that a part of a type has to fit."""
     if arrow.is_struct(kind):
         return [schema.field(kind.field(place).name)]
     if not arrow.is_map(kind):
@@ -231,7 +231,7 @@ def _parts(kind: pa.DataType, place: int, schema: Schema) -> list[Schema]:
 
 
 def no_nulls(path: str, kind: pa.DataType, schema: Schema) -> NoNulls | None:
-    """Return where a column of a type, which may fit, must have no nulls; None: nowhere."""
+    """Return where a column that may fit must have no nulls; None: nowhere."""
     fitting = schema.of(node for node in schema.nodes if not misfit(path, kind, schema.of([node])))
     parts: list[tuple[int, NoNulls]] = []
     for place, part in enumerate(parts_of(kind)):
@@ -250,16 +250,16 @@ Parts = Callable[[pa.Array], list[pa.Array]]
 
 def check_nulls(column: pa.Array, where: NoNulls) -> None:
     """Raise `RowsError` if a value is null that must not be."""
-    # At first by what Arrow has counted, in parts of rows that are null, too: to look away from
-    # those takes a copy.
+    # First by Arrow's own counts, which include parts of null rows: to leave those out takes a
+    # copy.
     if _first_nulls(column, where, _all_parts) is None:
         return
     if found := _first_nulls(column, where, _present_parts):
         path, null_count, count = found
         what = "rows" if path == where.path else "values"
         raise RowsError(
-            f"column {path!r} is null in {null_count} of {count} {what}, and the handler takes no "
-            "null there; leave them out, or say what stands for them (coalesce)"
+            f"column {path!r} is null in {null_count} of {count} {what}, but the handler takes no "
+            "nulls there; filter them out, or replace them (coalesce)"
         )
 
 

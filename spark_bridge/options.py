@@ -1,9 +1,9 @@
-"""Options of all formats: what may be said by `.option(name, value)`, checked before anything runs.
+"""The options of all formats (`.option(name, value)`), checked before anything runs.
 
-Spark hands options over as text, and their names in lower case on some ways; so names are compared
-without case and underscores: `maxRowsPerTrigger`, as Spark's own are written, is the same as
-`max_rows_per_trigger`. What is not known is refused with the list of what is: a misspelt option
-that is passed over shows in wrong data, long after. Nothing here knows of Spark.
+Spark passes options as text, and in some cases lowercases their names, so case and underscores do
+not matter: `maxRowsPerTrigger`, in Spark's own style, is the same as `max_rows_per_trigger`. An
+unknown option is an error that lists the known ones: if it were ignored, a typo would only show as
+wrong data, much later. Nothing here depends on Spark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ADDRESS_VARIABLE = "SUBLET_ADDRESS"
 BATCH_ROWS_MAX = 1_000_000
 
 OF_SPARK = frozenset({"checkpointlocation", "queryname"})
-"""Options of Spark's own that it passes on to every format."""
+"""Spark's own options, which it passes to every format."""
 
 
 class OptionsError(RejectedError):
@@ -39,13 +39,13 @@ class Option(NamedTuple):
     parse: Callable[[str], Any]
     """Raises `ValueError` for what is not allowed."""
     allowed: str
-    """What people are told."""
+    """For error messages."""
     default: Any = None
     required: bool = False
 
 
 def parsed(given: Mapping[str, str], known: Sequence[Option], format_name: str) -> dict[str, Any]:
-    """Return the values of all known options, by name; `OptionsError` if one cannot be."""
+    """Return the values of all known options, by name; `OptionsError` if one is not allowed."""
     by_name = {_folded(each.name): each for each in known}
     values = {each.name: each.default for each in known}
     seen: set[str] = set()
@@ -85,12 +85,12 @@ def _unknown(name: str, known: list[str], format_name: str) -> str:
 
 
 def duration_ms(text: str) -> float:
-    """Return a length of time in milliseconds: "1.5s", or a bare number of milliseconds."""
+    """Return a duration in milliseconds: "1.5s", or a bare number of milliseconds."""
     return milliseconds(float(text) if text.replace(".", "", 1).isdecimal() else text)
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Return what stands between commas."""
+    """Return a list that is separated by commas."""
     found = tuple(each.strip() for each in text.split(","))
     if not all(found) or len(set(found)) != len(found):
         raise ValueError
@@ -110,7 +110,7 @@ def pipeline_name(text: str) -> str:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-    """Return what takes one of a few words."""
+    """Return a parser of one of a few words."""
 
     def parse(text: str) -> str:
         if text.lower() not in allowed:
@@ -121,7 +121,7 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """Return what takes whole numbers between bounds, which are allowed, too."""
+    """Return a parser of integers between bounds, both included."""
 
     def parse(text: str) -> int:
         number = int(text)
@@ -148,37 +148,35 @@ def addresses(text: str) -> tuple[str, ...]:
     return found
 
 
-_DURATION = "a length of time such as '500ms', '30s' or '10m'"
+_DURATION = "a duration such as '500ms', '30s' or '10m'"
 
 # What every format takes
 
-ADDRESS = Option(
-    "address", addresses, "host:port of a worker, or of several with commas between them"
-)
+ADDRESS = Option("address", addresses, "host:port of a worker, or several separated by commas")
 CONNECT_TIMEOUT = Option("connect_timeout", duration_ms, _DURATION, 10_000.0)
-PATIENCE = Option("patience", duration_ms, _DURATION, 600_000.0)
-CONNECTION = (ADDRESS, CONNECT_TIMEOUT, PATIENCE)
-"""Every format has these; `connection_of` takes them."""
+TIMEOUT = Option("timeout", duration_ms, _DURATION, 600_000.0)
+CONNECTION = (ADDRESS, CONNECT_TIMEOUT, TIMEOUT)
+"""Every format has these; `connection_of` reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How to reach the cluster. Hashable: there is one client a process for each."""
+    """How to reach the cluster. Hashable: a process has one client for each."""
 
     addresses: tuple[str, ...]
     connect_timeout_ms: float = 10_000.0
-    """How long nobody may answer before it is said at the start of a query."""
-    patience_ms: float = 600_000.0
-    """How long an outage, or a lack of room, may last later."""
+    """How long a query that starts waits for a worker before it fails."""
+    timeout_ms: float = 600_000.0
+    """How long a running query rides out an outage, or a lack of room."""
 
 
 def connection_of(
     values: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> Connection:
-    """Return how to reach the cluster, by what `parsed` has returned.
+    """Return how to reach the cluster, given what `parsed` has returned.
 
-    Without the option `address` it is the variable SUBLET_ADDRESS of whoever plans the query, then
-    this machine: executors are told, and have no say.
+    Without the option `address`, the environment variable SUBLET_ADDRESS of the process that plans
+    the query counts, then this machine. Executors use what was planned.
     """
     found = values["address"]
     if found is None:
@@ -192,14 +190,14 @@ def connection_of(
     return Connection(
         addresses=found,
         connect_timeout_ms=values["connect_timeout"],
-        patience_ms=values["patience"],
+        timeout_ms=values["timeout"],
     )
 
 
 # The sink
 
-TARGET = Option("target", function_name, "the function that gets the rows, as app/function")
-KEY = Option("key", names, "the column that is the key, or several with commas between them")
+TARGET = Option("target", function_name, "the function that receives the rows, as app/function")
+KEY = Option("key", names, "the key column, or several separated by commas")
 _NAME = "a name of 1 to 100 letters, digits, '.', '_', ':' and '-'"
 QUERY = Option("query", pipeline_name, _NAME)
 BATCH = Option("batch", whole_number(0, 2**53), f"0..{2**53}")
@@ -209,7 +207,9 @@ SINK = (
     *CONNECTION,
     TARGET._replace(required=True),
     KEY._replace(required=True),
-    Option("payload", some_name, "the only column that the function gets; default: a map of all"),
+    Option(
+        "payload", some_name, "the one column that the function receives; default: a map of all"
+    ),
     Option("deadline", duration_ms, _DURATION),
     Option("urgency", one_of("normal", "lowest"), "normal, lowest", "normal"),
     Option("wait", one_of("sealed", "taken"), "sealed, taken"),
@@ -224,7 +224,7 @@ SINK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What is known of a sink before it sees a row. Made by `sink_options`."""
+    """The options of a sink. Made by `sink_options`."""
 
     connection: Connection
     target: str
@@ -234,7 +234,7 @@ class SinkOptions:
     """When rows should be done, from the commit of their batch on."""
     urgency: Literal["normal", "lowest"] = "normal"
     wait: Literal["sealed", "taken"] | None = None
-    """What ends a commit: rows are durable, or rows are taken; None: as the kind of write says."""
+    """When a commit returns: rows are durable, or taken; None: it depends on the kind of write."""
     query: str = ""
     """The identity of a batch write."""
     batch: int | None = None
@@ -243,28 +243,28 @@ class SinkOptions:
     batch_wait_ms: float = 500.0
     """How long it collects them, at most, when they come slowly."""
     is_backfill: bool = False
-    """The rows are history: behind everything else, and no more than one batch ahead."""
+    """The rows are history: they run after everything else, at most one batch ahead."""
     after: str = ""
-    """Rows are not committed before the backfill of this name is complete."""
+    """Rows are committed only when the backfill of this name is complete."""
 
 
 def sink_options(
     given: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> SinkOptions:
-    """Return the options of a sink; `OptionsError` if they cannot be."""
+    """Return the options of a sink; `OptionsError` if they are not allowed."""
     values = parsed(given, SINK, "sublet")
     is_backfill = values["mode"] == "backfill"
     if is_backfill:
         values["urgency"] = "lowest"
         values["wait"] = values["wait"] or "taken"
         if values["after"] is not None:
-            raise OptionsError("history waits for nobody; drop the option mode, or after")
+            raise OptionsError(
+                "mode=backfill cannot wait for a backfill; drop the option mode or after"
+            )
     if values["urgency"] == "lowest" and values["deadline"] is not None:
-        raise OptionsError(
-            "what has a deadline cannot have urgency lowest; drop one of the options"
-        )
+        raise OptionsError("urgency=lowest cannot have a deadline; drop one of the options")
     if values["batch"] is not None and values["query"] is None:
-        raise OptionsError("the option batch counts the writes of a query; name it (option query)")
+        raise OptionsError("the option batch numbers the writes of a query; set the option query")
     return SinkOptions(
         connection=connection_of(values, environment),
         target=values["target"],
@@ -286,9 +286,14 @@ def sink_options(
 
 BULK = (
     *CONNECTION,
-    Option("function", function_name, "whose states they are, as app/function", required=True),
+    Option(
+        "function",
+        function_name,
+        "the function whose states are set, as app/function",
+        required=True,
+    ),
     KEY._replace(required=True),
-    Option("value", some_name, "the only column that is the state; default: a map of all others"),
+    Option("value", some_name, "the one column that holds the state; default: a map of all others"),
     Option("ifexists", one_of("fail", "overwrite", "keep"), "fail, overwrite, keep"),
     Option("wait", one_of("sealed", "taken"), "sealed, taken", "taken"),
     QUERY,
@@ -301,11 +306,11 @@ BULK = (
 def bulk_options(
     given: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> tuple[SinkOptions, IfExists | None]:
-    """Return how states are brought, and what is to become of those that are there; None: the
-    options do not say."""
+    """Return how states are written, and what becomes of existing ones; None: the options do not
+    say."""
     values = parsed(given, BULK, "sublet-state")
     if values["batch"] is not None and values["query"] is None:
-        raise OptionsError("the option batch counts the writes of a query; name it (option query)")
+        raise OptionsError("the option batch numbers the writes of a query; set the option query")
     sink = SinkOptions(
         connection=connection_of(values, environment),
         target=values["function"],
@@ -331,7 +336,7 @@ def egress_start(text: str) -> str:
     """Take "earliest", "latest", or the text of a cursor."""
     if text.lower() in ("earliest", "latest"):
         return text.lower()
-    # An empty text is one, too: of an egress to which nobody has emitted yet.
+    # An empty text is a cursor, too: of an egress to which nothing was emitted yet.
     return str(EgressCursor(text.strip()))
 
 
@@ -339,7 +344,7 @@ SOURCE = (
     *CONNECTION,
     Option("egress", some_name, "the name of an egress, as functions emit to it", required=True),
     Option("from", egress_start, "earliest, latest, or a cursor", "earliest"),
-    Option("until", egress_start, "latest, or a cursor; of a bounded read", "latest"),
+    Option("until", egress_start, "latest, or a cursor (bounded reads only)", "latest"),
     Option(
         "max_rows_per_trigger",
         whole_number(1, ROWS_PER_TRIGGER_MAX),
@@ -353,7 +358,7 @@ SOURCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What is known of a source before it is asked for anything. Made by `source_options`."""
+    """The options of a source. Made by `source_options`."""
 
     connection: Connection
     egress: str
@@ -371,7 +376,7 @@ class SourceOptions:
 def source_options(
     given: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> SourceOptions:
-    """Return the options of a source; `OptionsError` if they cannot be."""
+    """Return the options of a source; `OptionsError` if they are not allowed."""
     values = parsed(given, SOURCE, "sublet")
     if values["until"] == "earliest":
         raise OptionsError("option until is 'earliest'; allowed: latest, or a cursor")
@@ -400,7 +405,7 @@ STATE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions:
-    """What is known of a read of states before anything is asked for. Made by `state_options`."""
+    """The options of a read of states. Made by `state_options`."""
 
     connection: Connection
     function: str
@@ -413,7 +418,7 @@ class StateOptions:
 def state_options(
     given: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> StateOptions:
-    """Return the options of a read of states; `OptionsError` if they cannot be."""
+    """Return the options of a read of states; `OptionsError` if they are not allowed."""
     values = parsed(given, STATE, "sublet-state")
     return StateOptions(
         connection=connection_of(values, environment),

@@ -1,8 +1,8 @@
-"""What a column of a reader gets: the whole value, something known beside it, or a field of it.
+"""What a column of a reader contains: the whole value, metadata, or a field of the value.
 
-Pure, and the same for values of an egress and for states. Names of the first two kinds are compared
-without case, as Spark's are. The same column means the same in every schema, whichever others there
-are: that of the whole value, as a STRING, is JSON.
+Pure, and the same for values of an egress and for states. Names of the first two kinds ignore case,
+as Spark's do. A column means the same in every schema, whatever the other columns are: the whole
+value, as a STRING, is JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Columns(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What there is to be had of a kind of value."""
+    """Which columns a kind of value has."""
 
     whole: str
     """The column, and the option, of the whole value."""
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
             folded = field.name.lower()
             if folded == self.whole:
                 if found.whole is not None:
-                    raise RowsError(f"columns have the same name: {found.whole.name}, {field.name}")
+                    raise RowsError(f"duplicate columns: {found.whole.name}, {field.name}")
                 found = found._replace(whole=field)
             elif (what := names.get(folded)) is not None:
                 told = self.beside[what]
@@ -78,15 +78,15 @@ class Shape(NamedTuple):
         return found
 
     def readers(self, columns: Columns, form: Form | None) -> list[ArraysOf]:
-        """Return what reads the value into its columns; `RowsError` if no value can fit them."""
+        """Return what reads values into their columns; `RowsError` if no value can fit them."""
         whole, fields = columns.whole, columns.fields
         if form is not None:
             wanted = pa.binary() if form == "binary" else pa.string()
             if fields or (whole is not None and whole.type != wanted):
                 its = [*([] if whole is None else [whole]), *fields]
                 raise RowsError(
-                    f"with the option {self.whole}={form}, the schema has the column {self.whole} "
-                    f"{wanted}, beside {', '.join(self.beside)}; it has "
+                    f"with the option {self.whole}={form}, the schema may only have {self.whole} "
+                    f"{wanted}, {', '.join(self.beside)}; it has "
                     + ", ".join(f"{each.name} {each.type}" for each in its)
                 )
         readers = [] if whole is None else [self._whole_reader(whole, form)]

@@ -1,6 +1,6 @@
-"""Columns of msgpack values as Arrow arrays, of the types that a user asks for.
+"""Columns of msgpack values as Arrow arrays of the types that a user asks for.
 
-Pure. What does not fit is refused with its place: whoever reads knows what stands there.
+Pure. A value that does not fit raises `Unfit` with its index; the caller knows where that is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def binary_column(name: str, columns: Sequence[bytes]) -> pa.Array:
 
 
 def json_column(name: str, columns: Sequence[bytes]) -> pa.Array:
-    """Return the values as JSON; `Unfit` if one has no form in it."""
+    """Return the values as JSON; `Unfit` if one has no JSON form."""
     texts: list[bytes] = []
     for column in columns:
         try:
@@ -59,14 +59,14 @@ def json_column(name: str, columns: Sequence[bytes]) -> pa.Array:
 
 def _json_of(value: Any) -> bytes:
     text = _json_encode(value)
-    # The encoder writes null for them, so only where one is has to be looked.
+    # The encoder writes NaN and infinity as null, so only values with a null need a look.
     if b"null" in text and _has_no_number(value):
-        raise ValueError("NaN or an infinite number is in it")
+        raise ValueError("it contains NaN or infinity")
     return text
 
 
 def _has_no_number(value: Any) -> bool:
-    """Tell whether something in a value is a float, and no number of JSON."""
+    """Tell whether a value contains a float that JSON has no number for."""
     if isinstance(value, float):
         return not isfinite(value)
     if isinstance(value, dict):
@@ -75,22 +75,22 @@ def _has_no_number(value: Any) -> bool:
 
 
 def _json_one_by_one(name: str, column: bytes, before: int) -> list[bytes]:
-    """Find out which value it is that JSON cannot hold."""
+    """Find out which value has no JSON form."""
     texts: list[bytes] = []
     for item in _split(column):
         try:
             texts.append(_json_of(_decode(item)))
         except _NOT_JSON as error:
-            detail = f"JSON cannot hold it ({error}); read it with the option {name}=binary"
+            detail = f"it has no JSON form ({error}); read it with the option {name}=binary"
             raise Unfit(before + len(texts), name, detail) from None
     return texts
 
 
 def fields_reader(fields: Sequence[pa.Field]) -> ArraysOf:
-    """Return what reads values that are objects: a column for each of these fields of theirs."""
+    """Return what reads objects into a column for each of these fields."""
     names = [each.name for each in fields]
     if len(set(names)) != len(names):
-        raise RowsError(f"columns have the same name: {', '.join(sorted(names))}")
+        raise RowsError(f"duplicate columns: {', '.join(sorted(names))}")
     columns = [f"c{index}" for index in range(len(fields))]
     row = msgspec.defstruct(
         "Row",
@@ -119,10 +119,10 @@ def fields_reader(fields: Sequence[pa.Field]) -> ArraysOf:
 
 
 def _check_case(names: Sequence[str], found: Sequence[bytes]) -> None:
-    """Refuse columns of which there is nothing if the values have them in another case.
+    """Refuse columns that are empty because the values spell them in another case.
 
-    Spark does not tell cases apart, so nobody would look there. The first value of each part is
-    looked at: whoever writes a name in another case does so in all of them.
+    Spark ignores case, so nobody would suspect it. The first value of each part is enough: a name
+    is spelled the same way in all of them.
     """
     before = 0
     for column in found:
@@ -133,12 +133,12 @@ def _check_case(names: Sequence[str], found: Sequence[bytes]) -> None:
             for name in names:
                 other = folded.get(name.lower())
                 if other is not None and name not in known:
-                    raise Unfit(before, name, f"the field is {other!r}: write it in the same case")
+                    raise Unfit(before, name, f"the field is spelled {other!r}; use the same case")
         before += len(items)
 
 
 def whole_reader(field: pa.Field) -> ArraysOf:
-    """Return what reads values as they are into one column."""
+    """Return what reads whole values into one column."""
     decode = msgspec.msgpack.Decoder(_of(list, _type_of(field))).decode
     return lambda found: {field.name: _array(_decoded(found, decode), field)}
 
@@ -160,13 +160,13 @@ def _array(values: list[Any], field: pa.Field) -> pa.Array:
     try:
         array = pa.array(values, field.type)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
-        # Of right types, and yet nothing that the column can hold: find out which one.
+        # A value has the right type, but does not fit the column: find out which one.
         for index, value in enumerate(values):
             try:
                 pa.array([value], field.type)
             except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
                 raise Unfit(
-                    index, field.name, f"{value!r:.100} is no {field.type} ({error})"
+                    index, field.name, f"{value!r:.100} does not fit {field.type} ({error})"
                 ) from None
         raise
     if arrow.is_float32(field.type):
@@ -175,7 +175,7 @@ def _array(values: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _check_floats(values: Sequence[float | None], array: pa.Array, field: pa.Field) -> None:
-    """Arrow makes infinities of what is too large for 32 bits; refuse it."""
+    """Refuse what is too large for 32 bits; Arrow would turn it into infinity."""
     for place in np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False))):
         index = int(place)
         value = values[index]
@@ -184,13 +184,13 @@ def _check_floats(values: Sequence[float | None], array: pa.Array, field: pa.Fie
 
 
 def _type_of(field: pa.Field, within: str = "") -> Any:
-    """Return the type as which msgspec decodes, and checks, values of a column, or of a part."""
+    """Return the type as which msgspec decodes and checks the values of a column or a part."""
     found = _value_type(f"{within}.{field.name}" if within else field.name, field.type)
     return found | None if field.nullable else found
 
 
 def _of(container: Any, *parts: Any) -> Any:
-    """Return `container[parts]`, of types that are known at run time only."""
+    """Return `container[parts]` for types that are known at run time only."""
     return container[parts if len(parts) > 1 else parts[0]]
 
 
@@ -231,4 +231,4 @@ def _value_type(path: str, kind: pa.DataType) -> Any:
     for is_kind, found in _SIMPLE:
         if is_kind(kind):
             return found
-    raise RowsError(f"column {path!r} has the type {kind}; allowed: {ALLOWED}")
+    raise RowsError(f"column {path!r} has type {kind}; allowed: {ALLOWED}")

@@ -1,11 +1,10 @@
-"""Feeds history to a function, beside live traffic and behind it: `sublet backfill`.
+"""Feeds history to a function, at a lower priority than live traffic: `sublet backfill`.
 
-A backfill is a pipeline of its own name, of the lowest urgency. Its batches are cut from files in a
-way that depends on nothing but the files, so it can be killed anywhere and run again, here or
-elsewhere: it goes on behind the last batch that was committed. What it consists of is kept where it
-is brought to: files of which something is in have to stay as they are, later ones may be mended.
-When all of it is taken, it is marked as complete, once: live queries that have to come after it
-wait for that.
+A backfill is a named pipeline of the lowest urgency. Its batches depend on nothing but the files,
+so it can be killed anywhere and run again, here or elsewhere: it continues after the last committed
+batch. The cluster keeps what it consists of: files with committed rows must not change, later ones
+may be fixed. When all rows are taken, it is marked as complete, once: live queries that have to
+come after it wait for that.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ BATCH_ROWS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfill:
-    """What is to be fed, to whom."""
+    """What is fed to which function."""
 
     target: str
     name: str
@@ -53,20 +52,20 @@ class Backfill:
     batch_rows: int = BATCH_ROWS
     time: str = ""
     until: str = ""
-    """Only rows whose column `time` is before it; also the mark that is left in the end."""
+    """Only rows whose column `time` is before it; it is also the mark of the complete backfill."""
     rate: float | None = None
     """Maximum rows per second."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_rows <= BATCH_ROWS_MAX:
-            raise RejectedError(f"a batch has {self.batch_rows} rows; allowed: 1..{BATCH_ROWS_MAX}")
+            raise RejectedError(f"batch_rows is {self.batch_rows}; allowed: 1..{BATCH_ROWS_MAX}")
         if bool(self.time) != bool(self.until):
-            raise RejectedError("time and until belong together; allowed: both, or none")
+            raise RejectedError("time and until go together; give both, or neither")
         if self.rate is not None and self.rate <= 0:
-            raise RejectedError(f"the rate is {self.rate:g} rows a second; allowed: more than 0")
+            raise RejectedError(f"rate is {self.rate:g} rows per second; allowed: more than 0")
 
     def options(self) -> dict[str, Any]:
-        """Return all that a later run has to have in common with the first."""
+        """Return everything that later runs must not change."""
         return {
             "target": self.target,
             "key": list(self.key),
@@ -79,7 +78,7 @@ class Backfill:
 
 
 class BackfillProgress(NamedTuple):
-    """How far it is, for people."""
+    """How far it is."""
 
     file: int
     """The one that is being read, from 0 on."""
@@ -117,9 +116,9 @@ class BackfillPlan(NamedTuple):
 async def plan(
     client: Client, backfill: Backfill, seen: Callable[[int, int], None] = lambda file, rows: None
 ) -> BackfillPlan:
-    """Check all that can be known without reading every row; change nothing.
+    """Check everything that does not need every row; change nothing.
 
-    - `seen`: told, from a thread, how many rows of which file were looked at.
+    - `seen`: called, from a thread, with a file and how many of its rows were looked at.
     """
     message = await client.message_schema(backfill.target)
     pipeline = client.pipeline(backfill.target, backfill.name)
@@ -131,7 +130,7 @@ async def plan(
         manifest = await asyncio.to_thread(manifest_of, backfill.files, backfill.options())
         check_same(backfill.name, known.text, manifest, backfill.files, committed)
     elif after >= 0 or known.completed_ms is not None:
-        raise RejectedError(f"{backfill.name} is no backfill of files; use another name")
+        raise RejectedError(f"{backfill.name} is not a backfill of files; use another name")
     history = await _history(backfill, message, seen)
     layout = layout_of(history.schema, key=backfill.key, payload=backfill.payload, message=message)
     return BackfillPlan(history, layout, after, known.completed_ms, known.mark)
@@ -140,9 +139,9 @@ async def plan(
 async def rehearse(
     client: Client, backfill: Backfill, planned: BackfillPlan, seen: Callable[[int, int], None]
 ) -> int:
-    """Read all rows that are left, and do nothing about them; return how many there are.
+    """Read all remaining rows without sending them; return how many there are.
 
-    Raises whatever would stop `run` half-way because of what is in the files.
+    Raises whatever in the files would stop `run` half-way.
     """
     if planned.completed_ms is not None:
         return 0
@@ -162,10 +161,10 @@ async def run(
     planned: BackfillPlan,
     tell: Callable[[BackfillProgress], None],
     *,
-    patience: str = "10m",
+    timeout: str = "10m",
 ) -> BackfillResult:
-    """Feed all that is left; return when it is taken, and marked as complete."""
-    pipeline = client.pipeline(backfill.target, backfill.name, patience=patience)
+    """Feed all remaining rows; return when they are taken, and the backfill is marked complete."""
+    pipeline = client.pipeline(backfill.target, backfill.name, timeout=timeout)
     manifest = await asyncio.to_thread(manifest_of, backfill.files, backfill.options())
     rows, known = 0, await pipeline.describe()
     if known.completed_ms is None:
@@ -195,42 +194,42 @@ def complete_backfill(
     allow_empty: bool = False,
     address: str | None = None,
 ) -> None:
-    """Mark history as complete that a stream with the option `mode=backfill` has brought.
+    """Mark a backfill as complete that a stream with the option `mode=backfill` has written.
 
-    Returns when all of its rows are taken. Streams with the option `after` wait for that, and it
-    cannot be taken back.
+    Returns when all of its rows are taken. Streams with the option `after` wait for that. It cannot
+    be undone.
 
-    - `target`: the function that has got it, as app/function.
-    - `name`: what those streams wait for.
-    - `query`: the id of the stream that has ended; not said: the name is that of a batch write.
-    - `mark`: where history ends, for people.
-    - `allow_empty`: the history may have no rows. Otherwise one of which nothing was ever
-      committed is refused (`RejectedError`): its id is another one, or it has not run yet.
+    - `target`: the function that received it, as app/function.
+    - `name`: the name that those streams wait for.
+    - `query`: the id of the stream that has ended; by default, `name` is that of a batch write.
+    - `mark`: a note about where history ends.
+    - `allow_empty`: accept a backfill without rows. Otherwise one that never committed anything is
+      refused (`RejectedError`): its id is wrong, or it has not run yet.
     - `address`: as the option of that name.
     """
     given = {} if address is None else {"address": address}
     connection = connection_of(parsed(given, CONNECTION, "sublet"))
     client = client_of(connection)
-    patience_ms = connection.patience_ms
-    brought = client.pipeline(target, query or name, patience=patience_ms)
+    timeout_ms = connection.timeout_ms
+    brought = client.pipeline(target, query or name, timeout=timeout_ms)
     if not allow_empty and brought.progress().sealed < 0:
         raise RejectedError(
-            f"nothing was ever committed to {target} under {query or name}: the id is another one, "
-            "or its rows are still to come; allowed: what has rows, or allow_empty=True"
+            f"nothing was ever committed to {target} under {query or name}: the id is wrong, or it "
+            "has not run yet; pass allow_empty=True if it has no rows"
         )
     brought.wait_taken()
-    client.pipeline(target, name, patience=patience_ms).complete(mark)
+    client.pipeline(target, name, timeout=timeout_ms).complete(mark)
 
 
 async def _history(
     backfill: Backfill, message: dict[str, Any] | None, seen: Callable[[int, int], None]
 ) -> History:
-    """Look at the files, beside the loop, for as long as somebody waits for it."""
+    """Look at the files, in a thread, until the caller is cancelled."""
     is_over = threading.Event()
 
     def told(file: int, rows: int) -> None:
         if is_over.is_set():
-            raise HistoryError("nobody waits for it")
+            raise HistoryError("the caller was cancelled")
         seen(file, rows)
 
     def look() -> History:
@@ -251,7 +250,7 @@ async def _history(
 
 
 class _Batches(Iterator[tuple[HistoryBatch, list[Rows]]]):
-    """Batches as messages; an error says of which rows."""
+    """Batches as messages; errors name the rows."""
 
     def __init__(self, planned: BackfillPlan, partition_count: int, after: int) -> None:
         self._history = planned.history
@@ -272,7 +271,7 @@ async def _feed(
     planned: BackfillPlan,
     tell: Callable[[BackfillProgress], None],
 ) -> int:
-    """Bring all batches behind the last that is complete; return how many rows they had."""
+    """Feed all batches after the last complete one; return how many rows they had."""
     history = planned.history
     batches = _Batches(planned, pipeline.partition_count, pipeline.completed)
 
@@ -280,7 +279,7 @@ async def _feed(
         try:
             return next(batches, None)
         except HistoryError as error:
-            # Its turn comes when the batch before is in.
+            # Raised when the batch before it is committed.
             return error
 
     started_s, rows, failed = time.monotonic(), 0, None
@@ -290,7 +289,7 @@ async def _feed(
             if isinstance(found, HistoryError):
                 failed = found
                 break
-            # The next one is read meanwhile, beside the loop.
+            # The next one is read meanwhile, in a thread.
             reading = tasks.create_task(asyncio.to_thread(read))
             batch, split = found
             progress = await _bring(pipeline, history, batch, split)
@@ -319,8 +318,7 @@ async def _bring(
         staged = await attempt.end()
     except RejectedError as error:
         raise HistoryError(f"{history.told(batch)}: {error}") from error
-    # One batch is staged while the one before runs, and no more: there has to be room for what
-    # live pipelines stage.
+    # Only one batch is staged while the one before runs: live pipelines need room, too.
     await pipeline.wait_taken()
     await pipeline.commit(batch.number, [staged], urgency="lowest")
     return await pipeline.progress()

@@ -1,5 +1,5 @@
-"""Which types the columns of history have: those that a handler declares, and otherwise those that
-all values of a column have in common, in whatever files they are.
+"""The types of columns of history: what the handler declares, or else what all values of a column
+in all files have in common.
 
 Pure: schemas and columns in, types out.
 """
@@ -20,7 +20,7 @@ from sublet.functions.errors import RejectedError
 from sublet.spark_bridge.fitting import Schema
 
 Declared = Callable[[str], pa.DataType | None]
-"""The type of a column that is known before its texts are looked at, by its name; None: none."""
+"""The type of a column that is known without looking at its texts, by its name; None: unknown."""
 
 _DECLARED: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -41,12 +41,12 @@ _TIMES = (
 _KINDS = (*_NUMBERS, pa.bool_(), *_TIMES, pa.string())
 """What texts may be; the first that fits all of them."""
 _PADDED = "^[+-]?0[0-9xX]"
-"""Digits that are no number: something would be lost."""
+"""Digits that are not a number: leading zeros would be lost."""
 _NO_FOLDER_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 class HistoryError(RejectedError):
-    """The files cannot be read as history, or are not those that it began with."""
+    """The files cannot be read as history, or have changed since rows of them were committed."""
 
 
 def nothing_declared(_: str) -> None:
@@ -84,7 +84,7 @@ class TextGuess:
     def see(self, texts: pa.Array) -> None:
         if texts.null_count < len(texts):
             self._is_empty = False
-            # Arrow takes long to say no to many, so a few are tried first.
+            # Arrow is slow to fail on many values, so try a few first.
             for some in (texts.drop_null().slice(0, 10), texts):
                 self._left = [each for each in self._left if _can_be(some, each)]
 
@@ -102,10 +102,10 @@ def _can_be(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def plain_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """Return names and types, and nothing else; `HistoryError` if a name is there twice."""
+    """Return names and types only; `HistoryError` if a name occurs twice."""
     twice = [name for name in schema.names if schema.get_field_index(name) < 0]
     if twice:
-        raise HistoryError(f"{where} has several columns {twice[0]!r}; allowed: each name once")
+        raise HistoryError(f"{where} has several columns {twice[0]!r}; rename all but one")
     return pa.schema([(each.name, _decoded(each.type)) for each in schema])
 
 
@@ -124,10 +124,9 @@ def texts_stay_texts(kind: pa.DataType) -> pa.DataType:
 
 
 def unified(known: pa.Schema, found: pa.Schema, where: str) -> pa.Schema:
-    """Return the schema of what had the one and of what has the other, at `where`.
+    """Return a schema with all columns of both; `where` is where the second was found.
 
-    Has all columns of both; numbers become wider where they have to. `HistoryError` if a column has
-    types that no type stands for.
+    Numbers become wider where needed. `HistoryError` if a column has types without a common one.
     """
     if found.equals(known):
         return known
@@ -141,14 +140,14 @@ def unified(known: pa.Schema, found: pa.Schema, where: str) -> pa.Schema:
                 fields[field.name] = pa.unify_schemas(both, promote_options="permissive").field(0)
             except pa.ArrowException:
                 raise HistoryError(
-                    f"column {field.name!r} has the type {field.type} in {where}, and "
-                    f"{before.type} before it; allowed: one type in all files"
+                    f"column {field.name!r} has type {field.type} in {where}, but {before.type} "
+                    "before it; it needs one type in all files"
                 ) from None
     return pa.schema(list(fields.values()))
 
 
 def folder_values(path: Path) -> dict[str, str | None]:
-    """Return the columns that folders are, such as `month=2025-12`."""
+    """Return the columns in names of folders, such as `month=2025-12`."""
     pairs = [part.split("=", 1) for part in path.parent.parts if "=" in part]
     return {
         name: None if value == _NO_FOLDER_VALUE else unquote(value) for name, value in pairs if name
@@ -156,7 +155,7 @@ def folder_values(path: Path) -> dict[str, str | None]:
 
 
 def folder_schema(values: Sequence[Mapping[str, str | None]], declared: Declared) -> pa.Schema:
-    """Return the types of the columns that folders are, given their values for each file."""
+    """Return the types of columns in names of folders, given their values for each file."""
     found: dict[str, set[str | None]] = {}
     for each in values:
         for name, value in each.items():
@@ -183,11 +182,11 @@ def time_type(name: str, kind: pa.DataType, guess: pa.DataType | None) -> pa.Dat
     """
     compared, told = kind, str(kind)
     if guess is not None and is_text(kind):
-        compared, told = guess, f"{kind}, and not all of its texts are times"
+        compared, told = guess, f"{kind}, and not all its values are times"
     if any(is_kind(compared) for is_kind in _COMPARABLE):
         return compared
     raise HistoryError(
-        f"column {name!r} has the type {told}; allowed as --time: timestamps, dates and integers"
+        f"column {name!r} has type {told}; --time takes timestamps, dates and integers"
     )
 
 

@@ -1,9 +1,9 @@
-"""History in files: which they are, what says that they are still the same, and their rows in
-batches that are the same whenever they are read.
+"""History in files: which files, whether they are unchanged, and their rows in batches that are the
+same whenever they are read.
 
-Batches are numbered by file and place, so that whoever goes on after a failure finds the next one
-without reading the files before. Files of which no batch was committed may change meanwhile, come
-and go. Nothing here knows of Spark or of a network.
+Batches are numbered by file and position, so that a run that continues after a failure finds the
+next one without reading the files before it. Files without a committed batch may change, appear and
+disappear meanwhile. No Spark, no network.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _decode = msgspec.msgpack.decode
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
-    """What a history consists of; kept where it is brought to, as long as it is known there."""
+    """What a history consists of; the cluster keeps it as long as it knows the pipeline."""
 
     digests: list[int]
     """One a file, in order: of its name, its size, its beginning and its end."""
     options: dict[str, Any]
-    """All that says which messages its rows become, and how they are cut into batches."""
+    """Everything that decides which messages its rows become, and how they are cut into batches."""
 
 
 def files_in(paths: Sequence[str], format_name: str | None = None) -> list[HistoryFile]:
     """Return the files: paths as they are given; of folders all that is in them, by name.
 
     Names that begin with "." or "_" are left out, as Spark does, and so are files without a byte.
-    `HistoryError` if there are none, or one cannot be.
+    `HistoryError` if there are none, or one is not allowed.
     """
     known = sorted({*FORMATS.values()})
     if format_name is not None and format_name not in known:
-        raise HistoryError(f"the format is {format_name!r:.100}; allowed: {', '.join(known)}")
+        raise HistoryError(f"format is {format_name!r:.100}; allowed: {', '.join(known)}")
     found: list[HistoryFile] = []
     for given in paths:
         root = Path(given)
@@ -72,21 +72,21 @@ def files_in(paths: Sequence[str], format_name: str | None = None) -> list[Histo
         elif root.is_file():
             found.append(HistoryFile(root, root.name, root.stat().st_size))
         else:
-            raise HistoryError(f"there is no file or folder {given!r}")
+            raise HistoryError(f"no such file or folder: {given!r}")
     found = [each for each in found if each.size_bytes]
     if not found:
-        raise HistoryError(f"there is nothing in {', '.join(paths)}")
+        raise HistoryError(f"no files with content in {', '.join(paths)}")
     if len(found) > FILES_MAX:
         raise HistoryError(
-            f"there are {len(found)} files; allowed: {FILES_MAX} (put some together, or bring them "
-            "under several names)"
+            f"there are {len(found)} files; allowed: {FILES_MAX} (merge some, or feed them under "
+            "several names)"
         )
     if format_name is None:
         for each in found:
             if _suffix(each.name) not in FORMATS:
                 raise HistoryError(
-                    f"nothing says what {each.name} is; allowed: names that end in "
-                    f"{', '.join(FORMATS)}, or tell the format (--format)"
+                    f"cannot tell the format of {each.name}; allowed: names that end in "
+                    f"{', '.join(FORMATS)}, or give the format (--format)"
                 )
     return found
 
@@ -96,7 +96,7 @@ def _suffix(name: str) -> str:
 
 
 def manifest_of(files: Sequence[HistoryFile], options: dict[str, Any]) -> Manifest:
-    """Return what says whether files are the same; a part of each is read."""
+    """Return what tells whether files are unchanged; a part of each is read."""
     return Manifest([_digest(each) for each in files], options)
 
 
@@ -116,26 +116,26 @@ def encoded(manifest: Manifest) -> bytes:
 def check_same(
     name: str, kept: bytes, manifest: Manifest, files: Sequence[HistoryFile], committed: int | None
 ) -> None:
-    """Raise `HistoryError` that says what differs from what a history has gone on with so far.
+    """Raise `HistoryError` if files or options differ from what was committed so far.
 
-    - `committed`: the last batch that is in, -1 for none. Files behind that one's may be others.
-      None: the history is complete, and all files have to be the same.
+    - `committed`: the last committed batch, -1 for none. Files after that batch's may differ. None:
+      the history is complete, and all files have to be the same.
     """
     try:
         first = _decode(kept, type=Manifest)
     except msgspec.DecodeError:
-        raise HistoryError(f"{name} is no backfill of files; use another name") from None
+        raise HistoryError(f"{name} is not a backfill of files; use another name") from None
     for option, value in first.options.items():
         if manifest.options.get(option) != value:
             raise HistoryError(
-                f"{name} has begun with {option} {_told(value)}, not "
-                f"{_told(manifest.options.get(option))}; use that, or another name"
+                f"{name} was started with {option} {_told(value)}, not "
+                f"{_told(manifest.options.get(option))}; use the same, or another name"
             )
     count = len(first.digests) if committed is None else committed // FILE_STEP + 1
     if len(files) < count:
         raise HistoryError(
-            f"{count} files of {name} are in, as a whole or in part, and there are {len(files)}: "
-            "bring the others back, or use another name"
+            f"{count} files of {name} are committed, fully or in part, but only {len(files)} "
+            "found; restore the others, or use another name"
         )
     for place, digest in enumerate(first.digests[:count]):
         if manifest.digests[place] != digest:
@@ -145,27 +145,27 @@ def check_same(
             raise HistoryError(_changed(name, place, files[place].name, rows_in))
     if committed is None and len(files) > count:
         raise HistoryError(
-            f"{len(files) - count} files were not there when {name} was completed, such as "
-            f"{files[count].name}: bring them under another name"
+            f"{files[count].name} was added after {name} was completed (new files: "
+            f"{len(files) - count}); feed new files under another name"
         )
 
 
 def _changed(name: str, place: int, file: str, rows_in: int | None) -> str:
-    """Return what people are told of a file that is in and is another one now.
+    """Return an error text about a file that is committed and has changed.
 
-    - `rows_in`: how many of its rows are in, at most; None: all are.
+    - `rows_in`: how many of its rows are committed, at most; None: all are.
     """
     told = (
-        f"file {place + 1}, {file}, is not the one that {name} has gone on with: it was changed or "
-        "renamed, or others came or went before it"
+        f"file {place + 1}, {file}, is not the one that {name} has committed: it was changed or "
+        "renamed, or files before it were added or removed"
     )
     if rows_in is None:
-        return f"{told}. Bring it back as it was; or use another name for other files"
+        return f"{told}; restore it, or use another name for other files"
     return (
         f"{told}. Its first {rows_in} rows (with --until, of those before it), or all if it has "
-        "fewer, are in, and nobody can tell which of another file would be left. Bring it back as "
-        "it was; or, if it cannot be read to its end, bring its other rows and the files behind it "
-        "under another name"
+        "fewer, are committed, and in a changed file it is unknown which rows are left. Restore "
+        "it; or, if it cannot be read to its end, feed its other rows and the files after it under "
+        "another name"
     )
 
 
@@ -176,7 +176,7 @@ def _told(value: Any) -> str:
 
 
 class HistoryBatch(NamedTuple):
-    """Rows of one file that are brought together."""
+    """Rows of one file that are committed together."""
 
     number: int
     file: int
@@ -189,7 +189,7 @@ class HistoryBatch(NamedTuple):
 
 
 class History:
-    """Rows of files, in batches that do not depend on who reads them."""
+    """The rows of files, always in the same batches."""
 
     def __init__(
         self,
@@ -242,9 +242,7 @@ class History:
         place = self.schema.get_field_index(self._time)
         if place < 0:
             known = ", ".join(self.schema.names)
-            raise HistoryError(
-                f"there is no column {self._time!r} to compare with; columns: {known}"
-            )
+            raise HistoryError(f"there is no column {self._time!r} (--time); columns: {known}")
         is_own = self._time in self._own.names
         guess = self._format.time_guess() if is_own else None
         kind = time_type(self._time, self.schema.field(place).type, guess)
@@ -252,7 +250,7 @@ class History:
             return time_scalar(until, kind)
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise HistoryError(
-                f"{until!r:.100} cannot be compared with column {self._time!r}, which has the type "
+                f"{until!r:.100} (--until) cannot be compared with column {self._time!r} of type "
                 f"{kind}: {error}"
             ) from None
 
@@ -262,7 +260,7 @@ class History:
         return self.rows_before[-1]
 
     def told(self, batch: HistoryBatch) -> str:
-        """Return where people find the rows of a batch."""
+        """Return where the rows of a batch are, for error messages."""
         place = batch.number % FILE_STEP + 1
         name = self.files[batch.file].name
         return f"{name}, rows {batch.first_row} to {batch.last_row} (its batch {place})"
@@ -314,7 +312,7 @@ class History:
                 count += rows.num_rows
         except UNREADABLE as error:
             text = self._unreadable(index, error)
-            raise HistoryError(f"{text} (behind row {count})") from None
+            raise HistoryError(f"{text} (after row {count})") from None
 
     def _with_all_columns(
         self, rows: pa.RecordBatch, folders: dict[str, str | None]
@@ -339,8 +337,8 @@ class History:
         times = rows.column(self._time)
         if times.null_count:
             raise HistoryError(
-                f"{where}: column {self._time!r} is null in {times.null_count} rows, and nobody "
-                "can tell whether they come before the end (--until); fill or remove them"
+                f"{where}: column {self._time!r} is null in {times.null_count} rows, which cannot "
+                "be compared with --until; fill or remove them"
             )
         try:
             return rows.filter(pc.less(times.cast(self._end.type), self._end))
@@ -353,15 +351,15 @@ def _format_of(files: Sequence[HistoryFile]) -> str:
     for each in files:
         if FORMATS[_suffix(each.name)] != kind:
             raise HistoryError(
-                f"{files[0].name} and {each.name} are not of one format; bring them under two names"
+                f"{files[0].name} and {each.name} have different formats; feed them under two names"
             )
     return kind
 
 
 def time_scalar(text: str, kind: pa.DataType) -> pa.Scalar:
-    """Return a time that people have said, to compare it with values of a type.
+    """Return a time that a user has typed, to compare it with values of a type.
 
-    Without a zone it is UTC, where values have one. `ValueError` if it is no time.
+    Without a zone it is UTC, if the values have one. `ValueError` if it is not a time.
     """
     if arrow.is_null(kind):
         # There is no value to compare it with.
@@ -370,7 +368,7 @@ def time_scalar(text: str, kind: pa.DataType) -> pa.Scalar:
         return pa.scalar(text).cast(kind)
     time = datetime.fromisoformat(text)
     if kind.tz is None and time.tzinfo is not None:
-        raise ValueError("the column has no zone; leave it out here, too")
+        raise ValueError("the column has no time zone; leave it out here, too")
     if kind.tz is not None and time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     return pa.scalar(time, pa.timestamp("us", kind.tz)).cast(kind)

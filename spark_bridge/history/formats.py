@@ -1,8 +1,8 @@
-"""Reads files of history, each in its format: at first what is in them, then their rows.
+"""Reads files of history in their formats: first their schemas, then their rows.
 
-Files of text (CSV, lines of JSON) do not say which types they have, so they are looked through from
-their beginning to their end before the first row is brought. That takes a small part of the time
-that it takes to bring them, and shows what cannot be read while nothing has happened.
+Text files (CSV, lines of JSON) have no types, so they are scanned from beginning to end before the
+first row is sent. That takes a fraction of the time that feeding them takes, and finds what cannot
+be read before anything has happened.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMATS = {
     ".ndjson": "json",
 }
 UNREADABLE = (pa.ArrowException, OSError, EOFError, zlib.error)
-"""What is raised about files that are not what they seem to be."""
+"""Raised for files that cannot be read in their format."""
 ROW_BYTES_MAX = 16 * 1024 * 1024
 """Of a row as text: a message has 4 MiB at most, and needs more as JSON, or has columns beside."""
 _LINES_BYTES = 4 * 1024 * 1024
@@ -66,7 +66,7 @@ class Scanned(NamedTuple):
 
 class Format(Protocol):
     def scan(self, file: HistoryFile, seen: Seen) -> Scanned:
-        """Look at all that has to be known before rows are read."""
+        """Find out the schema and the number of rows."""
         ...
 
     def read(self, file: HistoryFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -88,7 +88,7 @@ def format_of(kind: str, declared: Declared, time: str, batch_rows: int) -> Form
 
 
 class ParquetFormat:
-    """Files that say what they have."""
+    """Files with a schema."""
 
     def __init__(self, scan_rows: int) -> None:
         self._scan_rows = scan_rows
@@ -108,12 +108,12 @@ class ParquetFormat:
 
 
 _CSV_READ = pa_csv.ReadOptions(block_size=ROW_BYTES_MAX, use_threads=False)
-"""Without threads, an error says the row."""
+"""Without threads, an error names the row."""
 _CSV_PARSE = pa_csv.ParseOptions(newlines_in_values=True)
 
 
 class CsvFormat:
-    """Lines with commas, the first of which names the columns."""
+    """Comma-separated values; the first line names the columns."""
 
     def __init__(self, declared: Declared, time: str) -> None:
         self._declared = declared
@@ -147,7 +147,7 @@ class CsvFormat:
 
 
 class JsonFormat:
-    """Lines that are objects of JSON."""
+    """One JSON object per line."""
 
     def __init__(self, time: str) -> None:
         self._time = time
@@ -158,7 +158,7 @@ class JsonFormat:
         for lines in _lines(file):
             table = _parsed(lines, pa_json.ParseOptions(), row_count)
             found = pa.schema([(each.name, texts_stay_texts(each.type)) for each in table.schema])
-            where = f"{file.name} behind row {row_count}"
+            where = f"{file.name} after row {row_count}"
             schema = unified(schema, found, where)
             place = table.schema.get_field_index(self._time)
             if place >= 0 and is_text(found.field(place).type):
@@ -198,7 +198,7 @@ def _opened_csv(file: HistoryFile) -> Iterator[io.BufferedIOBase | None]:
             stream.seek(0)
             yield stream
         else:
-            # Arrow wants an end even of a line behind which there is nothing.
+            # Arrow needs a newline even after the last line.
             yield io.BytesIO(first + b"\n") if first else None
 
 
@@ -226,16 +226,15 @@ def _lines(file: HistoryFile) -> Iterator[bytes]:
                 some += stream.readline(ROW_BYTES_MAX)
                 if not some.endswith(b"\n") and stream.read(1):
                     raise HistoryError(
-                        f"{file.name} has a line of more than {ROW_BYTES_MAX} bytes, which is the "
-                        "most that is allowed"
+                        f"{file.name} has a line of more than {ROW_BYTES_MAX} bytes; split it"
                     )
             yield some
 
 
 def _parsed(lines: bytes, options: pa_json.ParseOptions, before: int = 0) -> pa.Table:
-    """Return lines as rows, before which there were others."""
+    """Return lines as rows; `before` rows came before them."""
     read = pa_json.ReadOptions(block_size=len(lines), use_threads=False)
     try:
         return pa_json.read_json(io.BytesIO(lines), read, options)
     except pa.ArrowInvalid as error:
-        raise pa.ArrowInvalid(f"behind row {before}: {error}") from None
+        raise pa.ArrowInvalid(f"after row {before}: {error}") from None

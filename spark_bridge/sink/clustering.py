@@ -1,4 +1,4 @@
-"""Rows of one partition in one task: so each task sends whole batches straight to their owner."""
+"""All rows of a partition in one task, so that each task sends whole batches to their owners."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def clustered(
 ) -> DataFrame:
     """Return the same rows, shuffled so that all rows of a partition are in one task.
 
-    Worth it where batches are large and the function has many partitions: without it every task
-    sends a little to every partition; with it Spark shuffles once more. A batch of a few hundred
-    rows is only slowed down.
+    Worth it if batches are large and the function has many partitions: without it, every task sends
+    a little to every partition. It costs a shuffle, so it only slows down a batch of a few hundred
+    rows.
 
-    - `target`, `key`: what the options of the sink say; several columns as a list, or by commas.
+    - `target`, `key`: as the options of the sink; several columns as a list, or separated by
+      commas.
     - `tasks`: how many; 0: one for each partition. About the number of cores is best.
     - `options`: how to reach the cluster (`address`, `connect_timeout`).
     """
@@ -39,9 +40,9 @@ def clustered(
 
 
 def by_partition(rows: Any, key: Sequence[str], partition_count: int, tasks: int) -> Any:
-    """Return the same rows in so many tasks, at most, all of a partition's in one of them.
+    """Return the same rows in at most so many tasks, all rows of a partition in one of them.
 
-    It takes both kinds of data frames, those of Spark Connect and the others.
+    Works with both kinds of data frames, those of Spark Connect and the others.
     """
     from pyspark.sql import functions as sql
 

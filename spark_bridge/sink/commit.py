@@ -1,8 +1,8 @@
-"""What makes a batch count: the driver names the attempts of its tasks, once and for all.
+"""Commits a batch: the driver names the attempts of its tasks that count, once and for all.
 
-Runs in a process beside Spark's driver, perhaps another one for each batch; so nothing is known
-here but what the tasks have said. Whatever is lost on the way (this process, the driver, workers)
-is made up for by whoever commits the batch next, with the same rows or others.
+Runs in a process beside Spark's driver, perhaps a different one for each batch, so it only knows
+what the tasks report. If anything is lost on the way (this process, the driver, workers), the batch
+is committed again, with the same rows or others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.sink.tasks import StagedRows
 
 HELD_MAX = "5d"
-"""Rows wait for history no longer: what is staged is dropped after seven days."""
+"""How long rows wait for history: staged rows are dropped after seven days."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Committing(Protocol):
-    """What is needed of a `BlockingPipeline` whose run has begun."""
+    """The part of a `BlockingPipeline` that is needed here. Its run has started."""
 
     def commit(
         self,
@@ -47,15 +47,15 @@ def commit(
     brought: Sequence[StagedRows],
     wait: Literal["sealed", "taken"],
 ) -> Committed:
-    """Let the rows of a batch be messages; return when that is durable.
+    """Turn the rows of a batch into messages; return when that is durable.
 
-    Rides out failovers and lack of room for as long as the pipeline has patience: what is raised
-    here ends the query, and the batch is brought again when that is started again.
+    Rides out failovers and a lack of room up to the pipeline's timeout. An error ends the query;
+    when it is restarted, it repeats the batch.
     """
     identity = brought[0].identity
     staged = [each.staged for each in brought if each.staged.parts]
     if not staged:
-        # What an earlier run had decided was finished when this one began.
+        # What an earlier run had decided was finished when this one started.
         return Committed(0, is_ours=True)
     if options.after:
         wait_for_backfill(options)
@@ -65,7 +65,7 @@ def commit(
     )
     if not committed.is_ours:
         _log.warning(
-            "this batch was committed before; what was brought again is dropped",
+            "batch was already committed; dropped the rows that were staged again",
             function=options.target,
             query=identity.query,
             batch=identity.batch,
@@ -75,7 +75,7 @@ def commit(
     if wait == "taken":
         pipeline.wait_taken()
     _log.info(
-        "a batch is committed",
+        "committed a batch",
         function=options.target,
         query=identity.query,
         batch=identity.batch,
@@ -86,32 +86,34 @@ def commit(
 
 
 def wait_for_backfill(options: SinkOptions) -> None:
-    """Return when the history that rows have to come after is complete.
+    """Return when the backfill that rows have to come after is complete.
 
-    What the batch has staged is durable, and waits with it; Spark begins no other batch. After some
-    days `UnavailableError`, which ends the query: what is staged is dropped when it is old, and
-    must not be decided about by then.
+    Staged rows are durable and wait, too; Spark starts no other batch. After some days it raises
+    `UnavailableError`, which ends the query: staged rows expire, and expired rows must not be
+    committed.
     """
-    client = client_of(options.connection, patient=True)
-    patience_ms = options.connection.patience_ms
-    history = client.pipeline(options.target, options.after, patience=patience_ms)
+    client = client_of(options.connection, retry=True)
+    timeout_ms = options.connection.timeout_ms
+    history = client.pipeline(options.target, options.after, timeout=timeout_ms)
     if history.describe().completed_ms is None:
-        # A warning: whoever looks why Spark stands still has to find it.
-        _log.warning("rows wait for a backfill", function=options.target, backfill=options.after)
+        # A warning, because it explains why Spark stands still.
+        _log.warning(
+            "waiting for a backfill to complete", function=options.target, backfill=options.after
+        )
         if history.wait_complete(HELD_MAX).completed_ms is None:
             raise UnavailableError(
-                f"the backfill {options.after} of {options.target} is not complete after "
-                f"{HELD_MAX}; start the query again, and it brings its batch again"
+                f"backfill {options.after} of {options.target} did not complete within {HELD_MAX}; "
+                "restart the query, which repeats its batch"
             )
-        _log.warning("a backfill is complete", function=options.target, backfill=options.after)
+        _log.warning("the backfill is complete", function=options.target, backfill=options.after)
 
 
 def safe_to_discard(brought: Sequence[StagedRows | None]) -> list[StagedRows]:
-    """Return what was surely brought in vain to a batch that Spark aborts.
+    """Return what was staged for a batch that Spark aborts and is certainly not committed.
 
-    Spark also aborts a batch whose commit has raised, and that may have taken effect, or may yet.
-    Only if a task has failed was there no commit. Otherwise all is left alone, and makes room when
-    the batch is done again.
+    Spark also aborts a batch whose commit has raised, and such a commit may have taken effect, or
+    may yet. Only if a task has failed was there no commit. Otherwise everything is kept, and is
+    dropped when the batch is repeated.
     """
     known = [each for each in brought if each is not None]
     if len(known) == len(brought):

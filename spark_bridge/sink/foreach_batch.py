@@ -1,12 +1,11 @@
-"""`foreachBatch` that brings each batch to a function, exactly once, as the sink does.
+"""Writes batches to a function from `foreachBatch`, exactly once, as the sink does.
 
     df.writeStream.foreachBatch(for_each_batch("shop/order", key="customer")).start()
 
-For pipelines that do more with a batch than write it, and for those that want rows in order: here
-the rows of a key can be given to one task and sorted, which a sink cannot ask Spark for. Tasks
-stage rows (`tasks`); what they have staged comes back as the rows of a small table, and the batch
-is committed (`commit`) in the process that runs the function: the driver, or with Spark Connect one
-beside the server.
+For pipelines that do more with a batch than write it, and for those that need rows in order: here
+all rows of a key can go to one task and be sorted, which a sink cannot ask Spark for. Tasks stage
+rows (`tasks`) and report what they staged as rows of a small table; the process that runs the
+function (the driver, or with Spark Connect one beside the server) commits the batch (`commit`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,13 @@ import pyarrow as pa
 from sublet.spark_bridge.options import Connection, OptionsError, SinkOptions, sink_options
 from sublet.spark_bridge.sink.clustering import by_partition
 from sublet.spark_bridge.sink.commit import commit
-from sublet.spark_bridge.sink.tasks import Identity, StagedRows, WritePlan, begun, bring
+from sublet.spark_bridge.sink.tasks import (
+    Identity,
+    StagedRows,
+    WritePlan,
+    ensure_started,
+    stage_rows,
+)
 from sublet.spark_bridge.sink.writers import QUERY_ID, RUN_ID, planned
 
 if TYPE_CHECKING:
@@ -34,12 +39,12 @@ if TYPE_CHECKING:
 
 TASKS_MAX = 10_000
 TASKS_DEFAULT = 4
-"""Where nobody says how many tasks can run at once, as with Spark Connect."""
+"""Where it is unknown how many tasks can run at once, as with Spark Connect."""
 
 RUNS_KNOWN_MAX = 1_000
 
 _NAME = r"[A-Za-z0-9._-]{0,50}"
-_BROUGHT = "brought binary"
+_STAGED = "staged binary"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StagedRows).decode
 
@@ -55,28 +60,30 @@ def for_each_batch(
     query_name: str = "",
     **options: object,
 ) -> ForEachBatch:
-    """Return a function for `foreachBatch` that brings each batch to a function of Sublet, once.
+    """Return a function for `foreachBatch` that writes each batch to a Sublet function, once.
 
     - `target`, `key` and all other options are those of `format("sublet")`.
     - `cluster`: give all rows of a partition to one task. It costs a shuffle; without it rows stay
       where they are, and those of one key may come in any order.
-    - `tasks`: how many tasks bring a clustered batch; not said: as many as can run at once.
+    - `tasks`: how many tasks write a clustered batch; by default, as many as can run at once.
     - `order_by`: columns by which each task sorts its rows, so that those of a key are handled in
       this order within a batch.
-    - `name`: tells apart what a query brings to one function by several of these.
-    - `query_name`: what `queryName` says of this query. Only needed with Spark Connect, if a
-      session runs several queries: a batch does not say to which it belongs there.
+    - `name`: distinguishes several of these that write to one function in one query.
+    - `query_name`: the `queryName` of this query. Only needed with Spark Connect, if a session runs
+      several queries: a batch does not tell there which one it belongs to.
     """
     key = (key,) if isinstance(key, str) else tuple(key)
     order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     given = {name: _text(value) for name, value in options.items() if value is not None}
     found = sink_options({"target": target, "key": ",".join(key), **given})
     if found.query:
-        raise OptionsError("the option query is for batch writes; a stream is known by its own id")
+        raise OptionsError(
+            "the option query is for batch writes; drop it: a stream has an id of its own"
+        )
     if tasks is not None and not 1 <= tasks <= TASKS_MAX:
         raise OptionsError(f"tasks is {tasks}; allowed: 1..{TASKS_MAX}")
     if order_by and not cluster:
-        raise OptionsError("rows that are not clustered have no order; drop order_by or cluster")
+        raise OptionsError("order_by needs clustered rows; drop order_by or cluster=False")
     if not re.fullmatch(_NAME, name):
         raise OptionsError(
             f"name is {name!r:.100}; allowed: up to 50 letters, digits, '.', '_' and '-'"
@@ -100,7 +107,7 @@ class _Arrangement(NamedTuple):
 
 
 class ForEachBatch:
-    """Brings batches to a function. Made by `for_each_batch`; it travels by pickle to Connect."""
+    """Writes batches to a function. Made by `for_each_batch`; Spark Connect pickles it."""
 
     def __init__(
         self, options: SinkOptions, arrangement: _Arrangement, name: str, query_name: str
@@ -110,7 +117,7 @@ class ForEachBatch:
         self._name = name
         self._query_name = query_name
         self._root: Session | None = None
-        """With Spark Connect: the session that the query was started in. A batch has another."""
+        """With Spark Connect: the session that started the query. Batches have another one."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_root": None}
@@ -124,7 +131,7 @@ class ForEachBatch:
             self._root = SparkSession.getActiveSession()
 
     def __call__(self, rows: Rows, batch: int) -> None:
-        """Return when the batch is durable; its rows are handled once, whoever brings it again."""
+        """Return when the batch is durable; its rows are handled once, even if it is repeated."""
         options = self._options
         query, run = self._running(rows)
         identity = Identity(f"{query}:{self._name}" if self._name else query, run, batch)
@@ -132,13 +139,13 @@ class ForEachBatch:
         _check_first(place, batch)
         plan = planned(rows.schema, options)
         if plan.problem is not None and batch == 0:
-            # Somebody waits for the query's first sign of life; later, tasks are patient.
+            # Fail the first batch soon: somebody is waiting to see it start. Later, tasks retry.
             raise plan.problem
-        pipeline = begun(options, identity)
+        pipeline = ensure_started(options, identity)
         arranged = self._arrangement.of(rows, options.key, pipeline.partition_count)
-        told = arranged.mapInArrow(_Task(plan, identity), _BROUGHT).collect()
-        if brought := [_decode(each["brought"]) for each in told]:
-            commit(pipeline, options, brought, options.wait or "sealed")
+        told = arranged.mapInArrow(_Task(plan, identity), _STAGED).collect()
+        if staged := [_decode(each["staged"]) for each in told]:
+            commit(pipeline, options, staged, options.wait or "sealed")
         _latest[place] = batch
 
     def _running(self, rows: Rows) -> tuple[str, str]:
@@ -147,16 +154,16 @@ class ForEachBatch:
             return _running_here(rows)
         if self._root is None:
             raise OptionsError(
-                "with Spark Connect, for_each_batch has to be made by the client, outside of the "
-                "function that foreachBatch is given"
+                "with Spark Connect, call for_each_batch in the client, outside of the function "
+                "that is passed to foreachBatch"
             )
         name = self._query_name
         active = [each for each in self._root.streams.active if not name or each.name == name]
         if len(active) != 1:
-            told = f"are named {name!r}" if name else "run in this session"
+            which = f"are named {name!r}" if name else "run in this session"
             raise OptionsError(
-                f"{len(active)} queries {told}, and nothing says to which of them this batch "
-                "belongs; give each a queryName, and tell it here as query_name"
+                f"cannot tell which query this batch belongs to: {len(active)} {which}; give each "
+                "a queryName, and pass it as query_name"
             )
         return active[0].id, active[0].runId
 
@@ -164,31 +171,31 @@ class ForEachBatch:
 _Place = tuple[Connection, str, str, str]
 
 _latest: dict[_Place, int] = {}
-"""The latest batch that this process has brought, by cluster, target, query and run."""
+"""The latest batch that this process has written, by cluster, target, query and run."""
 
 
 def _check_first(place: _Place, batch: int) -> None:
-    """Refuse what would be taken for a repetition, and dropped: a run has each batch once."""
+    """Refuse what would be dropped as a repetition: a run has each batch once."""
     if place in _latest and batch <= _latest[place]:
         raise OptionsError(
-            f"batch {batch} was brought to {place[1]} before; to bring several parts of a batch to "
-            "one function, give each its own for_each_batch with a name"
+            f"batch {batch} was already written to {place[1]}; to write several parts of a batch "
+            "to one function, give each its own for_each_batch with a name"
         )
     while len(_latest) >= RUNS_KNOWN_MAX:
         del _latest[next(iter(_latest))]
 
 
 class _Task:
-    """What runs in an executor: stages rows, and tells in one row what it has staged."""
+    """Runs in an executor: stages rows, and reports in one row what it has staged."""
 
     def __init__(self, plan: WritePlan, identity: Identity) -> None:
         self._plan = plan
         self._identity = identity
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        brought = bring(batches, self._plan, self._identity)
-        told = pa.array([_encode(brought)], pa.binary())
-        yield pa.RecordBatch.from_arrays([told], names=["brought"])
+        staged = stage_rows(batches, self._plan, self._identity)
+        told = pa.array([_encode(staged)], pa.binary())
+        yield pa.RecordBatch.from_arrays([told], names=["staged"])
 
 
 def _text(value: object) -> str:
@@ -199,7 +206,7 @@ def _running_here(rows: Rows) -> tuple[str, str]:
     context = rows.sparkSession.sparkContext
     query, run = context.getLocalProperty(QUERY_ID), context.getLocalProperty(RUN_ID)
     if query is None or run is None:
-        raise OptionsError("this is no batch of a streaming query; allowed: in foreachBatch")
+        raise OptionsError("this is not a batch of a streaming query; use it in foreachBatch")
     return query, run
 
 

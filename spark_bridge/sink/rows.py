@@ -1,12 +1,11 @@
 """Rows of Arrow tables as messages: which partition each goes to, and what its handler gets.
 
-Pure: tables in, columns of keys and payloads out. Nothing here knows of Spark or of a network. What
-cannot be a message is refused before the first row is sent, with the column's name and what is
-allowed there.
+Pure: tables in, columns of keys and payloads out; no Spark, no network. Rows that cannot be
+messages are refused before the first one is sent; the error names the column and what is allowed.
 
-A key is the text of one column, or of several with ":" between them. Of those only the last may
-have a ":" in it: otherwise other values would give the same key. Spark finds the same partition
-for a key by `partition_expression`, so that a task can be given the rows of one partition.
+A key is the text of one column, or of several joined by ":". Only the last of several may contain a
+":": otherwise different values would have the same key. `partition_expression` finds the partition
+of a key in Spark, so that all rows of a partition can go to one task.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ def layout_of(
 ) -> Layout:
     """Return how rows of a schema become messages; `RowsError` if they cannot.
 
-    - `key`: the column that says who handles a row, or several.
-    - `payload`: the only column that a handler gets, as it is. Without it, a handler gets a map of
-      all columns; those of the key are among them only if its type asks for them.
+    - `key`: the key column, or several.
+    - `payload`: the one column that a handler gets, as it is. Without it, a handler gets a map of
+      all columns; key columns are included only if its type has fields for them.
     - `message`: what the handler takes, as JSON Schema; None: anything. If it takes columns of
       Arrow, rows go as such.
     """
@@ -104,8 +103,9 @@ def layout_of(
         return Layout(schema=schema, key=tuple(key), fields=fields, bare=bool(payload))
     root = Schema(message)
     if not payload and not root.takes("object"):
-        text = f"the handler takes {root.told}, not a map; name the column (option payload)"
-        raise RowsError(text)
+        raise RowsError(
+            f"the handler takes {root.told}, not a map of columns; name one with the option payload"
+        )
     parts = {name: root if payload else root.field(name) for name in fields}
     for name, part in parts.items():
         if text := misfit(name, schema.field(name).type, part):
@@ -139,7 +139,7 @@ def _is_normal(kind: pa.DataType) -> bool:
 
 
 def partition_expression(key: Sequence[str], partition_count: int) -> str:
-    """Return the expression of Spark SQL that says to which partition a row goes."""
+    """Return a Spark SQL expression for the partition of a row."""
     columns = ["cast(`" + each.replace("`", "``") + "` as string)" for each in key]
     text = (
         columns[0] if len(columns) == 1 else f"concat_ws('{KEY_SEPARATOR}', {', '.join(columns)})"
@@ -164,7 +164,7 @@ class RowSplitter:
             check_nulls(batch.column(each.path), each)
         keys: list[str] = key_column.dictionary.to_pylist()
         places = self._partitions(keys)
-        # No loop over rows: what is looked up is looked up once for each key.
+        # No loop over rows: lookups happen once for each key.
         indexes = key_column.indices
         partitions = pa.array(places, pa.int32())
         fields = batch.select(list(self._layout.fields))
@@ -192,8 +192,8 @@ class RowSplitter:
             column = batch.column(name)
             if column.null_count:
                 raise RowsError(
-                    f"column {name!r}, which is the key, is null in {column.null_count} of "
-                    f"{batch.num_rows} rows; allowed: a value in every row"
+                    f"key column {name!r} is null in {column.null_count} of {batch.num_rows} rows; "
+                    "every row needs a key"
                 )
             columns.append(column)
         if len(columns) == 1 and columns[0].type != pa.string_view():
@@ -220,7 +220,7 @@ class RowSplitter:
         return [known[key] for key in keys]
 
     def _encoder(self, fields: pa.RecordBatch) -> Callable[[int, int], bytes]:
-        """Return what gives the payloads of some of the rows, in the form that was laid out."""
+        """Return a function that encodes the payloads of a range of rows."""
         bare = self._layout.bare
         try:
             if self._layout.columns:
@@ -228,7 +228,7 @@ class RowSplitter:
                 return lambda start, stop: slice_columns(columns, start, stop)
             values = message_values(Columns(fields, bare))
         except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
-            raise RowsError(f"rows that cannot be messages: {error}") from error
+            raise RowsError(f"the rows cannot be encoded as messages: {error}") from error
         return lambda start, stop: _any.encode_column(values[start:stop])
 
 
@@ -236,9 +236,9 @@ def _check_separator(name: str, text: pa.Array) -> None:
     count = pc.match_substring(text, KEY_SEPARATOR).true_count
     if count:
         raise RowsError(
-            f"column {name!r}, which is not the last one of the key, has a {KEY_SEPARATOR!r} in "
-            f"{count} of {len(text)} rows, so that different keys could be one; name it last, or "
-            "let one column be the key"
+            f"key column {name!r} contains {KEY_SEPARATOR!r}, which separates key columns, in "
+            f"{count} of {len(text)} rows, so different rows could get the same key; put the "
+            "column last, or use one key column"
         )
 
 
@@ -281,20 +281,20 @@ def _field(schema: pa.Schema, name: str, what: str) -> pa.Field:
     if index < 0:
         known = ", ".join(schema.names) or "none"
         raise RowsError(
-            f"there is no column {name!r} (option {what}), or several; columns: {known}"
+            f"option {what} names the column {name!r}, which is missing or ambiguous; columns: "
+            f"{known}"
         )
     return schema.field(index)
 
 
 def _check_key(schema: pa.Schema, key: Sequence[str]) -> None:
     if not key:
-        raise RowsError("no column is the key (option key); allowed: one, or several")
+        raise RowsError("option key names no column; name one or several")
     for name in key:
         kind = _field(schema, name, "key").type
         if not (is_text(kind) or arrow.is_integer(kind)):
             raise RowsError(
-                f"column {name!r}, which is the key, has the type {kind}; allowed: strings and "
-                "integers (cast it)"
+                f"key column {name!r} has type {kind}; allowed: strings and integers (cast it)"
             )
 
 
@@ -306,13 +306,13 @@ def _check_names(
     title = Schema(message).title
     if missing:
         raise RowsError(
-            f"the handler takes {title}, and there is no column for {', '.join(missing)}; columns: "
+            f"the handler takes {title}, but there is no column {', '.join(missing)}; columns: "
             f"{', '.join(schema.names)}"
         )
     if unknown and not any(_is_open(each) for each in Schema(message).objects()):
         raise RowsError(
-            f"the handler takes {title}, which has no field for the columns {', '.join(unknown)}; "
-            f"allowed: {', '.join(wanted)} (drop or rename the others)"
+            f"the handler takes {title}, which has no field {', '.join(unknown)}; allowed columns: "
+            f"{', '.join(wanted)} (drop or rename the others)"
         )
 
 

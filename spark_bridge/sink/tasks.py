@@ -1,8 +1,8 @@
-"""What a task does with its rows: it stages them at their partitions, and says what it has staged.
+"""What a task does: it stages its rows at their partitions, and reports what it has staged.
 
-Runs in Spark's Python processes, one task after the other in each. Nothing that is staged has an
-effect until the driver commits the batch (`commit`); a task that fails, is killed, or is run twice
-leaves rows that nobody ever runs.
+Runs in Spark's Python processes, one task after the other in each. Staged rows have no effect until
+the driver commits the batch (`commit`); a task that fails, is killed or runs twice leaves rows that
+never run.
 """
 
 from __future__ import annotations
@@ -19,55 +19,54 @@ import pyarrow as pa
 import structlog
 
 from sublet.functions.errors import SubletError, UnavailableError
-from sublet.runtime.client.blocking import BlockingClient
+from sublet.runtime.client.blocking import BlockingClient, BlockingPipeline
 from sublet.runtime.client.pipeline_protocol import Staged
-from sublet.runtime.client.pipelines import BlockingPipeline
 from sublet.runtime.protocol.pipeline_messages import IfExists
-from sublet.spark_bridge.connections import asked, client_of
+from sublet.spark_bridge.connections import ask, client_of
 from sublet.spark_bridge.options import SinkOptions
 from sublet.spark_bridge.sink.rows import RowSplitter, layout_of
 
 GATHERED_BYTES_MAX = 32 * 1024 * 1024
-"""Rows that a task collects before it sends them are bounded by bytes, too."""
+"""Rows that a task collects before it sends them are also bounded by bytes."""
 KEPT_MAX = 16
 """Pipelines and splitters that a process keeps for its next tasks."""
 SCHEMA_KNOWN_S = 10.0
-DROP_PATIENCE = "5s"
+DROP_TIMEOUT = "5s"
 
 _log = structlog.get_logger(__name__)
 
 
 class Identity(NamedTuple):
-    """Whose rows they are: the same for all tasks of a batch."""
+    """Identifies a batch; the same for all its tasks."""
 
     query: str
-    """Stays the same when the query is started again."""
+    """Stays the same when the query is restarted."""
     run: str
-    """Another one for each start; empty: there is only one."""
+    """Differs for each start; empty: there is only one."""
     batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePlan:
-    """What tasks have to know. Made where the query is planned, and sent to them."""
+    """What tasks need to know. Made where the query is planned, and sent to them."""
 
     options: SinkOptions
     message: Mapping[str, Any] | None = None
     """What the function takes, as JSON Schema."""
     if_exists: IfExists | None = None
-    """The rows are states, and this is what becomes of those that are there; None: messages."""
+    """The rows are states, and this is what happens to existing ones; None: they are messages."""
     run: str = field(default_factory=lambda: uuid4().hex)
-    """Stands for the run where Spark tells none."""
+    """Used as the run's id where Spark gives none."""
     problem: SubletError | None = None
-    """Why nobody could be asked what the function takes."""
+    """Why the function's schema is unknown."""
 
 
 class StagedRows(NamedTuple):
-    """What a task tells whoever commits."""
+    """What a task reports to the commit."""
 
     identity: Identity
     staged: Staged
-    """Nothing, if it had no rows."""
+    """Empty, if it had no rows."""
 
 
 _pipelines: dict[tuple[SinkOptions, str, str], tuple[BlockingClient, BlockingPipeline]] = {}
@@ -75,11 +74,13 @@ _splitters: dict[tuple[SinkOptions, bytes, pa.Schema, int], RowSplitter] = {}
 _schemas: dict[tuple[SinkOptions, IfExists | None], tuple[float, Mapping[str, Any] | None]] = {}
 
 
-def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity) -> StagedRows:
+def stage_rows(
+    batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
+) -> StagedRows:
     """Stage the rows of a task; return when they are durable.
 
-    While there is no room for them, or nobody to take them, it waits for as long as the options
-    have patience; so Spark slows down.
+    While there is no room for them, or no worker, it waits up to the option `timeout`: that slows
+    Spark down (backpressure).
     """
     wait_s = plan.options.batch_wait_ms / 1000.0
     rows_of = gathered(batches, plan.options.batch_rows, GATHERED_BYTES_MAX, wait_s)
@@ -88,9 +89,9 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
         return StagedRows(identity, Staged(uuid4().hex, {}))
     message = plan.message
     if plan.problem is not None:
-        # Of a query that was never under way, somebody waits for its first sign of life.
-        message = schema_of(plan.options, plan.if_exists, patient=identity.batch > 0)
-    pipeline = begun(plan.options, identity)
+        # Fail the first batch of a query soon: somebody is waiting to see it start.
+        message = schema_of(plan.options, plan.if_exists, retry=identity.batch > 0)
+    pipeline = ensure_started(plan.options, identity)
     splitter = _splitter(plan.options, message, first.schema, pipeline.partition_count)
     attempt = pipeline.attempt(identity.batch, urgency=plan.options.urgency)
     try:
@@ -104,20 +105,20 @@ def bring(batches: Iterable[pa.RecordBatch], plan: WritePlan, identity: Identity
             batch = next(rows_of, None)
         return StagedRows(identity, attempt.end())
     except BaseException:
-        quietly(lambda: attempt.drop(DROP_PATIENCE))
+        quietly(lambda: attempt.drop(DROP_TIMEOUT))
         raise
 
 
 def schema_of(
-    options: SinkOptions, if_exists: IfExists | None, *, patient: bool = False
+    options: SinkOptions, if_exists: IfExists | None, *, retry: bool = False
 ) -> Mapping[str, Any] | None:
     """Return what the function takes, or what its states are, as JSON Schema; None: anything.
 
-    Spark plans every batch of a stream, so what is known is asked for again only now and then, as
-    another version of the function may be there; while nobody answers, it stays as it was.
+    Spark plans every batch of a stream, so the answer is cached for some seconds; another version
+    of the function may be deployed meanwhile. While no worker answers, the last answer counts.
     """
 
-    def ask(client: BlockingClient) -> Mapping[str, Any] | None:
+    def question(client: BlockingClient) -> Mapping[str, Any] | None:
         what = client.message_schema if if_exists is None else client.state_schema
         return what(options.target)
 
@@ -126,7 +127,7 @@ def schema_of(
     if monotonic() - asked_s < SCHEMA_KNOWN_S:
         return known
     try:
-        found = asked(options.connection, ask, patient=patient and key not in _schemas)
+        found = ask(options.connection, question, retry=retry and key not in _schemas)
     except UnavailableError:
         if key not in _schemas:
             raise
@@ -142,10 +143,11 @@ def gathered(
     wait_s: float = math.inf,
     clock: Callable[[], float] = monotonic,
 ) -> Iterator[pa.RecordBatch]:
-    """Join small batches to larger ones, so that each partition is given many rows at once.
+    """Merge small batches, so that each partition gets many rows at once.
 
-    A batch that is larger already stays as it is; empty ones are left out. What came slowly is
-    given on when more comes after `wait_s`: it is staged while the rest is computed.
+    Large batches stay as they are, empty ones are skipped. If rows come slowly, those that waited
+    longer than `wait_s` are passed on when the next come: they are staged while the rest is
+    computed.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
@@ -175,19 +177,18 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def begun(options: SinkOptions, identity: Identity) -> BlockingPipeline:
-    """Return the pipeline of a query's run, which has taken over from all earlier runs.
+def ensure_started(options: SinkOptions, identity: Identity) -> BlockingPipeline:
+    """Return the pipeline of a query's run, after it has taken over from all earlier runs.
 
-    A run is begun once in each process that stages rows for it, by whichever task is the first:
-    before one of the new run's rows can drop one of an earlier run, all that was decided in that
-    earlier run has to be sealed.
+    The first task of a run in each process starts it: before rows of the new run can replace those
+    of an earlier one, everything that the earlier run has decided must be sealed.
     """
     key = (options, identity.query, identity.run)
-    client = client_of(options.connection, patient=True)
+    client = client_of(options.connection, retry=True)
     of_client, pipeline = _pipelines.get(key, (None, None))
     if pipeline is None or of_client is not client:
-        patience_ms = options.connection.patience_ms
-        pipeline = client.pipeline(options.target, identity.query, patience=patience_ms)
+        timeout_ms = options.connection.timeout_ms
+        pipeline = client.pipeline(options.target, identity.query, timeout=timeout_ms)
         if identity.run:
             pipeline.begin(identity.run)
         _keep(_pipelines, key, (client, pipeline))
@@ -200,7 +201,7 @@ def _splitter(
     schema: pa.Schema,
     partition_count: int,
 ) -> RowSplitter:
-    """Return what cuts rows by partition; it remembers where keys belong, so it is kept."""
+    """Return what splits rows by partition. It caches the partitions of keys, so it is kept."""
     key = (options, msgspec.json.encode(message), schema, partition_count)
     splitter = _splitters.get(key)
     if splitter is None:
@@ -218,15 +219,15 @@ def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def quietly(drop: Callable[[], None]) -> None:
-    """Let what was staged in vain make room at once; if that fails, later batches do it."""
+    """Free the room of discarded rows at once; if that fails, later batches do it."""
     try:
         drop()
-    except (SubletError, TimeoutError, RuntimeError) as error:  # The last, of a client that closed.
-        _log.warning("rows that were staged in vain were not dropped", error=str(error))
+    except (SubletError, TimeoutError, RuntimeError) as error:  # The last: the client is closed.
+        _log.warning("could not drop staged rows; a later batch will", error=str(error))
 
 
 def drop(options: SinkOptions, identity: Identity, staged: list[Staged]) -> None:
     """Drop what tasks of a batch have staged."""
     client = client_of(options.connection)
-    pipeline = client.pipeline(options.target, identity.query, patience=DROP_PATIENCE)
+    pipeline = client.pipeline(options.target, identity.query, timeout=DROP_TIMEOUT)
     pipeline.drop(identity.batch, staged)

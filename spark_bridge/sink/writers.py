@@ -1,9 +1,9 @@
-"""Writers of `format("sublet")`: what Spark asks for, put into the words of `tasks` and `commit`.
+"""Writers of `format("sublet")`: Spark's interface on top of `tasks` and `commit`.
 
-Where a writer lives: Spark makes one in a process beside the driver when it plans a batch, sends it
-to the tasks by pickle, and makes *another one*, in yet another process, to commit a stream's batch.
-So a writer knows what its options say and nothing else; what a commit has to know comes in the
-messages of the tasks.
+Where a writer lives: Spark creates one in a process beside the driver when it plans a batch,
+pickles it to the tasks, and creates *another one*, in yet another process, to commit a batch of a
+stream. So a writer only knows its options; what a commit needs to know comes in the tasks'
+messages.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sublet.spark_bridge.sink.tasks import (
     Identity,
     StagedRows,
     WritePlan,
-    begun,
-    bring,
     drop,
+    ensure_started,
     quietly,
     schema_of,
+    stage_rows,
 )
 
 QUERY_ID = "sql.streaming.queryId"
@@ -46,53 +46,53 @@ RUN_ID = "spark.jobGroup.id"
 
 
 @dataclass(frozen=True, slots=True)
-class BroughtMessage(WriterCommitMessage):
-    """What a task tells whoever commits, as Spark carries it."""
+class StagedMessage(WriterCommitMessage):
+    """What a task reports to the commit, as Spark carries it."""
 
-    brought: StagedRows
+    rows: StagedRows
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Brings micro-batches of a streaming query, each of which has its effect once."""
+    """Writes the micro-batches of a streaming query, each exactly once."""
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return BroughtMessage(bring(iterator, self._plan, _identity(self._plan.run)))
+        return StagedMessage(stage_rows(iterator, self._plan, _identity(self._plan.run)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        # Without tasks there is nothing to commit, and nobody who could say which query it is.
-        if brought := brought_in(messages):
+        # Without tasks there is nothing to commit, and nothing tells which query it is.
+        if staged := staged_by(messages):
             options = self._plan.options
-            pipeline = begun(options, brought[0].identity)
-            commit(pipeline, options, brought, options.wait or "sealed")
+            pipeline = ensure_started(options, staged[0].identity)
+            commit(pipeline, options, staged, options.wait or "sealed")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         abort_quietly(self._plan.options, messages)
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Brings all rows of a table at once, as one batch."""
+    """Writes all rows of a table as one batch."""
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
         self._identity = identity_of_write(plan)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return BroughtMessage(bring(iterator, self._plan, self._identity))
+        return StagedMessage(stage_rows(iterator, self._plan, self._identity))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        brought = brought_in(messages)
-        if not brought:
+        staged = staged_by(messages)
+        if not staged:
             return
         options = self._plan.options
-        pipeline = begun(options, self._identity)
-        commit(pipeline, options, brought, options.wait or ("sealed" if options.query else "taken"))
+        pipeline = ensure_started(options, self._identity)
+        commit(pipeline, options, staged, options.wait or ("sealed" if options.query else "taken"))
         if options.is_backfill and options.batch is None:
             pipeline.complete()
         if not options.query:
-            # What has no name cannot come back.
+            # A write without a name cannot be repeated.
             pipeline.forget()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -102,25 +102,29 @@ class BatchWriter(DataSourceArrowWriter):
 def stream_writer(
     schema: StructType, options: Mapping[str, str], overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Return the writer of a streaming query; an error if its rows could never be messages."""
+    """Return the writer of a streaming query; raise if its rows can never be messages."""
     if overwrite:
-        raise OptionsError("format sublet adds to what was written; allowed: outputMode append")
+        raise OptionsError("format sublet can only append; use outputMode append")
     found = sink_options(options)
     if found.query:
-        raise OptionsError("the option query is for batch writes; a stream is known by its own id")
+        raise OptionsError(
+            "the option query is for batch writes; drop it: a stream has an id of its own"
+        )
     return StreamWriter(planned(schema, found))
 
 
 def writer(
     schema: StructType, options: Mapping[str, str], overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Return the writer of a table; an error if its rows could never be messages."""
+    """Return the writer of a table; raise if its rows can never be messages."""
     if overwrite:
-        raise OptionsError("format sublet adds to what was written; allowed: mode append")
+        raise OptionsError("format sublet can only append; use mode append")
     found = sink_options(options)
     check_ends(found)
     if found.is_backfill and not found.query:
-        raise OptionsError("history needs a name, for who comes after it (option query)")
+        raise OptionsError(
+            "mode=backfill needs a name that others can wait for; set the option query"
+        )
     plan = planned(schema, found)
     if plan.problem is not None:
         raise plan.problem
@@ -130,31 +134,31 @@ def writer(
 def planned(
     schema: StructType, options: SinkOptions, if_exists: IfExists | None = None
 ) -> WritePlan:
-    """Return what tasks have to know to bring rows of a schema; an error if these cannot be
+    """Return what tasks need to know to write rows of a schema; raise if these can never be
     messages of the function, or with `if_exists` its states."""
     arrow_schema = arrow_schema_of(schema, f"{ALLOWED} (cast it)")
     layout_of(arrow_schema, key=options.key, payload=options.payload)
     try:
         message = schema_of(options, if_exists)
     except UnavailableError as error:
-        # Not raised here: a commit in a time without workers also makes a writer first.
+        # Not raised here: Spark also creates a writer to commit, perhaps while no worker is up.
         return WritePlan(options=options, problem=error, if_exists=if_exists)
     layout_of(arrow_schema, key=options.key, payload=options.payload, message=message)
     return WritePlan(options=options, message=message, if_exists=if_exists)
 
 
 def check_ends(options: SinkOptions) -> None:
-    """Refuse a write of a table that nobody would ever forget: it is forgotten when it is done."""
+    """Refuse a write of a table that would never be forgotten."""
     if options.wait == "sealed" and not options.query:
         raise OptionsError(
-            "a write without a name is known until its rows are taken; drop the option wait, or "
-            "give the write a name (option query)"
+            "wait=sealed needs a named write; set the option query, or drop wait (a write without "
+            "a name is forgotten once its rows are taken)"
         )
 
 
 def identity_of_write(plan: WritePlan) -> Identity:
-    """Return whose rows a table's are: with a name, a batch is written once; without one, every
-    write is another."""
+    """Return the identity of a write: with a name, a batch is written once; without one, every
+    write is a new one."""
     options = plan.options
     if options.query:
         return Identity(options.query, plan.run, options.batch or 0)
@@ -169,18 +173,21 @@ def _identity(run: str) -> Identity:
         batch = context.getLocalProperty(BATCH_ID)
         run = context.getLocalProperty(RUN_ID) or run
     if query is None or batch is None:
-        raise SubletError("Spark tells this task neither its query nor its batch")
+        raise SubletError(
+            "Spark did not give this task the ids of its query and batch; please report this, with "
+            "the version of Spark"
+        )
     return Identity(query, run, int(batch))
 
 
-def brought_in(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
-    """Return what the tasks have told that did not fail."""
-    return [each.brought for each in messages if isinstance(each, BroughtMessage)]
+def staged_by(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
+    """Return the reports of the tasks that did not fail."""
+    return [each.rows for each in messages if isinstance(each, StagedMessage)]
 
 
 def abort_quietly(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Drop what was surely brought in vain."""
-    told = [each.brought if isinstance(each, BroughtMessage) else None for each in messages]
-    if dropped := safe_to_discard(told):
+    """Drop what is certainly not committed."""
+    found = [each.rows if isinstance(each, StagedMessage) else None for each in messages]
+    if dropped := safe_to_discard(found):
         staged = [each.staged for each in dropped]
         quietly(lambda: drop(options, dropped[0].identity, staged))

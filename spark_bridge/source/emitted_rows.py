@@ -1,9 +1,9 @@
 """Values of an egress as Arrow record batches: the counterpart of `rows`.
 
-Pure: columns of msgpack in, record batches out. Columns are fields of the payload, and what is
-known beside it is in columns whose names begin with "_". With the column `payload`, which is the
-whole payload, these go without that mark, too: there are no fields to be confused with them. What
-does not fit is refused with the column, the partition and the position.
+Pure: columns of msgpack in, record batches out. Columns are fields of the payload; metadata is in
+columns whose names begin with "_". With the column `payload`, which is the whole payload, the "_"
+can be left out: there are no fields to confuse them with. An error about a value that does not fit
+names the column, the partition and the position.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EmittedRows:
     def __init__(self, egress: str, schema: pa.Schema, form: Form | None) -> None:
         """`RowsError` if no payload can fit the schema.
 
-        `form` is what the option says of whole payloads.
+        `form` is the option for whole payloads.
         """
         self._egress = egress
         self._schema = schema
@@ -73,31 +73,30 @@ class EmittedRows:
         column = f"column {unfit.column!r}: " if unfit.column else ""
         return PayloadError(
             f"a value of the egress {self._egress} does not fit the schema ({where}): {column}"
-            f"{unfit.detail}; change the schema, or read payloads as they are, without one"
+            f"{unfit.detail}; change the schema, or leave it out to read payloads as they are"
         )
 
 
 def _columns_of(schema: pa.Schema) -> Columns:
-    """Sort the columns of a schema; `RowsError` if it does not say what is meant."""
+    """Sort the columns of a schema; `RowsError` if it is ambiguous."""
     columns = SHAPE.columns_of(schema, _NAMES)
     if columns.whole is not None and columns.fields:
         listed = ", ".join(each.name for each in columns.fields)
         raise RowsError(
-            f"the column payload is the whole payload, so {listed} cannot be a field of it; write "
-            "payload STRUCT<...> with all fields in it, or leave payload out"
+            f"the schema has payload, which is the whole payload, and fields of it ({listed}); use "
+            "payload STRUCT<...> with all fields, or drop payload"
         )
     unmarked = [name for name in columns.beside if not name.startswith("_")]
     if columns.whole is None and unmarked:
         marked = ", ".join(f"_{columns.beside[name]}" for name in unmarked)
         raise RowsError(
-            f"without the column payload, {', '.join(unmarked)} may be meant as a field of the "
-            f"payload, or not; write {marked} for what is known beside it, or for fields of such "
-            "names payload STRUCT<...> with all fields in it"
+            f"without the column payload, {', '.join(unmarked)} is ambiguous; use {marked} for "
+            "metadata, or payload STRUCT<...> with all fields for fields of that name"
         )
     return columns
 
 
-# What is beside the payload
+# Metadata
 
 
 def _counts(found: Sequence[EgressValues]) -> list[int]:

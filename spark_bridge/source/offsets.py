@@ -16,8 +16,8 @@ from sublet.runtime.protocol.egress import described
 from sublet.runtime.protocol.rpc import EgressGap
 
 ROWS_PER_TASK = 50_000
-"""Without another wish, a task more begins at so many rows: starting one takes longer than
-reading less."""
+"""By default, there is one task for so many rows: starting a task takes longer than reading
+fewer."""
 
 Offset = dict[str, str]
 
@@ -81,16 +81,16 @@ def cursor_of(offset: Mapping[str, Any]) -> EgressCursor:
 
 
 def check_offset(egress: str, offset: Mapping[str, Any]) -> None:
-    """Refuse an offset that this source has not made."""
+    """Refuse an offset that this source did not create."""
     if not all(isinstance(offset.get(name), str) for name in ("egress", "cursor")):
         raise RejectedError(
-            f"the checkpoint holds {str(offset)!r:.100}, which is no offset of an egress: it is of "
-            "a query of another kind; begin with a new one"
+            f"the checkpoint holds {str(offset)!r:.100}, which is not an offset of an egress: it "
+            "belongs to another kind of query; use a new checkpoint"
         )
     if offset["egress"] != egress:
         raise RejectedError(
-            f"the checkpoint is of a query that reads the egress {offset['egress']!r}, and the "
-            f"option egress is {egress!r}; begin with a new checkpoint"
+            f"the checkpoint belongs to a query that reads the egress {offset['egress']!r}, but "
+            f"the option egress is {egress!r}; use a new checkpoint"
         )
 
 
@@ -102,16 +102,17 @@ def span_of(start: Offset, end: Offset) -> Span:
 def checked(egress: str, span: Span, kept: EgressCursor, *, skips_lost: bool) -> list[EgressGap]:
     """Return what of a span is gone, given from where on each partition is kept.
 
-    `EgressLostError` if that is not to be passed over, and `RejectedError` if positions were read
-    that nobody has written.
+    `EgressLostError` if that is not to be skipped, and `RejectedError` if the span is beyond what
+    was written.
     """
     start, end = span
     for partition, position in start:
         written = end.get(partition) or 0
         if position > written:
             raise RejectedError(
-                f"the cursor, or checkpoint, stands at position {position} of {partition}, and "
-                f"{egress} ends at {written}: it is of another cluster, or the store has lost data"
+                f"the cursor or checkpoint is at position {position} of {partition}, but {egress} "
+                f"ends at {written}: it belongs to another cluster, or the store has lost data; "
+                "start with a new checkpoint"
             )
     lost = [
         EgressGap(
@@ -123,7 +124,7 @@ def checked(egress: str, span: Span, kept: EgressCursor, *, skips_lost: bool) ->
     if lost and not skips_lost:
         raise EgressLostError(
             f"{egress}: {described(lost)}; keep more (settings egress_max, egress_bytes_max, "
-            "egress_keep_ms), or pass over what is gone (option on_loss=skip)"
+            "egress_keep_ms), or skip them (option on_loss=skip)"
         )
     return lost
 
@@ -139,7 +140,7 @@ def later(one: EgressCursor, other: EgressCursor) -> EgressCursor:
 def admitted(span: Span, rows_max: int | None) -> EgressCursor:
     """Return where to end so that a span has no more than so many values.
 
-    Partitions get equal shares, as far as they have anything: a busy one does not hide the others.
+    Partitions get equal shares, so that a busy one does not starve the others.
     """
     start, end = span
     rows = span.rows
@@ -155,7 +156,7 @@ def admitted(span: Span, rows_max: int | None) -> EgressCursor:
             room = rows_max - sum(shares.values())
             wanting = [each for each in wanting if shares[each] < rows[each]]
             continue
-        # Fewer than partitions: who is first is another one in each batch.
+        # Fewer rows than partitions: another partition goes first in each batch.
         turn = sum(position for _, position in start) % len(wanting)
         for partition in (wanting[turn:] + wanting[:turn])[:room]:
             shares[partition] += 1
@@ -170,7 +171,7 @@ def planned(span: Span, tasks: int | None) -> list[Span]:
     """Cut a span into what single tasks read: at most so many, and none without a value.
 
     Values of one partition stay together, and so in order, unless there are to be more tasks than
-    partitions. Without a wish there is a task for every `ROWS_PER_TASK` values.
+    partitions. By default there is a task for every `ROWS_PER_TASK` values.
     """
     rows = span.rows
     if not rows:
@@ -184,7 +185,7 @@ def planned(span: Span, tasks: int | None) -> list[Span]:
 
 
 def _packed(span: Span, rows: Mapping[str, int], tasks: int) -> list[Span]:
-    """Give whole partitions to tasks, the largest first, each to whoever has the least."""
+    """Give whole partitions to tasks, the largest first, each to the task with the fewest rows."""
     loads = [0] * tasks
     given: list[list[str]] = [[] for _ in range(tasks)]
     for partition in sorted(rows, key=lambda each: (-rows[each], each)):

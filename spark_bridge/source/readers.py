@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 
 
 def schema_of(options: Mapping[str, str]) -> str:
-    """Return the columns of a reader that is told no others."""
+    """Return the columns of a reader without a schema of the user."""
     return SHAPE.default_schema(source_options(options).payload)
 
 
@@ -62,22 +62,22 @@ class EgressTask(InputPartition):
 
 
 class _Egress:
-    """An egress, and as what its values are wanted. It travels from the driver to executors."""
+    """An egress and the schema for its values. Spark sends it from the driver to executors."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
-        self._told_of_nobody = False
+        self._warned_of_empty = False
         self._schema: pa.Schema = arrow_schema_of(schema, ALLOWED)
-        # Of a schema that no value can fit we hear here, before anything runs.
+        # A schema that no value can fit fails here, before anything runs.
         EmittedRows(options.egress, self._schema, options.payload)
 
     def bounds(self) -> tuple[EgressCursor, EgressCursor]:
         """Return where the egress begins and ends now."""
         connection = self.options.connection
-        client = client_of(connection, patient=True)
-        found = client.egress_bounds(self.options.egress, patience=connection.patience_ms)
-        if not dict(found[1]) and not self._told_of_nobody:
-            self._told_of_nobody = True
+        client = client_of(connection, retry=True)
+        found = client.egress_bounds(self.options.egress, timeout=connection.timeout_ms)
+        if not dict(found[1]) and not self._warned_of_empty:
+            self._warned_of_empty = True
             _log.warning(
                 "no function has emitted to this egress yet; reading it anyway",
                 egress=self.options.egress,
@@ -88,12 +88,12 @@ class _Egress:
         return [EgressTask(each) for each in offsets.planned(span, self.options.tasks)]
 
     def check(self, span: Span, first: EgressCursor) -> None:
-        """Tell what of a span is gone: as an error, or, if it is to be passed over, in the log."""
+        """Raise if a part of a span is gone; if lost values are to be skipped, log it instead."""
         options = self.options
         lost = offsets.checked(options.egress, span, first, skips_lost=options.skips_lost)
         if lost:
             _log.error(
-                "values of an egress are lost and passed over",
+                "values of an egress are lost; skipped them",
                 egress=options.egress,
                 what=described(lost),
             )
@@ -102,13 +102,13 @@ class _Egress:
         """Yield the rows of a task; read on while Spark takes what was read."""
         options = self.options
         rows = EmittedRows(options.egress, self._schema, options.payload)
-        client = client_of(options.connection, patient=True)
+        client = client_of(options.connection, retry=True)
         values = client.egress_range(
             options.egress,
             task.start,
             task.end,
             lost="skip" if options.skips_lost else "raise",
-            patience=options.connection.patience_ms,
+            timeout=options.connection.timeout_ms,
         )
         with closing(values.batches()) as batches:
             for found in batches:
@@ -126,14 +126,14 @@ class EgressBatchReader(DataSourceReader):
         first, end = egress.bounds()
         start = offsets.placed(options.start, first, end)
         span = Span(start, offsets.placed(options.until, first, end))
-        # Neither may be ahead of what is there.
+        # Neither may be beyond the end.
         egress.check(Span(span.end, end), EgressCursor())
         egress.check(Span(start, end), EgressCursor())
         egress.check(span, first)
         return egress.tasks(span)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark starts a task of its own nevertheless.
+        # If there is nothing to read, Spark starts a task all the same.
         return self._egress.read(partition) if isinstance(partition, EgressTask) else iter(())
 
 
@@ -149,7 +149,7 @@ class EgressStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the egress ended when we last looked."""
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        # Asked for more than once; the latest must not be another one each time.
+        # Spark asks more than once, and has to get the same answer.
         if self._first is None:
             options = self._egress.options
             cursor = offsets.placed(options.start, *self._egress.bounds())

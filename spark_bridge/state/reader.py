@@ -1,10 +1,10 @@
 """`format("sublet-state")` as a source: the states of a function, each partition at one commit.
 
-Whoever plans the read pins all partitions at once; tasks then read what was pinned for them, from
-the owners of the partitions, while messages go on, and keep the pins of those that wait for their
-turn. A task whose pins are gone by then (the owner has changed, or nobody of this read ran for too
-long) pins its partitions anew, as long as nothing of them was given to Spark; else it fails, and
-Spark repeats it.
+The planner pins all partitions at once. Tasks then read what was pinned for them from the owners of
+the partitions, while messages go on, and keep the pins of tasks that still wait alive. A task whose
+pins are gone (the owner has changed, or no task of this read ran for too long) pins its partitions
+again, as long as it has given none of their rows to Spark; otherwise it fails, and Spark repeats
+it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TASKS_DEFAULT = 8
 
 
 def schema_of(options: Mapping[str, str]) -> str:
-    """Return the columns of a reader that is told no others."""
+    """Return the columns of a reader without a schema of the user."""
     return SHAPE.default_schema(state_options(options).state)
 
 
@@ -62,11 +62,11 @@ class StateTask(InputPartition):
 
 
 class _PushFilters:
-    """Takes the filters that Spark pushes down, where it does.
+    """Takes the filters that Spark pushes down, if it does.
 
-    Spark refuses readers with a `pushFilters` of their own unless it was told to push filters to
-    Python sources, which it is not by default. Such a session filters by itself what we read, which
-    is as right; so it is shown its own method, and calls this one only where it pushes.
+    Spark refuses readers that define `pushFilters` unless pushing filters to Python sources is
+    enabled, which it is not by default. Without it, Spark filters the rows itself, which is just as
+    correct. So it is shown its own method, and calls this one only if it pushes filters.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -79,18 +79,18 @@ class _PushFilters:
 
 
 class StateReader(DataSourceReader):
-    """Reads the states of a function. It travels from the driver to executors."""
+    """Reads the states of a function. Spark sends it from the driver to executors."""
 
     def __init__(self, schema: StructType, options: StateOptions) -> None:
         self._options = options
         self._schema: pa.Schema = arrow_schema_of(schema, ALLOWED)
         self._wanted = Wanted()
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
-        # Of a schema that no state can fit we hear here, before anything runs.
+        # A schema that no state can fit fails here, before anything runs.
         StateRows(options.function, self._schema, options.state)
 
     def narrow(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Read only what these leave; return those that Spark has to look at itself."""
+        """Apply these filters as far as possible; return those that Spark has to apply."""
         for each in filters:
             narrowed = None
             match each:
@@ -105,7 +105,7 @@ class StateReader(DataSourceReader):
 
     def partitions(self) -> list[StateTask]:
         options, wanted = self._options, self._wanted
-        client = client_of(options.connection, patient=True)
+        client = client_of(options.connection, retry=True)
         if wanted.partitions is not None:
             counts = {each.name: each.partition_count for each in client.topology.functions}
             known = range(counts.get(options.function, 0))
@@ -114,7 +114,7 @@ class StateReader(DataSourceReader):
             options.function,
             keys=wanted.keys,
             partitions=wanted.partitions,
-            patience=options.connection.patience_ms,
+            timeout=options.connection.timeout_ms,
         )
         snapshot.pin()
         pins = snapshot.pins
@@ -125,19 +125,19 @@ class StateReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark starts a task nevertheless, with nothing of ours.
+        # If there is nothing to read, Spark starts a task all the same, with nothing of ours.
         return self._read(partition) if isinstance(partition, StateTask) else iter(())
 
     def _read(self, task: StateTask) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task; read on while Spark takes what was read."""
         options = self._options
         rows = StateRows(options.function, self._schema, options.state)
-        client = client_of(options.connection, patient=True)
+        client = client_of(options.connection, retry=True)
         snapshot = client.snapshot(
             options.function,
             keys=self._wanted.keys,
             partitions=[each.partition for each in task.pins],
-            patience=options.connection.patience_ms,
+            timeout=options.connection.timeout_ms,
             pins=[*task.pins, *task.kept],
         )
         with snapshot, closing(snapshot.pages()) as pages:

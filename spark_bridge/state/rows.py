@@ -1,8 +1,8 @@
-"""States as Arrow record batches, and what of a filter decides which of them are read at all.
+"""States as Arrow record batches, and which of them a filter lets through.
 
-Pure. `key`, `partition` and `commit` are known beside a state; `state` is the whole state; any
-other column is a field of states that are objects (those of functions with several kinds of state
-by name, for one). What does not fit is refused with the key and the column.
+Pure. `key`, `partition` and `commit` are metadata; `state` is the whole state; any other column is
+a field of states that are objects (such as those of functions with several kinds of state by name).
+An error about a state that does not fit names the key and the column.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHAPE = Shape(
 _NAMES = {name: name for name in SHAPE.beside}
 
 KEPT_MAX = 100_000
-"""Pins that all tasks of a read together keep for others: each is told of them."""
+"""Pins that all tasks of a read together keep alive for others: each task carries its list."""
 
 
 class StateRows:
@@ -36,7 +36,7 @@ class StateRows:
     def __init__(self, function: str, schema: pa.Schema, form: Form | None) -> None:
         """`RowsError` if no state can fit the schema.
 
-        `form` is what the option says of whole states.
+        `form` is the option for whole states.
         """
         self._function = function
         self._schema = schema
@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
     partitions: frozenset[int] | None = None
 
     def narrowed(self, column: str, values: Iterable[Any]) -> Wanted | None:
-        """Return what is left if a column has one of these values; None if that cannot be said of
+        """Return what is left if a column has one of these values; None if that does not depend on
         keys and partitions."""
         known = [each for each in values if each is not None]  # Nothing is equal to null.
         column = column.lower()
@@ -88,13 +88,13 @@ class Wanted(NamedTuple):
 
 
 def shares(partitions: Sequence[int], count: int) -> list[list[int]]:
-    """Return which partitions each of so many tasks reads: none is without."""
+    """Return which partitions each of so many tasks reads; no task gets none."""
     return [list(partitions[place::count]) for place in range(min(count, len(partitions)))]
 
 
 def kept_for_others(planned: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return for each task of which partitions it keeps the pins: of those that tasks behind it
-    read, which may have to wait for it."""
+    """Return for each task whose pins it keeps alive: those of the tasks after it, which may have
+    to wait for it."""
     most = KEPT_MAX // max(1, len(planned))
     return [
         list(islice(chain.from_iterable(planned[place:]), most))

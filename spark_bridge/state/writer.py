@@ -1,7 +1,7 @@
-"""Writers of `format("sublet-state")`: states that Spark has computed, set as they are.
+"""Writers of `format("sublet-state")`: set states that Spark has computed.
 
-No handler runs. States travel as rows of `format("sublet")` do: staged by tasks, named by the
-driver, so that a batch is set once or not at all; each is then set between the messages of its key.
+No handler runs. States travel like rows of `format("sublet")`: tasks stage them, the driver commits
+them, so a batch is applied once or not at all. Each state is set between the messages of its key.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sublet.functions.errors import RejectedError
 from sublet.runtime.protocol.pipeline_messages import IfExists
 from sublet.spark_bridge.options import OptionsError, SinkOptions, bulk_options
 from sublet.spark_bridge.sink.commit import commit
-from sublet.spark_bridge.sink.tasks import WritePlan, begun, bring
+from sublet.spark_bridge.sink.tasks import WritePlan, ensure_started, stage_rows
 from sublet.spark_bridge.sink.writers import (
-    BroughtMessage,
+    StagedMessage,
     StreamWriter,
     abort_quietly,
-    brought_in,
     check_ends,
     identity_of_write,
     planned,
+    staged_by,
 )
 
 
@@ -44,29 +44,30 @@ class StatesWriter(DataSourceArrowWriter):
         self._identity = identity_of_write(plan)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return BroughtMessage(bring(iterator, self._plan, self._identity))
+        return StagedMessage(stage_rows(iterator, self._plan, self._identity))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Set the states; `StatesRefusedError` if some were not, and somebody waited for it."""
-        brought = brought_in(messages)
-        if not brought:
+        """Set the states; `StatesRefusedError` if some were not set and the write waits for
+        them."""
+        staged = staged_by(messages)
+        if not staged:
             return
         options = self._plan.options
         wait = options.wait or "taken"
-        pipeline = begun(options, self._identity)
+        pipeline = ensure_started(options, self._identity)
         refused = -pipeline.progress().rows_dead
-        committed = commit(pipeline, options, brought, wait)
+        committed = commit(pipeline, options, staged, wait)
         if wait != "taken":
             return
         refused += pipeline.progress().rows_dead
         if not options.query:
-            # What has no name cannot come back.
+            # A write without a name cannot be repeated.
             pipeline.forget()
         if refused > 0:
             raise StatesRefusedError(
-                f"{refused} of {committed.row_count} states of {options.target} were refused "
-                f"(`sublet dead list {options.target}` says why), such as those of keys that have "
-                "one (option ifexists); all others are set"
+                f"{refused} of {committed.row_count} states of {options.target} were not set, for "
+                "example because the key already has one (option ifexists); "
+                f"`sublet dead list {options.target}` shows why; all others are set"
             )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -76,7 +77,7 @@ class StatesWriter(DataSourceArrowWriter):
 def writer(
     schema: StructType, options: Mapping[str, str], overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Return what sets states from a table; an error if its rows could never be states."""
+    """Return the writer of a table; raise if its rows can never be states."""
     found, if_exists = _options(options, overwrite)
     check_ends(found)
     plan = planned(schema, found, if_exists or "fail")
@@ -88,14 +89,16 @@ def writer(
 def stream_writer(
     schema: StructType, options: Mapping[str, str], overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Return what sets states from a stream, the latest one of each key."""
+    """Return the writer of a stream, which sets the latest state of each key."""
     found, if_exists = _options(options, overwrite)
     if found.query:
-        raise OptionsError("the option query is for batch writes; a stream is known by its own id")
+        raise OptionsError(
+            "the option query is for batch writes; drop it: a stream has an id of its own"
+        )
     if if_exists not in ("overwrite", "keep"):
         raise OptionsError(
-            "a stream brings states of the same keys again; say what becomes of those that are "
-            "there: option ifexists, overwrite or keep"
+            "a stream writes states of the same keys again; set the option ifexists to overwrite "
+            "or keep"
         )
     return StreamWriter(planned(schema, found, if_exists))
 
@@ -103,7 +106,7 @@ def stream_writer(
 def _options(options: Mapping[str, str], overwrite: bool) -> tuple[SinkOptions, IfExists | None]:
     if overwrite:
         raise OptionsError(
-            "format sublet-state sets states of single keys; allowed: mode append, with the option "
-            "ifexists to replace those that are there"
+            "format sublet-state cannot overwrite all states; use mode append, with "
+            "ifexists=overwrite to replace those that exist"
         )
     return bulk_options(options)

@@ -166,8 +166,8 @@ def test_times_that_spark_has_written_are_utc(bridge: Bridge) -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ({"mode": "backfill"}, "history needs a name"),
-        ({"mode": "backfill", "query": "h", "after": "g"}, "history waits for nobody"),
+        ({"mode": "backfill"}, "needs a name that others can wait for"),
+        ({"mode": "backfill", "query": "h", "after": "g"}, "cannot wait for a backfill"),
         ({"mode": "backfill", "query": "h", "deadline": "1s"}, "deadline"),
         ({"mode": "history"}, "allowed: live, backfill"),
         ({"after": "a/b"}, "the name of a backfill"),

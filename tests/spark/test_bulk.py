@@ -81,7 +81,7 @@ def test_states_are_set_once_and_messages_go_on_from_them(bulk: Bulk) -> None:
 def test_what_becomes_of_keys_that_have_a_state_is_said_by_an_option(bulk: Bulk) -> None:
     for number in (1, 2):
         bulk.client.call(TOTAL, bulk.key(number), number)
-    with pytest.raises(PySparkException, match="2 of 3 states of bulk/total were refused"):
+    with pytest.raises(PySparkException, match="2 of 3 states of bulk/total were not set"):
         bulk.set(bulk.table({1: 100, 2: 200, 3: 300}), value="value")
     assert bulk.totals(1, 2, 3) == [1, 2, 300]
 
@@ -159,13 +159,13 @@ def test_a_stream_sets_the_latest_state_of_each_key(bulk: Bulk) -> None:
     [
         (TOTAL, {"value": "string"}, {"value": "value"}, "the handler takes integer"),
         (TOTAL, {"value": "long"}, {}, "not a map"),
-        ("bulk/profile", {"name": "string"}, {}, "no column for score"),
-        ("bulk/basket", {"sum": "double"}, {}, "no field for the columns sum"),
+        ("bulk/profile", {"name": "string"}, {}, "no column score"),
+        ("bulk/basket", {"sum": "double"}, {}, "no field sum"),
         ("bulk/popular", {"value": "string"}, {"value": "value"}, "cannot be set"),
         ("bulk/none", {"value": "string"}, {"value": "value"}, "bulk/none"),
         (TOTAL, {"value": "long"}, {"ifexists": "replace"}, "fail, overwrite, keep"),
         (TOTAL, {"value": "long"}, {"payload": "value"}, "no option 'payload'"),
-        (TOTAL, {"value": "variant"}, {"value": "value"}, "'value' has the type variant; allowed:"),
+        (TOTAL, {"value": "variant"}, {"value": "value"}, "'value' has type variant; allowed:"),
     ],
 )
 def test_what_cannot_be_a_state_is_told_before_a_row_is_written(
@@ -184,11 +184,11 @@ def test_a_stream_has_to_say_what_becomes_of_states_that_are_there(address: str)
     options = {"address": address, "function": TOTAL, "key": "key", "value": "value"}
     with pytest.raises(SubletError, match="overwrite or keep"):
         stream_writer(schema, options, overwrite=False)
-    with pytest.raises(SubletError, match="known by its own id"):
+    with pytest.raises(SubletError, match="a stream has an id of its own"):
         stream_writer(schema, {**options, "query": "q"}, overwrite=False)
 
 
 def test_a_whole_table_cannot_be_replaced(bulk: Bulk) -> None:
     writer = bulk.table({1: 1}).write.format("sublet-state").mode("overwrite")
-    with pytest.raises(PySparkException, match="allowed: mode append"):
+    with pytest.raises(PySparkException, match="use mode append"):
         writer.options(address=bulk.address, function=TOTAL, key="key", value="value").save()

@@ -195,14 +195,16 @@ def test_what_cannot_be_brought_ends_the_query_and_says_why(stream: Stream, addr
     stream.put(events_of(8, 10), "0")
     write = for_each_batch(TALLY, key="customer", address=address)
 
-    with pytest.raises(StreamingQueryException, match="there is no column 'customer'"):
+    with pytest.raises(
+        StreamingQueryException, match="names the column 'customer', which is missing"
+    ):
         stream.run(write)
 
 
 def test_it_is_for_streams_only(stream: Stream, address: str) -> None:
     rows = stream.spark.createDataFrame([("a", 1, 1)], SCHEMA)
 
-    with pytest.raises(OptionsError, match="no batch of a streaming query"):
+    with pytest.raises(OptionsError, match="not a batch of a streaming query"):
         writer(address)(rows, 0)
 
 
@@ -210,9 +212,9 @@ def test_it_is_for_streams_only(stream: Stream, address: str) -> None:
     ("said", "told"),
     [
         ({"dedline": "1s"}, "did you mean deadline"),
-        ({"query": "mine"}, "known by its own id"),
+        ({"query": "mine"}, "a stream has an id of its own"),
         ({"tasks": 0}, r"tasks is 0; allowed: 1\.\.10000"),
-        ({"order_by": "number", "cluster": False}, "have no order"),
+        ({"order_by": "number", "cluster": False}, "order_by needs clustered rows"),
         ({"name": "a b"}, "name is 'a b'; allowed: up to 50"),
         ({"target": "tally"}, "app/function"),
         ({"key": []}, "option key"),

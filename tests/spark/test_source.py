@@ -231,10 +231,10 @@ def test_some_of_the_columns_that_there_are_without_a_schema_are_the_same_with_o
     unquoted = spark.range(1).selectExpr("get_json_object('\"as it is\"', '$') AS word")
     assert unquoted.first() == ("as it is",)
     for schema, told in (
-        ("key STRING, number BIGINT", r"key may be meant as a field.*write _key"),
-        ("Number BIGINT", "column 'Number': the field is 'number'"),
-        ("v VARIANT", "column 'v' has the type variant; allowed: boolean"),
-        ("v STRUCT<a: VARIANT>", "column 'v' has the type struct<a:variant>; allowed: boolean"),
+        ("key STRING, number BIGINT", r"key is ambiguous; use _key"),
+        ("Number BIGINT", "column 'Number': the field is spelled 'number'"),
+        ("v VARIANT", "column 'v' has type variant; allowed: boolean"),
+        ("v STRUCT<a: VARIANT>", "column 'v' has type struct<a:variant>; allowed: boolean"),
     ):
         with pytest.raises(PySparkException, match=told):
             egress.schema(schema).load().collect()
@@ -296,7 +296,7 @@ def test_a_query_rides_out_the_death_of_all_workers(
     spark, doomed = spark_with_sublet, own_workers()
     wanted = doomed.emit(0, 100)
     seen = Seen()
-    source = stream(spark, doomed, maxRowsPerTrigger=200, patience="2m").load()
+    source = stream(spark, doomed, maxRowsPerTrigger=200, timeout="2m").load()
     query = (
         source.writeStream.foreachBatch(seen)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
