@@ -251,8 +251,9 @@ def put_stopwatches() -> Stopwatches:
     from sublet.runtime.hosting.peer_outbound import PeerOutbound
     from sublet.runtime.hosting.router import Router
     from sublet.runtime.links import lifecycle, raw_lane
+    from sublet.runtime.partition.features.delivery import Delivery
     from sublet.runtime.partition.partition import Partition
-    from sublet.runtime.partition.records.pending_commit import CommitEncoder
+    from sublet.runtime.partition.records.commit_encoder import CommitEncoder
     from sublet.statestore.memory import MemoryStore
     from sublet.statestore.sqlite.store import SqliteStore
     from sublet.statestore.sqlite.writer import Writer
@@ -271,8 +272,8 @@ def put_stopwatches() -> Stopwatches:
         ],
         "route": [(Router, ("frame_received", "deliver", "acknowledge"))],
         "partition": [
-            (Partition, ("batch_arrived", "acknowledged", "finished", "committed", "woken")),
-            (Partition, ("loaded",)),
+            (Partition, ("batch_arrived", "finished", "committed", "woken", "loaded")),
+            (Delivery, ("acknowledged",)),
         ],
         "host": [(host.Host, ("_apply_effects", "pump", "_pump", "_run_here", "_commit_ended"))],
         "state": [
@@ -280,7 +281,7 @@ def put_stopwatches() -> Stopwatches:
             (sync_runner.Place, ("drain",)),
         ],
         "run": [(sync_runner.SyncRunner, ("run",))],
-        "encode": [(CommitEncoder, ("seal",))],
+        "encode": [(CommitEncoder, ("contribute",))],
         "send": [(PeerOutbound, ("offer", "acknowledge", "acknowledged", "_flush"))],
     }
     for stage, owners in by_stage.items():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sublet.functions.codec import join_column
 from sublet.functions.errors import TooLargeError
 from sublet.runtime.protocol.frames import Ack, Batch, Data, ErrorInfo, Extra, Frame, Kind, Refused
-from sublet.runtime.protocol.wire import NUMBER_MAX
+from sublet.runtime.protocol.wire.fields import NUMBER_MAX
 from tests.fuzz.site import EVIL, NEIGHBOUR, Site
 from tests.fuzz.targets import lease_seeds, on_lane
 

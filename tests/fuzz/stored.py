@@ -10,7 +10,7 @@ import pyarrow as pa
 from sublet.functions.columns import encode_columns, normal_columns
 from sublet.functions.errors import SubletError
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.partition.model.effects import NoCells
+from sublet.runtime.partition.model.environment import Acquisition, WorkerEnvironment
 from sublet.runtime.partition.model.work import Recorded
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.egress_retention import Extent
@@ -59,14 +59,9 @@ def _at_start(field: str, id_: str) -> Callable[[bytes], None]:
 
 def _own(recovered: Recovered) -> Partition:
     partition = Partition(
-        NAME,
         app.functions["site/window"],
-        recovered,
-        cells=NoCells(),
-        pace=FixedPace(),
-        limits=Limits(),
-        now_ms=0.0,
-        wall_ms=1_000,
+        Acquisition(partition=NAME, recovered=recovered, now_ms=0.0, wall_ms=1_000),
+        WorkerEnvironment(limits=Limits(), pace=FixedPace()),
     )
     partition.start(0.0)
     return partition
@@ -74,13 +69,13 @@ def _own(recovered: Recovered) -> Partition:
 
 def _timer(value: bytes) -> None:
     partition = _own(empty())
-    partition.timers_loaded([Record("timer", "1.1", value, 900)], 60_000, 0.0)
+    partition.timers.loaded([Record("timer", "1.1", value, 900)], 0.0)
     partition.woken(2_000.0)
 
 
 def _window(value: bytes) -> None:
     partition = _own(empty())
-    partition.windows_loaded([Record("window", "1.1", value, 900)], 0.0)
+    partition.windows.loaded([Record("window", "1.1", value, 900)], 0.0)
     partition.woken(2_000.0)
 
 
@@ -89,7 +84,7 @@ def _staged(value: bytes) -> None:
     part = Part("q", 0, "a", 0, 1, 9, 900, 1)
     recovered.staging = [Record("staging", part.id, _encode(part))]
     partition = _own(recovered)
-    partition.staged_loaded([part.id], [Record("staged", part.id, value)], 0.0)
+    partition.pipelines.loaded([part.id], [Record("staged", part.id, value)], 0.0)
 
 
 def _answer(value: bytes) -> None:

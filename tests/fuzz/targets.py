@@ -38,7 +38,6 @@ from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.raw_lane import LENGTH, LaneCarrier
 from sublet.runtime.partition.model.work import QueuedMessage, Work
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
@@ -57,7 +56,6 @@ from sublet.runtime.protocol.frames import (
 from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
-    Load,
     Needs,
     Offer,
     PartialState,
@@ -66,9 +64,12 @@ from sublet.runtime.protocol.lease_messages import (
     Return,
     Revoke,
     StoredState,
+    WorkerLoad,
 )
 from sublet.runtime.protocol.messages import Message
 from sublet.runtime.protocol.rpc import AdministerRequest, CallRequest, EgressRequest, PutState
+from sublet.runtime.protocol.wire import methods
+from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
 from sublet.statestore.contract import Commit, EgressEntry, OutboxEntry, Record, StateRow
 from sublet.statestore.delta import DamagedCommitError, Delta
 from tests.fuzz.columns import column_seeds, columns
@@ -129,14 +130,14 @@ async def _frames(data: bytes) -> None:
         held = len(carrier._unfinished)
         assert held <= SMALL.frame_bytes_max + LENGTH.size + piece_bytes, held
     for frame in received.frames:
-        assert wire.decode_frame(wire.encode_frame(frame)) == frame
+        assert decode_frame(encode_frame(frame)) == frame
     carrier.connection_lost(None)
     assert received.ends == 1
 
 
 def on_lane(*given: Frame) -> bytes:
     """Return frames as they cross a lane."""
-    encoded = [wire.encode_frame(each) for each in given]
+    encoded = [encode_frame(each) for each in given]
     return b"".join(LENGTH.pack(len(each)) + each for each in encoded)
 
 
@@ -261,7 +262,7 @@ def _decode_return(data: bytes) -> None:
 
 
 def lease_seeds() -> list[bytes]:
-    lease, load = LeaseId(TARGET, 1, 1), Load(1, 2.0)
+    lease, load = LeaseId(TARGET, 1, 1), WorkerLoad(1, 2.0)
     message = Message("~c", 1, Kind.CALL, "a", msgspec.Raw(b"\x01"), 1)
     state = StoredState("a", 1, [(b"", b"\x01", None)])
     times = {"due_left_ms": 5.0, "home_ms": 9.0, "cost_ms": 1.0, "term_ms": 50.0}
@@ -310,31 +311,15 @@ def lease_seeds() -> list[bytes]:
 
 # Unary requests
 
-UNARY = (
-    wire.decode_call,
-    wire.decode_egress_request,
-    wire.decode_state_request,
-    wire.decode_state_list_request,
-    wire.decode_explain_request,
-    wire.decode_records_request,
-    wire.decode_administer_request,
-    wire.decode_call_reply,
-    wire.decode_status,
-    wire.decode_egress_page,
-    wire.decode_state,
-    wire.decode_state_page,
-    wire.decode_descriptions,
-    wire.decode_request_times,
-    wire.decode_record_page,
-    wire.decode_lane_reply,
-)
+METHODS = [each for each in vars(methods).values() if isinstance(each, methods.Method)]
+UNARY = [codec for each in METHODS for codec in (each.request, each.reply)]
 
 
 def unary(data: bytes) -> None:
     """Requests and replies beside the streams: understood, or a `WireError`."""
-    for decode in UNARY:
+    for codec in UNARY:
         try:
-            decode(data)
+            codec.decode(data)
         except SubletError:
             continue
 
@@ -343,14 +328,15 @@ def unary_seeds() -> list[bytes]:
     call = CallRequest(
         function="f", key="k", payload=_encode({"a": [1]}), time_left_ms=5, idempotency_key="i"
     )
+    put = AdministerRequest(action=PutState(function="f", key="k", value=b"\x01"))
+    egress = EgressRequest(egress="e", positions={"f/0": 1}, limit=5)
+    asked = msgspec.structs.replace(call, json=True)
     return [
-        wire.encode_call(call),
-        wire.encode_call(msgspec.structs.replace(call, json=True)),
-        wire.encode_call_reply(_encode([1]), json=True),
-        wire.encode_egress_request(EgressRequest(egress="e", positions={"f/0": 1}, limit=5)),
-        wire.encode_administer_request(
-            AdministerRequest(action=PutState(function="f", key="k", value=b"\x01"))
-        ),
+        methods.CALL.request.encode(call),
+        methods.CALL.request.encode(asked),
+        methods.CALL.encode_reply(_encode([1]), asked),
+        methods.READ_EGRESS.request.encode(egress),
+        methods.ADMINISTER.request.encode(put),
     ]
 
 

@@ -121,6 +121,7 @@ class Cluster:
     def __init__(self, target: str, data_dir: Path, settings: Mapping[str, object]) -> None:
         self.workers: list[WorkerProcess] = []
         self.data_dir = data_dir
+        self.log_path = data_dir / "workers.log"
         self._target = target
         self._redis_url = str(settings.get("redis_url", ""))
         self._environment = {
@@ -139,7 +140,7 @@ class Cluster:
     @property
     def log(self) -> str:
         """Everything that workers have written so far, but for how handlers failed."""
-        path = self.data_dir / "workers.log"
+        path = self.log_path
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return "".join(each for each in lines if '"a handler failed"' not in each)
 
@@ -148,7 +149,7 @@ class Cluster:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         own = {f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()}
         environment = {**self._environment, "SUBLET_WORKERS_EXPECTED": str(expected), **own}
-        worker = WorkerProcess(target or self._target, environment, self.data_dir / "workers.log")
+        worker = WorkerProcess(target or self._target, environment, self.log_path)
         self.workers.append(worker)
         return worker
 
@@ -276,10 +277,11 @@ async def until(happened: Callable[[], bool | Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def running_cluster(
-    data_dir: Path, workers: int = 1, *, app: str = APP, **settings: object
+    data_dir: Path, workers: int = 1, *, app: str = APP, log: Path | None = None, **settings: object
 ) -> AsyncIterator[Cluster]:
     """Run workers until the end of the block; `queue_max=3` becomes `SUBLET_QUEUE_MAX=3`."""
     cluster = Cluster(app, data_dir, settings)
+    cluster.log_path = log or cluster.log_path
     try:
         await cluster.start(workers)
         yield cluster

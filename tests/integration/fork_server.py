@@ -51,6 +51,8 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._server = server
         self._pidfd: int | None = os.pidfd_open(pid)
+        # A test may ask from several threads, and only one may reap.
+        self._reaping = threading.Lock()
 
     def poll(self) -> int | None:
         """Return how it has ended; None as long as it has not."""
@@ -58,13 +60,14 @@ class ForkedProcess:
 
     def wait(self, timeout: float) -> int | None:
         """Wait for its end, at most so many seconds."""
-        if self._pidfd is not None and self._has_ended(timeout):
-            self.returncode = self._server.reap(self.pid)
-            os.close(self._pidfd)
-            self._pidfd = None
-        if self._pidfd is not None and timeout:
-            raise subprocess.TimeoutExpired("sublet", timeout)
-        return self.returncode
+        with self._reaping:
+            if self._pidfd is not None and self._has_ended(timeout):
+                self.returncode = self._server.reap(self.pid)
+                os.close(self._pidfd)
+                self._pidfd = None
+            if self._pidfd is not None and timeout:
+                raise subprocess.TimeoutExpired("sublet", timeout)
+            return self.returncode
 
     def _has_ended(self, timeout_s: float) -> bool:
         # `select` refuses numbers above 1023, which a test of many connections may reach.
@@ -74,8 +77,9 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         # Nobody else gets its id: only `wait` lets it be reaped.
-        if self._pidfd is not None:
-            signal.pidfd_send_signal(self._pidfd, number)
+        with self._reaping:
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

@@ -60,12 +60,21 @@ class HostCluster(Cluster):
         environment = {
             **self._environment,
             "SUBLET_WORKERS_EXPECTED": str(expected),
-            "SUBLET_HOST": self._net.address(host),
+            **self._listening(host),
         }
         log = self.data_dir / "workers.log"
         worker = WorkerProcess(APP, environment, log, self._net.command(host, []))
         self.workers.append(worker)
         return worker
+
+    def _listening(self, host: str) -> dict[str, str]:
+        """Return how a worker is told where to listen: each of them in another way."""
+        address = self._net.address(host)
+        return {
+            "w1": {"SUBLET_HOST": address},
+            "w2": {"SUBLET_HOST": "0.0.0.0"},
+            "w3": {"SUBLET_HOST": "0.0.0.0", "SUBLET_ADVERTISE": address},
+        }[host]
 
 
 class Hosts:

@@ -6,8 +6,8 @@
   anything within a line, and alone for any lines.
 - `sublet run` and `sublet dev` go on in a terminal of their own until the page says `^C`, starts
   another one, or ends. What is shown of them must be printed, among other lines.
-- 8080, 8081, 7070 and 7071 are ports, and 4711 is the process of worker 1: the real numbers
-  are put in their places.
+- 8080, 8081, 7337, 7338, 7070 and 7071 are ports, and 4711 is the process of worker 1: the real
+  numbers are put in their places. The usual ports are those of `sublet run` and `sublet dev`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,9 @@ _LOOK = re.compile(
     r"sublet (dead list|state|timers|tail|status|slow|call \w+ \w+ 0$)|curl .*/metrics"
 )
 _LONG = re.compile(r"sublet (run|dev)\b")
+
+
+_PORTS = ("8080", "8081", "7337", "7338", "7070", "7071")
 
 
 class Block(NamedTuple):
@@ -73,7 +76,7 @@ class Terminal:
         self._folder = folder
         self._patience_s = patience_s
         self._long: _LongCommand | None = None
-        self._ports = dict(zip(("8080", "8081", "7070", "7071"), free_ports(4), strict=True))
+        self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
 
     def follow(self, page: str) -> None:
         """Do all that a page says, in its order."""
@@ -111,7 +114,11 @@ class Terminal:
             typed = self._real(command)
             if _LONG.match(command):
                 self.stop()
-                self._long = _LongCommand(typed, self._folder)
+                usual = {
+                    "SUBLET_PORT": self._ports["7337"],
+                    "SUBLET_HTTP_PORT": self._ports["8080"],
+                }
+                self._long = _LongCommand(typed, self._folder, usual)
                 for line in shown.splitlines():
                     if line and line != "…":
                         self._long.wait_for(self._real(line))
@@ -154,12 +161,12 @@ class Terminal:
 class _LongCommand:
     """A cluster in a terminal of its own."""
 
-    def __init__(self, command: str, folder: Path) -> None:
+    def __init__(self, command: str, folder: Path, variables: Mapping[str, object]) -> None:
         self.reloads = command.startswith("sublet dev")
         self._process = subprocess.Popen(
             command.split(),
             cwd=folder,
-            env=_environment(),
+            env=_environment() | {name: str(value) for name, value in variables.items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

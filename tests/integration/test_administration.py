@@ -15,9 +15,9 @@ from sublet.runtime.protocol.rpc import (
     DeleteState,
     PutState,
     RecordsRequest,
+    ReplayDeadLetter,
     StateListRequest,
     StateRequest,
-    TakeDeadLetter,
 )
 from tests.integration import apps
 from tests.integration.cluster import Cluster, until
@@ -113,7 +113,7 @@ async def test_a_dead_letter_that_many_replay_at_once_runs_once_more(
     async def replay(address: str) -> str:
         async with UnaryClient(address) as unary:
             try:
-                action = TakeDeadLetter(id=letter, replay=True)
+                action = ReplayDeadLetter(id=letter)
                 await unary.administer(AdministerRequest(action=action))
             except RejectedError as error:
                 return str(error).rpartition("; ")[2]

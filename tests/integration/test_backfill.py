@@ -177,12 +177,12 @@ async def test_a_history_ends_where_live_rows_begin(tmp_path: Path) -> None:
             writer.writerow([f"k{hour % 3}", 1, f"2026-01-01 {hour:02}:00:00"])
     async with counting(tmp_path) as (cluster, client):
         named = (path, "--name", "h", "--time", "at")
-        assert "belong together" in await refusal(cluster, *named)
+        assert "time and until go together" in await refusal(cluster, *named)
         assert "cannot be compared" in await refusal(cluster, *named, "--until", "noon")
         assert "no column 'then'" in await refusal(
             cluster, path, "--name", "h", "--time", "then", "--until", "2026-01-01"
         )
-        assert "allowed as --time: timestamps" in await refusal(
+        assert "--time takes timestamps" in await refusal(
             cluster, path, "--name", "h", "--time", "user", "--until", "2026-01-01"
         )
         until = "2026-01-01T10:00:00"
@@ -221,7 +221,7 @@ async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) ->
     write_parquet(history / "1.parquet", rows_of(1, 300))
     write_parquet(history / "2.parquet", rows_of(2, 300))
     async with counting(tmp_path) as (cluster, client):
-        assert "no file or folder" in await refusal(cluster, tmp_path / "none", "--name", "h")
+        assert "no such file or folder" in await refusal(cluster, tmp_path / "none", "--name", "h")
         assert "letters, digits" in await refusal(cluster, history, "--name", "a/b")
         assert "no function" in await refusal(
             cluster, history, "--name", "h", "--target", "no/such", "--key", "user"
@@ -243,7 +243,7 @@ async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) ->
 
         assert (await backfill(cluster, history, "--name", "h"))["ok"]
         same = (history, "--name", "h")
-        assert "begun with batch-rows 50000, not 7" in await refusal(
+        assert "started with batch-rows 50000, not 7" in await refusal(
             cluster, *same, "--batch-rows", "7"
         )
         write_parquet(history / "3.parquet", rows_of(3, 300))
@@ -252,14 +252,14 @@ async def test_what_cannot_be_is_refused_with_what_is_allowed(tmp_path: Path) ->
         write_parquet(history / "2.parquet", rows_of(9, 300))
         assert "file 2, 2.parquet" in await refusal(cluster, *same)
         (history / "2.parquet").unlink()
-        assert "2 files of h are in, as a whole or in part, and there are 1" in await refusal(
+        assert "2 files of h are committed, fully or in part, but only 1 found" in await refusal(
             cluster, *same
         )
         foreign = client.pipeline(COUNT, "live")
         attempt = foreign.attempt(0)
         await attempt.add(0, ["k11"], b"\x91\x00")
         await foreign.commit(0, [await attempt.end()])
-        assert "no backfill of files" in await refusal(cluster, history, "--name", "live")
+        assert "not a backfill of files" in await refusal(cluster, history, "--name", "live")
 
 
 async def test_people_are_told_what_they_want_to_know(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ async def test_after_a_bad_row_it_goes_on_with_mended_files(tmp_path: Path) -> N
         pipeline = client.pipeline(COUNT, "h")
         for more in (["--dry-run"], []):
             told = await refusal(cluster, *named, *more)
-            assert "2.parquet, rows 1 to 1 (its batch 1): column 'user'" in told
+            assert "2.parquet, rows 1 to 1 (its batch 1): key column 'user'" in told
         assert (await pipeline.progress()).sealed == (1 << 32) + 1
         await pipeline.wait_taken()
         assert await totals(client, KEYS) == summed(*files[:2])
@@ -340,7 +340,7 @@ async def test_after_a_bad_row_it_goes_on_with_mended_files(tmp_path: Path) -> N
         pq.write_table(bad, history / "2.parquet")
         told = await refusal(cluster, *named)
         assert "file 3, 2.parquet" in told
-        assert "bring its other rows and the files behind it under another name" in told
+        assert "feed its other rows and the files after it under another name" in told
         write_parquet(history / "2.parquet", files[2])
         planned = await backfill(cluster, *named, "--dry-run")
         assert planned["begins_with"] == "2.parquet"

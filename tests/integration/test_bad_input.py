@@ -25,7 +25,6 @@ from sublet import (
     UnknownFunctionError,
 )
 from sublet.runtime.links.grpc_link import UnaryClient
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import (
     Ack,
     Batch,
@@ -38,6 +37,8 @@ from sublet.runtime.protocol.frames import (
     Refused,
 )
 from sublet.runtime.protocol.rpc import CallRequest
+from sublet.runtime.protocol.wire.frames import encode_frame
+from sublet.runtime.protocol.wire.methods import SERVICE
 from tests.integration import apps
 from tests.integration.cluster import Cluster, until
 from tests.integration.raw_client import RawClient, raw_client
@@ -269,7 +270,7 @@ def sound_frames(name: str, partition: str) -> list[bytes]:
         Refused(name, partition, 1, ErrorInfo("gap", "none")),
         Goodbye("end"),
     ]
-    return [wire.encode_frame(each) for each in frames]
+    return [encode_frame(each) for each in frames]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -281,7 +282,7 @@ async def test_garbled_frames_neither_crash_nor_fill_a_worker(
     before_bytes = worker.memory_bytes()
     async with aio.insecure_channel(worker.address) as channel:
         connect: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            f"/{wire.SERVICE}/Connect"
+            f"/{SERVICE}/Connect"
         )
         for number in range(60):
             hello, *others = sound_frames(f"~garbled{seed}-{number}", "test/count/0")

@@ -70,7 +70,7 @@ async def test_states_are_set_once_beside_messages_while_workers_die(tmp_path: P
         running_cluster(tmp_path, app=APP, workers=3) as cluster,
         cluster.client(connect_timeout="1s") as client,
     ):
-        pipeline = client.pipeline(COUNT, "load", patience="40s")
+        pipeline = client.pipeline(COUNT, "load", timeout="40s")
         done = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             calling = tasks.create_task(call_until(client, done))

@@ -28,7 +28,7 @@ from sublet.runtime.protocol.frames import (
     Kind,
     Refused,
 )
-from sublet.runtime.protocol.wire import encode_frame
+from sublet.runtime.protocol.wire.frames import encode_frame
 from tests.fuzz.http_site import HttpSite
 from tests.fuzz.site import Site, count
 from tests.fuzz.targets import on_lane

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import resource
 import select
 import signal
@@ -26,9 +27,11 @@ from typer.testing import CliRunner
 
 from sublet.functions.errors import (
     DeadlineExceededError,
+    EgressLostError,
     HandlerError,
     OverloadedError,
     PayloadError,
+    RejectedError,
     SubletError,
     UnavailableError,
     UnknownFunctionError,
@@ -41,6 +44,7 @@ from sublet.runtime.config.settings import WorkerConfig, settings
 from sublet.runtime.worker import Worker
 from sublet.statestore.contract import StoreServerError
 from sublet.statestore.sqlite.directory import SqliteDirectory
+from sublet.statestore.sqlite.file import StoreFileError, open_database
 from tests.integration.cli_app import app
 from tests.integration.cluster import until
 from tests.integration.fork_server import run_sublet
@@ -48,6 +52,16 @@ from tests.redis_process import RedisProcess
 
 APP = str(Path(__file__).with_name("cli_app.py"))
 PATIENCE_S = 30.0
+DECLARED = """
+from sublet import NO_RETRY, App, Context
+
+app = App("shop", egress=["orders", "alerts"])
+
+
+@app.function(retry=NO_RETRY)
+def order(ctx: Context, right: bool) -> None:
+    ctx.emit("orders" if right else "ordres", ctx.key)
+"""
 HELP_S_MAX = 0.3
 
 Completed = subprocess.CompletedProcess[str]
@@ -191,6 +205,7 @@ def test_all_commands_are_there() -> None:
         *("dead list", "dead show", "dead replay", "dead drop"),
         "dev",
         "drain",
+        "egress list",
         "functions",
         "new",
         *("pipelines list", "pipelines show", "pipelines complete", "pipelines forget"),
@@ -251,7 +266,7 @@ def test_the_version_is_told() -> None:
         ("[1,\n 2,\n x]", "Expecting value at line 3, column 2\n   x]\n   ^"),
         ("hello", "quote strings inside the shell's quotes"),
         ("", "Expecting value at line 1, column 1"),
-        ("NaN", "NaN is no JSON number"),
+        ("NaN", "NaN is not a JSON number"),
         ("1" + "0" * 30, "cannot be encoded as msgpack"),
         ("[" * 100_000, "nested too deeply"),
     ],
@@ -311,12 +326,15 @@ def test_an_address_where_nobody_answers_is_no_cluster() -> None:
         (HandlerError("x"), ExitCode.FAILED),
         (UnknownOutcomeError("x"), ExitCode.FAILED),
         (SubletError("x"), ExitCode.FAILED),
-        (OSError("x"), ExitCode.FAILED),
+        (EgressLostError("x"), ExitCode.FAILED),
         (UsageError("x"), ExitCode.USAGE),
         (PayloadError("x"), ExitCode.USAGE),
         (UnknownFunctionError("x"), ExitCode.USAGE),
+        (RejectedError("x"), ExitCode.USAGE),
         (StoreServerError("x"), ExitCode.USAGE),
+        (StoreFileError("x"), ExitCode.USAGE),
         (ValueError("x"), ExitCode.USAGE),
+        (OSError("x"), ExitCode.USAGE),
         (NoClusterError("x"), ExitCode.NO_CLUSTER),
         (OverloadedError("x"), ExitCode.RETRY_LATER),
         (UnavailableError("x"), ExitCode.RETRY_LATER),
@@ -324,6 +342,11 @@ def test_an_address_where_nobody_answers_is_no_cluster() -> None:
 )
 def test_every_error_has_its_exit_code(error: Exception, code: ExitCode) -> None:
     assert code_of(error) == code
+
+
+def test_only_a_function_fails_by_refusing() -> None:
+    assert code_of(RejectedError("x"), of_function=True) == ExitCode.FAILED
+    assert code_of(PayloadError("x"), of_function=True) == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("error", [DeadlineExceededError("late"), UnknownOutcomeError("gone")])
@@ -341,7 +364,7 @@ def test_what_may_have_happened_is_told_with_how_to_repeat_it(
 def test_an_app_that_cannot_be_loaded_ends_the_run_at_once(tmp_path: Path) -> None:
     result = sublet("run", f"{APP}:nothing", "--data-dir", str(tmp_path))
 
-    assert result.returncode == ExitCode.NO_CLUSTER
+    assert result.returncode == ExitCode.USAGE
     assert "has no 'nothing'; write one of: cli_app:app" in result.stderr
     assert "restarting in" not in result.stderr
 
@@ -349,7 +372,7 @@ def test_an_app_that_cannot_be_loaded_ends_the_run_at_once(tmp_path: Path) -> No
 def test_a_binding_policy_that_no_app_has_ends_the_run_at_once(tmp_path: Path) -> None:
     result = sublet("run", APP, "--data-dir", str(tmp_path), "--set", "binding=nearest")
 
-    assert result.returncode == ExitCode.NO_CLUSTER
+    assert result.returncode == ExitCode.USAGE
     assert "binding is 'nearest'; allowed: accept-and-check, auto, " in result.stderr
     assert "restarting in" not in result.stderr
 
@@ -549,8 +572,31 @@ def test_functions_are_shown_with_their_types(cluster: Cluster) -> None:
         "state_schema": {"type": "integer"},
     }
     shown = [line.split() for line in cluster.ask("functions").stdout.splitlines()]
-    assert ["desk/add", "keyed", "int", "int", "Value(int)", "4", "60000ms"] in shown
+    assert ["desk/add", "keyed", "int", "int", "Value(int)", "4", "1", "min"] in shown
     assert ["desk/echo", "stateless", "Any", "Any", "-", "4", "-"] in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "dead show nonsense",
+        "dead show desk/fail/1#~c1:7",
+        "dead show desk/fail/99#~c1:7",
+        "dead replay desk/fail/1#~c1:7",
+        "dead list --after nonsense",
+        "tail news --from desk/announce=99999 --no-follow",
+        f"tail {'x' * 600}",
+        "recover desk/add/1",
+        "why desk/add/1@~5f0c:17",
+        "backfill no-such-file --target add --key key --name history",
+        "state put echo ada 1 --yes",
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_use(cluster: Cluster, command: str) -> None:
+    result = cluster.ask(command)
+
+    assert result.returncode == ExitCode.USAGE
+    assert "error: " in result.stderr
 
 
 # State
@@ -659,7 +705,7 @@ def test_a_state_that_cannot_be_put_is_refused_and_nothing_changes(
 ) -> None:
     result = cluster.ask("state put", *arguments, "--yes")
 
-    assert result.returncode in (ExitCode.USAGE, ExitCode.FAILED)
+    assert result.returncode == ExitCode.USAGE
     assert told in result.stderr
     assert cluster.ask("state get", "add", "k").stdout == "null\n"
 
@@ -751,7 +797,7 @@ def test_a_dead_letter_is_shown_and_replayed_once_what_was_wrong_is_repaired(
     cluster.ask("call", "moody", "grumpy", '"later"')
     assert cluster.ask("state get", "moody", "grumpy").stdout == '"hello"\n'
     again = cluster.ask("dead replay", letter["id"])
-    assert again.returncode == ExitCode.FAILED
+    assert again.returncode == ExitCode.USAGE
     assert "it was already replayed or dropped" in again.stderr
 
 
@@ -788,7 +834,7 @@ def test_a_dead_letter_that_cannot_be_meant_is_refused(
 ) -> None:
     result = cluster.ask(*arguments)
 
-    assert result.returncode in (ExitCode.USAGE, ExitCode.FAILED)
+    assert result.returncode == ExitCode.USAGE
     assert told in result.stderr
 
 
@@ -895,6 +941,56 @@ def test_the_cursor_of_an_egress_without_values_can_be_given_back(cluster: Clust
         assert (again.returncode, again.stdout) == (ExitCode.DONE, "")
 
 
+def test_egresses_are_listed_and_a_misspelt_one_is_told(cluster: Cluster) -> None:
+    cluster.ask("call", "announce", "k", '"one"')
+
+    (told,) = cluster.told("egress list")["egresses"]
+    shown = cluster.ask("egress list").stdout.splitlines()
+    nothing = cluster.ask("tail", "nwes", "--from", "start", "--no-follow")
+
+    assert (told["name"], told["declared"], told["values"] > 0) == ("news", False, True)
+    assert told["size_bytes"] > 0
+    assert shown[0].split() == [
+        "egress",
+        "values",
+        "size",
+        "partitions",
+        "last",
+        "value",
+        "declared",
+    ]
+    assert shown[1].split()[0] == "news"
+    assert (nothing.returncode, nothing.stdout) == (ExitCode.DONE, "")
+    assert nothing.stderr == ("nothing was emitted to 'nwes' yet; did you mean news? known: news\n")
+
+
+def test_an_app_that_declares_its_egresses_emits_to_no_other(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(DECLARED)
+    cluster = Cluster(tmp_path, "--workers", "1", target=f"{tmp_path}/shop.py")
+    try:
+        cluster.wait_for("worker is ready")
+        before = cluster.told("egress list")["egresses"]
+        done, failed = cluster.ask("call order a true"), cluster.ask("call order a false")
+        unknown = cluster.ask("tail ordres")
+        after = cluster.told("egress list")["egresses"]
+    finally:
+        cluster.end()
+
+    assert [(each["name"], each["declared"], each["values"]) for each in before] == [
+        ("alerts", True, 0),
+        ("orders", True, 0),
+    ]
+    assert [each["values"] for each in after] == [0, 1]
+    assert done.returncode == ExitCode.DONE
+    assert failed.returncode == ExitCode.FAILED
+    told = "shop declares no egress 'ordres'; did you mean orders? known: alerts, orders"
+    assert told in failed.stderr
+    assert unknown.returncode == ExitCode.USAGE
+    assert unknown.stderr == (
+        "error: there is no egress 'ordres'; did you mean orders? known: alerts, orders\n"
+    )
+
+
 # The life of the processes
 
 
@@ -914,7 +1010,7 @@ def test_a_drained_worker_ends_and_stays_away_and_the_last_one_is_kept(tmp_path:
         assert (worker["id"], worker["draining"]) == (second, False)
 
         last = cluster.ask("drain", second[:4])
-        assert last.returncode == ExitCode.FAILED
+        assert last.returncode == ExitCode.USAGE
         assert f"{second} is the last worker" in last.stderr
         unknown = cluster.ask("drain", "nobody")
         assert unknown.returncode == ExitCode.USAGE
@@ -922,7 +1018,7 @@ def test_a_drained_worker_ends_and_stays_away_and_the_last_one_is_kept(tmp_path:
         unknown = cluster.ask("recover", "nonsense")
         assert unknown.returncode == ExitCode.USAGE
         assert "there is no partition 'nonsense'; known: desk/" in unknown.stderr
-        assert cluster.ask("recover", "desk/add/0").returncode == ExitCode.FAILED
+        assert cluster.ask("recover", "desk/add/0").returncode == ExitCode.USAGE
         assert cluster.end() == ExitCode.DONE
     finally:
         cluster.end()
@@ -941,9 +1037,13 @@ def test_a_killed_worker_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
     try:
         running.wait_for("workers are ready")
         assert running.ask("call", "add", "kept", "41").stdout == "41\n"
-        os.kill(running.pids()[0], signal.SIGKILL)
-        running.wait_for("was killed by SIGKILL; restarting")
+        victim, other = sorted(each["id"] for each in running.told("status")["workers"])
+        pid = {f"w{each:x}": each for each in running.pids()}[victim.partition(".")[0]]
+        os.kill(pid, signal.SIGKILL)
+        told = running.wait_for(" failed over ")
 
+        assert re.search(rf"partitions=\d+ .*took_s=\d+\.\d+ .*workers=\['{victim}'\]", told)
+        assert f"worker={other}" in told
         assert running.ask("call", "add", "kept", "1").stdout == "42\n"
         assert running.end() == ExitCode.DONE
     finally:
@@ -996,7 +1096,7 @@ def test_workers_on_a_redis_that_is_set_up_wrongly_are_not_tried_again(tmp_path:
     assert alone.returncode == ExitCode.USAGE
     assert alone.stderr.splitlines()[-1].startswith("error: the Redis at")
     assert told in alone.stderr.splitlines()[-1]
-    assert both.returncode == ExitCode.NO_CLUSTER
+    assert both.returncode == ExitCode.USAGE
     assert told in both.stderr
     assert "cannot start; see its message above" in both.stderr
     assert "restarting in" not in both.stderr
@@ -1025,6 +1125,18 @@ async def test_a_worker_that_cannot_reach_its_store_says_why_it_has_not_joined(
     assert reason in ready.text
 
 
+def test_what_is_waited_for_is_told_again(tmp_path: Path) -> None:
+    away = ["--store", "redis", "--set", "redis_url=redis://127.0.0.1:1", "--workers", "1"]
+    running = Cluster(tmp_path, *away)
+    try:
+        told = running.wait_for("not ready yet")
+    finally:
+        running.end()
+
+    assert "the worker has not joined its cluster yet: the Redis at 127.0.0.1:1 is " in told
+    assert "waited_s=3" in told
+
+
 @pytest.mark.parametrize("flag", ["--port", "--http-port"])
 def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -1038,6 +1150,50 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path, flag: str) -> 
     assert ended.stderr == (
         f"error: port {port} is in use; choose another {flag}, or 0 for any free port\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "read_only"),
+    [
+        ("run", ""),
+        ("dev", ""),
+        ("worker", ""),
+        ("run", "sublet.db"),
+        ("worker", "sublet.db-lock"),
+        ("worker", "sublet.db-wal"),
+    ],
+)
+def test_a_data_folder_that_cannot_be_written_is_told_at_once(
+    tmp_path: Path, command: str, read_only: str
+) -> None:
+    open_database(tmp_path / "sublet.db").close()
+    (tmp_path / "sublet.db-wal").touch()
+    (tmp_path / read_only).chmod(0o555)
+    # Root may write everything, unless it gives that up.
+    less = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    typed = [sys.executable, "-m", "sublet", command, f"{APP}:app", "--data-dir", str(tmp_path)]
+    ended = subprocess.run(
+        [*less, *typed],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    (tmp_path / read_only).chmod(0o755)
+
+    assert ended.returncode == ExitCode.USAGE
+    assert "restarting" not in ended.stderr
+    assert str(tmp_path) in ended.stderr
+    assert "this user" in ended.stderr
+
+
+def test_an_address_of_another_machine_is_told_at_once(tmp_path: Path) -> None:
+    place = ["--data-dir", str(tmp_path), "--host", "192.0.2.1", "--allow-remote"]
+    ended = sublet("run", f"{APP}:app", *place)
+
+    assert ended.returncode == ExitCode.USAGE
+    assert "cannot listen on 192.0.2.1: Cannot assign requested address" in ended.stderr
+    assert "restarting" not in ended.stderr
 
 
 async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from sublet import BlockingClient
 from sublet.functions.address import partition_index_of
 from sublet.runtime.cli.exit_codes import ExitCode
 from sublet.runtime.cli.main import cli
+from sublet.runtime.client.blocking import BlockingPipeline
 from sublet.runtime.client.pipeline_protocol import Staged
-from sublet.runtime.client.pipelines import BlockingPipeline
 from tests.integration.cluster import Cluster
 from tests.integration.test_cli import typed_at_terminal
 

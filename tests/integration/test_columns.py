@@ -88,7 +88,7 @@ async def test_workers_that_die_while_columns_run_lose_nothing(tmp_path: Path) -
         running_cluster(tmp_path, app=APP, workers=3) as cluster,
         cluster.client(connect_timeout="1s") as client,
     ):
-        pipeline = client.pipeline(COLUMNS, "query", patience="40s")
+        pipeline = client.pipeline(COLUMNS, "query", timeout="40s")
         tables = [table_of(seed, 20_000) for seed in range(3)]
         for batch, table in enumerate(tables):
             staged = await stage(client, pipeline, COLUMNS, batch, table)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 
 import pytest
 
+from sublet import BlockingClient
 from sublet.runtime.cli.commands.new import project_files
 from sublet.runtime.cli.exit_codes import ExitCode, UsageError
+from tests.ports import free_ports
 
 PATIENCE_S = 120.0
 # So that `sublet` and `pytest` are those of this environment.
@@ -77,6 +83,10 @@ class Development:
             if text in line:
                 return line
 
+    @property
+    def seen(self) -> str:
+        return "".join(self._seen)
+
     def stop(self) -> int:
         self._process.send_signal(signal.SIGINT)
         return self._process.wait(PATIENCE_S)
@@ -114,6 +124,129 @@ def test_a_new_project_passes_its_own_test(project: Path) -> None:
 
     assert result.returncode == 0, result.stdout
     assert "1 passed" in result.stdout
+
+
+def test_what_is_printed_next_works_as_it_stands(tmp_path: Path) -> None:
+    told = typed("sublet new my-shop", tmp_path).stdout
+    first, _, then = told.partition("then, in another terminal:\n")
+    before, _, _ = first.partition("  sublet dev")
+    commands = [line.strip() for line in before.splitlines() if line.startswith("  ")]
+    calls = [line.strip() for line in then.splitlines() if line.startswith("  ")]
+
+    assert commands[0] == calls[0] == "cd my-shop"
+    tested = typed(" && ".join(commands), tmp_path)
+    assert "1 passed" in tested.stdout
+    with development(tmp_path / "my-shop") as running:
+        running.wait_for("dev | ready after")
+        assert typed(" && ".join(calls), tmp_path).stdout == "1\n"
+
+
+def test_the_usual_ports_are_used_or_said_to_be_in_use(project: Path) -> None:
+    with development(project) as running:
+        ready = running.wait_for("dev | ready after")
+        seen = running.seen
+
+    for port, what in ((7337, "gRPC"), (8080, "HTTP")):
+        assert f":{port}" in ready or f"port {port} is in use; {what} listens on 127." in seen
+
+
+def test_who_calls_during_a_reload_is_answered_at_the_same_place(project: Path) -> None:
+    source = project / "my_shop" / "app.py"
+    ports = [str(port) for port in free_ports(2)]
+    options = ["--port", ports[0], "--http-port", ports[1]]
+    with (
+        development(project, *options) as running,
+        ThreadPoolExecutor() as callers,
+        BlockingClient(f"127.0.0.1:{ports[0]}") as client,
+    ):
+        running.wait_for("dev | ready after")
+        for number in range(2):
+            source.write_text(f"{source.read_text()}\n# {number}\n")
+            running.wait_for("changed; restarting")
+            # Now there is no worker.
+            asked = [
+                callers.submit(client.call, "my-shop/views", "link"),
+                callers.submit(_call_once, f"127.0.0.1:{ports[0]}", "new link"),
+                callers.submit(_posted, f"http://127.0.0.1:{ports[1]}", "http"),
+                callers.submit(lambda: int(typed("sublet call views cli", project).stdout)),
+            ]
+            assert [each.result(PATIENCE_S) for each in asked] == [number + 1] * 4
+            assert f"{ports[0]}, http://127.0.0.1:{ports[1]}" in running.wait_for("ready after")
+
+
+def test_commands_say_that_the_code_is_wrong(project: Path) -> None:
+    source = project / "my_shop" / "app.py"
+    with development(project, "--http-port", "0") as running:
+        running.wait_for("dev | ready after")
+        source.write_text(f"{source.read_text()}\nraise RuntimeError\n")
+        running.wait_for("waiting for a change")
+
+        result = typed("sublet status", project)
+
+    assert result.returncode == ExitCode.NO_CLUSTER
+    assert "`sublet dev` is running, but its worker is not" in result.stderr
+
+
+@pytest.mark.parametrize("form", ["def", "async def", "blocking"])
+def test_a_breakpoint_opens_the_debugger_in_the_terminal_of_dev(tmp_path: Path, form: str) -> None:
+    option = "(blocking=True)" if form == "blocking" else ""
+    kind = form if form != "blocking" else "def"
+    (tmp_path / "desk.py").write_text(
+        "from sublet import App, Context\n"
+        "app = App('desk')\n"
+        f"@app.function{option}\n"
+        f"{kind} double(ctx: Context, amount: int) -> int:\n"
+        "    breakpoint()\n"
+        "    return 2 * amount\n"
+    )
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        ["sublet", "dev", "desk.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+    )
+    os.close(end)
+    try:
+        with ThreadPoolExecutor() as callers:
+            seen = read_until(terminal, b"functions: desk/double")
+            called = callers.submit(typed, "sublet call double ada 21", tmp_path)
+            seen += read_until(terminal, b"(Pdb) ")
+            os.write(terminal, b"p ctx.key, amount\n")
+            seen += read_until(terminal, b"('ada', 21)\r\n(Pdb) ")
+            os.write(terminal, b"c\n")
+            assert called.result(PATIENCE_S).stdout == "42\n", seen.decode()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
+        os.close(terminal)
+
+
+def read_until(terminal: int, wanted: bytes) -> bytes:
+    """Return what a terminal shows, up to and with a text."""
+    seen = b""
+    until_s = time.monotonic() + PATIENCE_S
+    while wanted not in seen:
+        assert select.select([terminal], [], [], until_s - time.monotonic())[0], seen.decode()
+        seen += os.read(terminal, 65_536)
+    return seen
+
+
+def _call_once(address: str, key: str) -> int:
+    with BlockingClient(address) as client:
+        count: int = client.call("my-shop/views", key)
+        return count
+
+
+def _posted(url: str, key: str) -> int:
+    request = urllib.request.Request(f"{url}/functions/my-shop/views/{key}", data=b"null")
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+        count: int = json.load(reply)
+        return count
 
 
 def test_a_new_project_runs_as_its_readme_says(project: Path) -> None:

@@ -50,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 async def test_a_reader_follows_what_is_emitted_on_all_workers(cluster: Cluster) -> None:
     keys = [f"follow{number}" for number in range(12)]
     async with asyncio.timeout(PATIENCE_S), cluster.client() as client:
-        reader = client.egress(EGRESS, start="now", of=Paid, batch_max=5)
+        reader = client.egress(EGRESS, start="now", value_type=Paid, batch_max=5)
         await reader.begin()
         for amount in range(3):
             await client.call_many(promise_app.pay, keys, [amount] * len(keys))
@@ -81,11 +81,11 @@ def test_a_program_without_a_loop_reads_it_too(cluster: Cluster) -> None:
 def test_a_range_is_the_same_for_programs_with_and_without_a_loop(cluster: Cluster) -> None:
     async def read(before: EgressCursor, after: EgressCursor) -> list[str]:
         async with cluster.client() as client:
-            found = client.egress_range(EGRESS, before, after, patience="20s")
+            found = client.egress_range(EGRESS, before, after, timeout="20s")
             return [key async for each in found for key in each.keys]
 
     with BlockingClient(cluster.addresses()) as client:
-        _, before = client.egress_bounds(EGRESS, patience="20s")
+        _, before = client.egress_bounds(EGRESS, timeout="20s")
         keys = [f"range{number}" for number in range(12)]
         client.call_many(promise_app.pay, keys, [1] * 12)
         _, after = client.egress_bounds(EGRESS)
@@ -129,7 +129,7 @@ async def test_what_makes_no_sense_is_refused(cluster: Cluster) -> None:
             await anext(client.egress(EGRESS, start=EgressCursor.at({"promise/pay/0": 10**9})))
         await client.call(promise_app.pay, "typed", 1)
         with pytest.raises(PayloadError):
-            await client.egress(EGRESS, of=int).next_batch()
+            await client.egress(EGRESS, value_type=int).next_batch()
     with pytest.raises(RuntimeError, match="closed"):
         await client.egress(EGRESS).next_batch()
 
@@ -147,8 +147,8 @@ async def test_a_reader_goes_on_elsewhere_when_workers_die(tmp_path: Path) -> No
             read.append((await anext(reader)).value[2])
             if amount in (1, 3):
                 cluster.living[0].kill()
-        _, end = await client.egress_bounds(EGRESS, patience="30s")
-        found = client.egress_range(EGRESS, "", end, patience="30s")
+        _, end = await client.egress_bounds(EGRESS, timeout="30s")
+        found = client.egress_range(EGRESS, "", end, timeout="30s")
 
         assert read == list(range(6))
         assert sum([each.count async for each in found]) == 6

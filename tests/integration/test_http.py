@@ -378,14 +378,30 @@ def test_a_worker_that_waits_for_others_is_alive_and_not_ready(tmp_path: Path) -
             assert response.json()["retry_after_ms"] == 500
 
 
+def test_the_root_leads_to_the_page_for_people(http: httpx.Client) -> None:
+    reply = http.get("/", follow_redirects=False)
+
+    # Relative, so that the prefix of a proxy stays.
+    assert (reply.status_code, reply.headers["location"]) == (307, "docs")
+
+
 def test_the_page_for_people_names_every_function_and_loads_nothing(http: httpx.Client) -> None:
     page = http.get("/docs")
 
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert "/functions/shop/count/{key}" in page.text
-    assert "http://" not in page.text.replace("http://evil", "")
-    assert "<script" not in page.text
+    assert "/functions/shop/count/<var>{key}</var>" in page.text
+    assert f"curl http://{http.base_url.netloc.decode()}/functions/shop/count/ada" in page.text
+
+
+@pytest.mark.parametrize("name", ["sublet.css", "docs.js"])
+def test_what_the_page_loads_is_served_beside_it(http: httpx.Client, name: str) -> None:
+    reply = http.get(f"/docs/{name}")
+
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].startswith("text/")
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert_problem(http.get("/docs/routes.py"), 404, "no_route", "routes.py")
 
 
 def test_a_worker_that_stops_answers_what_it_has_taken(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.http.lingering import LINGER_S
+from sublet.runtime.http.listening import ListenAt
 from sublet.runtime.http.server import HttpServer
 
 PATIENCE_S = 20.0
@@ -42,7 +43,7 @@ async def serving(site: Site) -> AsyncIterator[HttpServer]:
     async with (
         asyncio.timeout(PATIENCE_S),
         asyncio.TaskGroup() as tasks,
-        HttpServer(site, tasks, host="127.0.0.1", port=0, limits=Limits()) as server,
+        HttpServer(site, tasks, ListenAt("127.0.0.1"), limits=Limits()) as server,
     ):
         yield server
 

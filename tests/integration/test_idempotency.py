@@ -20,9 +20,10 @@ from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallRequest,
+    DropDeadLetter,
     RecordEntry,
     RecordsRequest,
-    TakeDeadLetter,
+    ReplayDeadLetter,
 )
 from tests.integration.cluster import Cluster, running_cluster, until
 from tests.integration.idempotency_app import EGRESS
@@ -168,7 +169,7 @@ async def letters(cluster: Cluster, function: str, text: str) -> list[RecordEntr
 
 
 async def take_letter(cluster: Cluster, letter: RecordEntry, *, replay: bool) -> None:
-    action = TakeDeadLetter(id=letter.id, replay=replay)
+    action = ReplayDeadLetter(id=letter.id) if replay else DropDeadLetter(id=letter.id)
     async with UnaryClient(cluster.living[0].address) as unary:
         await unary.administer(AdministerRequest(action=action))
 

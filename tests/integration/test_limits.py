@@ -19,8 +19,9 @@ from sublet import (
     StateTooLargeError,
     TooLargeError,
 )
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Batch, Data, Hello, Kind
+from sublet.runtime.protocol.wire.frames import encode_frame
+from sublet.runtime.protocol.wire.methods import SERVICE
 from tests.integration.cluster import PROJECT, Cluster, running_cluster, until
 from tests.integration.raw_client import raw_client
 
@@ -363,13 +364,13 @@ async def silent_stream(address: str) -> AsyncIterator[Callable[[Data], Awaitabl
     """A gRPC stream that is written to and never read."""
     async with aio.insecure_channel(address) as channel:
         connect: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            f"/{wire.SERVICE}/Connect"
+            f"/{SERVICE}/Connect"
         )
         stream = connect()
-        await stream.write(wire.encode_frame(Hello("~deaf")))
+        await stream.write(encode_frame(Hello("~deaf")))
 
         async def write(data: Data) -> None:
-            await stream.write(wire.encode_frame(data))
+            await stream.write(encode_frame(data))
 
         yield write
         stream.cancel()

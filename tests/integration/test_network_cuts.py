@@ -30,6 +30,15 @@ def host_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProce
 
 
 @on_host
+async def test_workers_that_listen_everywhere_advertise_what_leads_to_them(hosts: Hosts) -> None:
+    """One is told its address, another finds it; both listen on 0.0.0.0."""
+    members = (await hosts.view()).members.values()
+
+    told = sorted(each.address.rpartition(":")[0] for each in members)
+    assert told == sorted(map(hosts.net.address, WORKERS))
+
+
+@on_host
 async def test_a_worker_that_is_cut_from_a_neighbour(hosts: Hosts) -> None:
     async def cut(load: Load) -> None:
         hosts.net.cut("w1", "w2")

@@ -360,7 +360,7 @@ async def test_a_call_that_expired_in_the_queue_is_listed_too(tmp_path: Path) ->
         assert (entry["id"], entry["longest"]) == (late.value.request_id, "queue")
 
         code, output = await sublet(worker, "why", "shop/cart/0@~nobody:1")
-        assert code == 1
+        assert code == 2
         assert "no worker remembers" in output
 
         code, output = await sublet(worker, "why", "nonsense")
@@ -408,11 +408,11 @@ async def test_refusals_are_counted_by_their_reason(tmp_path: Path) -> None:
 
 
 def test_a_request_id_is_part_of_an_error_as_it_crosses_the_wire() -> None:
-    from sublet.runtime.protocol import wire
+    from sublet.runtime.protocol.wire.errors import error_from_status, status_from_error
 
     error = OverloadedError("full", 50)
     error.request_id = "a/f/0@~c:1"
-    status, text, metadata = wire.status_from_error(error)
+    status, text, metadata = status_from_error(error)
 
-    assert wire.error_from_status(status, text, metadata).request_id == "a/f/0@~c:1"
+    assert error_from_status(status, text, metadata).request_id == "a/f/0@~c:1"
     assert msgspec.json.encode(dict(metadata))

@@ -276,7 +276,9 @@ async def test_rows_wait_for_history_but_not_until_they_are_dropped(
         options = sink_options(
             {"target": COUNT, "key": "k", "after": "history", "address": cluster.living[0].address}
         )
-        with pytest.raises(UnavailableError, match="history of count/count is not complete after"):
+        with pytest.raises(
+            UnavailableError, match="backfill history of count/count did not complete within"
+        ):
             await asyncio.to_thread(commit.wait_for_backfill, options)
         await client.pipeline(COUNT, "history").complete()
         await asyncio.to_thread(commit.wait_for_backfill, options)
@@ -304,7 +306,7 @@ async def test_a_worker_killed_between_stage_and_commit_and_while_rows_run_loses
         running_cluster(tmp_path / "workers", app=APP, workers=3, **store) as cluster,
         cluster.client(connect_timeout="1s") as client,
     ):
-        pipeline = client.pipeline(COUNT, "query", patience="40s")
+        pipeline = client.pipeline(COUNT, "query", timeout="40s")
         attempt = pipeline.attempt(0)
         await add(attempt, pipeline, rows_of(0, 5_000))
         cluster.living[0].kill()  # While parts are on their way.

@@ -26,7 +26,7 @@ from sublet import (
 )
 from sublet.functions.address import partition_index_of
 from sublet.runtime.links.grpc_link import UnaryClient
-from sublet.runtime.protocol.rpc import AdministerRequest, RecordEntry, TakeDeadLetter
+from sublet.runtime.protocol.rpc import AdministerRequest, RecordEntry, ReplayDeadLetter
 from tests.integration.cluster import until
 from tests.integration.promise_matrix_app import (
     ATTEMPTS,
@@ -471,7 +471,7 @@ async def test_what_fails_for_good_is_a_dead_letter_that_is_replayed_once(
         assert (letters[0].key, letters[0].attempts) == (key, ATTEMPTS)
         mended.touch()
 
-        asked = AdministerRequest(action=TakeDeadLetter(id=letters[0].id, replay=True))
+        asked = AdministerRequest(action=ReplayDeadLetter(id=letters[0].id))
         for worker in world.living:
             async with UnaryClient(worker.address) as unary:
                 if worker is world.living[0]:

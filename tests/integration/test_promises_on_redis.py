@@ -27,10 +27,11 @@ from sublet import (
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
+    DropDeadLetter,
     RecordKind,
     RecordPage,
     RecordsRequest,
-    TakeDeadLetter,
+    ReplayDeadLetter,
 )
 from tests.integration import promise_app
 from tests.integration.cluster import Cluster, running_cluster, until
@@ -262,7 +263,9 @@ class Story:
             for address in self.cluster.addresses():
                 try:
                     async with asyncio.timeout(2.0), UnaryClient(address) as unary:
-                        action = TakeDeadLetter(id=letter, replay=replay)
+                        action = (
+                            ReplayDeadLetter(id=letter) if replay else DropDeadLetter(id=letter)
+                        )
                         await unary.administer(AdministerRequest(action=action))
                 except RejectedError as error:
                     if "already replayed or dropped" not in str(error):

@@ -26,13 +26,13 @@ from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.protocol.rpc import (
     LIST_LIMIT_MAX,
     AdministerRequest,
+    DropDeadLetter,
     EgressRequest,
     RecordEntry,
     RecordKind,
     RecordsRequest,
     StateListRequest,
     StateRequest,
-    TakeDeadLetter,
 )
 from sublet.statestore.contract import Directory
 from sublet.statestore.redis.directory import RedisDirectory
@@ -207,7 +207,7 @@ async def test_whoever_owned_a_partition_reads_what_was_answered_since(
         for key in KEYS:
             # What is changed by hand is answered, too.
             (letter, *_), _ = await letters(key)
-            action = TakeDeadLetter(id=letter, replay=False)
+            action = DropDeadLetter(id=letter)
             await readers[0].unary.administer(AdministerRequest(action=action))
             assert [len(found) for found in await letters(key)] == [number - 1] * 2
             assert await step(client, key) == number + 1

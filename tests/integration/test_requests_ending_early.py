@@ -306,7 +306,7 @@ async def test_a_withdrawal_of_what_is_no_earlier_message_ends_one_link(
             await hostile.until(lambda each=hostile: each.ending is not None)  # type: ignore[misc]
 
             assert hostile.ending is not None
-            assert "allowed: the number of a message before it, 1..1" in hostile.ending[0]
+            assert "allowed: the number of an earlier message, 1..1" in hostile.ending[0]
     assert await client.call(early_app.wait, "other", here.path) == 1
 
 

@@ -305,7 +305,7 @@ async def test_who_ends_a_read_does_not_wait_for_workers_that_are_away(tmp_path:
 
         def end_in_an_outage() -> int:
             with BlockingClient(worker.address) as other:
-                snapshot = other.snapshot(STEP, page_max=1, patience="1h")
+                snapshot = other.snapshot(STEP, page_max=1, timeout="1h")
                 with snapshot, closing(snapshot.pages()) as pages:
                     found = len(next(pages).keys)
                     worker.kill()

@@ -121,7 +121,7 @@ def test_a_handler_that_calls_a_stateless_function_may_be_run_again() -> None:
     owner.settle()
     heir = owner.take_over()
     heir.finish(suspended={0})
-    heir.partition.call_opened(f"{CLIENT}:1", 1, "app/g/0", "x", b"\xc0", heir.now_ms)
+    heir.partition.calls.opened(f"{CLIENT}:1", 1, "app/g/0", "x", b"\xc0", heir.now_ms)
     heir.collect()
 
     assert heir.resumed == []

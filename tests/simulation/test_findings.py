@@ -103,7 +103,7 @@ def test_what_is_on_record_and_lent_again_does_not_fill_the_next_commit() -> Non
     home.policy._bind = lends_to("east")
     home.look()
     assert home.offers
-    assert home.owner.partition._completion.pending.message_count == 0
+    assert home.owner.partition._pending.message_count == 0
 
 
 def test_a_state_stays_in_memory_until_all_that_was_read_of_it_before_is_here() -> None:
@@ -121,14 +121,14 @@ def test_a_state_stays_in_memory_until_all_that_was_read_of_it_before_is_here() 
     # Both parts are merged and stored. The second read knows nothing of them.
     assert adder.absorbed == ["hot", "hot"]
     partition = home.owner.partition
-    assert "hot" in partition._keys_in_use()
+    assert "hot" in partition._parts.keys.in_use()
     home.owner.load()
-    assert "hot" not in partition._keys_in_use()
+    assert "hot" not in partition._parts.keys.in_use()
 
 
 def test_a_state_whose_lease_ended_in_vain_is_nowhere_else_although_nothing_ran_at_home() -> None:
     home = _lender(cells=TakenCells())
-    versions = home.owner.partition.versions
+    versions = home.owner.partition.leases.versions
     home.lend(1, ["a"])
     while home.owner.loads:
         home.owner.load()
@@ -139,7 +139,7 @@ def test_a_state_whose_lease_ended_in_vain_is_nowhere_else_although_nothing_ran_
     before = versions.of("a")
     assert versions.is_at("a", "east")
     home.lend(2, ["a"])
-    home.owner.partition._interrupts.withdraw(
+    home.owner.partition._parts.cancellation.cancel(
         CLIENT, 2, ErrorInfo("cancelled", "taken back"), home.now_ms
     )
     home.pass_time(10 * TERM_MS)

@@ -26,9 +26,9 @@ from sublet.runtime.hosting.partition_host import Binding, Host
 from sublet.runtime.hosting.peer_outbound import PeerOutbound
 from sublet.runtime.hosting.router import Router
 from sublet.runtime.leases.adapter import Lending
+from sublet.runtime.partition.features.delivery import Delivery
 from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.model.effects import Acknowledge
-from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.idempotency import idempotency_id
 from sublet.runtime.protocol.frames import Ack, Batch, Data, FunctionInfo, Refused, Topology
 from sublet.runtime.protocol.messages import Message
@@ -170,16 +170,18 @@ class AcknowledgesWhatMayBeLost(_LossMutant):
 
     class admission(Admission):  # noqa: N801
         def _acknowledge_again(self, batch: Batch) -> Acknowledge | None:
-            self._store_forgets = False
-            return super()._acknowledge_again(batch)
+            taken = self._inbox.taken.get(batch.source, 0)
+            if not taken:
+                return None
+            return Acknowledge(Ack(batch.target, batch.source, taken, None, self._owner.epoch))
 
-    class partition(Partition):  # noqa: N801
+    class delivery(Delivery):  # noqa: N801
         def missed(self, destination: str, first: int, now_ms: float) -> None:
             self.resend_from(destination, first)
 
     replaced: ClassVar = {
-        f"{RUNTIME}.partition.partition:Admission": admission,
-        f"{RUNTIME}.hosting.partition_host:Partition": partition,
+        f"{RUNTIME}.partition.parts:Admission": admission,
+        f"{RUNTIME}.partition.parts:Delivery": delivery,
     }
 
 
@@ -341,7 +343,7 @@ class LetsTimeGoOnInsideOfHandlers(ClusterMutant):
 class ComparesTimersAsText(ClusterMutant):
     """Sends timers that are due at one time in the order of their numbers as texts."""
 
-    replaced: ClassVar = {f"{RUNTIME}.partition.partition:in_order": str}
+    replaced: ClassVar = {f"{RUNTIME}.partition.features.timers:in_order": str}
 
 
 # Group commit
@@ -532,11 +534,11 @@ class TakesAWorkerForTheFormerOneAtItsAddress(ClusterMutant):
     """Enters a worker that is started anew at an address with the functions that were there."""
 
     class directory(SimulatedDirectory):  # noqa: N801
-        async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+        async def join(self, member: Member, functions: Mapping[str, int], **more: Any) -> View:
             for each in self.backend.members.values():
                 if each.address == member.address and each.functions is not None:
                     functions = {name: self.backend.functions[name] for name in each.functions}
-            joined: View = await self.__getattr__("join")(member, functions)
+            joined: View = await self.__getattr__("join")(member, functions, **more)
             return joined
 
 

@@ -11,13 +11,17 @@ from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.leases.borrowed_runs import GuestStates
 from sublet.runtime.leases.lessee import Lessee
 from sublet.runtime.leases.state_merge import StateMerger
-from sublet.runtime.partition.lifecycle.completion import MessageCompletion
+from sublet.runtime.partition.features.leases import LeaseReturns, Leases
+from sublet.runtime.partition.lifecycle.keys_in_use import KeysInUse
+from sublet.runtime.partition.lifecycle.parked_messages import ParkedMessages
+from sublet.runtime.partition.lifecycle.run_preparation import RunPreparation
+from sublet.runtime.partition.lifecycle.settlement import RunSettlement
 from sublet.runtime.partition.model.lease import Lease, LeaseState, StateVersions
 from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.queue.leased_work import LentWork
+from sublet.runtime.partition.queue.leased_work import LeasedWork
 from sublet.runtime.partition.records.watermarks import OpenMessages
-from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, StoredState
+from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, StoredState, WorkerLoad
 from sublet.statestore.contract import Outcome, StateRow
 from tests.simulation.worlds.lease_worker import LeaseMutant, TimedLending, WatchedLessor
 
@@ -35,12 +39,14 @@ class AcceptsLateReturns(LeaseMutant):
             super()._home(lease, state)
             self.given_up = {**getattr(self, "given_up", {}), lease.id: lease}
 
-        def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+        def returned(
+            self, worker: str, id_: LeaseId, load: WorkerLoad, now_ms: float
+        ) -> Lease | None:
             lease = super().returned(worker, id_, load, now_ms)
             late: Lease | None = getattr(self, "given_up", {}).pop(id_, None)
             if lease is None and late is not None and late.lessee == worker:
                 self.open[id_] = lease = late
-                late.partition._lent.works[late.work.id] = late.work
+                late.partition._leased.works[late.work.id] = late.work
             return lease
 
 
@@ -52,9 +58,9 @@ class KeepsReturnedLeasesOpen(LeaseMutant):
             self, lease: Lease, result: RunResult, local_only: int, reason: str, now_ms: float
         ) -> None:
             super().finish(lease, result, local_only, reason, now_ms)
-            if lease.work.id not in lease.partition._lent.works:
+            if lease.work.id not in lease.partition._leased.works:
                 self.open[lease.id] = lease
-                lease.partition._lent.works[lease.work.id] = lease.work
+                lease.partition._leased.works[lease.work.id] = lease.work
 
 
 class RunsAtHomeWithoutEndingTheLease(LeaseMutant):
@@ -65,8 +71,8 @@ class RunsAtHomeWithoutEndingTheLease(LeaseMutant):
             if state is not LeaseState.EXPIRED:
                 super()._home(lease, state)
                 return
-            lease.partition.lease_ended(lease, None, self.now_ms)
-            lease.partition._lent.works[lease.work.id] = lease.work
+            lease.partition.leases.ended(lease, None, self.now_ms)
+            lease.partition._leased.works[lease.work.id] = lease.work
 
 
 class DropsWhatWasDeclined(LeaseMutant):
@@ -75,7 +81,7 @@ class DropsWhatWasDeclined(LeaseMutant):
     class lessor(WatchedLessor):  # noqa: N801
         def _home(self, lease: Lease, state: LeaseState) -> None:
             if state is LeaseState.DECLINED:
-                lease.partition._lent.works.pop(lease.work.id, None)
+                lease.partition._leased.works.pop(lease.work.id, None)
             super()._home(lease, state)
 
 
@@ -92,7 +98,9 @@ class TakesOneLeaseForAnother(LeaseMutant):
     """Takes a return of one lease for another one of the partition."""
 
     class lessor(WatchedLessor):  # noqa: N801
-        def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+        def returned(
+            self, worker: str, id_: LeaseId, load: WorkerLoad, now_ms: float
+        ) -> Lease | None:
             for each, lease in self.open.items():
                 if each.partition == id_.partition and id_ not in self.open and lease.lessee:
                     id_ = each
@@ -105,7 +113,9 @@ class IgnoresTheEpochOfReturns(LeaseMutant):
     circumstances: ClassVar = {"calm": True, "dawdling": 0.5, "term_ms": 1_000.0}
 
     class lessor(WatchedLessor):  # noqa: N801
-        def returned(self, worker: str, id_: LeaseId, load: Load, now_ms: float) -> Lease | None:
+        def returned(
+            self, worker: str, id_: LeaseId, load: WorkerLoad, now_ms: float
+        ) -> Lease | None:
             for each, lease in self.open.items():
                 is_same = each.partition == id_.partition and lease.lessee == worker
                 if is_same and each.epoch > id_.epoch:
@@ -116,45 +126,84 @@ class IgnoresTheEpochOfReturns(LeaseMutant):
 # What the partition does with what is lent
 
 
+def _leasing(kind: type[Leases]) -> type[Partition]:
+    class Mutated(Partition):
+        def start(self, now_ms: float) -> None:
+            self.leases.__class__ = kind
+            super().start(now_ms)
+
+    return Mutated
+
+
+def _returning(kind: type[LeaseReturns]) -> type[Partition]:
+    class Mutated(Partition):
+        def start(self, now_ms: float) -> None:
+            self._parts.returns.__class__ = kind
+            super().start(now_ms)
+
+    return Mutated
+
+
+class _Unheld(Leases):
+    def _lend(self, work: Work, lease: Lease, now_ms: float) -> bool:
+        locks = self._dispatch._locks
+        for waiting in work.waiting:
+            locks.release(locks.lock_of(waiting.message))
+        return super()._lend(work, lease, now_ms)
+
+
 class ForgetsToHoldKeys(LeaseMutant):
     """Runs a key at home while it is lent."""
 
-    class partition(Partition):  # noqa: N801
-        def _lend(self, work: Work, lease: Lease, now_ms: float) -> bool:
-            for waiting in work.waiting:
-                self._lines.release(self._lines.lock_of(waiting.message))
-            return super()._lend(work, lease, now_ms)
+    partition = _leasing(_Unheld)
 
 
-class _ForgetfulEndings(MessageCompletion):
-    is_lending = False
+class _Unparked(ParkedMessages):
+    __slots__ = ()
 
     def park(self, waiting: QueuedMessage, *, anew: bool = False) -> None:
-        if not self.is_lending:
-            super().park(waiting, anew=anew)
+        return
+
+
+class _LendsUnparked(Leases):
+    def lend(self, *arguments: Any) -> bool:
+        parked = self._dispatch._parked
+        parked.__class__ = _Unparked
+        is_lent = super().lend(*arguments)
+        parked.__class__ = ParkedMessages
+        return is_lent
 
 
 class DoesNotParkWhatIsLent(LeaseMutant):
     """Lends messages without a record of them."""
 
-    class partition(Partition):  # noqa: N801
-        def lend(self, *arguments: Any) -> bool:
-            self._completion.__class__ = _ForgetfulEndings
-            completion = cast("_ForgetfulEndings", self._completion)
-            completion.is_lending = True
-            is_lent = super().lend(*arguments)
-            completion.is_lending = False
-            return is_lent
+    partition = _leasing(_LendsUnparked)
+
+
+class _HomeTwice(LeaseReturns):
+    def come_home(self, work: Work, now_ms: float) -> None:
+        super().come_home(work, now_ms)
+        self._leased.works[work.id] = work
+        super().come_home(work, now_ms)
 
 
 class GivesHomeTwice(LeaseMutant):
     """Takes what comes home twice."""
 
-    class partition(Partition):  # noqa: N801
-        def _come_home(self, work: Work, now_ms: float) -> None:
-            super()._come_home(work, now_ms)
-            self._lent.works[work.id] = work
-            super()._come_home(work, now_ms)
+    partition = _returning(_HomeTwice)
+
+
+class _EffectsFirst(Leases):
+    not_ended: list[tuple[Lease, RunResult]]
+
+    def ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
+        if result is None or lease.partial or not result.effects:
+            super().ended(lease, result, now_ms)
+            return
+        self._returns._results.add(lease.work, result)
+        result.effects = []
+        self.not_ended.append((lease, result))
+        self._steps.advance(now_ms)
 
 
 class LetsEffectsLeaveBeforeTheMessagesEnd(LeaseMutant):
@@ -163,33 +212,33 @@ class LetsEffectsLeaveBeforeTheMessagesEnd(LeaseMutant):
     circumstances: ClassVar = {"calm": False, "slowness": 20.0}
 
     class partition(Partition):  # noqa: N801
-        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
-            if result is None or lease.partial or not result.effects:
-                super().lease_ended(lease, result, now_ms)
-                return
-            self._gather(lease.work, result)
-            result.effects = []
-            self.not_ended = [*getattr(self, "not_ended", ()), (lease, result)]
-            self._advance(now_ms)
+        def start(self, now_ms: float) -> None:
+            self.leases.__class__ = _EffectsFirst
+            cast("_EffectsFirst", self.leases).not_ended = []
+            super().start(now_ms)
 
         def committed(self, outcome: Outcome, now_ms: float) -> None:
             super().committed(outcome, now_ms)
-            for lease, result in getattr(self, "not_ended", ()):
-                super().lease_ended(lease, result, now_ms)
-            self.not_ended = []
+            leases = cast("_EffectsFirst", self.leases)
+            for lease, result in leases.not_ended:
+                Leases.ended(leases, lease, result, now_ms)
+            leases.not_ended = []
+
+
+class _OtherKeys(LeaseReturns):
+    def returned(self, lease: Lease, result: RunResult, now_ms: float) -> None:
+        cells: Any = self._leased._cells
+        if result.rows:
+            others = [each for each in cells.cells if each != result.rows[0].key]
+            if others:
+                result.rows = [StateRow(others[0], *row[1:]) for row in result.rows]
+        super().returned(lease, result, now_ms)
 
 
 class AppliesRowsToOtherKeys(LeaseMutant):
     """Writes what comes back to another key."""
 
-    class partition(Partition):  # noqa: N801
-        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
-            cells: Any = self._cells
-            if result is not None and result.rows:
-                others = [each for each in cells.cells if each != result.rows[0].key]
-                if others:
-                    result.rows = [StateRow(others[0], *row[1:]) for row in result.rows]
-            super().lease_ended(lease, result, now_ms)
+    partition = _returning(_OtherKeys)
 
 
 class LeavesItsOwnCopyAsItWas(LeaseMutant):
@@ -203,17 +252,19 @@ class LeavesItsOwnCopyAsItWas(LeaseMutant):
             super().start(now_ms)
 
 
+class _AllDone(LeaseReturns):
+    def returned(self, lease: Lease, result: RunResult, now_ms: float) -> None:
+        result.unfinished = set()
+        super().returned(lease, result, now_ms)
+
+
 class TakesWhatGoesHomeForDone(LeaseMutant):
     """Takes what a lessee has left undone for done."""
 
-    class partition(Partition):  # noqa: N801
-        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
-            if result is not None:
-                result.unfinished = set()
-            super().lease_ended(lease, result, now_ms)
+    partition = _returning(_AllDone)
 
 
-class _LenientEndings(MessageCompletion):
+class _LenientSettlement(RunSettlement):
     def settle_parts(
         self, messages: Sequence[QueuedMessage], result: RunResult, now_ms: float
     ) -> None:
@@ -226,25 +277,34 @@ class TakesFailedPartsForDone(LeaseMutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._completion.__class__ = _LenientEndings
+            self._parts.settlement.__class__ = _LenientSettlement
             super().start(now_ms)
+
+
+class _LendsUnasked(RunPreparation):
+    def _without_repeated(self, work: Work, unknown: list[str], now_ms: float) -> Work:
+        return work if work.lease else super()._without_repeated(work, unknown, now_ms)
 
 
 class LendsWithoutAskingForAnswers(LeaseMutant):
     """Lends requests without asking whether they were answered before."""
 
     class partition(Partition):  # noqa: N801
-        def _set_repeated_aside(self, work: Work, asked: list[str], now_ms: float) -> Work:
-            return work if work.lease else super()._set_repeated_aside(work, asked, now_ms)
+        def start(self, now_ms: float) -> None:
+            self._preparation.__class__ = _LendsUnasked
+            super().start(now_ms)
+
+
+class _EndsUnread(Leases):
+    def ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
+        self._leased.is_read(lease.work)
+        super().ended(lease, result, now_ms)
 
 
 class DoesNotWaitForWhatItReads(LeaseMutant):
     """Ends a lease while answers are still being read for it."""
 
-    class partition(Partition):  # noqa: N801
-        def lease_ended(self, lease: Lease, result: RunResult | None, now_ms: float) -> None:
-            self._lent.is_read(lease.work)
-            super().lease_ended(lease, result, now_ms)
+    partition = _leasing(_EndsUnread)
 
 
 # States in parts
@@ -274,20 +334,25 @@ class _AlwaysAside:
         return
 
 
+class _BlindToRuns(KeysInUse):
+    __slots__ = ()
+
+    def in_hand(self) -> set[str]:
+        return {*self.edited, *self._awaiting.keys()}
+
+
 class MergesWhatIsInUse(LeaseMutant):
     """Merges into a state that a handler has in hands."""
 
     circumstances: ClassVar = {"pace": _AlwaysAside()}
 
     class partition(Partition):  # noqa: N801
-        def _keys_in_hands(self) -> set[str]:
-            running, self._running = self._running, {}
-            in_hands = super()._keys_in_hands()
-            self._running = running
-            return in_hands
+        def start(self, now_ms: float) -> None:
+            self._parts.keys.__class__ = _BlindToRuns
+            super().start(now_ms)
 
 
-class _KnowsNoWholeLeases(LentWork):
+class _KnowsNoWholeLeases(LeasedWork):
     __slots__ = ()
 
     def is_lent_whole(self, keys: Collection[str]) -> bool:
@@ -307,7 +372,7 @@ class MergesIntoWhatIsLent(LeaseMutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._lent.__class__ = _KnowsNoWholeLeases
+            self._leased.__class__ = _KnowsNoWholeLeases
             super().start(now_ms)
 
 
@@ -315,7 +380,7 @@ class _BlindToLeases(OpenMessages):
     partition: Partition
 
     def first(self) -> int | None:
-        return None if self.partition._lent.works else super().first()
+        return None if self.partition._leased.works else super().first()
 
 
 class LetsMarkersPassLeases(LeaseMutant):
@@ -333,8 +398,8 @@ class NumbersFromTheParked(LeaseMutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            parked = self._completion.parked.values()
-            self._singles.order = max([each.message.order for each in parked], default=0)
+            parked = self._parts.parked.by_id.values()
+            self._parts.arrivals.last = max([each.message.order for each in parked], default=0)
             super().start(now_ms)
 
 

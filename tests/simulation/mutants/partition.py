@@ -8,25 +8,29 @@ from typing import Any
 import msgspec
 
 from sublet.functions.address import is_client
+from sublet.functions.app import Function
+from sublet.runtime.partition.commit.pending_commit import CommitContents
+from sublet.runtime.partition.features.timers import Timers
 from sublet.runtime.partition.lifecycle.admission import Admission
-from sublet.runtime.partition.lifecycle.cancellation import Interrupts
+from sublet.runtime.partition.lifecycle.cancellation import Cancellation
 from sublet.runtime.partition.lifecycle.completion import MessageCompletion
-from sublet.runtime.partition.lifecycle.message_dispatch import SingleMessages
+from sublet.runtime.partition.lifecycle.message_dispatch import MessageDispatch
 from sublet.runtime.partition.model.effects import Acknowledge, Deliver, Interrupt, Store
+from sublet.runtime.partition.model.environment import Acquisition
 from sublet.runtime.partition.model.work import Chunk, QueuedMessage, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.queue.backlog import PULL_MS, Backlog, Place
+from sublet.runtime.partition.queue.backlog import PULL_MS, Backlog, MessageRef
 from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.channels import Inbox
-from sublet.runtime.partition.records.client_sessions import Clients
+from sublet.runtime.partition.records.client_sessions import ClientSessions
+from sublet.runtime.partition.records.dead_letters import DeadLetters
 from sublet.runtime.partition.records.idempotency import (
     Answer,
     IdempotencyCache,
     _digest,
     idempotency_id,
 )
-from sublet.runtime.partition.records.pending_commit import PendingCommit
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import (
@@ -106,9 +110,9 @@ class DeliversBeforeTheCommit(Mutant):
     """Sends messages and replies before their commit (early send)."""
 
     class partition(Partition):  # noqa: N801
-        def _seal_if_wanted(self, now_ms: float) -> None:
+        def _seal(self, now_ms: float) -> None:
             before = self.in_flight_commit.commit
-            super()._seal_if_wanted(now_ms)
+            super()._seal(now_ms)
             commit = self.in_flight_commit.commit
             if commit is not None and commit is not before:
                 self.effects.extend(Deliver(entry) for entry in commit.outbox)
@@ -130,7 +134,7 @@ class TrimsOnDelivery(Mutant):
             super().committed(outcome, now_ms)
             if commit is not None and self.in_flight_commit.commit is not commit:
                 for entry in commit.outbox:
-                    self.acknowledged(entry.destination, entry.first + entry.length - 1)
+                    self.delivery.acknowledged(entry.destination, entry.first + entry.length - 1)
 
 
 class NumbersAnewOnTakeover(Mutant):
@@ -154,8 +158,7 @@ class StoresPositionsBeforeTheRun(Mutant):
         def _take_from_backlog(self, size: int, off_loop: bool, now_ms: float) -> Work | None:
             work = super()._take_from_backlog(size, off_loop, now_ms)
             for chunk, _, stop in () if work is None else work.spans:
-                self._completion.pending.inbox[chunk.batch.source] = chunk.batch.first + stop - 1
-                self._completion.pending.needs_commit = True
+                self._pending.reach(chunk.batch.source, chunk.batch.first + stop - 1)
             return work
 
 
@@ -163,9 +166,9 @@ class StoresPositionsWithoutWaiting(Mutant):
     """Stores how far it has read although an earlier message is neither done nor parked."""
 
     class partition(Partition):  # noqa: N801
-        def _seal_if_wanted(self, now_ms: float) -> None:
-            self._runs.unrecorded = None
-            super()._seal_if_wanted(now_ms)
+        def _seal(self, now_ms: float) -> None:
+            self._gate.unrecorded = None
+            super()._seal(now_ms)
 
 
 class _WithoutRecords(Mutant):
@@ -249,11 +252,11 @@ class TakesWhatWasDoneAheadForAllBefore(Mutant):
 
 
 class _PushyBacklog(Backlog):
-    def pull(self, chunk: Chunk, room: int) -> list[Place]:
-        places = [(chunk, index) for index in chunk.most_urgent(PULL_MS)[:room]]
-        for _, index in places:
+    def pull(self, chunk: Chunk, room: int) -> list[MessageRef]:
+        refs: list[MessageRef] = [(chunk, index) for index in chunk.most_urgent(PULL_MS)[:room]]
+        for _, index in refs:
             self._remove(chunk, index)
-        return places
+        return refs
 
 
 class PullsWithoutTheEarlierOnesOfTheKey(Mutant):
@@ -270,12 +273,10 @@ class _KeepingBacklog(Backlog):
         return
 
 
-class _IdleInterrupts(Interrupts):
-    def withdraw(
-        self, source: str, number: int, error: ErrorInfo, now_ms: float
-    ) -> Interrupt | None:
+class _IdleCancellation(Cancellation):
+    def cancel(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> Interrupt | None:
         self._backlog.__class__ = _KeepingBacklog
-        interrupt = super().withdraw(source, number, error, now_ms)
+        interrupt = super().cancel(source, number, error, now_ms)
         self._backlog.__class__ = Backlog
         return interrupt
 
@@ -285,21 +286,19 @@ class RunsWhatWasWithdrawnAndAnswered(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._interrupts.__class__ = _IdleInterrupts
+            self._parts.cancellation.__class__ = _IdleCancellation
             super().start(now_ms)
 
 
-class _GreedyInterrupts(Interrupts):
+class _GreedyCancellation(Cancellation):
     queued: dict[tuple[str, int], Batch]
 
-    def withdraw(
-        self, source: str, number: int, error: ErrorInfo, now_ms: float
-    ) -> Interrupt | None:
+    def cancel(self, source: str, number: int, error: ErrorInfo, now_ms: float) -> Interrupt | None:
         batch = self.queued.get((source, number))
         if batch is None or batch.kind is not Kind.SEND:
-            return super().withdraw(source, number, error, now_ms)
+            return super().cancel(source, number, error, now_ms)
         batch.kind = Kind.CALL
-        interrupt = super().withdraw(source, number, error, now_ms)
+        interrupt = super().cancel(source, number, error, now_ms)
         batch.kind = Kind.SEND
         return interrupt
 
@@ -309,14 +308,15 @@ class TakesBackSends(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._interrupts.__class__ = _GreedyInterrupts
-            self._interrupts.queued = {}  # type: ignore[attr-defined]
+            self._parts.cancellation.__class__ = _GreedyCancellation
+            self._parts.cancellation.queued = {}  # type: ignore[attr-defined]
             super().start(now_ms)
 
-        def _line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
-            super()._line_up(batch, skip, now_ms)
+        def line_up(self, batch: Batch, skip: int, now_ms: float) -> None:
+            super().line_up(batch, skip, now_ms)
+            queued = self._parts.cancellation.queued  # type: ignore[attr-defined]
             for number in range(batch.first, batch.first + batch.count):
-                self._interrupts.queued[batch.source, number] = batch  # type: ignore[attr-defined]
+                queued[batch.source, number] = batch
 
 
 class _OneByOne(WorkQueue):
@@ -324,7 +324,7 @@ class _OneByOne(WorkQueue):
         return True
 
 
-class _ExpiringMessages(SingleMessages):
+class _ExpiringDispatch(MessageDispatch):
     def is_over(self, waiting: QueuedMessage, now_ms: float) -> ErrorInfo | None:
         waiting.expires = True
         return super().is_over(waiting, now_ms)
@@ -336,11 +336,11 @@ class LetsSendsExpire(Mutant):
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
             self._queue.__class__ = _OneByOne
-            self._singles.__class__ = _ExpiringMessages
+            self._parts.dispatch.__class__ = _ExpiringDispatch
             super().start(now_ms)
 
 
-class _RememberingEndings(MessageCompletion):
+class _RememberingCompletion(MessageCompletion):
     def complete_unexecuted(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
         self.consume(waiting, None, error, now_ms)
 
@@ -350,14 +350,16 @@ class RemembersThatItDidNotRun(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._completion.__class__ = _RememberingEndings
+            self._completion.__class__ = _RememberingCompletion
             super().start(now_ms)
 
 
-class _CarelessEndings(MessageCompletion):
-    def _bury(self, message: Message, error: ErrorInfo, now_ms: float) -> None:
+class _CarelessLetters(DeadLetters):
+    __slots__ = ()
+
+    def bury(self, message: Message, error: ErrorInfo, now_ms: float) -> None:
         if error.code != "idempotency_conflict":
-            super()._bury(message, error, now_ms)
+            super().bury(message, error, now_ms)
 
 
 class DropsSendsThatConflict(Mutant):
@@ -365,14 +367,14 @@ class DropsSendsThatConflict(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._completion.__class__ = _CarelessEndings
+            self._parts.records.dead_letters.__class__ = _CarelessLetters
             super().start(now_ms)
 
 
 class _ForgetfulAnswers(IdempotencyCache):
     __slots__ = ()
 
-    def kept(self, message: Message, answer: Answer, clock_ms: int) -> None:
+    def keep(self, message: Message, answer: Answer, now_ms: float) -> None:
         return None
 
 
@@ -381,14 +383,14 @@ class BuriesEveryRepeat(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._completion.answers.__class__ = _ForgetfulAnswers
+            self._parts.records.idempotency.__class__ = _ForgetfulAnswers
             super().start(now_ms)
 
 
-class _BlindEndings(MessageCompletion):
+class _BlindCompletion(MessageCompletion):
     def _answer_from_record(self, waiting: QueuedMessage, answer: Answer, now_ms: float) -> None:
-        answer = msgspec.structs.replace(answer, digest=_digest(waiting.message))
-        self.answers.given.pop(idempotency_id(waiting.message), None)
+        answer = msgspec.structs.replace(answer, digest=_digest(bytes(waiting.message.payload)))
+        self._idempotency.given.pop(idempotency_id(waiting.message), None)
         super()._answer_from_record(waiting, answer, now_ms)
 
 
@@ -397,11 +399,11 @@ class TakesAnotherRequestForTheSame(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._completion.__class__ = _BlindEndings
+            self._completion.__class__ = _BlindCompletion
             super().start(now_ms)
 
 
-class _LonelyEndings(MessageCompletion):
+class _LonelyCompletion(MessageCompletion):
     def complete_unexecuted(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
         message = waiting.message
         waiting.message = msgspec.structs.replace(message, extra=Extra())
@@ -413,7 +415,7 @@ class LeavesThoseWhoAskedForTheSameWaiting(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._completion.__class__ = _LonelyEndings
+            self._completion.__class__ = _LonelyCompletion
             super().start(now_ms)
 
 
@@ -421,18 +423,24 @@ class ForgetsAnswersBeforeTheCommit(Mutant):
     """Forgets an answer in memory before it is stored."""
 
     class partition(Partition):  # noqa: N801
-        def _seal_if_wanted(self, now_ms: float) -> None:
-            self._completion.answers.given.clear()
-            super()._seal_if_wanted(now_ms)
+        def _seal(self, now_ms: float) -> None:
+            self._parts.records.idempotency.given.clear()
+            super()._seal(now_ms)
+
+
+class _ForgetfulTimers(Timers):
+    def loaded(self, records: Sequence[Record], now_ms: float) -> None:
+        self._index._over.clear()
+        super().loaded(records, now_ms)
 
 
 class FiresWhatIsLoadedAgain(Mutant):
     """Fires a timer again that was read from the store before its end was committed."""
 
     class partition(Partition):  # noqa: N801
-        def timers_loaded(self, records: Sequence[Record], until_ms: int, now_ms: float) -> None:
-            self._timers._over.clear()
-            super().timers_loaded(records, until_ms, now_ms)
+        def start(self, now_ms: float) -> None:
+            self.timers.__class__ = _ForgetfulTimers
+            super().start(now_ms)
 
 
 class _BackToTheEnd(KeyLocks):
@@ -452,7 +460,7 @@ class PutsWhatCameBackLast(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._lines.__class__ = _BackToTheEnd
+            self._locks.__class__ = _BackToTheEnd
             super().start(now_ms)
 
 
@@ -469,7 +477,7 @@ class LetsKeysGoWhileTheyWait(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            self._lines.__class__ = _LooseKeys
+            self._locks.__class__ = _LooseKeys
             super().start(now_ms)
 
 
@@ -500,10 +508,10 @@ class KeepsTornCells(Mutant):
             return
 
 
-class _FaithfulClients(Clients):
+class _FaithfulClients(ClientSessions):
     __slots__ = ()
 
-    def leave_out_gone(self, pending: PendingCommit, *, any_open: bool) -> None:
+    def _leave_out_gone(self, contents: CommitContents) -> None:
         return
 
 
@@ -563,9 +571,9 @@ class AnswersBeforeTheCommit(Mutant):
     """Answers callers from memory: also as a former owner, and what may be lost (stale read)."""
 
     class partition(Partition):  # noqa: N801
-        def _seal_if_wanted(self, now_ms: float) -> None:
+        def _seal(self, now_ms: float) -> None:
             before = self.in_flight_commit.commit
-            super()._seal_if_wanted(now_ms)
+            super()._seal(now_ms)
             commit = self.in_flight_commit.commit
             if commit is not None and commit is not before:
                 answers = [each for each in commit.outbox if is_client(each.destination)]
@@ -576,9 +584,9 @@ class BelievesItsOwnClock(Mutant):
     """A new owner goes on with its machine's clock, whatever is stored."""
 
     class partition(Partition):  # noqa: N801
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self._clock_base_ms = options["wall_ms"] - int(options["now_ms"])
+        def __init__(self, function: Function, acquired: Acquisition, *around: Any) -> None:
+            super().__init__(function, acquired, *around)
+            self._clock.base_ms = acquired.wall_ms - int(acquired.now_ms)
 
 
 class GoesOnAfterItIsFenced(Mutant):

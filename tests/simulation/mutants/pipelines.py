@@ -21,7 +21,7 @@ _decode = msgspec.msgpack.decode
 def _replaced(kind: type[Staging]) -> type[Partition]:
     class Mutated(Partition):
         def start(self, now_ms: float) -> None:
-            self.staging.__class__ = kind
+            self._staging.__class__ = kind
             super().start(now_ms)
 
     return Mutated
@@ -109,7 +109,7 @@ class FeedsFromTheBeginning(Mutant):
 
     class partition(Partition):  # noqa: N801
         def start(self, now_ms: float) -> None:
-            for source, flow in self.staging.hungry.items():
+            for source, flow in self._staging.hungry.items():
                 self._inbox.received[source] = flow.sealed[0].first - 1
             super().start(now_ms)
 

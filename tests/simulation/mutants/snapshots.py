@@ -35,8 +35,8 @@ class SendsBeforeItHasKept(SnapshotMutant):
     """Sends a commit without waiting for what it writes over."""
 
     class partition(Partition):  # noqa: N801
-        def _seal_if_wanted(self, now_ms: float) -> None:
-            super()._seal_if_wanted(now_ms)
+        def _seal(self, now_ms: float) -> None:
+            super()._seal(now_ms)
             if self.effects and isinstance(self.effects[-1], LoadPreimages):
                 assert self.in_flight_commit.commit is not None
                 self.effects.append(Store(self.in_flight_commit.commit))

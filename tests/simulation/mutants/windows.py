@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from sublet.runtime.partition.commit.pending_commit import PendingCommit
+from sublet.runtime.partition.model.environment import StreamTopology
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.records.pending_commit import PendingCommit
 from sublet.runtime.partition.records.watermarks import OpenMessages, StreamProgress, Watermarks
 from sublet.statestore.contract import WATERMARK, WINDOW, Commit
 from tests.simulation.worlds.partition import Mutant
@@ -55,8 +56,10 @@ class WaitsForOneSource(Mutant):
     """Takes one source's watermark for all."""
 
     class partition(Partition):  # noqa: N801
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "expected": options["expected"][:1]})
+        def __init__(self, *around: Any) -> None:
+            *others, streams = around
+            one = StreamTopology(streams.expected[:1], streams.downstream)
+            super().__init__(*others, one)
 
 
 class _OnlyTheLast(Watermarks):
@@ -92,17 +95,20 @@ class TellsNothingBeforeTheEnd(Mutant):
 
 
 class _OneMarker(PendingCommit):
-    def tell(self, partitions: Any, watermarks: Any) -> None:
-        self.markers.update({each: list(watermarks) for each in partitions})
+    __slots__ = ()
+
+    def tell_watermarks(self, partitions: Any, watermarks: Any) -> None:
+        self._contents.markers.update({each: list(watermarks) for each in partitions})
+        self.needs_commit = True
 
 
 class WritesOverWhatWaits(Mutant):
     """Replaces the watermark that waits for its commit, by the word that there is no more."""
 
     class partition(Partition):  # noqa: N801
-        def _let_time_pass(self, now_ms: float) -> None:
-            self._completion.pending.__class__ = _OneMarker
-            super()._let_time_pass(now_ms)
+        def start(self, now_ms: float) -> None:
+            self._pending.__class__ = _OneMarker
+            super().start(now_ms)
 
 
 class _Forgetful(Watermarks):

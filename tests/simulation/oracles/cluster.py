@@ -182,7 +182,7 @@ class ClusterOracle(Oracle):
         # What is stored may be more: that something was taken is stored with the next commit.
         # And a client that has its replies may have lost its link before it said so; it opens
         # another one only when it wants something.
-        if partition._outbox.message_count:
+        if partition._parts.records.outbox.message_count:
             return f"{name} has an outbox for {sorted(tables.outbox)}"
         if not partition.idle or partition.open_from_clients or partition.queued:
             return f"{name} has work"

@@ -33,7 +33,7 @@ import msgspec
 
 from sublet.functions.address import is_client
 from sublet.functions.codec import split_column
-from sublet.runtime.partition.records.channels import REPLY_MARK, endpoint_of
+from sublet.runtime.partition.model.channel_names import REPLY_MARK, endpoint_of
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.statestore.contract import JOURNAL, PARKED, TIMER, Commit, OutboxEntry
 from tests.simulation.oracles.cluster import ClusterOracle

@@ -235,7 +235,7 @@ class Handling:
 
     def _do_timer(self, amount: int, delay_ms: int, function: str, key: str, then: str) -> None:
         node = self.node
-        timer = node.partition.next_timer()
+        timer = node.next_timer()
         partition = node.world.partition_of(function, key)
         payload = _encode(["add", self.uid + "@", amount])
         due_ms = node.partition.clock_ms(node.world.now_ms) + delay_ms

@@ -258,7 +258,6 @@ class _Borrowed:
 
     def __init__(self, guest: BorrowedRun) -> None:
         self.name = guest.lease.partition
-        self.next_timer = guest.place.next_timer
         self.clock_ms = guest.place.clock_ms
 
     def cells_tainted(self, keys: set[str]) -> None:
@@ -276,6 +275,9 @@ class GuestNode(Node):
         self._guest = guest
         for key, rows in guest_contents(guest).items():
             self.states.cells[key] = rows
+
+    def next_timer(self) -> str:
+        return self._guest.place.next_timer()
 
     def run(self) -> tuple[RunResult, bool]:
         """Return what came of it, and whether its states are in doubt."""
@@ -326,10 +328,10 @@ class _LendingNode(Node):
     def __init__(self, world: LeasingWorld, name: str, worker: Worker) -> None:
         self.worker = worker
         super().__init__(world, name)
-        self.partition.versions.__class__ = world.lease_mutant.versions
+        self.partition.leases.versions.__class__ = world.lease_mutant.versions
 
-    def worker_options(self) -> dict[str, Any]:
-        return {"urgency": self.worker.urgency}
+    def urgency(self) -> Urgency:
+        return self.worker.urgency
 
     def lend(self, work: Work) -> None:
         assert work.lease is not None
@@ -374,13 +376,12 @@ class LendingRealNode(_LendingNode, WindowNode):
     def cache(self) -> StateCache | None:
         return self._cache
 
-    def worker_options(self) -> dict[str, Any]:
-        merger: Merger | None = None
-        if self._cache is not None and runs_in_parts(self.function):
-            merger = self.world.lease_mutant.merger(
-                self.function,
-                self._cache,
-                lambda: self.partition.progress,
-                lambda: self.partition.next_timer(),
-            )
-        return {**super().worker_options(), "merger": merger}
+    def merger(self) -> Merger | None:
+        if self._cache is None or not runs_in_parts(self.function):
+            return None
+        return self.world.lease_mutant.merger(
+            self.function,
+            self._cache,
+            lambda: self.partition.progress,
+            lambda: self.partition.timers.next_id(),
+        )

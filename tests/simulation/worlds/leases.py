@@ -164,10 +164,10 @@ class Leases:
 
     def home_runs(self, node: Any, work: Work) -> None:
         """What is lent with its state does not run at home meanwhile."""
-        mine = set(node.partition.state_keys(work))
+        mine = set(node.partition.leases.state_keys(work))
         for lease in node.worker.lending.lessor.open.values():
             if lease.partition is node.partition and not lease.partial:
-                both = mine & set(node.partition.state_keys(lease.work))
+                both = mine & set(node.partition.leases.state_keys(lease.work))
                 check(not both, "a key runs at home while it is lent", lease.id, both)
 
     def guest_begins(self, worker: Worker, guest: BorrowedRun) -> None:
@@ -194,8 +194,8 @@ class Leases:
             check(rows == own, "a lessee has another state", guest.lease, rows, own)
         for other in lessor.lending.lessor.open.values():
             if other is not lease and other.partition is lease.partition and not other.partial:
-                both = set(lease.partition.state_keys(lease.work)) & set(
-                    other.partition.state_keys(other.work)
+                both = set(lease.partition.leases.state_keys(lease.work)) & set(
+                    other.partition.leases.state_keys(other.work)
                 )
                 check(not both, "a key is lent twice", lease.id, other.id, both)
 
@@ -214,7 +214,9 @@ class Leases:
                 check(not waiting.entries(), "somebody still waits", worker.name)
             for node in worker.nodes.values():
                 if node.alive and not node.partition.stopped:
-                    check(not node.partition._lent.works, "something is lent", node.partition.name)
+                    check(
+                        not node.partition._leased.works, "something is lent", node.partition.name
+                    )
 
 
 class LeasingWorld(World):

@@ -9,6 +9,7 @@ import msgspec
 
 from sublet.functions.codec import split_column
 from sublet.functions.effects import Effect
+from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Deliver,
@@ -20,6 +21,7 @@ from sublet.runtime.partition.model.effects import (
     LoadStaged,
     LoadTimers,
     LoadWindows,
+    Merger,
     Ready,
     Redeliver,
     Refuse,
@@ -30,10 +32,16 @@ from sublet.runtime.partition.model.effects import (
     WakeAt,
 )
 from sublet.runtime.partition.model.effects import Store as StoreCommit
+from sublet.runtime.partition.model.environment import (
+    Acquisition,
+    StateAccess,
+    StreamTopology,
+    WorkerEnvironment,
+)
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.partition.records.channels import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
+from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
     STAGED,
@@ -80,26 +88,42 @@ class Node:
         recovered = world.acquire(name)
         kind = Partition if world.mutant is None else world.mutant.partition
         self.partition = kind(
-            name,
             self.function,
-            recovered,
-            cells=self.states,
-            pace=world.pace,
-            limits=world.limits,
-            now_ms=world.now_ms,
-            wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
-            timers_loaded_max=world.timers_loaded_max,
-            fetchable=self.states if world.prefetch_keys_max else None,
-            prefetch_keys_max=world.prefetch_keys_max,
-            **self.worker_options(),
+            Acquisition(
+                partition=name,
+                recovered=recovered,
+                now_ms=world.now_ms,
+                wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
+            ),
+            WorkerEnvironment(
+                limits=world.limits,
+                pace=world.pace,
+                urgency=self.urgency(),
+                due_loaded_max=world.timers_loaded_max,
+            ),
+            StateAccess(
+                cells=self.states,
+                fetchable=self.states if world.prefetch_keys_max else None,
+                prefetch_keys_max=world.prefetch_keys_max,
+                merger=self.merger(),
+            ),
+            StreamTopology(),
         )
 
     def new_states(self) -> States:
         return States(self.world.chance)
 
-    def worker_options(self) -> dict[str, Any]:
-        """Return what a partition gets from the worker around it."""
-        return {"urgency": self.world.urgency}
+    def urgency(self) -> Urgency:
+        """Return what the partitions of the worker share."""
+        return self.world.urgency
+
+    def merger(self) -> Merger | None:
+        """Return what merges states that came back in parts."""
+        return None
+
+    def next_timer(self) -> str:
+        """Return an id for a delayed message."""
+        return self.partition.timers.next_id()
 
     def lend(self, work: Work) -> None:
         """What a lessee needs of a work is in memory."""
@@ -129,9 +153,9 @@ class Node:
                 return
             self.partition.batch_arrived(frame, self.world.now_ms)
         elif isinstance(frame, Ack):
-            self.partition.acknowledged(frame.target, frame.upto)
+            self.partition.delivery.acknowledged(frame.target, frame.upto)
         elif frame.error.code == "gap":
-            self.partition.missed(frame.target, frame.first, self.world.now_ms)
+            self.partition.delivery.missed(frame.target, frame.first, self.world.now_ms)
         else:
             self._resend_later(frame)
         self.carry_out()
@@ -146,12 +170,12 @@ class Node:
     def _resend(self, target: str) -> None:
         first = self._resends.pop(target)
         if self.alive:
-            self.partition.resend_from(target, first)
+            self.partition.delivery.resend_from(target, first)
             self.carry_out()
 
     def reachable(self, endpoint: str) -> None:
         if self.alive:
-            self.partition.deliver_again(endpoint.__eq__)
+            self.partition.delivery.again(endpoint.__eq__)
             self.carry_out()
 
     # Effects
@@ -263,7 +287,7 @@ class Node:
 
     def _timers_loaded(self, load: LoadTimers, records: Any) -> None:
         if self.alive:
-            self.partition.timers_loaded(records, load.until_ms, self.world.now_ms)
+            self.partition.timers.loaded(records, self.world.now_ms)
             self.carry_out()
 
     def _read_windows(self, load: LoadWindows) -> None:
@@ -275,7 +299,7 @@ class Node:
 
     def _windows_loaded(self, records: Any) -> None:
         if self.alive:
-            self.partition.windows_loaded(records, self.world.now_ms)
+            self.partition.windows.loaded(records, self.world.now_ms)
             self.carry_out()
 
     def _read_staged(self, ids: Sequence[str]) -> None:
@@ -286,7 +310,7 @@ class Node:
 
     def _staged_loaded(self, ids: Sequence[str], records: Any) -> None:
         if self.alive:
-            self.partition.staged_loaded(ids, records, self.world.now_ms)
+            self.partition.pipelines.loaded(ids, records, self.world.now_ms)
             self.carry_out()
 
     def _read_old(self, keys: Sequence[str]) -> None:
@@ -460,7 +484,7 @@ class Node:
         self.open[handling.message_id] = handling
         number = len(handling.results) + 1
         destination, key, payload, timeout_ms = handling.call_request(number)
-        self.partition.call_opened(
+        self.partition.calls.opened(
             handling.message_id,
             number,
             destination,
@@ -475,7 +499,7 @@ class Node:
     def _expire(self, handling: Handling, number: int) -> None:
         if self.alive:
             error = ErrorInfo("deadline_exceeded", "")
-            self.partition.call_expired(handling.message_id, number, error, self.world.now_ms)
+            self.partition.calls.expired(handling.message_id, number, error, self.world.now_ms)
             self.carry_out()
 
     def _resume(self, resume: Resume) -> None:

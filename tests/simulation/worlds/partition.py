@@ -464,7 +464,7 @@ class World:
         client.gone = True
         for node in self.nodes:
             if node.alive:
-                node.partition.client_gone(client.name, self.now_ms)
+                node.partition.clients.goodbye(client.name, self.now_ms)
                 node.carry_out()
 
     def _random_payload(self, uid: str, function: str, key: str) -> list[Any]:
@@ -483,7 +483,7 @@ class World:
     def _say_goodbye(self) -> None:
         for name, node in self.owners.items():
             for client in self.clients:
-                node.partition.client_gone(client.name, self.now_ms)
+                node.partition.clients.goodbye(client.name, self.now_ms)
                 node.carry_out()
             self._run_until(self.now_ms + 1_000)
             tables = self.backend.partitions[name]

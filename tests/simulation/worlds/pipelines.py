@@ -470,7 +470,7 @@ class PipelineOracle(Oracle):
             check(not part.first, "sealed rows are left", name, id_)
             sealed = staging.get(part.pipeline, ["pipeline", -inf])[1]
             check(part.batch > sealed, "rows of a sealed batch are left", name, id_)
-        owner = self._pipelines.owners[name].partition.staging
+        owner = self._pipelines.owners[name].partition.pipelines.staging
         size_bytes = sum(part.size_bytes for part in parts.values())
         check(owner.bytes == size_bytes, "bytes are miscounted", name, owner.bytes, size_bytes)
         check(owner.sealed_rows == owner.fed_rows == 0, "rows are miscounted", name)
@@ -500,7 +500,7 @@ class PipelineWorld(World):
 
     def new_node(self, name: str) -> Node:
         node = super().new_node(name)
-        staging = node.partition.staging
+        staging = node.partition.pipelines.staging
         staging.feed_bytes_max, staging.kept_bytes_max = self.fed_bytes_max, self.kept_bytes_max
         return node
 

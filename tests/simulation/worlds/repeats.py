@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sublet.runtime.partition.lifecycle.completion import DeadLetter
+from sublet.runtime.partition.records.dead_letters import DeadLetter
 from sublet.runtime.protocol.frames import Kind
 from sublet.statestore.contract import Record
 from tests.simulation.oracles.verdict import check

@@ -26,6 +26,12 @@ from sublet.functions.windows import SessionWindow, SlidingWindow, TumblingWindo
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import Place, SyncRunner
 from sublet.runtime.partition.model.effects import NoCells
+from sublet.runtime.partition.model.environment import (
+    Acquisition,
+    StateAccess,
+    StreamTopology,
+    WorkerEnvironment,
+)
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
@@ -70,18 +76,24 @@ class WindowNode(Node):
         kind = Partition if world.mutant is None else world.mutant.partition
         counts = {each.name: each.partition_count for each in world.functions.values()}
         self.partition = kind(
-            name,
             self.function,
-            recovered,
-            cells=self._cache or NoCells(),
-            pace=world.pace,
-            limits=world.limits,
-            now_ms=world.now_ms,
-            wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
-            expected=expected_sources(self.function, counts),
-            downstream=downstream_partitions(self.function.name, world.functions_of_worker()),
-            timers_loaded_max=world.timers_loaded_max,
-            **self.worker_options(),
+            Acquisition(
+                partition=name,
+                recovered=recovered,
+                now_ms=world.now_ms,
+                wall_ms=int(WALL_MS + world.now_ms + world.swarm.wall_offset_ms()),
+            ),
+            WorkerEnvironment(
+                limits=world.limits,
+                pace=world.pace,
+                urgency=self.urgency(),
+                due_loaded_max=world.timers_loaded_max,
+            ),
+            StateAccess(cells=self._cache or NoCells(), merger=self.merger()),
+            StreamTopology(
+                expected_sources(self.function, counts),
+                downstream_partitions(self.function.name, world.functions_of_worker()),
+            ),
         )
         self._place = Place(
             name,
@@ -90,7 +102,7 @@ class WindowNode(Node):
             clock=self._clock,
             routes=world,
             limits=world.limits,
-            next_timer=self.partition.next_timer,
+            next_timer=self.partition.timers.next_id,
             monotonic_ms=lambda: world.now_ms,
             clock_ms=self.partition.clock_ms,
             progress=self.partition.progress,

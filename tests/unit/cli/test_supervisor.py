@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sublet.runtime.cli.ports import Door
 from sublet.runtime.cli.supervisor import Launch, RestartBudget, line_for_log
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, read_config
 
@@ -45,7 +46,16 @@ def test_each_worker_gets_the_settings_and_a_port_of_its_own() -> None:
 
 
 def test_a_free_port_is_chosen_by_each_worker() -> None:
-    assert read_config(launch(WorkerConfig(), 3).variables(2)).port == 0
+    assert read_config(launch(WorkerConfig(), 3).variables(2)).port is None
+
+
+def test_a_worker_is_told_where_to_listen_if_its_settings_do_not_say() -> None:
+    doors = [Door(7337, 8080), Door(7338, http_fd=9)]
+    started = replace(launch(WorkerConfig(), 2), doors=doors)
+
+    assert started.command(0, 5)[-4:] == ["--prefer-port", "7337", "--prefer-http-port", "8080"]
+    assert started.command(1, 5)[-4:] == ["--prefer-port", "7338", "--http-fd", "9"]
+    assert launch(WorkerConfig(), 2).command(1, 5)[-2:] == ["--supervisor-fd", "5"]
 
 
 def test_ports_beyond_the_last_one_are_refused_at_once() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -25,7 +25,13 @@ from sublet.runtime.cluster.membership import (
 from sublet.runtime.hosting.router import NOWHERE
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.handover_messages import Claim, Released
-from sublet.statestore.contract import Member, Recovered, StoreServerError, View
+from sublet.statestore.contract import (
+    Member,
+    Recovered,
+    StoreReplacedError,
+    StoreServerError,
+    View,
+)
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 
 PATIENCE_S = 10.0
@@ -108,6 +114,14 @@ def test_nobody_can_say_of_a_process_elsewhere_or_without_number_that_it_is_gone
     assert not process_is_gone(worker(0))
 
 
+def test_workers_of_one_machine_that_advertise_the_same_host_know_each_others_processes() -> None:
+    ended = worker(ended_pid(), "192.0.2.1")
+
+    assert process_is_gone(ended, "192.0.2.1:7070")
+    assert not process_is_gone(ended, "192.0.2.2:7070")
+    assert not process_is_gone(worker(os.getpid(), "192.0.2.1"), "192.0.2.1:7070")
+
+
 @pytest.mark.parametrize("id_", ["w1.00000000-11111111", "w1-11111111", "", "."])
 def test_numbers_of_another_container_or_before_a_restart_of_the_machine_say_nothing(
     id_: str,
@@ -147,10 +161,12 @@ class AwayDirectory(CountedDirectory):
     busy_tries = 0
     drain_tries = 0
 
-    async def join(self, member: Member, functions: Mapping[str, int]) -> View:
+    async def join(
+        self, member: Member, functions: Mapping[str, int], *, gone: Collection[str] = ()
+    ) -> View:
         if self.is_away:
             raise UnavailableError("away", 1)
-        return await super().join(member, functions)
+        return await super().join(member, functions, gone=gone)
 
     async def beat(self, worker: str) -> View | None:
         if self.is_away:
@@ -239,7 +255,7 @@ class Cluster:
     async def worker(
         self,
         *,
-        is_gone: Callable[[Member], bool] = lambda member: False,
+        is_gone: Callable[[Member, str], bool] = lambda member, own_address: False,
         functions: dict[str, int] = FUNCTIONS,
         term_ms: float = 600_000,
     ) -> AsyncIterator[Membership]:
@@ -338,7 +354,7 @@ async def test_a_restarted_worker_takes_over_at_once_from_a_predecessor_that_is_
     cluster = Cluster()
     await cluster.owner_before("predecessor")
 
-    async with cluster.worker(is_gone=lambda each: each.id == "predecessor") as membership:
+    async with cluster.worker(is_gone=lambda each, _: each.id == "predecessor") as membership:
         await membership.ready.wait()
         assert len(cluster.owned) == 3
     assert set((await cluster.others.view()).members) == {"w"}
@@ -448,6 +464,17 @@ async def test_a_partition_that_cannot_be_recovered_is_set_aside_and_the_others_
         membership.recover("desk/add/1")
         await until(lambda: len(cluster.owned) == 3)
         assert membership.quarantined == {}
+
+
+async def test_a_store_that_was_replaced_ends_the_worker_and_sets_no_partition_aside() -> None:
+    cluster = Cluster()
+    cluster.store.broken = "desk/add/1"
+    cluster.store.error = StoreReplacedError("the file was deleted")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(StoreReplacedError, match="deleted")):
+        async with cluster.worker() as membership:
+            await asyncio.get_running_loop().create_future()
+    assert membership.quarantined == {}
 
 
 async def test_a_store_that_is_set_up_wrongly_sets_no_partition_aside() -> None:

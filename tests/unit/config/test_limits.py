@@ -11,8 +11,8 @@ from sublet.functions.codec import join_column
 from sublet.functions.context import CALL_DEPTH_MAX
 from sublet.runtime.config.limits import HIGHEST, Limits
 from sublet.runtime.links.link import LinkLimits
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Batch, Data, Extra, Kind
+from sublet.runtime.protocol.wire.frames import encode_frame
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
@@ -37,6 +37,6 @@ def test_the_largest_message_of_the_deepest_call_fits_a_frame() -> None:
     column = msgspec.Raw(join_column([payload]))
     batch = Batch(f"{name}/1023", f"{name}/1023", 1, Kind.CALL, [key], column, 1, 1, {0: extra})
 
-    frame = wire.encode_frame(Data([batch]))
+    frame = encode_frame(Data([batch]))
 
     assert len(frame) <= LinkLimits().frame_bytes_max

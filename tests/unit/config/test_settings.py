@@ -15,7 +15,6 @@ from sublet.runtime.config.settings import (
     Origin,
     WorkerConfig,
     environment_of,
-    is_loopback_host,
     read_config,
     resolve,
     settings,
@@ -122,9 +121,47 @@ def test_a_host_that_others_can_reach_needs_an_explicit_permission(host: str) ->
     assert read_config({}, {"host": host, "allow_remote": True}).host == host
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
-def test_only_this_machine_reaches_a_loopback_host(host: str) -> None:
-    assert is_loopback_host(host)
+@pytest.mark.parametrize(
+    "advertise", ["10.0.0.7", "worker-1", "worker-1:7070", "fd00::7", "[fd00::7]:7070", "127.0.0.1"]
+)
+def test_a_host_or_a_host_with_a_port_can_be_advertised(advertise: str) -> None:
+    config = read_config({"SUBLET_ADVERTISE": advertise, "SUBLET_PORT": "7070"})
+
+    assert config.advertise == advertise
+
+
+@pytest.mark.parametrize(
+    ("advertise", "told"),
+    [
+        ("http://a", "advertise is 'http://a'; allowed: a host or host:port, such as 10.0.0.7"),
+        ("a:0", "advertise is 'a:0'; allowed: a host or host:port"),
+        ("0.0.0.0", "advertise is '0.0.0.0', to which nobody can connect; allowed: an address"),
+        ("[::]:7070", "advertise is '[::]:7070', to which nobody can connect"),
+        ("a:7070", "advertise is 'a:7070', with a port, but no port is set; set port"),
+    ],
+)
+def test_what_nobody_could_connect_to_is_not_advertised(advertise: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_config({"SUBLET_ADVERTISE": advertise})
+
+    assert told in str(refusal.value)
+
+
+def test_without_anything_to_advertise_others_are_told_the_host() -> None:
+    assert WorkerConfig(host="[::1]").advertised == ("::1", None)
+    assert WorkerConfig(advertise="a").advertised == ("a", None)
+    assert WorkerConfig(advertise="a:80", port=7070).advertised == ("a", 80)
+
+
+def test_each_worker_of_a_run_has_ports_of_its_own_advertised_ones_too() -> None:
+    config = WorkerConfig(port=7070, http_port=8080, advertise="[fd00::7]:80")
+
+    third = config.for_worker(2)
+    assert (third.port, third.http_port, third.advertise) == (7072, 8082, "[fd00::7]:82")
+    assert WorkerConfig(advertise="a").for_worker(2) == WorkerConfig(advertise="a")
+    assert WorkerConfig(http_port=0).for_worker(2).http_port == 0
+    with pytest.raises(ConfigError, match="advertise is 'a:65536'"):
+        WorkerConfig(port=1, advertise="a:65535").for_worker(1)
 
 
 def test_a_flag_that_is_no_setting_is_refused() -> None:
@@ -233,8 +270,8 @@ def test_another_file_can_be_named(write: Callable[[str], Path]) -> None:
 
     assert read_config(variables, {}, folder).port == 2
     assert read_config(variables, {"config": Path("third.toml")}, folder).port == 3
-    assert read_config({"SUBLET_CONFIG": "-"}, {}, folder).port == 0
-    assert read_config(variables, {"config": "-"}, folder).port == 0
+    assert read_config({"SUBLET_CONFIG": "-"}, {}, folder).port is None
+    assert read_config(variables, {"config": "-"}, folder).port is None
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:

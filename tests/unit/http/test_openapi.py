@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from sublet import App, Context
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.http.docs_page import docs_page
+from sublet.runtime.http.docs_page import ASSETS, asset, docs_page
 from sublet.runtime.http.errors import STATUS_BY_CODE
 from sublet.runtime.http.openapi import describe, examples_of
 
@@ -165,9 +166,42 @@ def test_operations_have_names_of_their_own(document: dict[str, Any]) -> None:
 def test_the_page_shows_every_path_and_escapes_what_users_wrote(document: dict[str, Any]) -> None:
     page = docs_page(document)
 
-    for path in document["paths"]:
-        assert f"<code>{path}</code>" in page
+    for path in document["paths"].keys() - {"/docs"}:
+        shown = path.replace("{", "<var>{").replace("}", "}</var>")
+        assert f"<code>{shown}</code>" in page
     assert "Buy &lt;an item&gt;." in page
-    assert "src=" not in page
-    assert "<script" not in page
     assert "-d &#x27;{&quot;sku&quot;:&quot;tea&quot;}&#x27;" in page
+
+
+def test_the_page_is_named_after_the_apps(document: dict[str, Any]) -> None:
+    other = App("bank")
+    other.function(name="account")(lambda ctx: None)
+    both = describe({**app.functions, **other.functions}, Limits())
+
+    assert "<h1>shop</h1>" in docs_page(document)
+    assert both["info"]["title"] == "bank, shop"
+    assert describe({}, Limits())["info"]["title"] == "Sublet"
+
+
+def test_the_page_says_once_what_is_the_same_for_all_functions(document: dict[str, Any]) -> None:
+    page = docs_page(document)
+
+    for text in ("Idempotency-Key</code>", "<code>handler_timeout</code>"):
+        assert page.count(text) == 1
+
+
+def test_the_page_loads_nothing_but_its_own_files(document: dict[str, Any]) -> None:
+    page = docs_page(document)
+
+    loaded = re.findall(r"(?:src|href)='([^'#]+)'", page)
+    assert {"docs/sublet.css", "docs/docs.js", "openapi.json", "metrics"} <= set(loaded)
+    # Relative, so that it works behind a prefix.
+    assert [each for each in loaded if each.startswith(("/", "http", "//"))] == []
+    assert page.count("<script") == 1
+    assert " style=" not in page
+    for name in ASSETS:
+        text = asset(name).decode()
+        assert "http:" not in text
+        assert "https:" not in text
+        assert "@import" not in text
+        assert "innerHTML" not in text

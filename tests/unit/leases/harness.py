@@ -17,11 +17,11 @@ from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
     LeaseMessage,
-    Load,
     PartialState,
     Probe,
     Reply,
     Revoke,
+    WorkerLoad,
 )
 from sublet.scheduler.binding.policy import Ask, Asked, Bid, Bindable, BindingContext, Choice, Peer
 from sublet.scheduler.binding.policy import Lend as LendTo
@@ -32,7 +32,7 @@ from sublet.statestore.contract import StateRow
 from sublet.statestore.memory import MemoryBackend
 from tests.unit.partition.harness import KnownCells, Owner, TenMs, make_function
 
-IDLE = Load(0, 0.0)
+IDLE = WorkerLoad(0, 0.0)
 
 
 def lending_urgency(costs: Costs | None = None) -> Urgency:
@@ -248,17 +248,21 @@ class Lender:
 
     # What peers do
 
-    def reply(self, worker: str, question: int, *, fits: bool = True, load: Load = IDLE) -> None:
+    def reply(
+        self, worker: str, question: int, *, fits: bool = True, load: WorkerLoad = IDLE
+    ) -> None:
         self.lessor.replied(worker, Reply(question, fits, load), self.now_ms)
         self.carry_out()
 
-    def accept(self, lease: Lease, *, worker: str = "", load: Load = IDLE) -> None:
+    def accept(self, lease: Lease, *, worker: str = "", load: WorkerLoad = IDLE) -> None:
         self.answer(lease, True, worker=worker, load=load)
 
     def decline(self, lease: Lease, *, worker: str = "") -> None:
         self.answer(lease, False, worker=worker)
 
-    def answer(self, lease: Lease, accepted: bool, *, worker: str = "", load: Load = IDLE) -> None:
+    def answer(
+        self, lease: Lease, accepted: bool, *, worker: str = "", load: WorkerLoad = IDLE
+    ) -> None:
         answer = Answer(lease.id, accepted, load)
         self.lessor.answered(worker or lease.lessee, answer, self.now_ms)
         self.carry_out()

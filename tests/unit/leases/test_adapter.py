@@ -255,9 +255,9 @@ async def test_a_state_that_was_changed_at_home_is_sent_again(pair: Pair) -> Non
     pair.run()
     pair.settle()
     partition = pair.home.partition
-    assert partition.hold_key("k")
+    assert partition.state_editor.hold("k")
     encoded = msgspec.msgpack.encode(b"by hand")
-    partition.state_replaced("k", [StateRow("k", b"", encoded)], object(), 0.0)
+    partition.state_editor.replace("k", [StateRow("k", b"", encoded)], object(), 0.0)
     pair.home.changed(partition)
     pair.lend(["k"], [b"!"])
     pair.run()

@@ -29,17 +29,17 @@ from sublet.runtime.partition.records.watermarks import closing_message
 from sublet.runtime.protocol.frames import Extra, Kind
 from sublet.runtime.protocol.lease_messages import (
     LeaseId,
-    Load,
     Offer,
     PartialState,
     Return,
     StoredState,
+    WorkerLoad,
 )
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import StateRow
 
 PATIENCE_S = 5
-LOAD = Load(0, 0.0)
+LOAD = WorkerLoad(0, 0.0)
 PARTITION = "app/f/0"
 encode = msgspec.msgpack.encode
 app = App("app")

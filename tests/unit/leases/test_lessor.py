@@ -21,7 +21,7 @@ from sublet.runtime.leases.lessor import (
 )
 from sublet.runtime.partition.model.lease import Lease, LeaseState
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.protocol.lease_messages import Load
+from sublet.runtime.protocol.lease_messages import WorkerLoad
 from sublet.scheduler.binding.policy import Asked, Bindable
 from sublet.scheduler.binding.policy import Lend as LendTo
 from sublet.statestore.contract import Outcome, StateRow
@@ -316,7 +316,7 @@ def test_a_lessee_is_known_to_have_what_it_has_made_until_it_runs_at_home() -> N
     home.lend(1, ["a", "b"])
     home.owner.load()
     home.carry_out()
-    versions = home.owner.partition.versions
+    versions = home.owner.partition.leases.versions
     before = {key: versions.of(key) for key in ("a", "b")}
     home.give_back(home.offers[0], rows=[StateRow("a", b"", b"new")])
 
@@ -335,7 +335,7 @@ def test_policies_know_who_has_the_states() -> None:
     home = forwarder()
     (lease,) = home.lend(1, ["a", "b"])
     for key in ("a", "b"):
-        home.owner.partition.versions.of(key)
+        home.owner.partition.leases.versions.of(key)
     home.give_back(lease)
     home.settle()
     home.lend(3, ["a", "c"])
@@ -346,7 +346,7 @@ def test_policies_know_who_has_the_states() -> None:
 def test_a_lessee_that_has_forgotten_states_is_offered_them_again() -> None:
     home = forwarder()
     (lease,) = home.lend(1, ["a"])
-    home.owner.partition.versions.of("a")
+    home.owner.partition.leases.versions.of("a")
     home.give_back(lease)
     home.settle()
     (lease,) = home.lend(2, ["a"])
@@ -357,7 +357,7 @@ def test_a_lessee_that_has_forgotten_states_is_offered_them_again() -> None:
     home.carry_out()
 
     assert home.offers[1:] == [lease, lease]
-    assert home.owner.partition.versions.holders(["a"]) == {}
+    assert home.owner.partition.leases.versions.holders(["a"]) == {}
 
 
 # Questions
@@ -373,7 +373,7 @@ def test_the_messages_wait_for_the_replies_and_go_where_the_policy_says() -> Non
 
     home.reply("east", probe.question, fits=False)
     assert home.offers == []
-    home.reply("west", probe.question, load=Load(3, 7.0))
+    home.reply("west", probe.question, load=WorkerLoad(3, 7.0))
     assert [(bid.worker, bid.fits, bid.queued) for bid in home.policy.bids[0]] == [
         ("east", False, 0),
         ("west", True, 3),
@@ -480,7 +480,7 @@ def test_what_neighbours_say_of_their_queues_is_remembered() -> None:
     east = home.lessor.peers["east"]
     assert (east.queued, east.queued_ms) == (2, 2 * ONE_MS)
     home.pass_time(5)
-    home.accept(lease, load=Load(9, 90.0))
+    home.accept(lease, load=WorkerLoad(9, 90.0))
     assert (east.queued, east.queued_ms, east.heard_ms) == (9, 90.0, 5.0)
     home.give_back(lease)
     assert east.queued == 0
@@ -742,7 +742,7 @@ def test_what_waits_behind_a_hot_key_is_lent_but_for_what_is_run_soon() -> None:
     assert all(each.partial for each in home.offers)
     for lease in home.offers:
         home.give_back(lease, added=["hot"])
-    assert home.owner.partition.versions.holders(["hot"]) == {}
+    assert home.owner.partition.leases.versions.holders(["hot"]) == {}
     home.owner.finish()
     home.carry_out()
     home.settle()
@@ -789,7 +789,7 @@ def given_back(*, slo: str = "1ms", late: bool = True) -> Lender:
     home.arrive(2, ["a"] * 3)
     home.run_home()
     home.policy.asked = Asked.QUEUED if late else Asked.NEVER
-    home.owner.partition.versions.of("a")
+    home.owner.partition.leases.versions.of("a")
     home.give_back(lease)
     home.offers.clear()
     home.lessor.look_at_crowds(home.now_ms, home.now_ms)

@@ -29,16 +29,17 @@ from sublet.runtime.leases.results import (
     encode_result,
     timer_prefix,
 )
+from sublet.runtime.partition.commit.pending_commit import Replies
 from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
-from sublet.runtime.partition.records.pending_commit import Replies, _encode_results
+from sublet.runtime.partition.records.commit_encoder import _encode_results
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.runtime.protocol.lease_messages import LeaseId, Load, PartialState, Return
+from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, Return, WorkerLoad
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import StateRow
 
 app = App("app")
 LEASE = LeaseId("add/0", 3, 7)
-LOAD = Load(2, 1.5)
+LOAD = WorkerLoad(2, 1.5)
 
 
 @app.function(state=Sum())

@@ -9,8 +9,8 @@ import pytest
 from sublet.runtime.config.limits import SILENCE_S_MAX, SILENCE_S_MIN
 from sublet.runtime.links.lifecycle import LARGE_BYTES, LARGE_PATIENCE, FrameLink
 from sublet.runtime.links.link import Link, LinkLimits
-from sublet.runtime.protocol import wire
 from sublet.runtime.protocol.frames import Alive, Data, ErrorInfo, Frame, Goodbye, Hello, Refused
+from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
 from sublet.runtime.testing.virtual_loop import VirtualLoop
 
 LIMITS = LinkLimits(silence_s=4.0)
@@ -28,7 +28,7 @@ class Wire:
         self.aborted = False
 
     def write(self, encoded: bytes) -> None:
-        self.written.append((self._loop.time(), wire.decode_frame(encoded)))
+        self.written.append((self._loop.time(), decode_frame(encoded)))
 
     def finish(self) -> None:
         pass
@@ -75,7 +75,7 @@ class Stage:
         self.loop.run_ready()
 
     def hear(self, frame: Frame) -> None:
-        self.do(lambda: self.link.bytes_received(wire.encode_frame(frame)))
+        self.do(lambda: self.link.bytes_received(encode_frame(frame)))
 
     def pass_time(self, until_s: float) -> None:
         """Let timers run, each at its time."""

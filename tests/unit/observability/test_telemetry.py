@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import structlog
 
-from sublet.runtime.client.channel import ANY, Channel, Segment
+from sublet.runtime.client.channel import Channel
+from sublet.runtime.client.segment import ANY, Segment
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.observability.telemetry import (
     Histogram,

@@ -21,9 +21,10 @@ from sublet.runtime.observability.tracing import (
     open_tracing,
     sampled_traceparent,
 )
+from sublet.runtime.partition.commit.pending_commit import PendingCommit
 from sublet.runtime.partition.records.channels import Outbox
+from sublet.runtime.partition.records.commit_encoder import CommitEncoder
 from sublet.runtime.partition.records.egress_retention import EgressRetention
-from sublet.runtime.partition.records.pending_commit import CommitEncoder, PendingCommit
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra, Kind
 from sublet.runtime.protocol.messages import Message
 
@@ -186,27 +187,31 @@ def test_spans_and_log_lines_of_user_code_belong_to_the_run(recorder: Recorder) 
 
 
 def test_messages_without_a_trace_leave_without_extras() -> None:
-    sealer = CommitEncoder("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
+    encoder = CommitEncoder("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
     pending = PendingCommit()
-    pending.effects = [Outgoing("a/g/0", "k", b"\x01", None), Outgoing("a/g/0", "l", b"\x02", None)]
+    pending.send([Outgoing("a/g/0", "k", b"\x01", None), Outgoing("a/g/0", "l", b"\x02", None)])
 
-    assert _sent(sealer, pending).extras is None
+    assert _sent(encoder, pending).extras is None
 
 
 def test_only_the_messages_that_are_sampled_carry_their_trace() -> None:
-    sealer = CommitEncoder("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
+    encoder = CommitEncoder("a/f/0", Outbox({}, []), EgressRetention(), 1_000_000)
     pending = PendingCommit()
-    pending.traced = True
-    pending.effects = [
-        Outgoing("a/g/0", "k", b"\x01", None),
-        Outgoing("a/g/0", "l", b"\x02", None, SAMPLED),
-    ]
+    pending.send(
+        [
+            Outgoing("a/g/0", "k", b"\x01", None),
+            Outgoing("a/g/0", "l", b"\x02", None, SAMPLED),
+        ],
+        traced=True,
+    )
 
-    assert _sent(sealer, pending).extras == {1: Extra(trace=SAMPLED)}
+    assert _sent(encoder, pending).extras == {1: Extra(trace=SAMPLED)}
 
 
-def _sent(sealer: CommitEncoder, pending: PendingCommit) -> Batch:
-    (entry,) = sealer.seal(pending, 1, 1, 0, 0.0).outbox
+def _sent(encoder: CommitEncoder, pending: PendingCommit) -> Batch:
+    contents = pending.seal()
+    encoder.contribute(contents)
+    (entry,) = contents.outbox
     return msgspec.msgpack.decode(entry.data, type=Batch)
 
 

@@ -13,10 +13,10 @@ from docs.generators.api import names_on_page
 from docs.generators.command_line import helps
 from docs.generators.contract import CONTRACT, declared
 from docs.generators.metrics import exposed_names
-from docs.generators.pages import PAGES
+from docs.generators.pages import PAGES, PARTS, with_part
 from sublet.functions.errors import SubletError, error_from_code
 from sublet.runtime.http.errors import STATUS_BY_CODE
-from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.wire import errors as wire_errors
 from sublet.runtime.services.metrics import METRICS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -27,6 +27,13 @@ EXPOSED = {name for each in METRICS for name in exposed_names(each)}
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_what_the_code_says_now(page: str) -> None:
     assert (DOCS / page).read_text() == PAGES[page](), "run `make reference`"
+
+
+@pytest.mark.parametrize("page", PARTS)
+def test_a_part_of_a_page_is_what_the_code_says_now(page: str) -> None:
+    text = (DOCS / page).read_text()
+
+    assert text == with_part(text, PARTS[page]()), "run `make reference`"
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -42,17 +49,24 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_error_has_a_status_in_http_and_grpc() -> None:
     page = (DOCS / "reference" / "errors.md").read_text()
 
-    for code in {*STATUS_BY_CODE, *wire.STATUS_BY_CODE}:
+    for code in {*STATUS_BY_CODE, *wire_errors.STATUS_BY_CODE}:
         assert f"`{code}`" in page
         if type(error_from_code(code, "")).__module__ == SubletError.__module__:
-            only_http = code not in wire.STATUS_BY_CODE
+            only_http = code not in wire_errors.STATUS_BY_CODE
             only_grpc = code not in STATUS_BY_CODE
             assert not only_grpc
             assert not only_http or type(error_from_code(code, "")) is SubletError
 
 
 def test_every_command_is_in_the_reference_with_an_example() -> None:
-    groups = {"sublet", "sublet state", "sublet dead", "sublet pipelines", "sublet config"}
+    groups = {
+        "sublet",
+        "sublet egress",
+        "sublet state",
+        "sublet dead",
+        "sublet pipelines",
+        "sublet config",
+    }
 
     for name, text in helps():
         assert name in groups or f"Example: {name} " in text or f"Example: {name}\n" in text, name

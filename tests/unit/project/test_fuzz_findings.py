@@ -10,9 +10,10 @@ from sublet.functions.state import StateClock
 from sublet.functions.state.fields import state_kind_of
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.partition.records.idempotency import Answer
-from sublet.runtime.partition.records.timers import Timer, Timers
+from sublet.runtime.partition.records.timers import Timer, TimerIndex
 from sublet.runtime.protocol.frames import Ack, Batch, Data, Extra, Kind
-from sublet.runtime.protocol.wire import WireError, decode_frame, encode_frame
+from sublet.runtime.protocol.wire.errors import WireError
+from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
 from sublet.statestore.contract import IDEMPOTENCY, PARKED, CorruptDataError, OutboxEntry, Record
 from sublet.statestore.delta import DamagedCommitError, Delta
 from sublet.statestore.redis import store as redis_store
@@ -56,7 +57,7 @@ def test_an_outbox_entry_that_is_damaged_is_named_before_it_ends_a_link() -> Non
 
 
 def test_a_timer_that_is_damaged_is_left_and_told_once_and_others_fire() -> None:
-    timers = Timers(NAME)
+    timers = TimerIndex(NAME)
     timers.load_until_ms(0)
     good = msgspec.msgpack.encode(Timer(NAME, "k", NIL))
     records = [Record("timer", "1.1", b"\x91", 5), Record("timer", "1.2", good, 6)]

@@ -29,7 +29,7 @@ def partition(consumed: int, refusals: dict[str, int]) -> Any:
             counters=counters,
             refusals=refusals,
             queued=5,
-            staging=SimpleNamespace(bytes=7, sealed_rows=3),
+            pipelines=SimpleNamespace(staging=SimpleNamespace(bytes=7, sealed_rows=3)),
             snapshots=SimpleNamespace(bytes=11),
             progress=SimpleNamespace(is_used=True, by_clock=False, watermark_ms=1000 * consumed),
         ),

@@ -99,6 +99,18 @@ def test_the_command_prints_compares_draws_and_keeps(tmp_path: Path) -> None:
     assert "shortest-job" in ran.stdout
 
 
+@pytest.mark.parametrize(("workers", "takeovers"), [(1, 0), (2, 8)])
+def test_the_built_in_scenario_grows_with_the_workers(workers: int, takeovers: int) -> None:
+    ran = CliRunner().invoke(cli, ["simulate", "--workers", str(workers), "--json"])
+
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert found["workers"] == workers
+    assert found["takeovers"] == takeovers
+    assert found["open"] == 0
+    assert 0.3 < found["busy"]["mean"] < 0.7
+
+
 def test_the_command_prints_json_for_scripts(tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text(SCENARIO)

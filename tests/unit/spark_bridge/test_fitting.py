@@ -338,31 +338,31 @@ HIDE_FIRST = pa.array([True, False])
             [AT],
             pa.timestamp("us", "UTC"),
             date,
-            r"'v' has the type timestamp\[.*\], .* takes date there",
+            r"'v' has type timestamp\[.*\], .* takes date",
         ),
-        ([b"a"], pa.binary(), str, "'v' has the type binary, and the handler takes string there"),
-        (["a"], pa.string(), bytes, "'v' has the type string, and the handler takes bytes there"),
+        ([b"a"], pa.binary(), str, "'v' has type binary, but the handler takes string"),
+        (["a"], pa.string(), bytes, "'v' has type string, but the handler takes bytes"),
         (
             [1],
             pa.int8(),
             Color,
-            r"'v' has the type int8, and the handler takes one of \['red'\] there",
+            r"'v' has type int8, but the handler takes one of \['red'\]",
         ),
         (
             [["a"]],
             pa.list_(pa.string()),
             list[int],
-            r"'v\.item' has the type string, .* integer there",
+            r"'v\.item' has type string, .* integer",
         ),
         (
             [[("a", "b")]],
             pa.map_(pa.string(), pa.string()),
             dict[str, int],
-            r"'v\.value' has the type",
+            r"'v\.value' has type",
         ),
-        ([{"x": 1}], X, Place, "'v' has no field y, which Place needs"),
-        ([{"x": 1, "y": "a"}], XY, Strict, "'v' has the field y, and Strict has not"),
-        ([None, 1], pa.int8(), int, "'v' is null in 1 of 2 rows, and the handler takes no null"),
+        ([{"x": 1}], X, Place, "'v' lacks the field y of Place"),
+        ([{"x": 1, "y": "a"}], XY, Strict, "'v' has the field y, not in Strict"),
+        ([None, 1], pa.int8(), int, "'v' is null in 1 of 2 rows, but the handler takes no null"),
         ([{"x": None, "y": "a"}, None], XY, Place | None, r"'v\.x' is null in 1 of 1 values"),
     ],
 )
@@ -379,11 +379,11 @@ def test_columns_that_are_fields_are_looked_at_one_by_one() -> None:
 
     with pytest.raises(RowsError, match="'x' is null in 1 of 2 rows"):
         RowSplitter(layout, 4).split(batch)
-    with pytest.raises(RowsError, match="'x' has the type int64, and the handler takes string"):
+    with pytest.raises(RowsError, match="'x' has type int64, but the handler takes string"):
         layout_of(batch.schema, key=["k"], message=msgspec.json.schema(dict[str, str]))
-    with pytest.raises(RowsError, match="'y' has the type string, and the handler takes integer"):
+    with pytest.raises(RowsError, match="'y' has type string, but the handler takes integer"):
         layout_of(batch.schema, key=["k"], message=msgspec.json.schema(dict[str, int] | None))
-    with pytest.raises(RowsError, match="Strict, which has no field for the columns y"):
+    with pytest.raises(RowsError, match="Strict, which has no field y"):
         layout_of(batch.schema, key=["k"], message=msgspec.json.schema(Strict))
 
 
@@ -404,7 +404,7 @@ def test_what_columns_lack_is_left_to_the_worker_that_completes_them() -> None:
 
     assert rows_of(pa.array([[{"x": 1}]], pa.list_(X)), message=message)
     assert rows_of(pa.array([None], pa.list_(X)), message=message)
-    with pytest.raises(RowsError, match=r"'v\.item\.x' has the type string"):
+    with pytest.raises(RowsError, match=r"'v\.item\.x' has type string"):
         rows_of(
             pa.array([[{"x": "1"}]], pa.list_(pa.struct([("x", pa.string())]))), message=message
         )

@@ -18,7 +18,7 @@ LEAST = {"target": "shop/count", "key": "customer"}
 def test_what_is_not_said_has_a_default() -> None:
     options = sink_options(LEAST, environment={})
     assert options.connection.addresses == ("127.0.0.1:7337",)
-    assert options.connection.patience_ms == 600_000
+    assert options.connection.timeout_ms == 600_000
     assert (options.target, options.key, options.payload) == ("shop/count", ("customer",), "")
     assert (options.deadline_ms, options.urgency, options.wait) == (None, "normal", None)
     assert (options.query, options.batch) == ("", None)
@@ -45,17 +45,17 @@ def test_the_address_is_said_by_the_option_or_else_by_the_environment() -> None:
         ({"tarqet": "a/b"}, r"no option 'tarqet' \(did you mean target\?\); allowed: address, "),
         ({"target": "count"}, "option target is 'count'; allowed: .* app/function"),
         ({"target": "a/b/c"}, "option target is"),
-        ({"key": "a,,b"}, "option key is 'a,,b'; allowed: the column"),
+        ({"key": "a,,b"}, "option key is 'a,,b'; allowed: the key column"),
         ({"key": "a,a"}, "option key is"),
         ({"address": "host"}, "option address is 'host'; allowed: host:port"),
         ({"address": "host:99999"}, "option address is"),
-        ({"deadline": "soon"}, "option deadline is 'soon'; allowed: a length of time"),
+        ({"deadline": "soon"}, "option deadline is 'soon'; allowed: a duration"),
         ({"deadline": "-1"}, "option deadline is"),
-        ({"patience": "inf"}, "option patience is"),
+        ({"timeout": "inf"}, "option timeout is"),
         ({"urgency": "high"}, "option urgency is 'high'; allowed: normal, lowest"),
-        ({"urgency": "lowest", "deadline": "1s"}, "cannot have urgency lowest"),
+        ({"urgency": "lowest", "deadline": "1s"}, "urgency=lowest cannot have a deadline"),
         ({"wait": "done"}, "option wait is 'done'; allowed: sealed, taken"),
-        ({"batch": "1"}, r"name it \(option query\)"),
+        ({"batch": "1"}, r"set the option query"),
         ({"query": "q", "batch": "-1"}, "option batch is '-1'; allowed: 0"),
         ({"query": "two words"}, "option query is 'two words'; allowed: a name of 1 to 100"),
         ({"batch_rows": "0"}, r"option batch_rows is '0'; allowed: 1\.\.1000000"),

@@ -64,12 +64,13 @@ class StoryHttpServer:
 
     balancer: Balancer
 
-    def __init__(self, app: ASGIApp, tasks: asyncio.TaskGroup, **_: Any) -> None:
+    def __init__(self, app: ASGIApp, tasks: asyncio.TaskGroup, *_: Any, **__: Any) -> None:
         self._app = app
         self._is_draining = False
         self._requests: set[asyncio.Task[None]] = set()
         self.process = Process.current()
         self.address = f"http://{self.process.address}"
+        self.port = 2
         self.arriving = 0
         """Requests of those who have connected, and are not heard yet."""
 

@@ -272,6 +272,10 @@ class SimulatedLinkServer(LinkServer):
     def address(self) -> str:
         return self.process.address
 
+    @property
+    def port(self) -> int:
+        return int(self.process.address.partition(":")[2])
+
     async def __aenter__(self) -> LinkServer:
         self.network.servers[self.address] = self
         return self

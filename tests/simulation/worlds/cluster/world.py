@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from random import Random
@@ -102,9 +102,10 @@ class StoryWorker:
         chance = world.fault_chance
         self.clock = StoryClock(world.loop, WALL_MS + world.random_skew_ms(), world.random_rate())
         mutant = world.mutant
+        host = self.process.address.partition(":")[0]
         self.worker = Worker(
             release,
-            world.config,
+            replace(world.config, host=host, allow_remote=True),
             store=mutant.store(
                 world.backend,
                 world.store_faults,
