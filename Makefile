@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit computing processes redis network java format proto reference demo demo-words simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
+.PHONY: help setup test lint types layers docs unit computing processes redis network java browser format proto blocking reference demo demo-words simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 
 # The checks keep one core busy for half a minute, and tests that only compute the other one.
-test: setup redis network java ## Check style, types, layers and docs, and run all tests
+test: setup redis network java browser ## Check style, types, layers and docs, and run all tests
 	@$(MAKE) --jobs 2 computing lint types layers docs
 	@$(MAKE) processes
 
@@ -45,7 +45,7 @@ docs: setup ## Build the documentation into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict > build/mkdocs.log 2>&1 || \
 		{ grep -v '^INFO' build/mkdocs.log; exit 1; }
 
-unit: setup redis network java ## Run all tests (ARGS="-k name" chooses)
+unit: setup redis network java browser ## Run all tests (ARGS="-k name" chooses)
 ifdef ARGS
 	@$(BIN)/pytest $(ARGS)
 else
@@ -53,11 +53,11 @@ else
 endif
 
 computing: setup
-	@$(BIN)/pytest -n auto --dist worksteal tests/unit tests/simulation tests/fuzz
+	@$(BIN)/pytest -n auto --dist worksteal tests/unit tests/types tests/simulation tests/fuzz
 
 # What starts processes waits for them now and then: three at once, what takes longest first. The tests of a file may
 # share workers, and stay together.
-processes: setup redis network java
+processes: setup redis network java browser
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/spark tests/integration benchmarks/tests tests/contract
 
 redis: ## Install Redis, which the tests start, where there is none
@@ -69,12 +69,18 @@ java: ## Install Java, on which Spark runs, where there is none
 network: ## Install ip and tc, by which tests cut networks, where there are none
 	@.ci/network
 
+browser: ## Install Chromium, in which tests open pages, where there is none
+	@.ci/browser
+
 format: setup ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 proto: setup ## Regenerate proto/generated from proto/sublet.proto
 	@$(BIN)/python proto/generate.py
+
+blocking: setup ## Regenerate runtime/client/blocking.py from the asyncio classes
+	@$(BIN)/python generators/blocking_client.py
 
 reference: setup ## Make again the pages of docs/ that are made from the code
 	@$(BIN)/python -m docs.generators docs

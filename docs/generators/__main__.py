@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs.generators.pages import PAGES
+from docs.generators.pages import PAGES, PARTS, with_part
 
 
 def main(arguments: list[str]) -> int:
@@ -20,6 +20,9 @@ def main(arguments: list[str]) -> int:
         path = Path(arguments[0], name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(make())
+    for name, make in PARTS.items():
+        path = Path(arguments[0], name)
+        path.write_text(with_part(path.read_text(), make()))
     return 0
 
 

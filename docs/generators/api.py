@@ -32,7 +32,7 @@ Everything here is imported from `sublet`, and the last parts from `sublet.bindi
 on [a page of their own](errors.md).
 """
 
-_DECLARING = ("App", "Function", "Retry", "NO_RETRY")
+_DECLARING = ("App", "Function", "WindowedFunction", "Retry", "NO_RETRY")
 _WINDOWS = ("TumblingWindow", "SlidingWindow", "SessionWindow", "Window")
 _HANDLING = ("Context", "Batch")
 _CALLING = ("Client", "BlockingClient", "CallInfo")
@@ -66,6 +66,7 @@ _STATES = (
     "Value",
     "Map",
     "List",
+    "State",
     "Fields",
     "Sum",
     "Count",
@@ -148,13 +149,15 @@ def names_on_page() -> frozenset[str]:
 
 
 def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[str]:
+    if name.startswith("Blocking"):
+        return _blocking(name, thing)
     lines = [f"### {name}\n"]
     if inspect.isfunction(thing):
         return [*lines, _code(_signature(name, thing)), _text(thing)]
     if not inspect.isclass(thing):
         return [*lines, f"`{name} = {re.sub(_MODULE, '', repr(thing))}`\n"]
     is_made = not getattr(thing, "_is_protocol", False) and not issubclass(thing, Enum)
-    own = name != "Function" and with_constructor and is_made
+    own = not name.endswith("Function") and with_constructor and is_made
     if own and not issubclass(thing, Exception) and name not in ("Context", "Batch"):
         lines.append(_code(_signature(name, thing)))
     lines.append(_text(thing))
@@ -167,6 +170,29 @@ def _described(name: str, thing: Any, *, with_constructor: bool = True) -> list[
             continue
         lines.append(f"#### {name}.{method}\n")
         lines += _member(method, value)
+    return lines
+
+
+def _blocking(name: str, thing: type) -> list[str]:
+    """Return what a class has that its asyncio twin lacks, and the names of the rest."""
+    twin = name.removeprefix("Blocking")
+    known = dict(_members(getattr(sublet, twin)))
+    shared = [each for each, _ in _members(thing) if each in known]
+    about = (inspect.getdoc(thing) or "") if name == "BlockingClient" else ""
+    if not about:
+        about = f"[`{twin}`](#{twin.lower()}) for programs without an event loop."
+    links = ", ".join(f"[`{each}`](#{twin.lower()}{each})" for each in shared)
+    told = (
+        "Its constructor and these members are" if name == "BlockingClient" else "These members are"
+    )
+    lines = [
+        f"### {name}\n",
+        f"{about}\n",
+        f"{told} those of `{twin}`, without `await`: {links}.\n",
+    ]
+    for method, value in _members(thing):
+        if method not in known:
+            lines += [f"#### {name}.{method}\n", *_member(method, value)]
     return lines
 
 
@@ -204,6 +230,8 @@ def _members(thing: type) -> Iterator[tuple[str, Any]]:
 
 def _state(name: str) -> list[str]:
     kind = getattr(sublet, name)
+    if kind is sublet.State:
+        return [f"### {name}\n", _text(kind)]
     cell = _cell_class(kind)
     lines = [f"### {name}\n", _code(_signature(name, kind)), _text(kind)]
     rows = [
@@ -277,7 +305,8 @@ def _parameters(thing: Callable[..., Any]) -> tuple[list[str], str]:
 def _annotation(annotation: Any) -> str:
     if isinstance(annotation, typing.ForwardRef):
         return annotation.__forward_arg__
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    told = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return told.replace("TypeForm[", "type[")
 
 
 def _signature(name: str, thing: Callable[..., Any]) -> str:

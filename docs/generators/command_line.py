@@ -1,4 +1,4 @@
-"""The page of the command line: what `--help` prints, command by command."""
+"""The part of the command line's page that `--help` prints, command by command."""
 
 from __future__ import annotations
 
@@ -10,21 +10,11 @@ import typer
 from sublet.runtime.cli.main import cli
 
 _WIDTH = 90
-_HEAD = """# Reference: command line
-
-<!-- Made by `make reference` from runtime/cli/main.py. -->
-
-[The command line](../cli.md) explains what is common to all commands. This is what
-`sublet COMMAND --help` prints.
-"""
 
 
-def command_line_page() -> str:
-    """Return the page, as Markdown."""
-    lines = [_HEAD]
-    for name, text in helps():
-        lines.append(f"## {name}\n\n```text\n{text}\n```\n")
-    return "\n".join(lines)
+def command_line_part() -> str:
+    """Return what stands in docs/cli.md, as Markdown."""
+    return "\n".join(f"### {name}\n\n```text\n{text}\n```\n" for name, text in helps())
 
 
 def helps() -> Iterator[tuple[str, str]]:

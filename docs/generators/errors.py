@@ -14,11 +14,11 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.http.errors import STATUS_BY_CODE as HTTP_STATUS_BY_CODE
-from sublet.runtime.protocol import wire
+from sublet.runtime.protocol.wire.errors import STATUS_BY_CODE as GRPC_STATUS_BY_CODE
 
 _HEAD = """# Reference: errors
 
-<!-- Made by `make reference` from functions/errors.py, runtime/protocol/wire.py and
+<!-- Made by `make reference` from functions/errors.py, runtime/protocol/wire/errors.py and
 runtime/http/errors.py. -->
 
 Every error has a stable code. Python raises its class, gRPC carries it as the trailing metadata
@@ -71,7 +71,7 @@ def _table(kinds: Iterator[type[SubletError]]) -> list[str]:
     lines = ["| code | Python | HTTP | gRPC | |", "|---|---|---|---|---|"]
     for kind in kinds:
         text = " ".join((inspect.cleandoc(kind.__doc__) if kind.__doc__ else "").split())
-        http, grpc = HTTP_STATUS_BY_CODE[kind.code], wire.STATUS_BY_CODE[kind.code].name
+        http, grpc = HTTP_STATUS_BY_CODE[kind.code], GRPC_STATUS_BY_CODE[kind.code].name
         lines.append(f"| `{kind.code}` | `{kind.__name__}` | {http} | `{grpc}` | {text} |")
     return [*lines, ""]
 

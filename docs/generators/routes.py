@@ -1,22 +1,14 @@
-"""The page of all routes of HTTP, from the same description that a worker serves."""
+"""The part of HTTP's page that lists all routes, from the description that a worker serves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sublet.functions.app import App
 from sublet.functions.context import Context
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.http.openapi import describe
-
-_HEAD = """# Reference: HTTP
-
-<!-- Made by `make reference` from runtime/http/openapi.py. -->
-
-[HTTP](../http.md) explains it with examples. A worker describes its own functions, with the types
-of their messages and replies, at `GET /openapi.json`, and as a page at `GET /docs`. Codes are
-explained with [all errors](errors.md).
-"""
+from sublet.runtime.http.openapi import EXTENSION, describe
 
 _app = App("APP")
 
@@ -26,29 +18,37 @@ def _function(ctx: Context, message: Any) -> Any:
     """Call a function, or hand a message over."""
 
 
-def routes_page() -> str:
-    """Return the page, as Markdown."""
-    described = describe(_app.functions, Limits())
-    lines = [_HEAD]
-    for path, methods in described["paths"].items():
+def routes_part() -> str:
+    """Return what stands in docs/http.md, as Markdown."""
+    lines: list[str] = []
+    for path, methods in describe(_app.functions, Limits())["paths"].items():
         for method, operation in methods.items():
             lines += _operation(f"{method.upper()} {_shown(path)}", operation)
     return "\n".join(lines)
 
 
-def _operation(title: str, operation: dict[str, Any]) -> list[str]:
-    lines = [f"## {title}\n", f"{_shown(operation['summary'])}\n"]
-    if text := operation.get("description"):
-        lines.append(f"{text}\n")
+def _operation(title: str, operation: dict[str, Any]) -> Iterator[str]:
+    text = operation.get("description", "")
+    yield f"### {title}\n"
+    yield f"{_shown(operation['summary'])} {text}".strip() + "\n"
     if parameters := operation.get("parameters"):
-        lines += ["| parameter | in | |", "|---|---|---|"]
+        yield "| parameter | in | default | |"
+        yield "|---|---|---|---|"
         for each in parameters:
-            lines.append(f"| `{each['name']}` | {each['in']} | {each.get('description', '')} |")
-        lines.append("")
-    lines += ["| status | |", "|---|---|"]
-    for status, reply in operation["responses"].items():
-        lines.append(f"| {status} | {reply['description']} |")
-    return [*lines, ""]
+            default = each["schema"].get("default", "")
+            shown = f"`{default}`" if default != "" else ""
+            yield f"| `{each['name']}` | {each['in']} | {shown} | {each.get('description', '')} |"
+        yield ""
+    replies = operation["responses"]
+    for status, reply in replies.items():
+        if EXTENSION not in reply:
+            yield f"- {status}: {reply['description']}"
+    codes = [
+        f"`{code}` ({status})"
+        for status, reply in replies.items()
+        for code in reply.get(EXTENSION, ())
+    ]
+    yield f"- [Errors](#errors): {', '.join(codes)}\n"
 
 
 def _shown(text: str) -> str:
