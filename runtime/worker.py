@@ -27,14 +27,10 @@ from sublet.runtime.cluster.own_address import reachable_host
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.addresses import is_loopback_host, is_wildcard_host, joined
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
-from sublet.runtime.hosting.partition_host import (
-    THREADS_BUSY_MAX,
-    Binding,
-    Clock,
-    Host,
-    SystemClock,
-)
+from sublet.runtime.hosting.hosted import Clock, SystemClock
+from sublet.runtime.hosting.partition_host import Binding, Host
 from sublet.runtime.hosting.router import Router
+from sublet.runtime.hosting.thread_runs import THREADS_BUSY_MAX
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver

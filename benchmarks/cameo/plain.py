@@ -7,7 +7,7 @@ nothing is ranked, costs and paths are told to nobody, and partitions have their
 from typing import Any
 
 from benchmarks.cameo.app import many
-from sublet.runtime.hosting import partition_host
+from sublet.runtime.hosting import turns
 from sublet.scheduler.urgency import Urgency
 
 __all__ = ["many"]
@@ -16,7 +16,7 @@ __all__ = ["many"]
 class FirstCome:
     """In the place of `ReadyQueue`."""
 
-    def __init__(self, starvation_ms: float = 0.0) -> None:
+    def __init__(self, order: object, starvation_ms: float = 0.0) -> None:
         self._items: dict[str, Any] = {}
 
     def __len__(self) -> int:
@@ -44,6 +44,6 @@ def _no_context(self: Urgency, *work: Any) -> int:
     return 0
 
 
-setattr(partition_host, "ReadyQueue", FirstCome)  # noqa: B010  # Its type is another; its use is the same.
+setattr(turns, "ready_queue", FirstCome)  # noqa: B010  # Its type is another; its use is the same.
 setattr(Urgency, "rank", _no_rank)  # noqa: B010
 setattr(Urgency, "context_version", _no_context)  # noqa: B010

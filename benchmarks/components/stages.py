@@ -250,6 +250,7 @@ def put_stopwatches() -> Stopwatches:
     from sublet.runtime.hosting import partition_host as host
     from sublet.runtime.hosting.peer_outbound import PeerOutbound
     from sublet.runtime.hosting.router import Router
+    from sublet.runtime.hosting.turns import Turns
     from sublet.runtime.links import lifecycle, raw_lane
     from sublet.runtime.partition.features.delivery import Delivery
     from sublet.runtime.partition.partition import Partition
@@ -275,7 +276,10 @@ def put_stopwatches() -> Stopwatches:
             (Partition, ("batch_arrived", "finished", "committed", "woken", "loaded")),
             (Delivery, ("acknowledged",)),
         ],
-        "host": [(host.Host, ("_apply_effects", "pump", "_pump", "_run_here", "_commit_ended"))],
+        "host": [
+            (host.Host, ("_apply_effects", "_run_here", "_commit_ended")),
+            (Turns, ("frame_arrived", "_turn")),
+        ],
         "state": [
             (StateCache, ("missing", "insert", "changed", "over_bound", "shrink")),
             (sync_runner.Place, ("drain",)),

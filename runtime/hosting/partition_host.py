@@ -7,14 +7,10 @@ millisecond between which the loop is free; the rest runs beside it.
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextvars import copy_context
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -23,8 +19,6 @@ from sublet.functions.address import is_client, split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import (
-    RetryLaterError,
-    SubletError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -34,15 +28,17 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.async_runner import AsyncRunner, CallOpened, Ended, Invocation
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.state_import import assign_states
-from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner, failure_of
+from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner
 from sublet.runtime.execution.threads import (
-    HandlerInterrupt,
     LoopWatchdog,
-    RunnerThread,
-    RunnerThreads,
     Watchdog,
 )
+from sublet.runtime.hosting.call_timeouts import CallTimeouts
 from sublet.runtime.hosting.group_commit import GroupCommitter
+from sublet.runtime.hosting.hosted import Clock, Hosted, Transport
+from sublet.runtime.hosting.store_reads import StoreReads
+from sublet.runtime.hosting.thread_runs import ThreadRun, ThreadRuns
+from sublet.runtime.hosting.turns import Turns
 from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun
 from sublet.runtime.leases.lessor import TERM_MS
@@ -87,23 +83,16 @@ from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.snapshots import Snapshot
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
-from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
+from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo
 from sublet.runtime.protocol.handover_messages import Released
-from sublet.scheduler.batching import FrameTurns
 from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
-from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX, LearnedPace
-from sublet.scheduler.ready_queue import STARVATION_MS, ReadyQueue, ready_queue
+from sublet.scheduler.pace import QUANTA_MAX, LearnedPace
+from sublet.scheduler.ready_queue import STARVATION_MS
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
-    IDEMPOTENCY,
-    STAGED,
-    TIMER,
-    WINDOW,
     Commit,
-    OutboxEntry,
     Outcome,
-    Record,
     Recovered,
     StateRow,
     Store,
@@ -111,102 +100,10 @@ from sublet.statestore.contract import (
 
 _log = structlog.get_logger(__name__)
 
-TURN_MS = 1.0
-THREADS_BUSY_MAX = max(2, os.cpu_count() or 1)
-"""Plain `def` handlers that are too slow for the loop: so many runs go on at once. More would only
-share the cores with them, and make what is urgent wait for what is not."""
-ABANDON_GRACE_S = 1.0
 GUEST_ON_LOOP_MS = 2.0
-OLD_STATES_WAIT_S = 2.0
-"""A commit waits no longer for what readers of snapshots need; they are told."""
 WARM_BYTES_MAX = 256 * 1024
 """So much state goes with a partition to its next owner, so that its first messages need not wait
 for the store."""
-
-
-class Transport(Protocol):
-    """Everybody that a partition can talk to, as the host sees them."""
-
-    def deliver(self, partition: str, entry: OutboxEntry) -> None: ...
-
-    def deliver_anew(self, partition: str, entry: OutboxEntry) -> None:
-        """Deliver it also if it was sent before; what is behind it follows."""
-        ...
-
-    def acknowledge(self, ack: Ack) -> None: ...
-
-    def refuse(self, refused: Refused) -> None: ...
-
-    def lost(self, partition: str, outcome: Outcome) -> None:
-        """The partition has another owner now, or what it had in memory cannot be stored."""
-        ...
-
-    def left(self, partitions: Collection[str]) -> None:
-        """These are not here any more: what is taken of all that they have sent is told to whoever
-        owns them now."""
-        ...
-
-    def send_to_peer(self, worker: str, message: bytes) -> bool:
-        """Say something of leases to a peer; False if it cannot be reached now."""
-        ...
-
-    def ensure_connected(self, worker: str) -> None:
-        """Be ready to tell a peer something."""
-        ...
-
-
-class Clock(Protocol):
-    def monotonic_ms(self) -> float: ...
-
-    def wall_ms(self) -> int: ...
-
-
-class SystemClock:
-    def monotonic_ms(self) -> float:
-        return time.monotonic() * 1000
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-
-class Hosted:
-    """A partition with its surroundings."""
-
-    __slots__ = (
-        "cache",
-        "clock",
-        "committing",
-        "loaded",
-        "on_left",
-        "partition",
-        "place",
-        "tickets",
-        "times",
-        "wake",
-    )
-
-    def __init__(
-        self,
-        partition: Partition,
-        place: Place,
-        cache: StateCache | None,
-        clock: StateClock,
-        times: PartitionTimes,
-    ) -> None:
-        self.partition = partition
-        self.times = times
-        self.place = place
-        self.cache = cache
-        self.clock = clock
-        self.wake: asyncio.TimerHandle | None = None
-        self.committing: Commit | None = None
-        """What the store was asked to commit, until it has answered."""
-        self.loaded: Work | None = None
-        """Work that had to wait for its state, and waits for its turn once more."""
-        self.tickets: set[asyncio.Future[None]] = set()
-        """Changes by hand that are not committed yet."""
-        self.on_left: Callable[[Released], None] | None = None
-        """Told once the partition has come to rest and is forgotten here."""
 
 
 class Binding(NamedTuple):
@@ -274,25 +171,26 @@ class Host:
             on_unwanted=self._call_unwanted,
             on_end=self._invocation_ended,
         )
+        self._threads = ThreadRuns(self._sync, self._thread_run_ended)
+        self._turns = Turns(
+            self.urgency.order,
+            starvation_ms,
+            self._threads,
+            take=self._take,
+            monotonic_ms=clock.monotonic_ms,
+            before=None if binding is None else self._look_before_turn,
+            after=None if binding is None else self._look_at_waiting,
+        )
+        self._reads = StoreReads(store, clock, self.telemetry, self._apply_effects)
+        self._call_timeouts = CallTimeouts(self._call_expired)
         self._loop: asyncio.AbstractEventLoop
-        self._threads: RunnerThreads
         self._tasks: asyncio.TaskGroup
-        order = self.urgency.order
-        self._ready: ReadyQueue[Hosted | BorrowedRun] = ready_queue(order, starvation_ms)
-        self._aside: ReadyQueue[Hosted | BorrowedRun] = ready_queue(order, starvation_ms)
-        """Partitions whose runs need a thread, while all that may be busy are."""
-        self._threads_busy = 0
-        self._aside_runs: set[ThreadRun] = set()
         self._is_taking = False
-        self._call_timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
-        """Partition and message to the timeouts of the calls that its handler awaits."""
         self._left_lately: set[str] = set()
         """Partitions that are not here since this turn of the loop."""
         self._heavy: dict[str, frozenset[str]] = {}
         """Partitions whose last commit was too large for the store, with the ids of the messages
         that were alone in one."""
-        self._pump_planned = False
-        self._turns = FrameTurns()
         self.lending: Lending | None = None
         """None where nothing is lent or taken."""
         if binding is not None:
@@ -305,7 +203,8 @@ class Host:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin; background work becomes children of the given group."""
         self._loop = asyncio.get_running_loop()
-        self._threads = RunnerThreads(self._loop)
+        self._threads.start(self._loop)
+        self._turns.start(self._loop)
         self._tasks = tasks
         self._watchdog.start()
         self._async.start(tasks)
@@ -446,8 +345,7 @@ class Host:
         hosted = self.partitions.pop(name, None)
         if hosted is None:
             return
-        self._ready.discard(name)
-        self._aside.discard(name)
+        self._turns.discard(name)
         self.telemetry.partition_left(hosted.place.function.name, hosted.partition)
         hosted.partition.stop(Outcome.FENCED)
         # Nobody has taken it away; and by then its name may be that of another owner here.
@@ -457,8 +355,7 @@ class Host:
         if hosted.wake is not None:
             hosted.wake.cancel()
         self._async.forget(name)
-        for waiting in [each for each in self._call_timers if each[0] == name]:
-            self._forget_calls(*waiting)
+        self._call_timeouts.end_partition(name)
         for ticket in hosted.tickets:
             if not ticket.done():
                 ticket.set_exception(
@@ -617,20 +514,16 @@ class Host:
     def _carry_out_rare(self, hosted: Hosted, effect: object) -> None:
         partition = hosted.partition
         match effect:
-            case Load():
-                self._tasks.create_task(self._load(hosted, effect))
-            case Fetch() | LoadPreimages():
-                read = self._fetch if isinstance(effect, Fetch) else self._load_old
-                self._tasks.create_task(read(hosted, effect.keys))
+            case Load() | Fetch() | LoadPreimages() | LoadTimers() | LoadWindows() | LoadStaged():
+                self._tasks.create_task(self._reads.carry_out(hosted, effect))
             case Lend():
                 assert self.lending is not None
                 assert effect.work.lease is not None
                 self._trace(hosted, effect.work)
                 self.lending.loaded(effect.work.lease)
-            case LoadTimers() | LoadWindows() | LoadStaged():
-                self._tasks.create_task(self._load_records(hosted, effect))
             case Resume():
-                self._resume(partition.name, effect)
+                self._call_timeouts.end(partition.name, effect.message_id, effect.call)
+                self._async.resume(partition.name, *effect)
             case Interrupt():
                 self._async.interrupt(partition.name, effect.message_id)
             case Redeliver():
@@ -646,12 +539,6 @@ class Host:
             case _:
                 raise AssertionError(effect)
 
-    def _resume(self, partition: str, resume: Resume) -> None:
-        timers = self._call_timers.get((partition, resume.message_id))
-        if timers is not None and resume.call in timers:
-            timers.pop(resume.call).cancel()
-        self._async.resume(partition, *resume)
-
     def _wake_at(self, hosted: Hosted, at_ms: float) -> None:
         if hosted.wake is not None:
             hosted.wake.cancel()
@@ -662,90 +549,6 @@ class Host:
         hosted.wake = None
         hosted.partition.woken(self._clock.monotonic_ms())
         self._apply_effects(hosted)
-
-    async def _load(self, hosted: Hosted, load: Load) -> None:
-        name = hosted.partition.name
-        started_ms = self._clock.monotonic_ms()
-        answers = []
-        while True:
-            try:
-                rows = await self._store.load(name, load.keys) if load.keys else []
-                if load.idempotency_ids:
-                    answers = await self._store.records(name, IDEMPOTENCY, load.idempotency_ids)
-                break
-            except RetryLaterError as error:
-                if hosted.partition.stopped:
-                    return
-                await asyncio.sleep(error.retry_after_ms / 1000)
-        now_ms = self._clock.monotonic_ms()
-        hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
-        load.work.loading_ms = now_ms - started_ms
-        self.telemetry.of(hosted.place.function.name).keys_loaded += len(load.keys)
-        hosted.partition.loaded(load.work, load.keys, rows, answers, now_ms)
-        self._apply_effects(hosted)
-
-    async def _fetch(self, hosted: Hosted, keys: Sequence[str]) -> None:
-        while True:
-            try:
-                rows = await self._store.load(hosted.partition.name, keys)
-                break
-            except RetryLaterError as error:
-                if hosted.partition.stopped:
-                    return
-                await asyncio.sleep(error.retry_after_ms / 1000)
-        now_ms = self._clock.monotonic_ms()
-        hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
-        self.telemetry.of(hosted.place.function.name).keys_loaded += len(keys)
-        hosted.partition.fetched(keys, rows, now_ms)
-        self._apply_effects(hosted)
-
-    async def _load_records(
-        self, hosted: Hosted, load: LoadTimers | LoadWindows | LoadStaged
-    ) -> None:
-        partition = hosted.partition
-        while True:
-            try:
-                records = await self._records(partition.name, load)
-                break
-            except RetryLaterError as error:
-                if partition.stopped:
-                    return
-                await asyncio.sleep(error.retry_after_ms / 1000)
-        now_ms = self._clock.monotonic_ms()
-        match load:
-            case LoadTimers():
-                partition.timers.loaded(records, now_ms)
-            case LoadWindows():
-                partition.windows.loaded(records, now_ms)
-            case LoadStaged():
-                partition.pipelines.loaded(load.ids, records, now_ms)
-        self._apply_effects(hosted)
-
-    async def _load_old(self, hosted: Hosted, keys: Sequence[str]) -> None:
-        """Once, and for a bounded time: a commit waits, and with it everybody but the reader."""
-        partition = hosted.partition
-        rows: list[StateRow] | None = None
-        try:
-            async with asyncio.timeout(OLD_STATES_WAIT_S):
-                page = await self._store.states(partition.name, partition.epoch, keys=keys)
-            if page is not None:
-                rows = [row for of_key in page.states for row in of_key]
-        except (SubletError, TimeoutError) as error:
-            _log.warning(
-                "could not keep old states for snapshots",
-                partition=partition.name,
-                problem=str(error),
-            )
-        partition.preimages_loaded(rows)
-        self._apply_effects(hosted)
-
-    async def _records(
-        self, partition: str, load: LoadTimers | LoadWindows | LoadStaged
-    ) -> list[Record]:
-        if isinstance(load, LoadStaged):
-            return await self._store.records(partition, STAGED, load.ids)
-        kind = TIMER if isinstance(load, LoadTimers) else WINDOW
-        return await self._store.records_due(partition, kind, load.until_ms, load.limit)
 
     def _group_committed(self, elapsed_ms: float, size: int) -> None:
         self.telemetry.group_committed(elapsed_ms, size)
@@ -766,77 +569,38 @@ class Host:
 
     # Running user code
 
-    def _line_up(self, hosted: Hosted, rank: float, arrived_ms: float) -> None:
-        """Put a partition in line with all others of the worker."""
-        name = hosted.partition.name
-        if self._needs_thread(hosted.place.function):
-            self._aside.put(name, hosted, rank, arrived_ms)
-            if self._threads_busy >= THREADS_BUSY_MAX:
-                self._make_room_for(rank)
-        else:
-            self._ready.put(name, hosted, rank, arrived_ms)
-        self._plan_pump()
+    def pump(self) -> None:
+        """A frame has come."""
+        self._turns.frame_arrived()
 
-    def _make_room_for(self, rank: float) -> None:
-        """Let the least urgent run in a thread end after its quantum, if it is less urgent."""
-        last = max(self._aside_runs, key=ThreadRun.rank, default=None)
-        if last is not None and rank < last.rank():
-            last.scope.cut_wanted = True
+    def _line_up(self, hosted: Hosted, rank: float, arrived_ms: float) -> None:
+        off_loop = self._needs_thread(hosted.place.function)
+        self._turns.put(hosted.partition.name, hosted, rank, arrived_ms, off_loop=off_loop)
+        if off_loop and self._threads.is_full:
+            self._threads.make_room_for(rank)
 
     def _needs_thread(self, function: Function) -> bool:
         """Tell whether runs of a function keep a core busy beside the loop."""
         return not function.is_async and not function.blocking and self.pace.off_loop(function)
 
-    def _plan_pump(self) -> None:
-        if not self._pump_planned:
-            self._pump_planned = True
-            self._loop.call_soon(self._pump)
+    def _look_before_turn(self, now_ms: float) -> None:
+        lending = self.lending
+        if lending is not None and lending.lessor.asks_each:
+            lending.look(now_ms, at_once=True)
 
-    def pump(self) -> None:
-        """A frame has come: run what is ready at once, if not more is to come in this turn."""
-        if (self._ready or self._aside) and self._turns.arrived():
-            self._run_turn()
-        if self.lending is not None and self._threads_busy:
-            self._look(self.lending)
-
-    def _pump(self) -> None:
-        self._turns.ended()
-        self._run_turn()
-        if self.lending is not None:
-            self._look(self.lending)
-        # Somebody who was in line for the loop may have found that it needs a thread.
-        if self._ready or (self._aside and self._threads_busy < THREADS_BUSY_MAX):
-            self._loop.call_soon(self._pump)
-        else:
-            self._pump_planned = False
-
-    def _look(self, lending: Lending) -> None:
+    def _look_at_waiting(self) -> None:
         """Let the policies see what has to wait."""
-        unseen = self.urgency.unseen
+        lending, unseen = self.lending, self.urgency.unseen
+        if lending is None:
+            return
         assert unseen is not None
-        if self._ready or self._aside or self._threads_busy or self.urgency.waiting:
+        if self._turns or self._threads.busy or self.urgency.waiting:
             lending.look(self._clock.monotonic_ms())
         elif unseen and any(chunk.count for _, chunk in unseen):
             # Behind runs that keep no core busy: of blocking handlers only so many go on at once.
             lending.look(self._clock.monotonic_ms())
         else:
             unseen.clear()  # All of it has run.
-
-    def _run_turn(self) -> None:
-        """Run the most urgent work for one turn, then let the loop breathe."""
-        now_ms = self._clock.monotonic_ms()
-        if self.lending is not None and self.lending.lessor.asks_each:
-            self.lending.look(now_ms, at_once=True)
-        while self._aside and self._threads_busy < THREADS_BUSY_MAX:
-            next_ = self._aside.pop(now_ms)
-            assert next_ is not None
-            self._take(next_, now_ms)
-        until_ms = now_ms + TURN_MS
-        while self._ready and now_ms <= until_ms:
-            next_ = self._ready.pop(now_ms)
-            assert next_ is not None
-            self._take(next_, now_ms)
-            now_ms = self._clock.monotonic_ms()
 
     def _take(self, hosted: Hosted | BorrowedRun, now_ms: float) -> None:
         """It is the partition's turn, or a guest's."""
@@ -865,8 +629,7 @@ class Host:
             self._run_here(hosted, work)
         else:
             hosted.loaded = work
-            self._ready.put(hosted.partition.name, hosted, work.rank, work.arrived_ms)
-            self._plan_pump()
+            self._turns.put(hosted.partition.name, hosted, work.rank, work.arrived_ms)
 
     def _run_here(self, hosted: Hosted, work: Work) -> None:
         partition, place = hosted.partition, hosted.place
@@ -879,9 +642,7 @@ class Host:
         if work.assigns:
             self._finish(hosted, work, assign_states(work, place, limit_s), waiting)
             return
-        if not work.is_background and (
-            not self._ready or (self._ready.rank() or 0.0) >= work.rank_last
-        ):
+        if not work.is_background and not self._turns.is_more_urgent(work.rank_last):
             limit_s *= QUANTA_MAX
         if place.function.is_async:
             result, waiting = self._async.run(work, place, limit_s)
@@ -938,40 +699,28 @@ class Host:
             self._clock.monotonic_ms(),
             timeout_ms=request.timeout_ms,
         )
-        timer = self._loop.call_later(request.timeout_ms / 1000, self._call_expired, hosted, opened)
-        timers = self._call_timers.setdefault((opened.partition, opened.message_id), {})
-        timers[opened.call] = timer
+        self._call_timeouts.start(opened)
 
-    def _forget_calls(self, partition: str, message_id: str) -> None:
-        for timer in self._call_timers.pop((partition, message_id), {}).values():
-            timer.cancel()
-
-    def _call_expired(self, hosted: Hosted, opened: CallOpened) -> None:
+    def _call_expired(self, opened: CallOpened) -> None:
         text = f"{opened.request.partition} did not reply within {opened.request.timeout_ms:g} ms"
-        self._end_call(hosted, opened.message_id, opened.call, text)
+        self._end_call(opened.partition, opened.message_id, opened.call, text)
 
     def _call_unwanted(self, partition: str, message_id: str, call: int) -> None:
         """A handler has cancelled its own call: by `asyncio.timeout`, for one."""
-        hosted = self.partitions.get(partition)
-        if hosted is not None:
-            self._end_call(hosted, message_id, call, "the handler ended without awaiting the reply")
+        self._call_timeouts.end(partition, message_id, call)
+        text = "the handler ended without awaiting the reply"
+        self._end_call(partition, message_id, call, text)
 
-    def _end_call(self, hosted: Hosted, message_id: str, call: int, text: str) -> None:
-        waiting = (hosted.partition.name, message_id)
-        timers = self._call_timers.get(waiting, {})
-        timer = timers.pop(call, None)
-        if timer is not None:
-            timer.cancel()
-        if not timers:
-            self._call_timers.pop(waiting, None)
-        if hosted.partition.stopped:
+    def _end_call(self, partition: str, message_id: str, call: int, text: str) -> None:
+        hosted = self.partitions.get(partition)
+        if hosted is None or hosted.partition.stopped:
             return
         error = ErrorInfo("deadline_exceeded", text)
         hosted.partition.calls.expired(message_id, call, error, self._clock.monotonic_ms())
         self._apply_effects(hosted)
 
     def _invocation_ended(self, ended: Ended) -> None:
-        self._forget_calls(ended.partition, ended.message_id)
+        self._call_timeouts.end_message(ended.partition, ended.message_id)
         hosted = self.partitions.get(ended.partition)
         if hosted is None:
             return
@@ -1014,26 +763,18 @@ class Host:
             result, waiting = self._async.run_aside(work, place)
             self._finish(hosted, work, result, waiting)
         else:
-            self._start_aside(
-                ThreadRun(hosted, work, self._sync, self._threads, self._thread_run_ended)
-            )
+            self._run_in_thread(hosted, work)
 
-    def _start_aside(self, run: ThreadRun) -> None:
-        function = run.hosted.place.function
+    def _run_in_thread(self, hosted: Hosted | BorrowedRun, work: Work) -> None:
+        function, ends_ms = hosted.place.function, inf
         if not function.blocking:
-            self._threads_busy += 1
-            self._aside_runs.add(run)
-            expected_ms = self.urgency.expected_ms(function, run.work.count)
-            run.ends_ms = self._clock.monotonic_ms() + expected_ms
-        run.start()
+            expected_ms = self.urgency.expected_ms(function, work.count)
+            ends_ms = self._clock.monotonic_ms() + expected_ms
+        self._threads.run(hosted, work, ends_ms)
 
     def _thread_run_ended(self, run: ThreadRun, result: RunResult, tainted: bool) -> None:
         hosted, work = run.hosted, run.work
-        if run in self._aside_runs:
-            self._threads_busy -= 1
-            self._aside_runs.remove(run)
-        if self._aside:
-            self._plan_pump()
+        self._turns.thread_freed()
         if type(hosted) is BorrowedRun:
             assert self.lending is not None
             self.lending.guest_ran(hosted, result, tainted)
@@ -1095,9 +836,7 @@ class Host:
 
     def starts_ms(self, now_ms: float) -> float:
         """See `LendingHost`."""
-        if self._threads_busy < THREADS_BUSY_MAX:
-            return now_ms
-        return max(now_ms, min([run.ends_ms for run in self._aside_runs]))
+        return self._threads.free_ms(now_ms)
 
     def line_up_guest(self, guest: BorrowedRun, rank: float) -> None:
         """See `LendingHost`."""
@@ -1109,14 +848,12 @@ class Host:
             cost_ms > GUEST_ON_LOOP_MS and not function.is_async
         )
         needs_thread = work.off_loop and not function.is_async and not function.blocking
-        queue = self._aside if needs_thread else self._ready
-        queue.put(_guest_name(guest), guest, rank, work.arrived_ms)
-        self._plan_pump()
+        name, arrived_ms = _guest_name(guest), work.arrived_ms
+        self._turns.put(name, guest, rank, arrived_ms, off_loop=needs_thread)
 
     def discard_guest(self, guest: BorrowedRun) -> None:
         """See `LendingHost`."""
-        self._ready.discard(_guest_name(guest))
-        self._aside.discard(_guest_name(guest))
+        self._turns.discard(_guest_name(guest))
 
     def _run_guest(self, guest: BorrowedRun) -> None:
         lending = self.lending
@@ -1126,9 +863,7 @@ class Host:
         if guest.function.is_async:
             lending.async_guests.run(guest, lending.guest_ran, self._quantum_s)
         elif guest.work.off_loop:
-            run = ThreadRun(guest, guest.work, self._sync, self._threads, self._thread_run_ended)
-            run.scope.quantum_s = run.scope.limit_s = inf
-            self._start_aside(run)
+            self._run_in_thread(guest, guest.work)
         else:
             lending.guest_ran(guest, self._sync.run(guest.work, guest.place))
 
@@ -1136,95 +871,3 @@ class Host:
 def _guest_name(guest: BorrowedRun) -> str:
     """Return its name in line; no partition has one like it."""
     return "\x00" + "/".join(map(str, guest.lease))
-
-
-class ThreadRun:
-    """One run of a plain `def` handler in a thread, with somebody who looks at the clock."""
-
-    def __init__(
-        self,
-        hosted: Hosted | BorrowedRun,
-        work: Work,
-        runner: SyncRunner,
-        threads: RunnerThreads,
-        on_end: Callable[[ThreadRun, RunResult, bool], None],
-    ) -> None:
-        self.hosted = hosted
-        self.work = work
-        self._runner = runner
-        self._threads = threads
-        self._on_end = on_end
-        self._loop = asyncio.get_running_loop()
-        self.scope = RunScope(work, hosted.place)
-        self.scope.quantum_s = OFF_LOOP_QUANTUM_MS / 1000
-        self.scope.limit_s = QUANTA_MAX * self.scope.quantum_s
-        self._thread: RunnerThread | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._over = False
-        self.ends_ms = 0.0
-        """When it should be over, by what is known of its function."""
-
-    def rank(self) -> float:
-        return self.work.rank_last
-
-    def start(self) -> None:
-        # Its log lines carry what ours carry.
-        self._threads.run(partial(copy_context().run, self._run_in_thread), self._started)
-
-    def _started(self, thread: RunnerThread) -> None:
-        self._thread = thread
-        self.scope.message_started_s = time.monotonic()
-        self._look_again()
-
-    def _run_in_thread(self) -> None:
-        try:
-            result = self._runner.run(self.work, self.hosted.place, self.scope)
-            tainted = False
-        except HandlerInterrupt:
-            # It came outside the handler: what the run has changed in memory is not in its result.
-            result, tainted = self._timed_out(), True
-        try:
-            self._loop.call_soon_threadsafe(self._end, result, tainted)
-        except RuntimeError:
-            return  # The loop is closed: the worker has stopped.
-
-    def _look_again(self) -> None:
-        timeout_ms = self.hosted.place.function.timeout_ms
-        if timeout_ms is None or self._over:
-            return
-        left_s = self.scope.message_started_s + timeout_ms / 1000 - time.monotonic()
-        if left_s > 0:
-            self._watch = self._loop.call_later(left_s + 0.01, self._look_again)
-            return
-        assert self._thread is not None
-        self._thread.interrupt()
-        self._watch = self._loop.call_later(ABANDON_GRACE_S, self._abandon)
-
-    def _abandon(self) -> None:
-        """The handler does not even notice the interruption: go on without it."""
-        if self._over or self._thread is None:
-            return
-        name = self.hosted.place.function.name
-        _log.error("abandoned a thread whose handler never ended", function=name)
-        self._end(self._timed_out(), True)
-
-    def _timed_out(self) -> RunResult:
-        """The message that took so long has failed; nothing of the others is known."""
-        result = RunResult()
-        count, late = self.work.count, self.scope.message_index
-        result.values = [None] * count
-        result.failed[late] = failure_of(HandlerInterrupt(), self.hosted.place.function)
-        result.unfinished = set(range(count)) - {late}
-        function = self.hosted.place.function
-        result.elapsed_ms = function.timeout_ms or 0.0
-        return result
-
-    def _end(self, result: RunResult, tainted: bool) -> None:
-        if self._over:
-            return
-        self._over = True
-        if self._watch is not None:
-            self._watch.cancel()
-        if self._thread is not None:
-            self._threads.ended(self._thread)
-        self._on_end(self, result, tainted)

@@ -17,7 +17,8 @@ from sublet.functions.errors import OverloadedError, RejectedError, UnavailableE
 from sublet.functions.state import StateClock, StateKind, StoredRow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.execution.state_assignment import rows_of
-from sublet.runtime.hosting.partition_host import Host, Hosted
+from sublet.runtime.hosting.hosted import Hosted
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.protocol.rpc import DeleteState, DropDeadLetter, PutState, ReplayDeadLetter
 from sublet.runtime.services.inspection import Inspection, decode_letter
 from sublet.statestore.contract import DEAD, StateRow, Store

@@ -24,7 +24,8 @@ from sublet.functions.errors import (
     UnknownOutcomeError,
 )
 from sublet.runtime.execution.state_view import state_msgpack
-from sublet.runtime.hosting.partition_host import Host, Hosted
+from sublet.runtime.hosting.hosted import Hosted
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.partition.records.snapshots import OfKey, Snapshot
 from sublet.runtime.protocol.rpc import (
     SNAPSHOT_KEYS_MAX,

@@ -14,7 +14,8 @@ import msgspec
 from sublet.functions.app import Function
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.hosting.partition_host import Host, Hosted
+from sublet.runtime.hosting.hosted import Hosted
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.protocol.messages import Message
 from sublet.runtime.testing.faulty_store import FallibleStore
 from sublet.runtime.testing.history import Ledger, Reply

@@ -14,7 +14,8 @@ from sublet.functions.context import check_message
 from sublet.functions.errors import RejectedError
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.hosting.partition_host import Host, Hosted
+from sublet.runtime.hosting.hosted import Hosted
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key

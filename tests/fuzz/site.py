@@ -19,7 +19,8 @@ from sublet.functions.windows import TumblingWindow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.hosting.partition_host import Binding, Clock, Host, SystemClock
+from sublet.runtime.hosting.hosted import Clock, SystemClock
+from sublet.runtime.hosting.partition_host import Binding, Host
 from sublet.runtime.hosting.router import Router
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.lifecycle import FrameLink

@@ -115,7 +115,7 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
         ),
         f"{runtime}.worker:LearnedPace": StoryPace,
         f"{runtime}.hosting.partition_host:LoopWatchdog": NoWatchdog,
-        f"{runtime}.hosting.partition_host:RunnerThreads": type(
+        f"{runtime}.hosting.thread_runs:RunnerThreads": type(
             "StoryThreads", (StoryThreads,), {"chance": Random(chance.random())}
         ),
         f"{runtime}.client.connections:connect": network.connect,
@@ -126,7 +126,8 @@ def surrounded(network: Network, chance: Random, mutated: Mapping[str, object]) 
         f"{runtime}.execution.sync_runner:time": time,
         f"{runtime}.leases.borrowed_runs:time": time,
         f"{runtime}.execution.async_runner:time": time,
-        f"{runtime}.hosting.partition_host:time": time,
+        f"{runtime}.hosting.hosted:time": time,
+        f"{runtime}.hosting.thread_runs:time": time,
         **mutated,
     }
     before: list[tuple[object, str, object]] = []

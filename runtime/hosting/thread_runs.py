@@ -1,0 +1,175 @@
+"""Runs of plain `def` handlers in threads beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from math import inf
+
+import structlog
+
+from sublet.runtime.execution.sync_runner import RunScope, SyncRunner, failure_of
+from sublet.runtime.execution.threads import HandlerInterrupt, RunnerThread, RunnerThreads
+from sublet.runtime.hosting.hosted import Hosted
+from sublet.runtime.leases.borrowed_runs import BorrowedRun
+from sublet.runtime.partition.model.work import RunResult, Work
+from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX
+
+_log = structlog.get_logger(__name__)
+
+THREADS_BUSY_MAX = max(2, os.cpu_count() or 1)
+"""Plain `def` handlers that are too slow for the loop: so many runs go on at once. More would only
+share the cores with them, and make what is urgent wait for what is not."""
+ABANDON_GRACE_S = 1.0
+
+
+class ThreadRuns:
+    """All runs in threads, and how many of them keep a core busy."""
+
+    def __init__(
+        self, runner: SyncRunner, on_end: Callable[[ThreadRun, RunResult, bool], None]
+    ) -> None:
+        """`on_end` is told the result, and whether states in memory are tainted."""
+        self._runner = runner
+        self._on_end = on_end
+        self._threads: RunnerThreads
+        self._busy: set[ThreadRun] = set()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._threads = RunnerThreads(loop)
+
+    @property
+    def abandoned_count(self) -> int:
+        return self._threads.abandoned_count
+
+    @property
+    def busy(self) -> int:
+        return len(self._busy)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._busy) >= THREADS_BUSY_MAX
+
+    def run(self, hosted: Hosted | BorrowedRun, work: Work, ends_ms: float) -> None:
+        """`ends_ms`: when it should be over, by what is known of its function."""
+        run = ThreadRun(hosted, work, self._runner, self._threads, self._ended)
+        if not hosted.place.function.blocking:
+            run.ends_ms = ends_ms
+            self._busy.add(run)
+        run.start()
+
+    def _ended(self, run: ThreadRun, result: RunResult, tainted: bool) -> None:
+        self._busy.discard(run)
+        self._on_end(run, result, tainted)
+
+    def make_room_for(self, rank: float) -> None:
+        """Let the least urgent run end after its quantum, if it is less urgent than this."""
+        last = max(self._busy, key=ThreadRun.rank, default=None)
+        if last is not None and rank < last.rank():
+            last.scope.cut_wanted = True
+
+    def free_ms(self, now_ms: float) -> float:
+        """Return when the next run can begin, as far as is known."""
+        if not self.is_full:
+            return now_ms
+        return max(now_ms, min([run.ends_ms for run in self._busy]))
+
+
+class ThreadRun:
+    """One run of a plain `def` handler in a thread, with somebody who looks at the clock."""
+
+    def __init__(
+        self,
+        hosted: Hosted | BorrowedRun,
+        work: Work,
+        runner: SyncRunner,
+        threads: RunnerThreads,
+        on_end: Callable[[ThreadRun, RunResult, bool], None],
+    ) -> None:
+        self.hosted = hosted
+        self.work = work
+        self._runner = runner
+        self._threads = threads
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self.scope = RunScope(work, hosted.place)
+        if type(hosted) is BorrowedRun:
+            # A guest is not cut: its lessor waits for all of it.
+            self.scope.quantum_s = self.scope.limit_s = inf
+        else:
+            self.scope.quantum_s = OFF_LOOP_QUANTUM_MS / 1000
+            self.scope.limit_s = QUANTA_MAX * self.scope.quantum_s
+        self._thread: RunnerThread | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._over = False
+        self.ends_ms = 0.0
+        """When it should be over, by what is known of its function."""
+
+    def rank(self) -> float:
+        return self.work.rank_last
+
+    def start(self) -> None:
+        # Its log lines carry what ours carry.
+        self._threads.run(partial(copy_context().run, self._run_in_thread), self._started)
+
+    def _started(self, thread: RunnerThread) -> None:
+        self._thread = thread
+        self.scope.message_started_s = time.monotonic()
+        self._look_again()
+
+    def _run_in_thread(self) -> None:
+        try:
+            result = self._runner.run(self.work, self.hosted.place, self.scope)
+            tainted = False
+        except HandlerInterrupt:
+            # It came outside the handler: what the run has changed in memory is not in its result.
+            result, tainted = self._timed_out(), True
+        try:
+            self._loop.call_soon_threadsafe(self._end, result, tainted)
+        except RuntimeError:
+            return  # The loop is closed: the worker has stopped.
+
+    def _look_again(self) -> None:
+        timeout_ms = self.hosted.place.function.timeout_ms
+        if timeout_ms is None or self._over:
+            return
+        left_s = self.scope.message_started_s + timeout_ms / 1000 - time.monotonic()
+        if left_s > 0:
+            self._watch = self._loop.call_later(left_s + 0.01, self._look_again)
+            return
+        assert self._thread is not None
+        self._thread.interrupt()
+        self._watch = self._loop.call_later(ABANDON_GRACE_S, self._abandon)
+
+    def _abandon(self) -> None:
+        """The handler does not even notice the interruption: go on without it."""
+        if self._over or self._thread is None:
+            return
+        name = self.hosted.place.function.name
+        _log.error("abandoned a thread whose handler never ended", function=name)
+        self._end(self._timed_out(), True)
+
+    def _timed_out(self) -> RunResult:
+        """The message that took so long has failed; nothing of the others is known."""
+        result = RunResult()
+        count, late = self.work.count, self.scope.message_index
+        result.values = [None] * count
+        result.failed[late] = failure_of(HandlerInterrupt(), self.hosted.place.function)
+        result.unfinished = set(range(count)) - {late}
+        function = self.hosted.place.function
+        result.elapsed_ms = function.timeout_ms or 0.0
+        return result
+
+    def _end(self, result: RunResult, tainted: bool) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._thread is not None:
+            self._threads.ended(self._thread)
+        self._on_end(self, result, tainted)
