@@ -37,7 +37,7 @@ from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
-from sublet.runtime.protocol.handover_messages import Released
+from sublet.runtime.protocol.handover_messages import HandoverMessage, Released
 from sublet.runtime.services.worker_service import WorkerService
 from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.urgency import Urgency
@@ -120,7 +120,8 @@ class Worker:
         self.tracing: Tracing
         self.host: Host
         self.router: Router
-        self.membership: Membership
+        self._membership: Membership | None = None
+        """Made when the doors are open."""
 
     def stop(self) -> None:
         """Give everything to others, leave the cluster and end `run`."""
@@ -137,9 +138,24 @@ class Worker:
         return self._closing.is_set()
 
     @property
+    def membership(self) -> Membership:
+        assert self._membership is not None, "the worker has not opened its doors yet"
+        return self._membership
+
+    @property
     def quarantined(self) -> Mapping[str, str]:
         """Partitions that could not be recovered, with the reason."""
-        return self.membership.quarantined
+        return self._membership.quarantined if self._membership is not None else {}
+
+    def handover_message(self, worker: str, message: HandoverMessage) -> None:
+        """See `Placed`."""
+        if self._membership is not None:
+            self._membership.heard(worker, message)
+
+    def partition_lost(self) -> None:
+        """See `Placed`."""
+        if self._membership is not None:
+            self._membership.look()
 
     def recover(self, partition: str) -> None:
         """Try again to recover a partition that was quarantined."""
@@ -221,9 +237,9 @@ class Worker:
         routes = PartitionRoutes(
             {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
         )
-        self.router = router = Router(self.id, limits, open_link)
+        self.router = router = Router(self.id, limits, open_link, placed=self)
         pace = LearnedPace(config.quantum_ms, THREADS_BUSY_MAX)
-        self.host = host = router.host = Host(
+        self.host = host = Host(
             self.functions,
             store,
             routes=routes,
@@ -238,6 +254,7 @@ class Worker:
             tracing=self.tracing,
             binding=self._binding(),
         )
+        router.attach(host)
         router.start(tasks)
         host.start(tasks)
         service = WorkerService(self, store, routes)
@@ -360,12 +377,11 @@ class Worker:
         return ""
 
     def _directory_problem(self) -> str:
-        # It is made when the doors are open, and may be asked for before.
-        membership: Membership | None = getattr(self, "membership", None)
+        membership = self._membership
         return f": {membership.problem}" if membership is not None and membership.problem else ""
 
     def _untaken(self) -> str:
-        membership: Membership | None = getattr(self, "membership", None)
+        membership = self._membership
         untaken = membership.untaken if membership is not None else {}
         for partition, reason in untaken.items():
             more = f", nor {len(untaken) - 1} more" if len(untaken) > 1 else ""
@@ -426,7 +442,7 @@ class Worker:
             is_replaced=self.router.is_replaced,
             cut_off=self.router.cut_off,
         )
-        self.membership = membership = Membership(
+        self._membership = membership = Membership(
             member,
             infos,
             directory,
@@ -437,9 +453,6 @@ class Worker:
             workers_expected=config.workers_expected,
             placement_wait_s=config.placement_wait_s,
         )
-        self.router.on_handover = membership.heard
-        self.router.on_lost = membership.look
-        self.router.quarantined = membership.quarantined
         taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
         await self.stopping.wait()

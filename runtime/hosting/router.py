@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -53,6 +54,35 @@ NOWHERE = Topology(0, [], {}, {})
 Connect = Callable[[str, Hello, LinkReceiver], Awaitable[Link]]
 
 
+class Placed(Protocol):
+    """Whoever decides which partitions are here: is told what the router hears of them."""
+
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Partitions that are placed here and cannot be recovered, with the reason."""
+        ...
+
+    def handover_message(self, worker: str, message: HandoverMessage) -> None:
+        """A peer says something of a partition that moves."""
+        ...
+
+    def partition_lost(self) -> None:
+        """A partition was taken away by somebody else."""
+        ...
+
+
+class PlacedForGood:
+    """Partitions that never move."""
+
+    quarantined: Mapping[str, str] = {}
+
+    def handover_message(self, worker: str, message: HandoverMessage) -> None:
+        pass
+
+    def partition_lost(self) -> None:
+        pass
+
+
 class Router:
     """The `Transport` of a worker's partitions, and the receiver of all its links."""
 
@@ -62,9 +92,12 @@ class Router:
         limits: Limits,
         connect: Connect,
         chance: Callable[[], float] = random.random,
+        placed: Placed | None = None,
     ) -> None:
-        """`chance` returns numbers between 0 and 1: retries of many workers must not meet."""
-        self.host: Host
+        """`chance` returns numbers between 0 and 1: retries of many workers must not meet. Without
+        `placed`, partitions stay where they are."""
+        self._host: Host
+        self._placed: Placed = placed or PlacedForGood()
         self._worker = worker
         self._limits = limits
         self._connect = connect
@@ -87,18 +120,16 @@ class Router:
         self._intake_closed = False
         self._is_cut_off = False
         self._tasks: asyncio.TaskGroup
-        self.on_handover: Callable[[str, HandoverMessage], None] = lambda worker, message: None
-        """A peer says something of a partition that moves."""
-        self.on_lost: Callable[[], None] = lambda: None
-        """A partition was taken away by somebody else."""
-        self.quarantined: Mapping[str, str] = {}
-        """Partitions that are placed here and cannot be recovered, as `Membership` knows."""
         self.frames_in = 0
         self.links_lost = 0
         """Ended without a goodbye, before we said ours."""
         self.refused = 0
         self.refusals: dict[tuple[str, str], int] = {}
         """Function and reason to messages that no partition here has seen."""
+
+    def attach(self, host: Host) -> None:
+        """Deliver to this host, which sends through this router: first of all."""
+        self._host = host
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
@@ -184,9 +215,9 @@ class Router:
                     self._forget_link(source, port)
         for worker in [name for name in self._peers if name not in topology.workers]:
             self._peers.pop(worker).link.close("the worker has left")
-        self.host.workers_changed(topology.workers)
+        self._host.workers_changed(topology.workers)
         if moved:
-            self.host.deliver_again(moved.__contains__)
+            self._host.deliver_again(moved.__contains__)
             for port in (*self._clients.values(), *self._peers.values()):
                 port.look_for_room()
 
@@ -215,7 +246,7 @@ class Router:
                 port.link.send(Refused(target, source, last + 1, error, epoch))
         # What it had taken from clients before is open here from now on: count anew.
         self._open_at_most = self._limits.in_flight_max
-        self.host.deliver_again(partition.__eq__)
+        self._host.deliver_again(partition.__eq__)
         for port in (*self._clients.values(), *self._peers.values()):
             port.look_for_room()
 
@@ -224,7 +255,7 @@ class Router:
         # What the store refuses would be brought again at once, and again: it waits for the next
         # heartbeat instead.
         if outcome is not Outcome.REFUSED:
-            self.on_lost()
+            self._placed.partition_lost()
 
     def left(self, partitions: Collection[str]) -> None:
         """Partitions are not here any more: of what they have sent nobody owes us a word, and it
@@ -243,9 +274,9 @@ class Router:
             if port is not None:
                 port.offer(partition, entry)
             return
-        hosted = self.host.partitions.get(endpoint)
+        hosted = self._host.partitions.get(endpoint)
         if hosted is not None and not hosted.partition.leaving:
-            self.host.batch_arrived(_decode_batch(entry.data), hosted)
+            self._host.batch_arrived(_decode_batch(entry.data), hosted)
             return
         owner = self._topology.placement.get(endpoint)
         if owner is None or owner == self._worker:
@@ -259,7 +290,7 @@ class Router:
     def deliver_anew(self, partition: str, entry: OutboxEntry) -> None:
         endpoint = endpoint_of(entry.destination)
         port = self._peers.get(self._topology.placement.get(endpoint, ""))
-        if port is None or endpoint in self.host.partitions:
+        if port is None or endpoint in self._host.partitions:
             self.deliver(partition, entry)
         else:
             port.offer_anew(partition, entry)
@@ -272,8 +303,8 @@ class Router:
             self._tasks.create_task(self._connect_peer(worker))
 
     def acknowledge(self, ack: Ack) -> None:
-        if endpoint_of(ack.source) in self.host.partitions:
-            self.host.acknowledged(ack)
+        if endpoint_of(ack.source) in self._host.partitions:
+            self._host.acknowledged(ack)
         # If it is here and was heard from elsewhere, we may be the last to know that it has moved.
         port = self._sources.get(ack.source)
         if port is not None:
@@ -297,7 +328,7 @@ class Router:
     def refuse(self, refused: Refused) -> None:
         self.refused += 1
         source = endpoint_of(refused.source)
-        if source in self.host.partitions:
+        if source in self._host.partitions:
             self._resend(refused)
         port = self._sources.get(refused.source)
         if port is not None:
@@ -343,7 +374,7 @@ class Router:
 
     async def _offer_missed(self, port: PeerOutbound) -> None:
         if self._clients.get(port.name) is port:
-            self.host.deliver_again(port.name.__eq__)
+            self._host.deliver_again(port.name.__eq__)
 
     async def _connect_peer(self, worker: str) -> None:
         wait_s = CONNECT_WAIT_S
@@ -382,10 +413,10 @@ class Router:
     def _room(self, port: PeerOutbound) -> None:
         """A port can take more: offer it everything that goes its way."""
         if port.name in self._clients:
-            self.host.deliver_again(port.name.__eq__)
+            self._host.deliver_again(port.name.__eq__)
         else:
             placement = self._topology.placement
-            self.host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
+            self._host.deliver_again(lambda endpoint: placement.get(endpoint) == port.name)
 
     def link_ended(self, port: PeerOutbound, reason: str, clean: bool) -> None:
         # Clients that hear that we leave go without a goodbye, which would tell us to forget them.
@@ -412,7 +443,7 @@ class Router:
         if self._clients.get(port.name) is port:
             del self._clients[port.name]
             if clean and not self._stopping:
-                self.host.client_gone(port.name)
+                self._host.client_gone(port.name)
         elif self._peers.get(port.name) is port:
             del self._peers[port.name]
             # Whoever owns those partitions now, or this peer when it is back, gets it again.
@@ -456,7 +487,7 @@ class Router:
         if self._callers.get(port.name) is port:
             del self._callers[port.name]
         # What was said on this link may be lost, although there may be another one.
-        self.host.peer_lost(port.name)
+        self._host.peer_lost(port.name)
 
     def _loop_later(self, delay_s: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, call)
@@ -480,7 +511,7 @@ class Router:
             self._leases_received(port, data.leases)
         if not data.batches:
             return
-        partitions, heard, sources = self.host.partitions, self._heard, self._sources
+        partitions, heard, sources = self._host.partitions, self._heard, self._sources
         for batch in data.batches:
             source, target = batch.source, endpoint_of(batch.target)
             if from_client and source != port.name:
@@ -499,20 +530,20 @@ class Router:
                     heard[target] = set()
                 heard[target].add(source)
                 self._bring(batch, hosted, from_client=from_client)
-        self.host.pump()
+        self._host.pump()
 
     def _bring(self, batch: Batch, hosted: Hosted, *, from_client: bool) -> None:
         if not from_client or batch.kind is Kind.CANCEL_CALL:  # It makes room.
-            self.host.batch_arrived(batch, hosted)
+            self._host.batch_arrived(batch, hosted)
         elif self._intake_closed:
             text = "the last worker that has the function is stopping"
             error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
-            self.host.refuse(batch, hosted, "stopping", error)
+            self._host.refuse(batch, hosted, "stopping", error)
         elif not self._has_room(batch.count, hosted):
             text = f"the worker has {self._open_at_most} messages in flight"
-            self.host.refuse(batch, hosted, "in_flight", ErrorInfo("overloaded", text, 50))
+            self._host.refuse(batch, hosted, "in_flight", ErrorInfo("overloaded", text, 50))
         else:
-            self.host.batch_arrived(batch, hosted)
+            self._host.batch_arrived(batch, hosted)
 
     def _acknowledged(self, port: PeerOutbound, acks: Sequence[Ack]) -> None:
         from_client = is_client(port.name)
@@ -520,7 +551,7 @@ class Router:
             if from_client and ack.target != port.name:
                 continue  # A client speaks for itself alone.
             port.acknowledged(endpoint_of(ack.source), ack.target, ack.upto)
-            self.host.acknowledged(ack)
+            self._host.acknowledged(ack)
 
     def _leases_received(self, port: PeerOutbound, messages: list[msgspec.Raw]) -> None:
         if is_client(port.name):
@@ -532,9 +563,9 @@ class Router:
                 _log.error("rejected a malformed peer message", peer=port.name, error=str(error))
                 continue
             if told is None:
-                self.host.lease_message(port.name, message)
+                self._host.lease_message(port.name, message)
             else:
-                self.on_handover(port.name, told)
+                self._placed.handover_message(port.name, told)
 
     def _has_room(self, count: int, hosted: Hosted) -> bool:
         """Return whether the worker may take so many more from clients.
@@ -546,7 +577,7 @@ class Router:
         """
         room = self._limits.in_flight_max
         if self._open_at_most + count > room:
-            by_function = self.host.unanswered_by_function()
+            by_function = self._host.unanswered_by_function()
             self._open_at_most = total = sum(by_function.values())
             if total and total + count > room:
                 own = by_function.setdefault(hosted.place.function.name, 0)
@@ -579,7 +610,7 @@ class Router:
         partition = endpoint_of(batch.target)
         if self._topology.placement.get(partition) != self._worker:
             error = ErrorInfo("not_owner", f"{partition} is not owned by this worker", 0)
-        elif partition in self.quarantined:
+        elif partition in self._placed.quarantined:
             text = f"{partition} is quarantined; `sublet status` says why it cannot be recovered"
             error = ErrorInfo("unavailable", text, STOPPED_RETRY_MS)
         else:
@@ -621,10 +652,10 @@ class Router:
     def _resend(self, refused: Refused) -> None:
         partition = endpoint_of(refused.source)
         if refused.error.code == "gap" and refused.epoch:
-            self.host.missed(partition, refused.target, refused.first)
+            self._host.missed(partition, refused.target, refused.first)
         else:
             # Who is no owner does not know what is missing.
-            self.host.resend_from(partition, refused.target, refused.first)
+            self._host.resend_from(partition, refused.target, refused.first)
 
 
 def _as_heard(partition: str, source: str) -> str:

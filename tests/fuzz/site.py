@@ -178,7 +178,7 @@ class Site:
         self.store = MemoryStore()
         self.router = Router(WORKER, self.limits, self._connect)
         config = WorkerConfig()
-        self.host = self.router.host = Host(
+        self.host = Host(
             self.functions,
             self.store,
             routes=PartitionRoutes(
@@ -231,6 +231,7 @@ class Site:
             raise BrokenWorkerError(repr(self.raised[0])) from self.raised[0]
 
     async def _open(self, tasks: asyncio.TaskGroup) -> None:
+        self.router.attach(self.host)
         self.router.start(tasks)
         self.host.start(tasks)
         placement = {f"{name}/0": WORKER for name in self.functions}

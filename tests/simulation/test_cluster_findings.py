@@ -179,7 +179,7 @@ def test_whoever_sent_for_a_partition_hears_that_it_was_taken() -> None:
 
     async def story() -> list[int]:
         router = Router("w1", Limits(), _connect)
-        router.host = cast("Host", NoPartitions())
+        router.attach(cast("Host", NoPartitions()))
         router.topology_changed(Topology(1, [], {}, {}))
         links = [QuietLink(), QuietLink()]
         for link, worker in zip(links, ("w2", "w3"), strict=True):
@@ -237,7 +237,7 @@ def test_a_partition_that_comes_back_says_what_it_has_taken() -> None:
 
     async def story() -> int:
         router = Router("w1", Limits(), _connect)
-        router.host = cast("Host", NoPartitions())
+        router.attach(cast("Host", NoPartitions()))
         router.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
         link = QuietLink()
         receiver = router.accepted(link, Hello("w2"))
@@ -272,7 +272,7 @@ def test_a_former_owner_here_does_not_keep_answers_from_the_present_one() -> Non
     async def story() -> tuple[list[Ack | int], int, list[Frame]]:
         router = Router("w1", Limits(), _connect)
         host = FormerOwner()
-        router.host = cast("Host", host)
+        router.attach(cast("Host", host))
         router.topology_changed(Topology(1, [], {}, {}))
         link = QuietLink()
         receiver = router.accepted(link, Hello("w2"))
@@ -295,7 +295,7 @@ def test_an_owner_that_spoke_before_its_predecessor_heard_of_its_own_turn_speaks
 
     async def story() -> int:
         router = Router("w1", Limits(), _connect)
-        router.host = cast("Host", NoPartitions())
+        router.attach(cast("Host", NoPartitions()))
         router.topology_changed(Topology(1, [], {"app/g/0": "w1"}, {}))
         link = QuietLink()
         receiver = router.accepted(link, Hello("w2"))

@@ -74,7 +74,7 @@ class NoPartitions:
 
 def exchange_with(connect: Connect, chance: Callable[[], float]) -> Router:
     router = Router("w1", Limits(), connect, chance)
-    router.host = cast("Host", NoPartitions())
+    router.attach(cast("Host", NoPartitions()))
     router.topology_changed(WITH_PEER)
     return router
 
@@ -231,7 +231,7 @@ async def full_worker_with(
 ) -> AsyncIterator[tuple[Router, LinkReceiver]]:
     """Open a worker to which the client `~a` has a link."""
     router = exchange_with(nobody_is_there, lambda: 0.5)
-    router.host = cast("Host", host)
+    router.attach(cast("Host", host))
     async with asyncio.TaskGroup() as tasks:
         router.start(tasks)
         yield router, router.accepted(link, Hello("~a"))
