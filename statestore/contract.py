@@ -326,6 +326,8 @@ LEAVING_MAX = 100
 """Of so many workers a directory knows that they are to be drained, at most; of others that are
 removed before they have left, it is forgotten."""
 
+PLAN_BYTES_MAX = 64 * 1024
+
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as others see it."""
@@ -352,10 +354,36 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """App to the version of its code; one without a version is not compared."""
     upgrade: bool = False
     """It may join workers that have other code of its apps."""
+    launch: str = ""
+    """The id under which a controller has asked for it; empty: nobody has."""
+    cores: int = 1
+    price_hour: float | None = None
+    """What it costs; None: it does not say."""
 
     def has(self, function: str) -> bool:
         """Tell whether the worker can serve a function."""
         return self.functions is None or function in self.functions
+
+
+class Lead(msgspec.Struct, frozen=True):
+    """Who controls how the cluster scales. Members do; a former one may still think so."""
+
+    holder: str = ""
+    """Empty: nobody ever has."""
+    token: int = 0
+    """Grows with every holder: who has seen a higher one obeys none that is lower."""
+
+
+class StoredPlan(msgspec.Struct, frozen=True):
+    """What the cluster should be like, as its controller has written it."""
+
+    version: int = 0
+    """Changes with every write; 0: there is none."""
+    token: int = 0
+    """Of who wrote it."""
+    number: int = 0
+    """Grows with the plans of one token."""
+    data: bytes = b""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,6 +399,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     leaving: frozenset[str] = frozenset()
     """Workers that are to be drained and have not left by themselves yet, the last `LEAVING_MAX` of
     them. One that is no member was taken for dead meanwhile, and may come back."""
+    lead: Lead = Lead()
+    plan_version: int = 0
+    """Of the plan that `Directory.plan` returns. Neither it nor the lead changes `version`: callers
+    need not hear of every decision."""
 
 
 class JoinRefusedError(ValueError):
@@ -437,6 +469,24 @@ class Directory(Protocol):
         """Remove the worker by its own wish: nothing is known of it any more."""
         ...
 
+    async def lead(self, worker: str, expected_token: int, *, above: int = 0) -> View | None:
+        """Make a member the controller, if the token is still the expected one.
+
+        Returns the new view, whose token is higher than the expected one and `above`, or None if
+        somebody else was first or the worker is no member.
+        """
+        ...
+
+    async def plan(self) -> StoredPlan: ...
+
+    async def replan(self, token: int, number: int, plan: bytes) -> int | None:
+        """Replace the plan, if the token is the current one; return the plan's version.
+
+        None: somebody else leads, or this number of the token, or a later one, is written already.
+        Raises ValueError for a plan above `PLAN_BYTES_MAX`.
+        """
+        ...
+
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         """Return when there is a newer version, or after the timeout at the latest.
 
@@ -445,6 +495,12 @@ class Directory(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def check_plan(plan: bytes) -> None:
+    """Raise ValueError if a plan is too large."""
+    if len(plan) > PLAN_BYTES_MAX:
+        raise ValueError(f"the plan has {len(plan)} bytes; allowed: {PLAN_BYTES_MAX}")
 
 
 def check_functions(known: Mapping[str, int], functions: Mapping[str, int]) -> None:

@@ -31,6 +31,7 @@ from sublet.statestore.contract import (
     WATERMARK,
     Commit,
     EgressEntry,
+    Lead,
     Member,
     OutboxEntry,
     Outcome,
@@ -38,10 +39,12 @@ from sublet.statestore.contract import (
     Recovered,
     StateRow,
     StatesPage,
+    StoredPlan,
     View,
     check_functions,
     check_members,
     check_placement,
+    check_plan,
     with_functions,
 )
 
@@ -60,6 +63,8 @@ class MemoryBackend:
         self.functions: dict[str, int] = {}
         self.placement: dict[str, str] = {}
         self.leaving: list[str] = []
+        self.lead = Lead()
+        self.plan = StoredPlan()
 
 
 class MemoryStore:
@@ -399,6 +404,25 @@ class MemoryDirectory:
         backend.placement = {p: owner for p, owner in backend.placement.items() if owner != worker}
         backend.version += 1
 
+    async def lead(self, worker: str, expected_token: int, *, above: int = 0) -> View | None:
+        backend = self._backend
+        if worker not in backend.members or backend.lead.token != expected_token:
+            return None
+        backend.lead = Lead(worker, max(expected_token, above) + 1)
+        return self._view()
+
+    async def plan(self) -> StoredPlan:
+        return self._backend.plan
+
+    async def replan(self, token: int, number: int, plan: bytes) -> int | None:
+        check_plan(plan)
+        backend, former = self._backend, self._backend.plan
+        is_lead = token and backend.lead.token == token
+        if not is_lead or (former.token, former.number) >= (token, number):
+            return None
+        backend.plan = StoredPlan(former.version + 1, token, number, plan)
+        return backend.plan.version
+
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
 
@@ -413,4 +437,6 @@ class MemoryDirectory:
             functions=dict(backend.functions),
             placement=dict(backend.placement),
             leaving=frozenset(backend.leaving),
+            lead=backend.lead,
+            plan_version=backend.plan.version,
         )

@@ -15,11 +15,14 @@ import msgspec
 
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.contract import (
+    Lead,
     Member,
+    StoredPlan,
     View,
     check_functions,
     check_members,
     check_placement,
+    check_plan,
     with_functions,
 )
 from sublet.statestore.redis.node import FAILURES, Outages
@@ -134,6 +137,20 @@ class RedisDirectory:
     async def leave(self, worker: str) -> None:
         await self._server.call("leave", self._key, worker)
 
+    async def lead(self, worker: str, expected_token: int, *, above: int = 0) -> View | None:
+        cached = self._cached
+        found = await self._server.call("lead", self._key, worker, expected_token, above, cached[0])
+        return None if found is None else self._view(found, cached)
+
+    async def plan(self) -> StoredPlan:
+        version, token, number, data = await self._server.call("plan", self._key, reads=True)
+        return StoredPlan(int(version or 0), int(token or 0), int(number or 0), data or b"")
+
+    async def replan(self, token: int, number: int, plan: bytes) -> int | None:
+        check_plan(plan)
+        version = await self._server.call("replan", self._key, token, number, plan)
+        return None if version is None else int(version)
+
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         """Return once a version after this one was heard of, or after the timeout at the latest.
 
@@ -187,7 +204,7 @@ class RedisDirectory:
 
     def _view(self, found: Sequence[Any], cached: _Cached) -> View:
         """Read an answer; `cached` is what the question said that we have."""
-        version, stamp, members, beats, *rest = found
+        version, stamp, members, beats, (holder, token, plan_version), *rest = found
         self._seen = int(version)
         if rest:
             counts = {name: int(count) for name, count in _texts(rest[0]).items()}
@@ -204,6 +221,8 @@ class RedisDirectory:
             functions=cached[1],
             placement=cached[2],
             leaving=cached[3],
+            lead=Lead((holder or b"").decode(), int(token or 0)),
+            plan_version=int(plan_version or 0),
         )
 
 

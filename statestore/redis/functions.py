@@ -408,13 +408,18 @@ local function view(keys, args)
     local stamp = redis.call('GET', d .. ':stamp') or '0'
     local found = {
         version_of(d), stamp,
-        redis.call('HGETALL', d .. ':members'), redis.call('HGETALL', d .. ':beats')}
+        redis.call('HGETALL', d .. ':members'), redis.call('HGETALL', d .. ':beats'),
+        redis.call('HMGET', d .. ':control', 'holder', 'token', 'version')}
     if stamp ~= args[1] then
-        found[5] = redis.call('HGETALL', d .. ':functions')
-        found[6] = redis.call('HGETALL', d .. ':placement')
-        found[7] = redis.call('LRANGE', d .. ':leaving', 0, -1)
+        found[6] = redis.call('HGETALL', d .. ':functions')
+        found[7] = redis.call('HGETALL', d .. ':placement')
+        found[8] = redis.call('LRANGE', d .. ':leaving', 0, -1)
     end
     return found
+end
+
+local function milliseconds(time)
+    return time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
 end
 
 -- A version is no less than the time in milliseconds, so that versions go on growing even if the
@@ -422,7 +427,7 @@ end
 -- back as well, a version comes twice, and a stamp does not: unless it has to be `above` one.
 local function changed(d, above)
     local time = redis.call('TIME')
-    local now = time[1] .. string.format('%03d', math.floor(tonumber(time[2]) / 1000))
+    local now = milliseconds(time)
     local version = redis.call('INCR', d .. ':version')
     if version < tonumber(now) then
         version = now
@@ -509,6 +514,43 @@ local function leave(keys, args)
     return 1
 end
 
+-- Who leads is in one hash with the plan: holder, token; version, token and number of the plan, and
+-- what it says. Tokens and the plan's versions are no less than the time, as versions are.
+-- ARGV: id, expected token, above which the next is to be, known version.
+local function lead(keys, args)
+    local d = keys[1]
+    stay(d)
+    if redis.call('HEXISTS', d .. ':members', args[1]) == 0 then return false end
+    if (redis.call('HGET', d .. ':control', 'token') or '0') ~= args[2] then return false end
+    local least = math.max(
+        tonumber(args[2]) + 1, tonumber(args[3]) + 1, tonumber(milliseconds(redis.call('TIME'))))
+    redis.call(
+        'HSET', d .. ':control', 'holder', args[1], 'token', string.format('%.0f', least))
+    return view(keys, {args[4]})
+end
+
+local function plan(keys, args)
+    return redis.call(
+        'HMGET', keys[1] .. ':control', 'version', 'plan_token', 'number', 'plan')
+end
+
+-- ARGV: token, number, what it says.
+local function replan(keys, args)
+    local d = keys[1]
+    stay(d)
+    local stored = redis.call(
+        'HMGET', d .. ':control', 'token', 'plan_token', 'number', 'version')
+    if stored[1] ~= args[1] then return false end
+    if stored[2] == args[1] and tonumber(stored[3]) >= tonumber(args[2]) then return false end
+    local least = math.max(
+        (tonumber(stored[4]) or 0) + 1, tonumber(milliseconds(redis.call('TIME'))))
+    local version = string.format('%.0f', least)
+    redis.call(
+        'HSET', d .. ':control', 'version', version, 'plan_token', args[1], 'number', args[2],
+        'plan', args[3])
+    return version
+end
+
 local function register(name, callback, ...)
     redis.register_function{
         function_name = 'sublet_' .. name .. '_DIGEST', callback = callback, flags = {...}}
@@ -527,6 +569,9 @@ register('beat', beat)
 register('place', place)
 register('drain', drain)
 register('leave', leave)
+register('lead', lead)
+register('plan', plan, 'no-writes')
+register('replan', replan)
 """
 for _name, _number in {
     "EXPIRED_MIN": EXPIRED_PER_COMMIT_MIN,

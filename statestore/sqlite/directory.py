@@ -17,11 +17,14 @@ from typing import Any
 from sublet.functions.errors import SubletError
 from sublet.statestore.contract import (
     LEAVING_MAX,
+    Lead,
     Member,
+    StoredPlan,
     View,
     check_functions,
     check_members,
     check_placement,
+    check_plan,
 )
 from sublet.statestore.sqlite.file import (
     BUSY_TIMEOUT_MS,
@@ -32,7 +35,7 @@ from sublet.statestore.sqlite.file import (
 )
 
 # What else a member says of itself, as JSON.
-_DETAILS = ("store", "machine", "versions", "upgrade")
+_DETAILS = ("store", "machine", "versions", "upgrade", "launch", "cores", "price_hour")
 
 
 class SqliteDirectory:
@@ -159,6 +162,47 @@ class SqliteDirectory:
 
         await self._thread.run(work)
 
+    async def lead(self, worker: str, expected_token: int, *, above: int = 0) -> View | None:
+        def work(connection: sqlite3.Connection) -> View | None:
+            with self._lock, transaction(connection):
+                led = connection.execute(
+                    "UPDATE meta SET holder = ?1, token = max(token, ?3) + 1"
+                    " WHERE token = ?2 AND EXISTS (SELECT 1 FROM member WHERE id = ?1)",
+                    (worker, expected_token, above),
+                ).rowcount
+                return self._read(connection) if led else None
+
+        return await self._thread.run(work)
+
+    async def plan(self) -> StoredPlan:
+        def work(connection: sqlite3.Connection) -> StoredPlan:
+            return StoredPlan(
+                *connection.execute(
+                    "SELECT plan_version, plan.token, number, data FROM meta, plan"
+                ).fetchone()
+            )
+
+        return await self._thread.run(work)
+
+    async def replan(self, token: int, number: int, plan: bytes) -> int | None:
+        check_plan(plan)
+
+        def work(connection: sqlite3.Connection) -> int | None:
+            with self._lock, transaction(connection):
+                written = connection.execute(
+                    "UPDATE plan SET token = ?1, number = ?2, data = ?3"
+                    " WHERE ?1 AND (SELECT token FROM meta) = ?1 AND (token, number) < (?1, ?2)",
+                    (token, number, plan),
+                ).rowcount
+                if not written:
+                    return None
+                (version,) = connection.execute(
+                    "UPDATE meta SET plan_version = plan_version + 1 RETURNING plan_version"
+                ).fetchone()
+                return int(version)
+
+        return await self._thread.run(work)
+
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
 
@@ -188,7 +232,9 @@ class SqliteDirectory:
             return self._read(connection)
 
     def _read(self, connection: sqlite3.Connection) -> View:
-        (version,) = connection.execute("SELECT version FROM meta").fetchone()
+        version, holder, token, plan_version = connection.execute(
+            "SELECT version, holder, token, plan_version FROM meta"
+        ).fetchone()
         if version != self._cached_version:
             # One row each: a thread that fetches row by row crawls beside a busy event loop.
             functions, placement, declared, leaving = connection.execute(
@@ -223,6 +269,8 @@ class SqliteDirectory:
             functions=self._functions,
             placement=self._placement,
             leaving=self._leaving,
+            lead=Lead(holder, token),
+            plan_version=plan_version,
         )
 
 

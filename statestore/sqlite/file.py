@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # Marks a database file as ours, for `file` and for the check below ("Subl" in ASCII).
 APPLICATION_ID = 0x5375626C
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 STATEMENT_CACHE = 512
 BUSY_TIMEOUT_MS = 5_000
 RETRY_AFTER_MS = 1_000
@@ -70,8 +70,12 @@ CREATE TABLE placement (partition TEXT PRIMARY KEY, worker TEXT NOT NULL) WITHOU
 CREATE TABLE leaving (number INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE);
 CREATE TABLE meta (
     version INTEGER NOT NULL, store TEXT NOT NULL DEFAULT '',
-    generation INTEGER NOT NULL DEFAULT 0, base INTEGER NOT NULL DEFAULT 0);
-INSERT INTO meta VALUES (0, lower(hex(randomblob(8))), 1, 1);
+    generation INTEGER NOT NULL DEFAULT 0, base INTEGER NOT NULL DEFAULT 0,
+    holder TEXT NOT NULL DEFAULT '', token INTEGER NOT NULL DEFAULT 0,
+    plan_version INTEGER NOT NULL DEFAULT 0);
+INSERT INTO meta (version, store, generation, base) VALUES (0, lower(hex(randomblob(8))), 1, 1);
+CREATE TABLE plan (token INTEGER NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL);
+INSERT INTO plan VALUES (0, 0, x'');
 """
 # What brings a file of the version before to each version.
 UPGRADES = {
@@ -85,6 +89,13 @@ ALTER TABLE meta ADD COLUMN base INTEGER NOT NULL DEFAULT 0;
 UPDATE meta SET store = lower(hex(randomblob(8))), generation = 1, base = 1;
 """,
     6: "ALTER TABLE member ADD COLUMN details TEXT;",
+    7: """
+ALTER TABLE meta ADD COLUMN holder TEXT NOT NULL DEFAULT '';
+ALTER TABLE meta ADD COLUMN token INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE meta ADD COLUMN plan_version INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE plan (token INTEGER NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL);
+INSERT INTO plan VALUES (0, 0, x'');
+""",
 }
 
 

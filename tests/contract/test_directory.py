@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from sublet.statestore.contract import LEAVING_MAX, Directory, JoinRefusedError, Member
+from sublet.scheduler.scaling.plan import PLAN_BYTES_MAX as WRITTEN_BYTES_MAX
+from sublet.statestore.contract import (
+    LEAVING_MAX,
+    PLAN_BYTES_MAX,
+    Directory,
+    JoinRefusedError,
+    Lead,
+    Member,
+    StoredPlan,
+)
 
 MakeDirectory = Callable[[], Directory]
 
@@ -392,3 +401,138 @@ async def test_of_workers_that_are_to_leave_the_last_are_known(
     view = await directory.view()
     assert view.leaving == {names[0], names[2], *names[4:]}
     assert all(each.draining for each in view.members.values())
+
+
+async def test_a_member_says_how_it_was_launched_and_what_it_costs(
+    make_directory: MakeDirectory,
+) -> None:
+    launched = msgspec.structs.replace(member("a"), launch="7-1", cores=4, price_hour=0.25)
+    await make_directory().join(launched, {})
+
+    seen = (await make_directory().view()).members["a"]
+    assert (seen.launch, seen.cores, seen.price_hour) == ("7-1", 4, 0.25)
+
+
+async def test_nobody_leads_and_nothing_is_planned_at_first(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    view = await directory.join(member("a"), {})
+
+    assert (view.lead, view.plan_version) == (Lead(), 0)
+    assert await directory.plan() == StoredPlan()
+
+
+async def test_one_of_those_that_want_to_lead_does(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {})
+    before = await two.join(member("b"), {})
+
+    results = await asyncio.gather(one.lead("a", 0), two.lead("b", 0))
+
+    ((holder, view),) = [pair for pair in zip("ab", results, strict=True) if pair[1] is not None]
+    assert view is not None
+    assert view.lead.holder == holder
+    assert view.lead.token > 0
+    # Clients hear of new versions only.
+    assert view.version == before.version
+    assert await one.view() == await two.view() == view
+    beaten = await two.beat("b")
+    assert beaten is not None
+    assert beaten.lead == view.lead
+
+
+async def test_the_token_grows_with_each_holder(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    await directory.join(member("b"), {})
+    tokens = [0]
+    for holder in ("a", "b", "b", "a"):
+        view = await directory.lead(holder, tokens[-1])
+        assert view is not None
+        assert view.lead.holder == holder
+        assert view.lead.token > tokens[-1]
+        tokens.append(view.lead.token)
+    assert await directory.lead("b", tokens[-2]) is None
+    # Others may know a token that the directory has lost.
+    known = tokens[-1] + 10**12
+    view = await directory.lead("a", tokens[-1], above=known)
+    assert view is not None
+    assert view.lead.token == known + 1
+
+
+async def test_only_a_member_can_lead(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    assert await directory.lead("b", 0) is None
+    led = await directory.lead("a", 0)
+    assert led is not None
+    await directory.leave("a")
+    assert await directory.lead("a", led.lead.token) is None
+    assert (await directory.view()).lead == led.lead
+
+
+async def test_who_leads_replaces_the_plan(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {"shop/cart": 1})
+    led = await one.lead("a", 0)
+    assert led is not None
+    token = led.lead.token
+
+    first = await one.replan(token, 1, b"one\x00\xff")
+    assert first is not None
+    assert await two.plan() == StoredPlan(first, token, 1, b"one\x00\xff")
+    second = await one.replan(token, 2, b"")
+    assert second is not None
+    assert second > first
+    assert await two.plan() == StoredPlan(second, token, 2, b"")
+    view = await two.view()
+    assert (view.plan_version, view.version) == (second, led.version)
+
+
+async def test_a_plan_of_an_old_token_is_refused(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {})
+    await two.join(member("b"), {})
+    assert await one.replan(0, 1, b"nobody leads") is None
+    led = await one.lead("a", 0)
+    assert led is not None
+    former = led.lead.token
+    assert await one.replan(former, 5, b"kept") is not None
+    now = await two.lead("b", former)
+    assert now is not None
+
+    assert await one.replan(former, 6, b"too late") is None
+    assert await one.replan(now.lead.token + 1, 1, b"of nobody") is None
+    assert (await two.plan()).data == b"kept"
+    assert await two.replan(now.lead.token, 1, b"new") is not None
+    assert (await one.plan()).data == b"new"
+
+
+async def test_a_plan_that_comes_late_does_not_replace_a_later_one(
+    make_directory: MakeDirectory,
+) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    led = await directory.lead("a", 0)
+    assert led is not None
+    token = led.lead.token
+    assert await directory.replan(token, 2, b"later") is not None
+
+    assert await directory.replan(token, 1, b"earlier") is None
+    assert await directory.replan(token, 2, b"again") is None
+    assert (await directory.plan()).data == b"later"
+
+
+async def test_a_plan_has_a_bound(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    await directory.join(member("a"), {})
+    led = await directory.lead("a", 0)
+    assert led is not None
+    largest = bytes(PLAN_BYTES_MAX)
+    assert await directory.replan(led.lead.token, 1, largest) is not None
+    with pytest.raises(ValueError, match="allowed: 65536"):
+        await directory.replan(led.lead.token, 2, largest + b"x")
+    assert (await directory.plan()).data == largest
+
+
+def test_the_controller_and_the_directory_have_the_same_bound_for_plans() -> None:
+    assert WRITTEN_BYTES_MAX == PLAN_BYTES_MAX

@@ -541,14 +541,18 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         SqliteStore(path)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 async def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
     tmp_path: Path, version: int
 ) -> None:
     path = tmp_path / "store.db"
     open_database(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("ALTER TABLE member DROP COLUMN details")
+        connection.execute("DROP TABLE plan")
+        for column in ("holder", "token", "plan_version"):
+            connection.execute(f"ALTER TABLE meta DROP COLUMN {column}")
+        if version < 6:
+            connection.execute("ALTER TABLE member DROP COLUMN details")
         for column in ("store", "generation", "base") if version < 5 else ():
             connection.execute(f"ALTER TABLE meta DROP COLUMN {column}")
         if version < 4:
@@ -558,11 +562,15 @@ async def test_a_file_of_an_earlier_schema_is_brought_up_to_date(
         if version < 2:
             connection.execute("ALTER TABLE member DROP COLUMN draining")
         values = ["'old', '127.0.0.1:1', '', 7, 3", "0", "NULL"][:version]
+        values += ["NULL"] if version == 6 else []
         connection.execute(f"INSERT INTO member VALUES ({', '.join(values)})")
         connection.execute(f"PRAGMA user_version = {version}")
 
     directory = SqliteDirectory(path)
     view = await directory.join(Member(id="new", address="127.0.0.1:2"), {"shop/cart": 1})
+    led = await directory.lead("new", 0)
+    assert led is not None
+    assert await directory.replan(led.lead.token, 1, b"plan") == 1
     await directory.close()
 
     assert view.members["old"].functions is None

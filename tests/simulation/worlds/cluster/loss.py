@@ -60,7 +60,7 @@ class LossyBackend(MemoryBackend):
         kept = deepcopy((self.partitions, self.tokens))
         members, functions = dict(self.members), dict(self.functions)
         placement, version = dict(self.placement), self._version
-        leaving = self.leaving
+        leaving, lead, plan = self.leaving, self.lead, self.plan
 
         def go_back() -> None:
             # In place: the stores of all workers know these tables.
@@ -73,7 +73,7 @@ class LossyBackend(MemoryBackend):
                 table.clear()
                 table.update(former)
             self.members, self.placement = dict(members), dict(placement)
-            self.leaving = leaving
+            self.leaving, self.lead, self.plan = leaving, lead, plan
             self._version = version
 
         return go_back
