@@ -19,6 +19,8 @@ from sublet.functions.errors import (
     RejectedError,
     TooLargeError,
 )
+from sublet.functions.retry import NO_RETRY, Retry
+from sublet.functions.side_effects import SideEffect, check_name, side_effect
 from sublet.functions.state import HasCell, State, StateClock, ValueState
 from sublet.functions.type_parameters import M, R, S_co
 from sublet.functions.windows import Window
@@ -97,6 +99,10 @@ class Scope(Protocol):
 
     def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]: ...
 
+    def perform(self, context: Context, effect: SideEffect) -> Awaitable[Any]:
+        """Do a side effect, unless there is a record of it."""
+        ...
+
 
 if TYPE_CHECKING:
 
@@ -145,8 +151,8 @@ class Context(Generic[S_co]):
 
     @property
     def message_id(self) -> str:
-        """Stays the same when the message is tried again: use it to make outside effects
-        idempotent."""
+        """Stays the same when the message is tried again. For what is done outside, `run_id` is
+        better: no other partition has the same."""
         return self._scope.message_view(self._index).id
 
     @property
@@ -332,6 +338,55 @@ class Context(Generic[S_co]):
         return scope.open_call(
             self, CallRequest(partition, key, payload, milliseconds(timeout), codec)
         )
+
+    @overload
+    def run(
+        self,
+        name: str,
+        action: Callable[[], Awaitable[T]],
+        *,
+        returns: type[T] | None = None,
+        retry: Retry = NO_RETRY,
+    ) -> Awaitable[T]: ...
+    @overload
+    def run(
+        self,
+        name: str,
+        action: Callable[[], T],
+        *,
+        returns: type[T] | None = None,
+        retry: Retry = NO_RETRY,
+    ) -> Awaitable[T]: ...
+    def run(
+        self,
+        name: str,
+        action: Callable[[], Any],
+        *,
+        returns: Any = None,
+        retry: Retry = NO_RETRY,
+    ) -> Awaitable[Any]:
+        """Do something outside of Sublet, and keep its result; await it. Only in `async def`
+        handlers.
+
+        The result is stored before the handler goes on. If the handler is run again (a retry,
+        another worker), it gets the stored result, and nothing is done. Only if the worker dies
+        after the action and before its result is stored, the action is done again: give the
+        outside `run_id(name)` as its idempotency key.
+
+        - `name`: each side effect of a handler has its own.
+        - `action`: an `async def`, or a plain function, which runs in a thread.
+        - `returns`: the type of the result, if the action is not annotated with it and it is more
+          than numbers, texts, lists and dicts.
+        - `retry`: how often the action is tried. After the last failure `SideEffectError` is
+          raised. `RejectedError` and `FailedError` are not tried again and raised as they are.
+        """
+        return self._scope.perform(self, side_effect(name, action, returns, retry))
+
+    def run_id(self, name: str) -> str:
+        """Return an id for a side effect: always the same for this message and this name, and
+        never that of another."""
+        check_name(name)
+        return f"{self._scope.partition}@{self.message_id}/{name}"
 
     def emit(self, egress: str, value: object) -> None:
         """Append a value to a named egress, from which readers outside take it.

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+ERROR_TEXT_MAX = 2_000
+
 
 class SubletError(Exception):
     """The root. `code` is stable and names the kind of error on the wire and in metrics."""
@@ -161,6 +163,22 @@ class NonDeterministicCallError(FailedError):
     code = "non_deterministic_call"
 
 
+class SideEffectError(FailedError):
+    """A side effect (`ctx.run`) failed, after all its attempts; the text names the exception.
+
+    A handler that does not catch it fails, and is tried again as after any exception: the side
+    effect, too.
+    """
+
+    code = "side_effect_failed"
+
+
+class RequestCancelledError(FailedError):
+    """The request was cancelled, by its caller or by hand, and has had no effect."""
+
+    code = "cancelled"
+
+
 class DeadlineExceededError(FailedError):
     """The caller's time ran out before the reply came; the effect may still happen."""
 
@@ -196,3 +214,13 @@ def error_from_code(code: str, message: str, retry_after_ms: int = 50) -> Sublet
     if issubclass(kind, RetryLaterError):
         return kind(message, retry_after_ms)
     return kind(message)
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception of user code says, as a text that can be stored: names of files and
+    what JSON has escaped may have halves of characters, and `__str__` is user code, too."""
+    try:
+        text = str(error)[:ERROR_TEXT_MAX]
+    except Exception as broken:
+        text = f"its message is unavailable ({type(broken).__name__})"
+    return text.encode(errors="backslashreplace").decode()

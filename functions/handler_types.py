@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
 from typing import Any, NamedTuple
 
+from sublet.functions.annotations import type_hints
 from sublet.functions.context import Batch, Context
 
 
@@ -25,7 +26,7 @@ class HandlerTypes(NamedTuple):
 def types_of(name: str, handler: Callable[..., Any], batch: bool | str) -> HandlerTypes:
     """Return what a handler's annotations say; `TypeError` if it takes the wrong arguments."""
     parameters = required_parameters(handler)
-    hints = _hints(handler)
+    hints = type_hints(handler)
     reply = hints.get("return", Any)
     first = hints.get(parameters[0].name, Any) if parameters else Any
     if batch is True or batch == "columns":
@@ -69,20 +70,3 @@ def _item(hint: Any) -> Any:
         items = [_item(each) for each in arguments]
         return Any if Any in items else typing.Union[tuple(items)]  # noqa: UP007  # of a list
     return arguments[0] if arguments else Any
-
-
-def _hints(handler: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(handler, include_extras=True)
-    except NameError:
-        pass
-    # Types that exist only inside the enclosing function, or only for the type checker.
-    hints: dict[str, Any] = {}
-    for name, annotation in inspect.get_annotations(handler).items():
-        lone = type("Lone", (), {"__annotations__": {"it": annotation}})
-        try:
-            found = typing.get_type_hints(lone, handler.__globals__, include_extras=True)
-            hints[name] = found["it"]
-        except (NameError, AttributeError):
-            hints[name] = Any
-    return hints

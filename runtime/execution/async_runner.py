@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import copy_context
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVarTuple
 
 import msgspec
 import uvloop
@@ -25,7 +25,9 @@ from sublet.functions.app import Function
 from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects
 from sublet.functions.errors import error_from_code
+from sublet.functions.side_effects import SideEffect, repeated_name
 from sublet.functions.state import Cell
+from sublet.runtime.execution.side_effects import perform
 from sublet.runtime.execution.sync_runner import (
     Place,
     RunScope,
@@ -37,6 +39,8 @@ from sublet.runtime.execution.threads import HandlerInterrupt, Watchdog, interru
 from sublet.runtime.partition.model.work import Failure, RunResult, Traced, Work
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.statestore.contract import StateRow
+
+Ts = TypeVarTuple("Ts")
 
 ABANDON_GRACE_S = 1.0
 LOOK_EVERY_S = 0.2
@@ -68,10 +72,34 @@ class CallOpened(NamedTuple):
     request: CallRequest
 
 
+class EffectBegun(NamedTuple):
+    """A handler is about to do a side effect, and waits until it may."""
+
+    partition: str
+    message_id: str
+    name: str
+
+
+class EffectPerformed(NamedTuple):
+    """A handler has done a side effect, and waits until that is on record."""
+
+    partition: str
+    message_id: str
+    name: str
+    result: msgspec.Raw
+    error: ErrorInfo | None
+
+
+Opened = CallOpened | EffectBegun | EffectPerformed
+"""What a handler waits for that its partition has to know."""
+Outcome = tuple[msgspec.Raw, ErrorInfo | None]
+
+
 class Invocation:
     """One `async def` handler at work on one message."""
 
     __slots__ = (
+        "_effects",
         "_futures",
         "_open",
         "_unwanted",
@@ -104,7 +132,7 @@ class Invocation:
         place: Place,
         index: int,
         key: str,
-        on_call: Callable[[CallOpened], None],
+        on_call: Callable[[Opened], None],
     ) -> None:
         self.id = scope.message_view(index).id
         self.index = index
@@ -119,7 +147,7 @@ class Invocation:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.cancel: Callable[[], object] | None = None
         """Ends it from any thread, once it waits."""
-        self.calls: list[CallOpened] = []
+        self.calls: list[Opened] = []
         """Opened before the first wait; they leave when the message is on record."""
         self.traced: Traced | None = scope.work.waiting[index].traced if scope.traced else None
         self.waits = False
@@ -137,6 +165,8 @@ class Invocation:
         self._futures: dict[int, tuple[asyncio.Future[Any], CallRequest]] = {}
         self._unwanted: list[int] = []
         """Calls whose futures were cancelled."""
+        self._effects: dict[str, asyncio.Future[Outcome | None] | None] = {}
+        """Side effects by name, with what their handlers wait for."""
 
     def open_call(self, request: CallRequest) -> Awaitable[Any]:
         loop = asyncio.get_running_loop()
@@ -144,12 +174,49 @@ class Invocation:
         future: asyncio.Future[Any] = loop.create_future()
         self._futures[number] = (future, request)
         future.add_done_callback(partial(self._call_ended, number))
-        opened = CallOpened(self.place.partition, self.id, number, request)
+        self._tell(CallOpened(self.place.partition, self.id, number, request))
+        return future
+
+    def _tell(self, opened: Opened) -> None:
         if self.waits:
             self._open(opened)
         else:
             self.calls.append(opened)
+
+    def perform(self, effect: SideEffect) -> Awaitable[Any]:
+        """Do a side effect, unless there is a record of it, and return its result."""
+        if effect.name in self._effects:
+            raise repeated_name(self.place.function.name, effect.name)
+        self._effects[effect.name] = None
+        return self._perform(effect)
+
+    async def _perform(self, effect: SideEffect) -> Any:
+        partition, name = self.place.partition, effect.name
+        cause: BaseException | None = None
+        outcome = await self._ask(name, EffectBegun(partition, self.id, name))
+        if outcome is None:
+            result, error, cause = await perform(effect, self.place.limits.message_bytes_max)
+            done = EffectPerformed(partition, self.id, name, result, error)
+            outcome = await self._ask(name, done)
+            assert outcome is not None
+        result, error = outcome
+        if error is not None:
+            raise error_from_code(error.code, error.message, error.retry_after_ms) from cause
+        return effect.codec.decode(result)
+
+    def _ask(self, name: str, opened: Opened) -> Awaitable[Outcome | None]:
+        """Tell the partition, and wait for what it says: None if there is no record."""
+        future: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self._effects[name] = future
+        self._tell(opened)
         return future
+
+    def go_on(self, name: str, outcome: Outcome | None) -> None:
+        """Let a side effect be done, or give the handler what has come of it; from the main
+        loop's thread."""
+        future = self._effects.get(name)
+        if future is not None and self.loop is not None:
+            self._in_loop(_settle_outcome, future, outcome)
 
     def _call_ended(self, number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
@@ -160,16 +227,22 @@ class Invocation:
         unwanted, self._unwanted = self._unwanted, []
         return unwanted
 
-    def resume(self, call: int, result: msgspec.Raw, error: ErrorInfo | None) -> None:
-        """Give the handler what its call came to; from the main loop's thread."""
+    def resume(self, call: int | str, result: msgspec.Raw, error: ErrorInfo | None) -> None:
+        """Give the handler what its call or side effect came to; from the main loop's thread."""
+        if isinstance(call, str):
+            self.go_on(call, (result, error))
+            return
         found = self._futures.get(call)
         if found is None or self.loop is None:
             return
-        future, request = found
+        self._in_loop(_settle, *found, result, error)
+
+    def _in_loop(self, settle: Callable[[*Ts], None], *arguments: *Ts) -> None:
+        assert self.loop is not None
         if asyncio.get_running_loop() is self.loop:
-            _settle(future, request, result, error)
+            settle(*arguments)
         else:
-            self.loop.call_soon_threadsafe(_settle, future, request, result, error)
+            self.loop.call_soon_threadsafe(settle, *arguments)
 
     def end(self, value: Any, error: BaseException | None) -> Ended:
         """Settle or roll back; return what the partition has to know."""
@@ -216,6 +289,14 @@ class _AsyncScope:
 
     def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]:
         return self._invocation.open_call(request)
+
+    def perform(self, context: Context, effect: SideEffect) -> Awaitable[Any]:
+        return self._invocation.perform(effect)
+
+
+def _settle_outcome(future: asyncio.Future[Outcome | None], outcome: Outcome | None) -> None:
+    if not future.done():
+        future.set_result(outcome)
 
 
 def _settle(
@@ -420,7 +501,7 @@ class AsyncRunner:
         self,
         watchdog: Watchdog,
         *,
-        on_call: Callable[[CallOpened], None],
+        on_call: Callable[[Opened], None],
         on_unwanted: Callable[[str, str, int], None],
         on_end: Callable[[Ended], None],
     ) -> None:
@@ -615,9 +696,12 @@ class AsyncRunner:
         except RuntimeError:
             return  # The main loop is closed: the worker has stopped.
 
-    def _call_from_aside(self, opened: CallOpened) -> None:
+    def _call_from_aside(self, opened: Opened) -> None:
         assert self._main is not None
-        self._main.call_soon_threadsafe(self._on_call, opened)
+        try:
+            self._main.call_soon_threadsafe(self._on_call, opened)
+        except RuntimeError:
+            return  # The main loop is closed: the worker has stopped.
 
     def _ended_aside(self, invocation: Invocation, value: Any, error: BaseException | None) -> None:
         assert self._main is not None
@@ -643,13 +727,19 @@ class AsyncRunner:
         self,
         partition: str,
         message_id: str,
-        call: int,
+        call: int | str,
         result: msgspec.Raw,
         error: ErrorInfo | None,
     ) -> None:
         invocation = self._open.get((partition, message_id))
         if invocation is not None:
             invocation.resume(call, result, error)
+
+    def perform(self, partition: str, message_id: str, name: str) -> None:
+        """Let a handler do its side effect."""
+        invocation = self._open.get((partition, message_id))
+        if invocation is not None:
+            invocation.go_on(name, None)
 
     def interrupt(self, partition: str, message_id: str) -> None:
         """Let a handler end that waits; it may still clean up."""

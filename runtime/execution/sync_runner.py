@@ -18,11 +18,15 @@ from sublet.functions.app import Function
 from sublet.functions.context import Batch, BatchState, CallRequest, Context, MessageView, Progress
 from sublet.functions.effects import Effects, Routes
 from sublet.functions.errors import (
+    ERROR_TEXT_MAX,
     FailedError,
     PayloadError,
     RejectedError,
+    SideEffectError,
     SubletError,
+    text_of,
 )
+from sublet.functions.side_effects import SideEffect
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.config.limits import Limits
@@ -34,7 +38,6 @@ from sublet.runtime.partition.records.watermarks import closing_of
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.statestore.contract import StateRow
 
-ERROR_TEXT_MAX = 2_000
 LOOK_EVERY_MAX = 16
 """Messages between two looks at the clock; fewer where they are slow."""
 
@@ -172,6 +175,12 @@ class RunScope:
             "use ctx.send"
         )
 
+    def perform(self, context: Context, effect: SideEffect) -> Awaitable[Any]:
+        raise RejectedError(
+            f"{self.function.name} is a plain `def` and cannot await ctx.run({effect.name!r}); "
+            "make it `async def`"
+        )
+
 
 class Place:
     """Where a partition's user code runs: its function, state and surroundings."""
@@ -292,21 +301,13 @@ def failure_of(error: BaseException, function: Function) -> Failure:
         text = f"{function.name} ran longer than its timeout of {function.timeout_ms:g} ms"
         return Failure(ErrorInfo("handler_timeout", text), True)
     if isinstance(error, SubletError):
-        text = _text_of(error)
+        text = text_of(error)
         final = isinstance(error, RejectedError | FailedError)
+        # What failed outside may succeed when it is done again.
+        final = final and not isinstance(error, SideEffectError)
         return Failure(ErrorInfo(error.code, text), not final)
-    text = f"{function.name} raised {type(error).__name__}: {_text_of(error)}"[:ERROR_TEXT_MAX]
+    text = f"{function.name} raised {type(error).__name__}: {text_of(error)}"[:ERROR_TEXT_MAX]
     return Failure(ErrorInfo("handler_failed", text), True, error)
-
-
-def _text_of(error: BaseException) -> str:
-    """Return what an exception of user code says, as a text that can be stored: names of files and
-    what JSON has escaped may have halves of characters, and `__str__` is user code, too."""
-    try:
-        text = str(error)[:ERROR_TEXT_MAX]
-    except Exception as broken:
-        text = f"its message is unavailable ({type(broken).__name__})"
-    return text.encode(errors="backslashreplace").decode()
 
 
 class SyncRunner:

@@ -13,7 +13,7 @@ class CallTimeouts:
 
     def __init__(self, on_expired: Callable[[CallOpened], None]) -> None:
         self._on_expired = on_expired
-        self._timers: dict[tuple[str, str], dict[int, asyncio.TimerHandle]] = {}
+        self._timers: dict[tuple[str, str], dict[int | str, asyncio.TimerHandle]] = {}
         """Partition and message to the timers of its handler's calls."""
 
     def start(self, opened: CallOpened) -> None:
@@ -25,7 +25,7 @@ class CallTimeouts:
         self.end(opened.partition, opened.message_id, opened.call)
         self._on_expired(opened)
 
-    def end(self, partition: str, message_id: str, call: int) -> None:
+    def end(self, partition: str, message_id: str, call: int | str) -> None:
         """A call has its reply, or nobody waits for it any more."""
         waiting = (partition, message_id)
         timers = self._timers.get(waiting)

@@ -25,7 +25,15 @@ from sublet.functions.errors import (
 from sublet.functions.state import StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.execution.async_runner import AsyncRunner, CallOpened, Ended, Invocation
+from sublet.runtime.execution.async_runner import (
+    AsyncRunner,
+    CallOpened,
+    EffectBegun,
+    EffectPerformed,
+    Ended,
+    Invocation,
+    Opened,
+)
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.state_import import assign_states
 from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner
@@ -61,6 +69,7 @@ from sublet.runtime.partition.model.effects import (
     NoCells,
     Pace,
     PartitionReleased,
+    Perform,
     Ready,
     Redeliver,
     Refuse,
@@ -167,7 +176,7 @@ class Host:
         self._sync = SyncRunner(self._watchdog)
         self._async = AsyncRunner(
             self._watchdog,
-            on_call=self._call_opened,
+            on_call=self._opened,
             on_unwanted=self._call_unwanted,
             on_end=self._invocation_ended,
         )
@@ -524,6 +533,8 @@ class Host:
             case Resume():
                 self._call_timeouts.end(partition.name, effect.message_id, effect.call)
                 self._async.resume(partition.name, *effect)
+            case Perform():
+                self._async.perform(partition.name, effect.message_id, effect.name)
             case Interrupt():
                 self._async.interrupt(partition.name, effect.message_id)
             case Redeliver():
@@ -679,14 +690,24 @@ class Host:
             self._tell_failures(hosted, result.failed.values(), dead_before)
         for invocation in waiting:
             for opened in invocation.calls:
-                self._open_call(hosted, opened)
+                self._open(hosted, opened)
         self._apply_effects(hosted)
 
-    def _call_opened(self, opened: CallOpened) -> None:
+    def _opened(self, opened: Opened) -> None:
         hosted = self.partitions.get(opened.partition)
         if hosted is not None:
-            self._open_call(hosted, opened)
+            self._open(hosted, opened)
             self._apply_effects(hosted)
+
+    def _open(self, hosted: Hosted, opened: Opened) -> None:
+        calls = hosted.partition.calls
+        match opened:
+            case CallOpened():
+                self._open_call(hosted, opened)
+            case EffectBegun():
+                calls.begin(opened.message_id, opened.name)
+            case EffectPerformed():
+                calls.performed(*opened[1:], self._clock.monotonic_ms())
 
     def _open_call(self, hosted: Hosted, opened: CallOpened) -> None:
         request = opened.request

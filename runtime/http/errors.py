@@ -37,6 +37,8 @@ STATUS_BY_CODE: dict[str, int] = {
     "bad_state": 500,
     "state_too_large": 500,
     "non_deterministic_call": 500,
+    "side_effect_failed": 500,
+    "cancelled": 499,
     "deadline_exceeded": 504,
     "unknown_outcome": 500,
     "error": 500,
@@ -55,7 +57,12 @@ STATUS_BY_CODE: dict[str, int] = {
 }
 
 # As RFC 9110 has them; the standard library's names differ from version to version.
-_NEW_TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}
+_NEW_TITLES = {
+    413: "Content Too Large",
+    422: "Unprocessable Content",
+    # Not in any RFC, but what gRPC's CANCELLED is everywhere else.
+    499: "Request Cancelled",
+}
 
 
 class HttpProblemError(Exception):

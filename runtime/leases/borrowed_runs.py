@@ -24,9 +24,9 @@ from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.async_runner import (
     AsyncRunner,
-    CallOpened,
     Ended,
     Invocation,
+    Opened,
     invocation_lock,
 )
 from sublet.runtime.execution.state_cache import ENTRY_BYTES, StateCache
@@ -41,7 +41,8 @@ from sublet.runtime.protocol.lease_messages import LeaseId, Offer, Return, Store
 from sublet.statestore.contract import StateRow
 
 CALLS = "calls"
-"""Why messages go home: their handlers call somebody, and calls are on record there."""
+"""Why messages go home: their handlers call somebody, or do something outside, and that is on
+record there."""
 
 
 class OfferError(ValueError):
@@ -483,8 +484,9 @@ class _AsyncRun:
 class AsyncGuests:
     """Runs guests whose handlers are `async def`, beside those of the worker's own partitions.
 
-    A handler that calls another instance is ended and its message goes home, with all behind it
-    that must not pass it: calls are on record in the commits of the partition's owner.
+    A handler that calls another instance, or is about to do a side effect, is ended and its message
+    goes home, with all behind it that must not pass it: calls and side effects are on record in the
+    commits of the partition's owner.
     """
 
     def __init__(self, watchdog: Watchdog) -> None:
@@ -614,7 +616,7 @@ class AsyncGuests:
 
     # Ending
 
-    def _call_opened(self, opened: CallOpened) -> None:
+    def _call_opened(self, opened: Opened) -> None:
         run = self._open.get((opened.partition, opened.message_id))
         if run is not None:
             run.guest.goes_home(CALLS)

@@ -97,6 +97,7 @@ class Partition:
         self.progress, self._timers = parts.records.progress, parts.records.timers
         self._staging, self._clients = parts.records.staging, parts.records.clients
         self._inbox, self._clock = parts.records.inbox, parts.records.clock
+        self._journal = parts.records.calls
         self._admission = parts.admission
         self._queue, self._backlog, self._ready = (
             parts.queue,
@@ -402,6 +403,8 @@ class Partition:
         waiting = self._awaiting.ended(message_id)
         if self.stopped or waiting is None:
             return
+        if self._journal.performing:
+            self._journal.run_ended(message_id)
         self._pace.learn(self.function, 1, step_ms)
         self._urgency.ran(self.function, step_ms)
         is_plain = failure is None
@@ -519,6 +522,8 @@ class Partition:
             self.stop(outcome)
             return
         self.effects += in_flight_commit.stored(now_ms)
+        if self._journal.told:
+            self.calls.stored()
         if self.delivery.missed_from:
             self.delivery.committed()
         if self._cells.over_bound():
@@ -563,7 +568,9 @@ class Partition:
         self.advance(now_ms)
 
     def _leave_if_done(self, now_ms: float) -> None:
-        is_busy = bool(self._gate.in_flight) and not self._leaves_at_once
+        # The next owner could not know of a side effect that is done and not on record.
+        is_busy = bool(self._gate.in_flight or self._journal.performing)
+        is_busy = is_busy and not self._leaves_at_once
         if self.in_flight_commit.commit is not None or is_busy:
             return
         # What cannot be committed because of what runs has not happened.

@@ -6,6 +6,7 @@ own, with the same checks; what the handler asks for is listed instead of carrie
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Generator
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from sublet.functions.codec import codec_for
 from sublet.functions.context import CallRequest, Context, MessageView, Progress
 from sublet.functions.effects import Cancelled, Delayed, Effects, Emitted, Outgoing, Routes
 from sublet.functions.errors import RejectedError
+from sublet.functions.side_effects import SideEffect, repeated_name
 from sublet.functions.state import ABSENT, StateClock, StateKind
 from sublet.functions.state.windowed import Windowed
 from sublet.functions.type_parameters import S_co
@@ -32,9 +34,10 @@ _any = codec_for(Any)
 class FakeContext(Context[S_co]):
     """A context for calling a handler directly: `count(FakeContext(count, "ada"), 1)`.
 
-    Afterwards `ctx.state` is the handler's state, and `sent`, `calls`, `timers` and `emitted` tell
-    what it asked for. Messages reach nobody, and a handler that raises leaves what it did: to see
-    that undone, to see retries, and functions work together, use a `Harness`.
+    Afterwards `ctx.state` is the handler's state, and `sent`, `calls`, `runs`, `timers` and
+    `emitted` tell what it asked for. What it does by `ctx.run` is really done. Messages reach
+    nobody, and a handler that raises leaves what it did: to see that undone, to see retries, and
+    functions work together, use a `Harness`.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class FakeContext(Context[S_co]):
             self.window = window
         self.calls: list[Sent] = []
         """The calls that the handler has made."""
+        self.runs: list[str] = []
+        """The names of the side effects that the handler has done by `ctx.run`."""
         self._on_call = on_call
 
     @property
@@ -110,6 +115,20 @@ class FakeContext(Context[S_co]):
             raise RejectedError(f"{self.function} calls {name}; say what it replies: on_call=…")
         codec = request.reply_codec
         return codec.decode(codec.encode(self._on_call(name, request.key, message)))
+
+    async def _perform(self, effect: SideEffect) -> Any:
+        """Do a side effect here and now, without threads and without waiting between attempts."""
+        for attempt in range(1, effect.retry.attempts + 1):
+            try:
+                value = effect.action()
+                value = await value if inspect.isawaitable(value) else value
+                break
+            except Exception as error:
+                if effect.is_final(error):
+                    raise
+                if attempt == effect.retry.attempts:
+                    raise effect.failure(error, attempt) from error
+        return effect.codec.decode(effect.encode(value, self._scope.message_bytes_max))
 
 
 def _state(kind: StateKind | None, clock: StateClock, value: object) -> Any:
@@ -178,3 +197,12 @@ class _Scope:
         if not self.function.is_async:
             raise RejectedError(f"{self.function.name} is a plain `def` and cannot await")
         return _Answer(context._answer(request))
+
+    def perform(self, context: Context[Any], effect: SideEffect) -> Awaitable[Any]:
+        assert isinstance(context, FakeContext)
+        if not self.function.is_async:
+            raise RejectedError(f"{self.function.name} is a plain `def` and cannot await")
+        if effect.name in context.runs:
+            raise repeated_name(self.function.name, effect.name)
+        context.runs.append(effect.name)
+        return context._perform(effect)

@@ -1,6 +1,9 @@
-"""Calls that handlers await: opened once, answered once, also if the handler is run again."""
+"""Calls and side effects that handlers await: each is made once and answered once, also if the
+handler is run again."""
 
 from __future__ import annotations
+
+import msgspec
 
 from sublet.runtime.partition.commit.pending_commit import OutgoingCall
 from sublet.runtime.partition.model.effects import Resume
@@ -67,3 +70,41 @@ class Calls:
             if resumed.message_id in self._awaiting.by_id:
                 self._steps.effects.append(resumed)
         self._positions.took(batch.source, batch.first + batch.count - 1)
+
+    # Side effects
+
+    def begin(self, message_id: str, name: str) -> None:
+        """A waiting handler is about to do a side effect: let it, or give it the recorded result.
+
+        On a partition that leaves it waits in vain, and is run by the next owner.
+        """
+        waiting = self._awaiting.by_id.get(message_id)
+        if self._steps.stopped or self._steps.leaving or waiting is None:
+            return
+        begun = self._journal.begin(waiting, name)
+        if begun is not None:
+            self._steps.effects.append(begun)
+
+    def performed(
+        self,
+        message_id: str,
+        name: str,
+        result: msgspec.Raw,
+        error: ErrorInfo | None,
+        now_ms: float,
+    ) -> None:
+        """A handler has done a side effect; it goes on when the result is stored."""
+        waiting = self._awaiting.by_id.get(message_id)
+        if self._steps.stopped or waiting is None:
+            return
+        resumed = self._journal.performed(waiting, name, result, error)
+        if resumed is not None:
+            self._steps.effects.append(resumed)
+        self._steps.advance(now_ms)
+
+    def stored(self) -> None:
+        """Tell handlers that go on because the results of their side effects are stored."""
+        told, self._journal.told = self._journal.told, []
+        for resumed in told:
+            if resumed.message_id in self._awaiting.by_id:
+                self._steps.effects.append(resumed)

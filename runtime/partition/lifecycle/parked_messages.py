@@ -77,6 +77,12 @@ class ParkedMessages:
             note(message.source, message.number)
         self._pending.record(Record(PARKED, message.id, _encode(message)))
 
+    def retried(self, waiting: QueuedMessage) -> None:
+        """Put the message on record for another attempt, without what is not to be repeated."""
+        if waiting.journal:
+            self._calls.tried(waiting)
+        self.park(waiting, anew=True)
+
     def park_waiter(self, waiting: QueuedMessage) -> None:
         """Put a message on record that waits for a busy key: what waits counts in the commit."""
         self._pending.count_messages(1)

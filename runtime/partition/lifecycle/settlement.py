@@ -128,7 +128,7 @@ class RunSettlement:
             message.last_error = failure.error
             wait_ms = retry.wait_ms(message.attempt)
             message.attempt += 1
-            self._parked.park(waiting, anew=True)
+            self._parked.retried(waiting)
             self._locks.retry_at(now_ms + wait_ms, waiting)
             waiting.holds_key = self._function.order == "key"
             if waiting.holds_key:

@@ -117,12 +117,20 @@ class LoadPreimages(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Give a waiting handler the result of its call."""
+    """Give a waiting handler the result of its call, or of its side effect."""
 
     message_id: str
-    call: int
+    call: int | str
+    """Its number, or its name."""
     result: msgspec.Raw
     error: ErrorInfo | None
+
+
+class Perform(NamedTuple):
+    """Let a waiting handler do its side effect, of which there is no record; then `performed`."""
+
+    message_id: str
+    name: str
 
 
 class Interrupt(NamedTuple):
@@ -172,6 +180,7 @@ StepEffect = (
     | LoadStaged
     | LoadPreimages
     | Resume
+    | Perform
     | Interrupt
     | Settled
     | Stop

@@ -97,11 +97,13 @@ class QueuedMessage:
         """Its run, if the message is sampled."""
         self.holds_key = False
         """While it waits for a retry: its key waits with it."""
-        self.journal: dict[int, Recorded] = {}
+        self.journal: dict[int | str, Recorded] = {}
+        """What its handler has called, by number, and done outside, by name."""
 
 
 class Recorded(msgspec.Struct, array_like=True):
-    """A call that a message has made: where it went, and what came back."""
+    """A call that a message has made: where it went, and what came back; or, with a name, a side
+    effect: what came of it."""
 
     message_id: str
     call: int
@@ -111,6 +113,8 @@ class Recorded(msgspec.Struct, array_like=True):
     done: bool = False
     result: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: ErrorInfo | None = None
+    name: str = ""
+    """Of a side effect, which has no number, and is on record only when it is done."""
 
 
 class Chunk:

@@ -1,10 +1,16 @@
-"""Calls that waiting handlers make: each leaves once, and its result is told the same ever after.
+"""Calls and side effects of waiting handlers: each is made once, and its result is told the same
+ever after.
 
 Pure bookkeeping. A call is in its message's journal from the moment it is made: first *unsent*,
 until the commit that holds it is sealed and gives it a number; then *sent*, until its reply comes
 or nobody waits for it any more; then *done*, with its result. A handler that is run again makes
 the same calls in the same order and is given what the journal holds, also by a later owner of the
 partition: `recover` restores everything from the journal's records.
+
+A side effect is in the journal once it is done. A reply comes again if the commit that notes it is
+lost, so a handler is told at once. Nobody does a side effect again for us: its handler goes on only
+when its result is stored. One that failed is on record for as long as the run of the handler that
+was told so; the next attempt of the message does it again.
 
 What changes is put into the next commit, and is true when that is stored.
 """
@@ -25,7 +31,7 @@ from sublet.runtime.partition.commit.pending_commit import (
 )
 from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.corruption import decoded
-from sublet.runtime.partition.model.effects import Resume
+from sublet.runtime.partition.model.effects import Perform, Resume
 from sublet.runtime.partition.model.work import QueuedMessage, Recorded
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Extra
 from sublet.statestore.contract import JOURNAL, Record
@@ -38,7 +44,17 @@ _decode_results = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class CallJournal(CommitParticipant):
-    __slots__ = ("_function", "_in_flight", "_pending", "_sent", "_unsent")
+    __slots__ = (
+        "_function",
+        "_in_flight",
+        "_pending",
+        "_performed",
+        "_sent",
+        "_storing",
+        "_unsent",
+        "performing",
+        "told",
+    )
 
     def __init__(self, function: str, pending: PendingCommit) -> None:
         """`function` is the name under which the calls' chains know the callers."""
@@ -49,6 +65,15 @@ class CallJournal(CommitParticipant):
         self._unsent: list[tuple[OutgoingCall, QueuedMessage, int]] = []
         self._in_flight: set[tuple[str, int]] = set()
         """Destination and number of those in the in-flight commit: they have not left yet."""
+        self.performing: set[tuple[str, str]] = set()
+        """Message and name of side effects that handlers do right now."""
+        self._performed: list[Recorded] = []
+        """Side effects whose results are in the next commit."""
+        self._storing: list[Recorded] = []
+        """Those whose results are in the in-flight commit."""
+        self.told: list[Resume] = []
+        """What handlers may be told since the last commit was stored; whoever tells them takes it
+        away."""
 
     def recover(
         self, partition: str, journal: Sequence[Record], owners: Mapping[str, QueuedMessage]
@@ -62,7 +87,7 @@ class CallJournal(CommitParticipant):
             if owner is None:
                 self._pending.tidy(Record(JOURNAL, record.id, None))
             else:
-                owner.journal[recorded.call] = recorded
+                owner.journal[recorded.name or recorded.call] = recorded
                 if not recorded.done:
                     self._sent[recorded.destination, recorded.number] = (owner, recorded.call)
 
@@ -111,21 +136,72 @@ class CallJournal(CommitParticipant):
 
     def contribute(self, contents: CommitContents) -> None:
         """The calls that were unsent have their numbers: enter them into the journal."""
+        if self._performed:
+            self._storing, self._performed = self._performed, []
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
         for outgoing, waiting, call in unsent:
             recorded = waiting.journal[call]
             recorded.number = outgoing.number
-            contents.records.append(
-                Record(JOURNAL, f"{recorded.message_id}/{call}", _encode(recorded))
-            )
+            contents.records.append(_record_of(recorded))
             self._sent[recorded.destination, recorded.number] = (waiting, call)
             self._in_flight.add((recorded.destination, recorded.number))
 
     def stored(self, contents: CommitContents, now_ms: float) -> None:
         """What was in flight is stored, and leaves."""
         self._in_flight.clear()
+        if self._storing:
+            self.told += [_resume(recorded) for recorded in self._storing]
+            self._storing = []
+
+    def begin(self, waiting: QueuedMessage, name: str) -> Perform | Resume | None:
+        """Let a handler do a side effect, or return what the journal knows of it.
+
+        None if it was done before and that is about to be stored.
+        """
+        recorded = waiting.journal.get(name)
+        if recorded is None:
+            message_id = waiting.message.id
+            self.performing.add((message_id, name))
+            return Perform(message_id, name)
+        return None if self._is_unstored(recorded) else _resume(recorded)
+
+    def performed(
+        self, waiting: QueuedMessage, name: str, result: msgspec.Raw, error: ErrorInfo | None
+    ) -> Resume | None:
+        """Note what came of a side effect; the handler is `told` when that is stored.
+
+        Somebody may have noted it before, in an earlier run that was given up: that counts.
+        """
+        message_id = waiting.message.id
+        self.performing.discard((message_id, name))
+        recorded = waiting.journal.get(name)
+        if recorded is not None:
+            return None if self._is_unstored(recorded) else _resume(recorded)
+        recorded = Recorded(message_id, 0, "", 0, 0, True, result, error, name)
+        waiting.journal[name] = recorded
+        self._performed.append(recorded)
+        self._pending.record(_record_of(recorded))
+        return None
+
+    def run_ended(self, message_id: str) -> None:
+        """A handler is over, whatever it was doing."""
+        self.performing = {each for each in self.performing if each[0] != message_id}
+
+    def tried(self, waiting: QueuedMessage) -> None:
+        """A handler has failed and is tried again: so are the side effects that failed."""
+        failed = [
+            recorded
+            for recorded in waiting.journal.values()
+            if recorded.name and recorded.error is not None
+        ]
+        for recorded in failed:
+            del waiting.journal[recorded.name]
+            self._pending.record(Record(JOURNAL, _record_id(recorded), None))
+
+    def _is_unstored(self, recorded: Recorded) -> bool:
+        return any(each is recorded for each in (*self._performed, *self._storing))
 
     def replies(self, batch: Batch, skip: int) -> list[Resume]:
         """Note the results that a batch of replies brings; return them for the handlers."""
@@ -161,10 +237,9 @@ class CallJournal(CommitParticipant):
         """Forget the journal of a message that has ended, and cancel what is still open."""
         if self._unsent:
             self._drop_unsent(waiting)
-        message_id = waiting.message.id
-        for call, recorded in waiting.journal.items():
+        for recorded in waiting.journal.values():
             self._cancel(recorded)
-            self._pending.record(Record(JOURNAL, f"{message_id}/{call}", None))
+            self._pending.record(Record(JOURNAL, _record_id(recorded), None))
 
     def _cancel(self, recorded: Recorded) -> bool:
         """Cancel a call that was sent and not answered; return whether it is one."""
@@ -187,6 +262,21 @@ class CallJournal(CommitParticipant):
 
     def _note(self, recorded: Recorded, result: msgspec.Raw, error: ErrorInfo | None) -> Resume:
         recorded.done, recorded.result, recorded.error = True, result, error
-        message_id, call = recorded.message_id, recorded.call
-        self._pending.record(Record(JOURNAL, f"{message_id}/{call}", _encode(recorded)))
-        return Resume(message_id, call, result, error)
+        self._pending.record(_record_of(recorded))
+        return _resume(recorded)
+
+
+def _record_id(recorded: Recorded) -> str:
+    """Return under what it is stored; a name may look like a number."""
+    if recorded.name:
+        return f"{recorded.message_id}/run/{recorded.name}"
+    return f"{recorded.message_id}/{recorded.call}"
+
+
+def _record_of(recorded: Recorded) -> Record:
+    return Record(JOURNAL, _record_id(recorded), _encode(recorded))
+
+
+def _resume(recorded: Recorded) -> Resume:
+    call = recorded.name or recorded.call
+    return Resume(recorded.message_id, call, recorded.result, recorded.error)

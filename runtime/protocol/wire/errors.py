@@ -49,6 +49,8 @@ STATUS_BY_CODE: Mapping[str, grpc.StatusCode] = {
     "bad_state": grpc.StatusCode.ABORTED,
     "state_too_large": grpc.StatusCode.ABORTED,
     "non_deterministic_call": grpc.StatusCode.ABORTED,
+    "side_effect_failed": grpc.StatusCode.ABORTED,
+    "cancelled": grpc.StatusCode.CANCELLED,
     "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
     "unknown_outcome": grpc.StatusCode.UNKNOWN,
     "error": grpc.StatusCode.INTERNAL,

@@ -20,6 +20,7 @@ from sublet.functions.context import Batch as BatchView
 from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects, Outgoing
 from sublet.functions.errors import error_from_code
+from sublet.functions.side_effects import SideEffect
 from sublet.functions.state import Cell, StateClock
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
@@ -364,6 +365,7 @@ class AppHandlers:
         memory: Open = hosted.memory
         if isinstance(effect, Resume):
             invocation = memory.invocations.get(effect.message_id)
+            assert isinstance(effect.call, int)  # There are no side effects here.
             if invocation is not None and not invocation.calls[effect.call - 1].done:
                 invocation.calls[effect.call - 1].settle(effect.result, effect.error)
                 self._go_on(hosted, invocation, None, now_ms)
@@ -448,6 +450,12 @@ class _CallingScope:
 
     def open_call(self, context: Context, request: CallRequest) -> Awaitable[Any]:
         return self._stepped.open_call(request)
+
+    def perform(self, context: Context, effect: SideEffect) -> Awaitable[Any]:
+        raise SimulationError(
+            f"{self._scope.function.name} has a side effect ({effect.name!r}), and a simulation does "
+            "none; simulate it with a handler that leaves ctx.run out"
+        )
 
 
 class Stepped:

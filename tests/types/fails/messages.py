@@ -22,6 +22,14 @@ def remind(ctx: Context) -> None:
     ctx.emit("reminders", ctx.key)
 
 
+def pay() -> int:
+    return 1
+
+
+def pay_with_arguments(amount: int) -> int:
+    return amount
+
+
 @app.function
 async def orders(ctx: Context[list[Order]], order: Order) -> int:
     # fails: mypy[arg-type] pyright[reportArgumentType]
@@ -55,6 +63,12 @@ async def orders(ctx: Context[list[Order]], order: Order) -> int:
     await ctx.call(stock, "pen", left)
     # fails: mypy[arg-type] pyright[reportArgumentType]
     ctx.emit(1, left)
+    # fails: mypy[call-overload] pyright[reportCallIssue]
+    await ctx.run("pay", 5)
+    # fails: mypy[arg-type] pyright[reportCallIssue]
+    await ctx.run("pay", pay_with_arguments)
+    # fails: mypy[arg-type] pyright[reportAssignmentType]
+    left = await ctx.run("pay", pay)
     return await ctx.call(stock, "pen", -1)
 
 

@@ -1,5 +1,6 @@
 """Every form of declaration, and what its `ctx.state` is."""
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_type
@@ -17,6 +18,7 @@ from sublet import (
     Merged,
     Min,
     Quantiles,
+    Retry,
     SessionWindow,
     SetUnion,
     State,
@@ -226,6 +228,29 @@ async def waits(ctx: Context[int], message: str) -> int:
     reply = await ctx.call(by_both, "key", 3)
     assert_type(reply, int)
     return reply + ctx.state.get()
+
+
+def charged() -> Cart:
+    return Cart(1)
+
+
+async def charged_later() -> Cart:
+    return Cart(1)
+
+
+@app.function
+async def acts(ctx: Context[int], message: str) -> int:
+    assert_type(await ctx.run("charge", charged), Cart)
+    assert_type(await ctx.run("later", charged_later), Cart)
+    assert_type(await ctx.run("typed", lambda: Cart(2), returns=Cart), Cart)
+    assert_type(await ctx.run("lambda", lambda: charged_later(), returns=Cart), Cart)
+    assert_type(await ctx.run("nothing", lambda: [message].clear()), None)
+    items: int = await ctx.run("retry", lambda: 1, retry=Retry(attempts=3, backoff="1s"))
+    one, two = await asyncio.gather(ctx.run("one", charged), ctx.run("two", charged_later))
+    assert_type(one, Cart)
+    assert_type(two, Cart)
+    assert_type(ctx.run_id("charge"), str)
+    return items + one.items
 
 
 @app.function(kind="stateless", blocking=True)

@@ -543,6 +543,10 @@ async def ask(ctx: Context, how: str) -> str:
         return "did not ask"
     if how == "late":
         await asyncio.sleep(0)
+    if how.startswith("run"):
+        if how == "run late":
+            await asyncio.sleep(0)
+        await ctx.run("it", _must_not_be_done)
     if how == "aside":
         call = asyncio.ensure_future(_awaited(ctx))
         await call
@@ -553,6 +557,10 @@ async def ask(ctx: Context, how: str) -> str:
         if how != "stubborn":
             raise
     return "asked"
+
+
+def _must_not_be_done() -> None:
+    raise AssertionError("a lessee has done a side effect")
 
 
 async def _awaited(ctx: Context) -> None:
@@ -630,7 +638,7 @@ async def test_what_is_behind_a_message_that_will_be_tried_again_comes_home() ->
     }
 
 
-@pytest.mark.parametrize("how", ["now", "late", "aside"])
+@pytest.mark.parametrize("how", ["now", "late", "aside", "run", "run late"])
 @pytest.mark.parametrize("off_loop", [False, True])
 async def test_a_handler_that_calls_somebody_goes_home_with_all_behind_it(
     how: str, off_loop: bool

@@ -30,6 +30,7 @@ from sublet.runtime.partition.model.effects import (
     Merger,
     NoCells,
     PartitionReleased,
+    Perform,
     Ready,
     Redeliver,
     Refuse,
@@ -228,6 +229,7 @@ class Owner:
         self.acks: list[Ack] = []
         self.refusals: list[Refused] = []
         self.resumed: list[Resume] = []
+        self.performing: list[tuple[str, str]] = []
         self.timer_loads: list[LoadTimers] = []
         self.window_loads: list[LoadWindows] = []
         self.staged_loads: list[LoadStaged] = []
@@ -327,6 +329,8 @@ class Owner:
                 self.refusals.append(effect.refused)
             case Resume():
                 self.resumed.append(effect)
+            case Perform():
+                self.performing.append((effect.message_id, effect.name))
             case LoadTimers():
                 self.timer_loads.append(effect)
             case LoadWindows():
@@ -449,6 +453,18 @@ class Owner:
     def call(self, message_id: str, call: int = 1, key: str = "x", payload: Any = None) -> None:
         data = msgspec.msgpack.encode(payload)
         self.partition.calls.opened(message_id, call, PEER, key, data, self.now_ms)
+        self.collect()
+
+    def begin(self, message_id: str, name: str) -> None:
+        """Let a handler ask whether it may do a side effect."""
+        self.partition.calls.begin(message_id, name)
+        self.collect()
+
+    def performed(
+        self, message_id: str, name: str, result: Any = None, error: ErrorInfo | None = None
+    ) -> None:
+        raw = msgspec.Raw(msgspec.msgpack.encode(result))
+        self.partition.calls.performed(message_id, name, raw, error, self.now_ms)
         self.collect()
 
     def expire(self, message_id: str, call: int = 1) -> None:

@@ -116,6 +116,18 @@ def test_a_handler_that_awaits_something_else_ends_the_simulation() -> None:
         Simulation(app=app, loads=[Load(target="odd", rate=10, until="1s")], workers=1).run()
 
 
+def test_a_handler_with_a_side_effect_ends_the_simulation_before_it_is_done() -> None:
+    app, done = App("odd", partitions=1), []
+
+    @app.function
+    async def pays(ctx: Context, message: None) -> None:
+        await ctx.run("pay", lambda: done.append(1))
+
+    with pytest.raises(SimulationError, match=r"side effect \('pay'\), and a simulation does none"):
+        Simulation(app=app, loads=[Load(target="pays", rate=10, until="1s")], workers=1).run()
+    assert done == []
+
+
 def test_a_message_that_fails_for_good_is_over() -> None:
     app = App("sad", partitions=1)
 
