@@ -453,8 +453,8 @@ class _CallingScope:
 
     def perform(self, context: Context, effect: SideEffect) -> Awaitable[Any]:
         raise SimulationError(
-            f"{self._scope.function.name} has a side effect ({effect.name!r}), and a simulation does "
-            "none; simulate it with a handler that leaves ctx.run out"
+            f"{self._scope.function.name} has a side effect ({effect.name!r}), and a simulation "
+            "does none; simulate it with a handler that leaves ctx.run out"
         )
 
 
