@@ -5,3 +5,6 @@ Those of one's own are registered in the same way, by the decorator `scaling_pol
 
 from sublet.scheduler.scaling.policies import even as even
 from sublet.scheduler.scaling.policies import fixed as fixed
+from sublet.scheduler.scaling.policies import laxity as laxity
+from sublet.scheduler.scaling.policies import predictive as predictive
+from sublet.scheduler.scaling.policies import reactive as reactive

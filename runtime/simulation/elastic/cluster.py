@@ -1,0 +1,330 @@
+"""A cluster of flows under a real controller: workers start late, drain, fail, and cost money."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from math import inf, sqrt
+from random import Random
+from typing import Any
+
+from sublet.functions.address import split_partition_name
+from sublet.runtime.simulation.elastic.flow import (
+    SMALL,
+    FlowFunction,
+    FlowWorker,
+    Parcel,
+    Served,
+)
+from sublet.runtime.simulation.scenarios.rates import RateOf
+from sublet.scheduler.placement import PlacementHints, place
+from sublet.scheduler.scaling.controller import Controller
+from sublet.scheduler.scaling.effects import StartWorkers, StopWorker, WritePlan
+from sublet.scheduler.scaling.plan import Plan
+from sublet.scheduler.scaling.signals import OUTSIDE
+from sublet.scheduler.scaling.view import FunctionFacts, WorkerFacts
+
+WALL_MS = 1_700_000_000_000.0
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Messages from outside for one function."""
+
+    function: str
+    rate: RateOf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """What workers are made of, and how they come."""
+
+    workers: int = 1
+    """At the start."""
+    cores: int = 1
+    speed: float = 1.0
+    start_s: float = 0.5
+    """From asking for a worker until it has joined."""
+    start_failures: float = 0.0
+    """The share of starts that come to nothing."""
+    move_s: float = 0.03
+    """For one partition."""
+    moves_max: int = 4
+    price_hour: float = 0.0
+
+
+@dataclass(slots=True)
+class Moment:
+    """One second of a simulated cluster."""
+
+    second: int
+    workers: int = 0
+    """That serve."""
+    paid: float = 0.0
+    """Workers that cost money, those that start or drain too, on average."""
+    arrived: float = 0.0
+    done: float = 0.0
+    """Results."""
+    late: float = 0.0
+    refused: float = 0.0
+    backlog: float = 0.0
+    """Messages that wait at its end."""
+    backlog_s: float = 0.0
+    """What running them takes, in workers' seconds."""
+    latency: Sequence[float] = ()
+    """Histogram over `LATENCY_BOUNDS_MS`, of results."""
+    results: Mapping[str, float] = field(default_factory=dict)
+    late_results: Mapping[str, float] = field(default_factory=dict)
+    """By function."""
+
+
+class FlowCluster:
+    """Runs flows step by step; once a second the controller hears of it."""
+
+    def __init__(  # noqa: PLR0913  # Its parts are all named, and given once.
+        self,
+        functions: Sequence[FlowFunction],
+        flows: Sequence[Flow],
+        machines: Machines,
+        controller: Controller,
+        *,
+        order: str = "least-laxity",
+        step_s: float = 0.05,
+        queue_max: float = inf,
+        rng: Random | None = None,
+        placement: Mapping[str, str] | None = None,
+    ) -> None:
+        """`rng`: for the chance in arrivals and starts; None: there is none. `placement`: to begin
+        with, if it is not to be even."""
+        self.controller = controller
+        self.functions = {each.name: each for each in functions}
+        self.workers: dict[str, FlowWorker] = {}
+        self.placement: dict[str, str] = {}
+        self.paid_s = 0.0
+        """Seconds of workers that were paid for."""
+        self.now_s = 0.0
+        self.moves = 0
+        self._flows = flows
+        self._machines = machines
+        self._order = order
+        self._steps = max(1, round(1 / step_s))
+        self._step_s = 1.0 / self._steps
+        self._queue_max = queue_max
+        self._rng = rng
+        self._counts = {each.name: each.partitions for each in functions}
+        self._facts = {
+            each.name: FunctionFacts(
+                name=each.name,
+                partitions=each.partitions,
+                tenant=each.tenant,
+                slo_ms=None if each.slo_s == inf else 1000 * each.slo_s,
+            )
+            for each in functions
+        }
+        self._plan = Plan()
+        self._names = count()
+        self._starting: dict[str, float] = {}
+        self._events: list[tuple[float, int, str, Any]] = []
+        self._numbers = count()
+        self._moving: dict[str, str] = {}
+        self._sent: dict[tuple[str, str], list[float]] = {}
+        for _ in range(machines.workers):
+            self._add_worker("")
+        self._begin(placement)
+
+    def _begin(self, placement: Mapping[str, str] | None) -> None:
+        wanted = place(self._counts, list(self.workers), placement or {}, rebalance=False)
+        for name, worker in wanted.items():
+            self._assign(name, worker)
+        self._tell()
+        self.controller.lead(1, None, 0.0, WALL_MS)
+        self._carry_out()
+
+    # Workers
+
+    def _add_worker(self, launch: str) -> None:
+        name = f"w{next(self._names):04}"
+        machines = self._machines
+        self.workers[name] = FlowWorker(
+            name, launch=launch, cores=machines.cores, speed=machines.speed
+        )
+
+    def _at(self, time_s: float, what: str, value: Any) -> None:
+        heappush(self._events, (time_s, next(self._numbers), what, value))
+
+    def _tell(self) -> None:
+        members = {
+            each.name: WorkerFacts(
+                id=each.name,
+                launch=each.launch,
+                cores=each.cores,
+                speed=each.speed,
+                draining=each.draining,
+            )
+            for each in self.workers.values()
+        }
+        self.controller.topology(members, self.placement, self._facts, 1000 * self.now_s)
+
+    def _carry_out(self) -> None:
+        while effects := self.controller.take_effects():
+            for effect in effects:
+                match effect:
+                    case WritePlan():
+                        self._plan = effect.plan
+                        self.controller.written(effect.plan.number, 1000 * self.now_s)
+                    case StartWorkers():
+                        for launch in effect.launches:
+                            self._start(launch)
+                    case StopWorker():
+                        self.workers[effect.worker].draining = True
+                        self._tell()
+
+    def _start(self, launch: str) -> None:
+        if launch in self._starting:
+            return
+        fails = self._rng is not None and self._rng.random() < self._machines.start_failures
+        self._starting[launch] = self.now_s
+        self._at(self.now_s + self._machines.start_s, "failed" if fails else "join", launch)
+
+    def _happen(self) -> None:
+        changed = False
+        while self._events and self._events[0][0] <= self.now_s + SMALL:
+            _, _, what, value = heappop(self._events)
+            if what == "moved":
+                self._moved(value)
+                continue
+            del self._starting[value]
+            if what == "join":
+                self._add_worker(value)
+                changed = True
+            else:
+                self.controller.failed(value, "the start failed", 1000 * self.now_s)
+        for worker in [each for each in self.workers.values() if each.draining]:
+            if not worker.partitions and len(self.workers) > 1:
+                del self.workers[worker.name]
+                changed = True
+        if changed:
+            self._tell()
+
+    # Placement
+
+    def _assign(self, name: str, worker: str) -> None:
+        function, index = split_partition_name(name)
+        flow = self.functions[function]
+        former = self.workers.get(self.placement.get(name, ""))
+        parcels = former.remove(flow, index) if former is not None else []
+        self.workers[worker].add(flow, index, parcels)
+        self.placement[name] = worker
+
+    def _move(self) -> None:
+        """Move a few partitions at a time, as the proposer of placements does."""
+        if self._moving:
+            return
+        alive = [each.name for each in self.workers.values() if not each.draining]
+        if not alive:
+            return
+        plan = self._plan
+        hints = PlacementHints(
+            pins={name: each for name, each in plan.pins.items() if each in alive},
+            weights=plan.weights,
+            loads={} if plan.evens_out else plan.loads,
+        )
+        wanted = place(self._counts, alive, self.placement, rebalance=plan.evens_out, hints=hints)
+        moving = [name for name, worker in wanted.items() if self.placement[name] != worker]
+        for name in moving[: self._machines.moves_max]:
+            self._moving[name] = wanted[name]
+            self._at(self.now_s + self._machines.move_s, "moved", name)
+
+    def _moved(self, name: str) -> None:
+        worker = self._moving.pop(name)
+        if worker in self.workers and not self.workers[worker].draining:
+            self._assign(name, worker)
+            self.moves += 1
+
+    # Flows
+
+    def _arrive(self, moment: Moment) -> None:
+        step_s = self._step_s
+        middle_s = self.now_s + step_s / 2
+        for flow in self._flows:
+            amount = flow.rate(middle_s) * step_s
+            if self._rng is not None and amount > 0:
+                amount = max(0.0, self._rng.gauss(amount, sqrt(amount)))
+            function = self.functions[flow.function]
+            moment.arrived += amount
+            due_s = middle_s + function.slo_s
+            self._spread(function, Parcel(OUTSIDE, middle_s, middle_s, due_s, amount))
+        for (source, target), (amount, roots, dues) in self._sent.items():
+            if amount > SMALL:
+                function = self.functions[target]
+                # The step between two functions is none: they follow each other at once.
+                parcel = Parcel(source, roots / amount, middle_s, dues / amount, amount)
+                self._spread(function, parcel)
+        self._sent = {}
+
+    def _spread(self, function: FlowFunction, parcel: Parcel) -> None:
+        """Give each worker what its partitions get."""
+        if parcel.amount <= SMALL:
+            return
+        lanes = [
+            lane
+            for worker in self.workers.values()
+            if (lane := worker.lanes.get(function.name)) is not None and lane.indexes
+        ]
+        whole = sum(lane.weight for lane in lanes)
+        for lane in lanes:
+            part = Parcel(
+                parcel.source,
+                parcel.root_s,
+                parcel.arrived_s,
+                parcel.due_s,
+                parcel.amount * lane.weight / whole,
+            )
+            lane.put(part, self._queue_max)
+
+    def second(self) -> Moment:
+        """Let a second pass."""
+        moment, served = Moment(round(self.now_s)), Served()
+        shares = self._plan.shares
+        for _ in range(self._steps):
+            self._happen()
+            self._move()
+            self._arrive(moment)
+            for worker in self.workers.values():
+                worker.serve(self.now_s, self._step_s, served, order=self._order, shares=shares)
+            self._sent, served.sent = served.sent, {}
+            self.paid_s += (len(self.workers) + len(self._starting)) * self._step_s
+            moment.paid += (len(self.workers) + len(self._starting)) / self._steps
+            self.now_s += self._step_s
+        self.now_s = float(moment.second + 1)
+        self._sum_up(moment, served)
+        self._hear()
+        return moment
+
+    def _sum_up(self, moment: Moment, served: Served) -> None:
+        moment.workers = sum(1 for each in self.workers.values() if not each.draining)
+        moment.done = sum(served.done.values())
+        moment.late = sum(served.late.values())
+        moment.latency = served.latency.take()
+        moment.results, moment.late_results = dict(served.done), dict(served.late)
+        for worker in self.workers.values():
+            for lane in worker.lanes.values():
+                moment.backlog += lane.waiting
+                moment.backlog_s += lane.waiting_s / worker.speed
+                moment.refused += lane.refused
+
+    def _hear(self) -> None:
+        now_ms = 1000 * self.now_s
+        self._tell()
+        for worker in list(self.workers.values()):
+            self.controller.heard(worker.sample(self.now_s, 1.0), now_ms)
+        self.controller.tick(now_ms, WALL_MS + now_ms)
+        self._carry_out()
+
+    @property
+    def price(self) -> float:
+        """What it has cost."""
+        return self.paid_s * self._machines.price_hour / HOUR_S
