@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sublet.runtime.simulation.elastic.report import ElasticReport, plot_elastic
+from sublet.runtime.simulation.elastic.simulation import ElasticSimulation, Scaling
 from sublet.runtime.simulation.engine.app_functions import SimulationError
 from sublet.runtime.simulation.engine.ledger import ConservationError
 from sublet.runtime.simulation.reports.plot import plot_distributions
@@ -47,6 +49,8 @@ __all__ = [
     "Crash",
     "Cut",
     "EachInTurn",
+    "ElasticReport",
+    "ElasticSimulation",
     "EvenKeys",
     "Exponential",
     "FunctionReport",
@@ -58,6 +62,7 @@ __all__ = [
     "Pareto",
     "Pause",
     "Report",
+    "Scaling",
     "Second",
     "Simulation",
     "SimulationError",
@@ -71,5 +76,6 @@ __all__ = [
     "Zipf",
     "load_scenario",
     "plot_distributions",
+    "plot_elastic",
     "write_recorded",
 ]

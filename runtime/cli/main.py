@@ -251,7 +251,7 @@ def worker(
 
 
 @cli.command()
-def simulate(
+def simulate(  # noqa: PLR0913 - each argument is an option of the command
     scenario: Annotated[
         str | None,
         typer.Argument(
@@ -263,6 +263,16 @@ def simulate(
     order: Annotated[
         list[str] | None,
         typer.Option("--order", "-o", metavar="NAME", help="Queue order; several are compared."),
+    ] = None,
+    scaling: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scaling",
+            "-s",
+            metavar="POLICY",
+            help="Policy for the number of workers, such as predictive:season=300s; several are "
+            "compared. For scenarios with [scaling], or the built-in one.",
+        ),
     ] = None,
     workers: Annotated[
         int | None,
@@ -290,11 +300,13 @@ def simulate(
     seed gives the same events.
 
     Example: sublet simulate scenario.toml --order least-laxity --order arrival --plot out.svg
+
+    Example: sublet simulate --scaling reactive --scaling predictive:season=300s --plot out.svg
     """
     from sublet.runtime.cli.commands import simulate as simulate_commands
 
     arguments = simulate_commands.SimulateArguments(
-        scenario, order or [], workers, seed, plot, keep, as_json
+        scenario, order or [], scaling or [], workers, seed, plot, keep, as_json
     )
     simulate_commands.simulate(arguments)
 

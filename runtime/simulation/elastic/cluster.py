@@ -248,20 +248,20 @@ class FlowCluster:
 
     def _arrive(self, moment: Moment) -> None:
         step_s = self._step_s
-        middle_s = self.now_s + step_s / 2
+        # What is served in the step in which it comes has not waited.
+        end_s = self.now_s + step_s
         for flow in self._flows:
-            amount = flow.rate(middle_s) * step_s
+            amount = flow.rate(self.now_s + step_s / 2) * step_s
             if self._rng is not None and amount > 0:
                 amount = max(0.0, self._rng.gauss(amount, sqrt(amount)))
             function = self.functions[flow.function]
             moment.arrived += amount
-            due_s = middle_s + function.slo_s
-            self._spread(function, Parcel(OUTSIDE, middle_s, middle_s, due_s, amount))
+            due_s = end_s + function.slo_s
+            self._spread(function, Parcel(OUTSIDE, end_s, end_s, due_s, amount))
         for (source, target), (amount, roots, dues) in self._sent.items():
             if amount > SMALL:
                 function = self.functions[target]
-                # The step between two functions is none: they follow each other at once.
-                parcel = Parcel(source, roots / amount, middle_s, dues / amount, amount)
+                parcel = Parcel(source, roots / amount, end_s, dues / amount, amount)
                 self._spread(function, parcel)
         self._sent = {}
 

@@ -16,7 +16,7 @@ SUFFIXES = (".svg", ".png")
 
 def plot_report(report: Report, path: Path) -> Path:
     """Write a picture; `ValueError` for other endings, `ImportError` says what to install."""
-    figure, axes = _figure(path, 2, 3)
+    figure, axes = new_figure(path, 2, 3)
     ends = report.ends()[:CURVES_MAX]
     _distribution(report, ends, axes[0][0])
     _over_time(report, ends, axes[0][1], "p99", "p99 latency in ms")
@@ -44,19 +44,20 @@ def plot_report(report: Report, path: Path) -> Path:
     )
     simulation = report.simulation
     figure.suptitle(f"{simulation.workers} workers, {simulation.order}, seed {simulation.seed}")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_distributions(reports: dict[str, Report], function: str, path: Path) -> Path:
     """Compare the latencies of one function in several runs."""
-    figure, axes = _figure(path, 1, 1)
+    figure, axes = new_figure(path, 1, 1)
     for name, report in reports.items():
         _curve(axes[0][0], report.latencies_ms(function), name)
     _finish_distribution(axes[0][0], f"latency of {function} in ms")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-def _figure(path: Path, rows: int, columns: int) -> tuple[Any, Any]:
+def new_figure(path: Path, rows: int, columns: int) -> tuple[Any, Any]:
+    """Return a figure and its axes by row and column, for a file with an allowed ending."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} ends with {path.suffix!r}; allowed: {', '.join(SUFFIXES)}")
     try:
@@ -67,7 +68,7 @@ def _figure(path: Path, rows: int, columns: int) -> tuple[Any, Any]:
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without a date and with fixed names inside, so that equal runs give equal files.
     import matplotlib as mpl

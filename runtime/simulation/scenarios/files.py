@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sublet.functions.duration import milliseconds
 from sublet.runtime.config.app_loading import LoadError, load_functions
 from sublet.runtime.config.limits import Limits
+from sublet.runtime.simulation.elastic.simulation import ElasticSimulation, Scaling
 from sublet.runtime.simulation.scenarios.scenario import (
     Crash,
     Cut,
@@ -26,13 +28,17 @@ from sublet.runtime.simulation.scenarios.scenario import (
 )
 from sublet.runtime.simulation.simulation import Simulation
 from sublet.scheduler.orders import TokenShares
+from sublet.scheduler.scaling.view import Slo
 
 FAULTS: Mapping[str, type[Any]] = {"crash": Crash, "pause": Pause, "slow": Slow, "cut": Cut}
 PARTS = {"stages": Stage, "loads": Load}
 
 
-def load_scenario(target: str | Path, directory: Path | None = None) -> Simulation:
-    """Return the simulation that a file or `module:object` describes.
+def load_scenario(
+    target: str | Path, directory: Path | None = None
+) -> Simulation | ElasticSimulation:
+    """Return the simulation that a file or `module:object` describes: one that scales, if it says
+    how (`scaling`).
 
     `ValueError` says what is wrong with it. Paths in a file are relative to the file.
     """
@@ -43,9 +49,9 @@ def load_scenario(target: str | Path, directory: Path | None = None) -> Simulati
     if not module or not name.isidentifier():
         raise ValueError(f"{text!r} is no scenario; allowed: a .toml file, or module:object")
     found = getattr(_module(module, directory or Path.cwd()), name, None)
-    if callable(found) and not isinstance(found, Simulation):
+    if callable(found) and not isinstance(found, Simulation | ElasticSimulation):
         found = found()
-    if not isinstance(found, Simulation):
+    if not isinstance(found, Simulation | ElasticSimulation):
         kind = type(found).__name__
         raise ValueError(f"{text} is {kind}; allowed: a Simulation, or what makes one")
     return found
@@ -70,7 +76,7 @@ def _module(name: str, directory: Path) -> Any:
         raise ValueError(f"there is no module {name!r} in {directory}") from None
 
 
-def _from_toml(path: Path) -> Simulation:
+def _from_toml(path: Path) -> Simulation | ElasticSimulation:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -83,7 +89,7 @@ def _from_toml(path: Path) -> Simulation:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _simulation(table: dict[str, Any], path: Path) -> Simulation:
+def _simulation(table: dict[str, Any], path: Path) -> Simulation | ElasticSimulation:
     values: dict[str, Any] = dict(table)
     for name, kind in PARTS.items():
         if name in values:
@@ -101,8 +107,23 @@ def _simulation(table: dict[str, Any], path: Path) -> Simulation:
             values["app"] = load_functions(values["app"], path.parent)
         except LoadError as error:
             raise ValueError(f"app: {error}") from None
+    if "scaling" in values:
+        values["scaling"] = of_table(Scaling, values["scaling"], "scaling")
+        values["slos"] = {
+            tenant: _slo(row, f"slos.{tenant}") for tenant, row in values.get("slos", {}).items()
+        }
+        elastic: ElasticSimulation = of_table(ElasticSimulation, values, "scenario")
+        return elastic
     simulation: Simulation = of_table(Simulation, values, "scenario")
     return simulation
+
+
+def _slo(row: dict[str, Any], where: str) -> Slo:
+    row = dict(row)
+    if "latency" in row:
+        row["latency_ms"] = milliseconds(row.pop("latency"))
+    slo: Slo = of_table(Slo, row, where)
+    return slo
 
 
 def _part(kind: type[Any], row: dict[str, Any], where: str, path: Path) -> Any:
@@ -112,6 +133,8 @@ def _part(kind: type[Any], row: dict[str, Any], where: str, path: Path) -> Any:
             of_table(To, {"stage": each} if isinstance(each, str) else each, f"{where}.sends")
             for each in row["sends"]
         ]
+    if isinstance(row.get("rate"), str) and row["rate"].startswith("file "):
+        row["rate"] = f"file {path.parent / row['rate'].removeprefix('file ').strip()}"
     if "recorded" in row:
         row["recorded"] = path.parent / row["recorded"]
     return of_table(kind, row, where)

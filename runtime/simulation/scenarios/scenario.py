@@ -17,6 +17,7 @@ from sublet.runtime.simulation.scenarios.distributions import (
     distribution,
     keys_of,
 )
+from sublet.runtime.simulation.scenarios.rates import RateOf, rate_of
 from sublet.scheduler.binding import auto as auto_binding  # noqa: F401  # Known by name.
 from sublet.scheduler.binding import policies as binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.binding.policy import binding_named
@@ -109,14 +110,15 @@ class Stage:
 class Load:
     """Messages from outside for one function, whether or not anybody has finished the last ones.
 
-    `rate` (messages a second of all `sources` together) is a number, or steps: [("0s", 100),
-    ("10s", 400)]. Arrivals bring `batch` messages each, a number or a distribution ("pareto 100
+    `rate` (messages a second of all `sources` together) is a number, steps ([("0s", 100),
+    ("10s", 400)]), or a text: `cosine 0 14000 300s`, `diurnal 100 900`, `bursts 100 900 30s 5s`,
+    `file load.csv`. Arrivals bring `batch` messages each, a number or a distribution ("pareto 100
     1.5"). `weights` say how much of the rate each source has. A `recorded` load is a file, and
     says all of this itself.
     """
 
     target: str
-    rate: float | Sequence[tuple[Duration, float]] = 0.0
+    rate: float | str | Sequence[tuple[Duration, float]] = 0.0
     arrivals: str = "poisson"
     batch: int | str | Distribution = 1
     keys: Keys | str | int = "one"
@@ -148,18 +150,31 @@ class Load:
         keys_of(self.keys)
         if distribution(self.batch).mean < 1:
             raise ValueError(f"{self.label}: batch is {self.batch!r}; allowed: 1 or more")
-        if self.recorded is None and not any(rate > 0 for _, rate in self.steps()):
+        if isinstance(self.rate, str):
+            self.rate_of()
+        elif self.recorded is None and not any(rate > 0 for _, rate in self.steps()):
             raise ValueError(f"{self.label}: rate is {self.rate!r}; allowed: more than 0 a second")
 
     @property
     def label(self) -> str:
         return self.name or self.target
 
+    def rate_of(self, seed: int = 0) -> RateOf:
+        """Return the rate at each second; `seed`: for bursts."""
+        try:
+            return rate_of(self.rate, seed=seed)
+        except ValueError as error:
+            raise ValueError(f"{self.label}: {error}") from None
+
     def steps(self) -> list[tuple[float, float]]:
         """Return (from when in ms, messages a second), the first from `start` on."""
         start_ms = milliseconds(self.start)
         if isinstance(self.rate, int | float):
             return [(start_ms, float(self.rate))]
+        if isinstance(self.rate, str):
+            rate, seconds = self.rate_of(), (milliseconds(self.until) - start_ms) / 1000
+            places = range(math.ceil(seconds))
+            return [(start_ms + 1000 * at, rate(start_ms / 1000 + at + 0.5)) for at in places]
         steps = sorted((max(start_ms, milliseconds(at)), float(rate)) for at, rate in self.rate)
         if any(rate < 0 for _, rate in steps):
             raise ValueError(f"{self.label}: a rate is negative")

@@ -23,6 +23,8 @@ CLASSES_MAX = 8
 SAFE = 0.5
 """Of what a class can wait: more than that is not planned away."""
 RECOVERY_S_MAX = 10.0
+AHEAD_S = 2
+"""Seconds that a worker should be there before the first miss."""
 
 
 @dataclass(slots=True)
@@ -77,10 +79,11 @@ class Laxity:
         delay = max(1, ceil((actuation.start_ms + actuation.move_ms + self.period_ms) / 1000))
         self._forecaster.aim(delay)
         sigma = ratio * self._forecaster.sigma
-        path = [ratio * each + self._margin * sigma for each in self._forecaster.path(delay)]
+        ahead = delay + AHEAD_S
+        path = [ratio * each + self._margin * sigma for each in self._forecaster.path(ahead)]
         serving = max(1, len(cluster.serving))
         classes = classes_of(cluster)
-        miss_s, backlog_s = first_miss(path, classes, self._capacities(cluster, delay, now_ms))
+        miss_s, backlog_s = first_miss(path, classes, self._capacities(cluster, ahead, now_ms))
         if now.laxity_ms <= 0:
             miss_s = 0.0
         self.figures = figures = {
@@ -91,10 +94,10 @@ class Laxity:
             "first_miss_s": min(miss_s, 1e9),
             "delay_s": float(delay),
         }
-        if miss_s <= delay:
+        if miss_s <= ahead:
             # What will have piled up by then has to go, too; not faster than workers come.
             within_s = max(float(delay), min(classes[0].slack_s, RECOVERY_S_MAX))
-            need = path[delay - 1] / self._target + backlog_s / within_s
+            need = path[-1] / self._target + backlog_s / within_s
             have = len(cluster.serving) + cluster.starting
             count = min(ceil(need - 1e-9), cluster.bounds.workers_max) - have
             if count > 0 and cluster.growth:
@@ -103,7 +106,7 @@ class Laxity:
                 because = f"in {miss_s:g} s a deadline will be missed; a worker takes {delay} s"
                 return [AddWorkers(count=count, because=because, figures=figures)]
             return ()
-        return self._fewer(cluster, classes, figures, now_ms)
+        return self._fewer(cluster, classes, path, now_ms)
 
     def _capacities(self, cluster: ClusterView, seconds: int, now_ms: float) -> list[int]:
         """Return how many workers will serve in each of the next seconds."""
@@ -124,7 +127,7 @@ class Laxity:
         self,
         cluster: ClusterView,
         classes: Sequence[DeadlineClass],
-        figures: Mapping[str, float],
+        path: Sequence[float],
         now_ms: float,
     ) -> Sequence[Action]:
         serving, least = len(cluster.serving), max(1, cluster.bounds.workers_min)
@@ -136,13 +139,15 @@ class Laxity:
             self._demand.ratio,
             [DeadlineClass(SAFE * each.slack_s, each.share, each.waiting_s) for each in classes],
         )
-        past = [ratio * each for each in self._past]
-        enough = least_workers(past, bare, least, serving, self._target)
+        # What will come counts as what was.
+        seconds = [*(ratio * each for each in self._past), *path]
+        enough = least_workers(seconds, bare, least, serving)
+        enough = max(enough, min(serving, ceil(max(path) / self._target)))
         if enough >= serving:
             return ()
-        because = f"{enough} workers would have met all deadlines of the last {len(past)} s"
+        because = f"{enough} workers would have met all deadlines of the last {len(self._past)} s"
         return [
-            DrainWorker(worker=each.id, because=because, figures=figures)
+            DrainWorker(worker=each.id, because=because, figures=self.figures)
             for each in leavers(cluster, serving - enough)
         ]
 
@@ -208,11 +213,8 @@ def least_workers(
     classes: Sequence[DeadlineClass],
     least: int,
     most: int,
-    target: float,
 ) -> int:
-    """Return the smallest number of workers, of these, with which loads miss nothing, and are not
-    more than `target` of them on average."""
-    least = max(least, min(most, ceil(sum(loads) / len(loads) / target)))
+    """Return the smallest number of workers, of these, with which loads miss nothing."""
     while least < most:
         middle = (least + most) // 2
         if first_miss(loads, classes, [middle] * len(loads))[0] < inf:

@@ -220,8 +220,8 @@ def test_what_waits_already_counts() -> None:
 
 def test_the_fewest_workers_that_miss_nothing_are_found() -> None:
     burst = [1.0] * 30 + [6.0] * 2 + [1.0] * 28
-    assert least_workers(burst, [DeadlineClass(0.05, 1.0, 0.0)], 1, 10, 0.95) == 6
-    assert least_workers(burst, [DeadlineClass(5.0, 1.0, 0.0)], 1, 10, 0.95) == 2
+    assert least_workers(burst, [DeadlineClass(0.05, 1.0, 0.0)], 1, 10) == 6
+    assert least_workers(burst, [DeadlineClass(5.0, 1.0, 0.0)], 1, 10) == 2
 
 
 def test_many_classes_are_taken_for_few_that_are_due_earlier() -> None:
@@ -234,7 +234,7 @@ def test_many_classes_are_taken_for_few_that_are_due_earlier() -> None:
 
 def test_a_short_burst_is_waited_out_by_those_who_can_wait() -> None:
     def burst(now_s: float) -> float:
-        return 4.0 if 100 <= now_s < 102 else 1.0
+        return 4.0 if 100 <= now_s < 101 else 1.0
 
     patient = Plant("laxity", burst, slo_s=5.0, start_s=0.5).run(150)
     hasty = Plant("laxity", burst, slo_s=0.05, start_s=0.5).run(150)
