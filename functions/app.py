@@ -36,6 +36,7 @@ from sublet.functions.retry import Retry
 from sublet.functions.state import Declares, StateKind, Value, mergeable_kind_of
 from sublet.functions.state.annotation import annotated_kind
 from sublet.functions.state.windowed import NoWindowState, Windowed
+from sublet.functions.state_versions import StateVersions
 from sublet.functions.type_parameters import P, P_any, R, R_co, S, S_co
 from sublet.functions.window_runs import WindowRuns
 from sublet.functions.windows import WindowSpec, whole_ms
@@ -51,6 +52,7 @@ BatchMode = Literal[False, True, "key", "columns"]
 Handler = Callable[..., Any]
 FieldsByName = Mapping[str, object] | None
 T = TypeVar("T")
+U = TypeVar("U", bound=Callable[[Any], Any])
 
 BATCH_WAIT_MS_MAX = 60_000.0
 COLUMNS_SIZE_MAX = 20_000
@@ -149,6 +151,9 @@ class Function(Generic[P_any, R_co, S_co]):
         self.window_runs: WindowRuns | None = None
         if options.window is not None:
             self._run_in_windows(options.window)
+        self.state_versions: StateVersions | None = None
+        if self.state_kind is not None:
+            self.state_versions = StateVersions(name, self.state_kind)
 
     def _check_lending(self) -> None:
         size = self.parallelism_range
@@ -287,6 +292,31 @@ class Function(Generic[P_any, R_co, S_co]):
         )
         self.handler = self.window_runs.handler
         self.takes_message = True
+
+    def upgrade(self, *, from_version: int, state: object = None) -> Callable[[U], U]:
+        """Declare how a state that earlier code has stored becomes one of the next version.
+
+            @cart.upgrade(from_version=1)
+            def count_items(old: list[str]) -> dict[str, int]:
+                return dict(Counter(old))
+
+        The first code that ran had version 1; the version now is the one after the last upgrade.
+        An upgrade gets the state as a plain value and returns the one of the next version: a dict
+        for `Map` and for fields, a list for `List`, a set for `SetUnion`, a number for `Sum`. It
+        runs when a key's state is loaded, possibly more than once, so it must only compute.
+
+        The annotation of its argument says what the state was; `state` does where that is not
+        enough: `state=Map(str, int)`, a `State` class, a dict of kinds. Of fields, name those that
+        change; what an upgrade does not return stays as it is.
+        """
+
+        def register(handler: U) -> U:
+            if self.state_versions is None:
+                raise TypeError(f"{self.name} is stateless: it has no state to upgrade")
+            self.state_versions.declare(from_version, state, handler)
+            return handler
+
+        return register
 
     if not TYPE_CHECKING:
 
@@ -593,8 +623,10 @@ def functions_of(apps: Iterable[App]) -> dict[str, Function]:
         if not app.functions:
             raise ValueError(f"app {app.name!r} has no functions; declare one with @app.function")
         found.update(app.functions)
-    for name in found:
+    for name, function in found.items():
         _check_upstream(name, found)
+        if function.state_versions is not None:
+            function.state_versions.check()
     return found
 
 

@@ -40,6 +40,14 @@ def annotated_kind(annotated: Any, declared: Any) -> StateKind:
     return kind
 
 
+def kind_of_annotation(annotated: Any, declared: Any) -> StateKind:
+    """Return the kind of a state that was: what `declared` says, or else what the argument of its
+    upgrade is annotated with, whose plain value it gets."""
+    if declared is not None:
+        return state_kind_of(declared)
+    return Value(Any) if annotated is Any else _kind_of(annotated)
+
+
 def _kind_of(annotated: Any) -> StateKind:
     of = get_origin(annotated) or annotated
     if not isinstance(of, type) or not issubclass(of, Kind):

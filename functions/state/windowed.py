@@ -54,6 +54,28 @@ class Windowed:
         return WindowedState(self, rows, clock)
 
 
+def rows_of_windows(
+    rows: Iterable[StoredRow],
+) -> tuple[list[StoredRow], dict[bytes, list[StoredRow]]]:
+    """Return the rows that describe windows, and those of each window's own state: its kind's, by
+    what `with_window` puts before them again."""
+    described: list[StoredRow] = []
+    of_windows: dict[bytes, list[StoredRow]] = {}
+    for row in rows:
+        subkey, value, expires_ms = row
+        if subkey[:1] == _STATE and len(subkey) > _START_BYTES:
+            window, inner = subkey[: 1 + _START_BYTES], subkey[1 + _START_BYTES :]
+            of_windows.setdefault(window, []).append((inner, value, expires_ms))
+        else:
+            described.append(row)
+    return described, of_windows
+
+
+def with_window(window: bytes, subkey: bytes) -> bytes:
+    """Return the subkey of a row of a window's state."""
+    return window + subkey
+
+
 class _Stored(NamedTuple):
     """What a store has of one window, or will have when what was drained is committed."""
 

@@ -19,8 +19,10 @@ from sublet.functions.state import (
     StoredRow,
 )
 from sublet.functions.state.cell import WHOLE
+from sublet.functions.state_versions import MARK, StateVersions
 from sublet.statestore.contract import StateRow
 
+_MARKED = MARK[0]
 ENTRY_BYTES = 150
 """What a key costs beside its text and its cell: two places in tables, and objects around them."""
 
@@ -72,7 +74,10 @@ class StateCache:
         *,
         complete: bool,
         bytes_max: Callable[[], int],
+        versions: StateVersions | None = None,
     ) -> None:
+        """Rows go in and out as they are stored: with `versions`, also those that other versions of
+        the function have written."""
         self.cells: dict[str, Cell] = {}
         self.bytes = 0
         self.evicted = 0
@@ -85,6 +90,12 @@ class StateCache:
         """Asked each time: partitions share the worker's memory."""
         self._order_matters = False
         self._sizes: dict[str, int] = {}
+        self._versions = versions
+        self._later = versions if versions is not None and versions.current > 1 else None
+        """None for most functions: their rows are stored as their kind writes them."""
+        self._outdated: dict[str, list[bytes]] = {}
+        """Keys whose states were upgraded when they were loaded, and are not stored like that yet,
+        with the subkeys of their stored rows."""
 
     @property
     def mean_bytes(self) -> int:
@@ -118,15 +129,21 @@ class StateCache:
 
     def insert(self, keys: Sequence[str], rows: Sequence[StateRow]) -> None:
         by_key: dict[str, list[StoredRow]] = {key: [] for key in keys}
+        versions = self._later
         for key, subkey, value, expires_ms in rows:
             if value is not None:
                 by_key[key].append((subkey, value, expires_ms))
+                if subkey and subkey[0] == _MARKED:
+                    versions = self._versions
         for key, stored in by_key.items():
             if key not in self.cells:
-                self._insert(key, stored)
+                self._insert(key, stored, versions)
 
-    def _insert(self, key: str, stored: Sequence[StoredRow]) -> None:
-        self.cells[key] = cell = self._cell(key, stored)
+    def _insert(
+        self, key: str, stored: Sequence[StoredRow], versions: StateVersions | None = None
+    ) -> None:
+        cell = self._cell(key, stored) if versions is None else self._read(key, stored, versions)
+        self.cells[key] = cell
         self._sizes[key] = size = cell.size_bytes
         self.bytes += size + len(key) + ENTRY_BYTES
 
@@ -134,7 +151,33 @@ class StateCache:
         try:
             return self._kind.cell(stored, self._clock)
         except StateTypeError as error:
-            return BrokenCell(StateTypeError(f"the state of {self._function}[{key}]: {error}"))
+            return self._broken(key, error)
+
+    def _read(self, key: str, stored: Sequence[StoredRow], versions: StateVersions) -> Cell:
+        """Return the cell of a state that may be of another version."""
+        try:
+            rows, outdated = versions.read(stored, self._clock)
+        except StateTypeError as error:
+            return self._broken(key, error)
+        if outdated:
+            self._outdated[key] = outdated
+        return self._cell(key, rows)
+
+    def _broken(self, key: str, error: StateTypeError) -> BrokenCell:
+        broken = StateTypeError(f"the state of {self._function}[{key}]: {error}")
+        broken.__cause__ = error.__cause__
+        return BrokenCell(broken)
+
+    def drain(self, key: str, cell: Cell) -> list[ChangedRow]:
+        """Return what has to be stored of a settled state of this cache."""
+        if self._later is None:
+            return cell.drain()
+        return self._later.changes(cell, self._outdated.pop(key, ()))
+
+    @property
+    def is_of_later_version(self) -> bool:
+        """Whether `drain` has to be asked instead of the cells themselves."""
+        return self._later is not None
 
     def changed(self, keys: Collection[str]) -> None:
         """Account for cells that a run has changed."""
@@ -162,8 +205,12 @@ class StateCache:
             cell = self.cells[key]
             if isinstance(cell, BrokenCell):
                 raise cell.error
-            found.append((key, cell.rows()))
+            found.append((key, self._stored_rows(cell)))
         return found
+
+    def _stored_rows(self, cell: Cell) -> list[StoredRow]:
+        rows = cell.rows()
+        return rows if self._later is None else self._later.marked(rows)
 
     def newest(
         self, bytes_max: int, without: Collection[str]
@@ -173,14 +220,15 @@ class StateCache:
         found: list[tuple[str, list[StoredRow]]] = []
         all_told = self.is_complete
         for key, cell in reversed(self.cells.items()):
-            if key in without or isinstance(cell, BrokenCell):
+            if key in without or key in self._outdated or isinstance(cell, BrokenCell):
+                # Of an outdated one, the next owner has to know what is stored.
                 all_told = False
                 continue
             bytes_max -= self._sizes[key] + len(key)
             if bytes_max < 0:
                 all_told = False
                 break
-            found.append((key, cell.rows()))
+            found.append((key, self._stored_rows(cell)))
         found.reverse()
         return found, all_told
 
@@ -192,7 +240,10 @@ class StateCache:
         rows: what has expired meanwhile; mostly nothing.
         """
         by_key: dict[str, dict[bytes, ChangedRow]] = {}
+        later = self._later
         for key, subkey, value, expires_ms in rows:
+            if later is not None:
+                subkey = later.unmarked(subkey)
             by_key.setdefault(key, {})[subkey] = (subkey, value, expires_ms)
         expired: list[StateRow] = []
         for key, changes in by_key.items():
@@ -200,7 +251,7 @@ class StateCache:
             if isinstance(before, MapState | SetUnionState):
                 # They may be large, and need not be made anew for a few rows.
                 before._entries.take(changes.values())
-                expired += [StateRow(key, *each) for each in before.drain()]
+                expired += [StateRow(key, *each) for each in self.drain(key, before)]
                 continue
             # A state that is one row is replaced by it; nobody has to know what it was.
             whole = changes.get(WHOLE) if len(changes) == 1 else None
@@ -210,7 +261,9 @@ class StateCache:
                 (subkey, value, end) for subkey, value, end in changes.values() if value is not None
             ]
             self.cells[key] = cell = self._cell(key, kept)
-            expired += [StateRow(key, *each) for each in (*pending, *cell.drain())]
+            if later is not None:
+                pending = later.marked_changes(pending)
+            expired += [StateRow(key, *each) for each in (*pending, *self.drain(key, cell))]
         self.changed(by_key)
         return expired
 
@@ -220,19 +273,23 @@ class StateCache:
         before = self.cells[key]
         if isinstance(before, BrokenCell):
             raise before.error
-        kept = {subkey for subkey, _, _ in stored}
-        gone = [subkey for subkey, value, _ in before.drain() if value is None]
-        gone += [subkey for subkey, _, _ in before.rows()]
+        outdated = self._outdated.pop(key, [])
+        gone = [subkey for subkey, value, _ in self.drain(key, before) if value is None]
+        gone += [subkey for subkey, _, _ in self._stored_rows(before)]
         self.cells[key] = self._cell(key, stored)
         self.changed((key,))
+        made = stored if self._later is None else self._later.marked(stored)
+        kept = {subkey for subkey, _, _ in made}
+        gone = [each for each in (*outdated, *dict.fromkeys(gone)) if each not in kept]
         return [
-            *(StateRow(key, subkey, None) for subkey in dict.fromkeys(gone) if subkey not in kept),
-            *(StateRow(key, *each) for each in stored),
+            *(StateRow(key, subkey, None) for subkey in gone),
+            *(StateRow(key, *each) for each in made),
         ]
 
     def drop(self, key: str) -> None:
         """Forget a key's cell; it is read again when it is needed."""
         if self.cells.pop(key, None) is not None:
+            self._outdated.pop(key, None)
             self.is_complete = False
             self.bytes -= self._sizes.pop(key) + len(key) + ENTRY_BYTES
 

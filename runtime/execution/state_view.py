@@ -20,11 +20,13 @@ from sublet.functions.state import (
     SetUnionState,
     StateClock,
     StateKind,
+    StoredRow,
     SumState,
     TopKState,
     Value,
 )
 from sublet.functions.state.windowed import NothingState, WindowedState
+from sublet.functions.state_versions import StateVersions
 from sublet.statestore.contract import StateRow
 
 QUANTILES_SHOWN = (0.5, 0.9, 0.99)
@@ -32,17 +34,19 @@ QUANTILES_SHOWN = (0.5, 0.9, 0.99)
 _ANY = codec_for(Any)
 
 
-def state_json(kind: StateKind | None, rows: Sequence[StateRow], now_ms: int) -> str:
+def state_json(
+    kind: StateKind | None,
+    rows: Sequence[StateRow],
+    now_ms: int,
+    versions: StateVersions | None = None,
+) -> str:
     """Return the state of one key as JSON; "null" if it has none.
 
     A map whose keys are no texts is a list of pairs; a sketch is what it says about its values.
-    `StateTypeError` if the rows do not fit the kind.
+    A state of an earlier version is shown as it will be. `StateTypeError` if the rows do not fit
+    the kind.
     """
-    stored = [
-        (row.subkey, row.value, row.expires_ms)
-        for row in rows
-        if row.value is not None and (row.expires_ms is None or row.expires_ms > now_ms)
-    ]
+    stored = _live_rows(rows, now_ms, versions)
     if kind is None or not stored:
         return "null"
     # Through msgpack, where all types of the functions' have a form, and JSON has one for those.
@@ -50,18 +54,33 @@ def state_json(kind: StateKind | None, rows: Sequence[StateRow], now_ms: int) ->
     return msgspec.json.encode(plain).decode()
 
 
-def state_msgpack(kind: StateKind | None, rows: Sequence[StateRow], now_ms: int) -> bytes | None:
+def state_msgpack(
+    kind: StateKind | None,
+    rows: Sequence[StateRow],
+    now_ms: int,
+    versions: StateVersions | None = None,
+) -> bytes | None:
     """Return the same as msgpack; None if the key has no state, or no more."""
-    stored = [
-        (row.subkey, row.value, row.expires_ms)
-        for row in rows
-        if row.value is not None and (row.expires_ms is None or row.expires_ms > now_ms)
-    ]
+    stored = _live_rows(rows, now_ms, versions)
     if kind is None or not stored:
         return None
     if type(kind) is Value and len(stored) == 1 and not stored[0][0]:
         return stored[0][1]  # As it is: most states are of this kind.
     return _ANY.encode(shown(kind.cell(stored, StateClock(now_ms))))
+
+
+def _live_rows(
+    rows: Sequence[StateRow], now_ms: int, versions: StateVersions | None
+) -> list[StoredRow]:
+    """Return what has not expired, as the declared kind reads it."""
+    stored = [
+        (row.subkey, row.value, row.expires_ms)
+        for row in rows
+        if row.value is not None and (row.expires_ms is None or row.expires_ms > now_ms)
+    ]
+    if versions is None or not stored:
+        return stored
+    return versions.read(stored, StateClock(now_ms)).rows
 
 
 def shown(cell: Any) -> Any:

@@ -241,6 +241,11 @@ class Place:
     def drain(self, dirty: dict[str, Cell], rows: list[StateRow]) -> None:
         """Move the changes of settled cells into rows."""
         append = rows.append
+        cache = self.cache
+        if dirty and cache is not None and cache.is_of_later_version:
+            for key, cell in dirty.items():
+                rows += [StateRow(key, *changed) for changed in cache.drain(key, cell)]
+            return
         for key, cell in dirty.items():
             for changed in cell.drain():
                 # What StateRow's own constructor does, in half the time.

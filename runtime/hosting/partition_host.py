@@ -268,6 +268,7 @@ class Host:
                 state_clock,
                 complete=recovered.empty or (warm is not None and warm.complete),
                 bytes_max=self._cache_share,
+                versions=function.state_versions,
             )
         merger = None
         if self.lending is not None and cache is not None and runs_in_parts(function):

@@ -138,7 +138,12 @@ class GuestStates:
         if missing:
             raise OfferError(f"the states of {len(missing)} keys are missing: {missing[0]!r:.80}")
         cache = StateCache(
-            function.name, function.state_kind, home.clock, complete=True, bytes_max=lambda: 0
+            function.name,
+            function.state_kind,
+            home.clock,
+            complete=True,
+            bytes_max=lambda: 0,
+            versions=function.state_versions,
         )
         wanted = offered_keys(offer, function)
         for state in offer.states:

@@ -57,7 +57,7 @@ class StateMerger:
         for key, cell in touched.items():
             if cell.undo:
                 cell.undo.clear()
-            rows += [StateRow(key, *changed) for changed in cell.drain()]
+            rows += [StateRow(key, *changed) for changed in self._cache.drain(key, cell)]
         self._cache.changed(touched)
         return rows, effects
 

@@ -14,7 +14,7 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.errors import OverloadedError, RejectedError, UnavailableError
-from sublet.functions.state import StateClock, StateKind, StoredRow
+from sublet.functions.state import StateClock, StoredRow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.execution.state_assignment import rows_of
 from sublet.runtime.hosting.hosted import Hosted
@@ -144,10 +144,11 @@ class Administration:
         """Return what turns the stored rows into the wanted ones."""
         made: list[StoredRow] = []
         if value is not None:
-            kind: StateKind | None = function.state_kind
+            kind, versions = function.state_kind, function.state_versions
             assert kind is not None
+            assert versions is not None
             clock = StateClock(self._host.clock_ms(hosted), hosted.clock.bytes_max)
-            made = rows_of(kind, msgspec.msgpack.decode(value), clock)
+            made = versions.marked(rows_of(kind, msgspec.msgpack.decode(value), clock))
         kept = {subkey for subkey, _, _ in made}
         gone = [StateRow(key, row.subkey, None) for row in stored if row.subkey not in kept]
         return [*gone, *(StateRow(key, subkey, data, end) for subkey, data, end in made)]

@@ -64,7 +64,7 @@ class Inspection:
             if all(row.expires_ms is not None and row.expires_ms <= now_ms for row in rows):
                 continue
             try:
-                shown = state_json(function.state_kind, rows, now_ms)
+                shown = state_json(function.state_kind, rows, now_ms, function.state_versions)
             except StateTypeError as error:
                 # One that cannot be read must not hide the others.
                 shown = msgspec.json.encode({"unreadable": str(error)}).decode()

@@ -167,7 +167,7 @@ class SnapshotPages:
         for rows in states:
             key = rows[0].key
             try:
-                value = state_msgpack(function.state_kind, rows, now_ms)
+                value = state_msgpack(function.state_kind, rows, now_ms, function.state_versions)
             except StateTypeError as error:
                 raise StateTypeError(f"{function.name}[{key!r:.200}]: {error}") from None
             if value is None:

@@ -281,7 +281,8 @@ class WorkerService:
             for row in rows
             if row.value is not None and (row.expires_ms is None or row.expires_ms > now_ms)
         ]
-        return StateReport(rows=cells, json=state_json(function.state_kind, rows, now_ms))
+        shown = state_json(function.state_kind, rows, now_ms, function.state_versions)
+        return StateReport(rows=cells, json=shown)
 
     async def list_state(self, request: StateListRequest) -> StatePage:
         return await self._inspection.list_state(request)

@@ -17,6 +17,7 @@ from sublet.functions.codec import codec_for
 from sublet.functions.context import CallRequest, Context, MessageView, Progress
 from sublet.functions.effects import Cancelled, Delayed, Effects, Emitted, Outgoing, Routes
 from sublet.functions.errors import RejectedError
+from sublet.functions.plain_state import arrange
 from sublet.functions.side_effects import SideEffect, repeated_name
 from sublet.functions.state import ABSENT, StateClock, StateKind
 from sublet.functions.state.windowed import Windowed
@@ -26,7 +27,6 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.sync_runner import NO_PROGRESS, NO_STATE
 from sublet.runtime.testing.harness import START
 from sublet.runtime.testing.history import Sent, Timer, function_of
-from sublet.runtime.testing.plain_state import arrange
 
 _any = codec_for(Any)
 

@@ -25,7 +25,9 @@ from sublet.functions.errors import (
     SubletError,
     UnknownFunctionError,
 )
+from sublet.functions.plain_state import arrange, plain_value
 from sublet.functions.state import HasPlain, State, StateClock, StateKind
+from sublet.functions.state_versions import mark_rows
 from sublet.functions.type_parameters import M, R, S
 from sublet.functions.watermarks import check_takes_watermarks, refusal_of_source
 from sublet.functions.windows import Window, watermark_ms_of
@@ -39,7 +41,6 @@ from sublet.runtime.testing.history import DeadLetter, Reply, Sent, Step, Timer,
 from sublet.runtime.testing.in_process_worker import RECORDS_MAX, Machine
 from sublet.runtime.testing.local_router import Request
 from sublet.runtime.testing.observed_handlers import HandlerFault
-from sublet.runtime.testing.plain_state import arrange, plain_value
 from sublet.runtime.testing.virtual_loop import StuckError, immediately
 from sublet.statestore.contract import DEAD, StateRow
 
@@ -359,13 +360,19 @@ class Harness:
         self._machine.loop.jump(until_ms)
         self.settle()
 
-    def set_state(self, function: Function | str, key: str, value: object) -> None:
+    def set_state(
+        self, function: Function | str, key: str, value: object, *, version: int | None = None
+    ) -> None:
         """Replace the state of a key, as if it had been committed before.
 
-        Takes what `state` returns, but (total, count) for `Mean` and numbers for `Quantiles`.
+        Takes what `state` returns, but (total, count) for `Mean` and numbers for `Quantiles`. With
+        `version`, it is what code of that version has stored, to see that it is upgraded.
         """
         self.settle()
-        kind, partition, stored_key = self._state_place(function, key)
+        declared, partition, stored_key = self._state_place(function, key)
+        assert declared.state_versions is not None
+        written = declared.state_versions.current if version is None else version
+        kind = declared.state_versions.kind_of(written)
         cell = kind.cell((), StateClock(self.now_ms, self._machine.limits.state_bytes_max))
         arrange(kind, cell, value)
         cell.undo.clear()
@@ -373,7 +380,7 @@ class Harness:
             row.subkey: StateRow(stored_key, row.subkey, None)
             for row in immediately(self._machine.store.load(partition, [stored_key]))
         }
-        for subkey, data, expires_ms in cell.drain():
+        for subkey, data, expires_ms in mark_rows(written, cell.rows()):
             rows[subkey] = StateRow(stored_key, subkey, data, expires_ms)
         self._machine.replace_rows(partition, list(rows.values()))
         self.settle()
@@ -464,8 +471,8 @@ class Harness:
         one in windows a dict by `Window`.
         """
         self.settle()
-        kind, partition, stored_key = self._state_place(function, key)
-        return self._plain(kind, immediately(self._machine.store.load(partition, [stored_key])))
+        declared, partition, stored_key = self._state_place(function, key)
+        return self._plain(declared, immediately(self._machine.store.load(partition, [stored_key])))
 
     @overload
     def states(
@@ -489,10 +496,10 @@ class Harness:
         """Return the states of all keys of a function; by partition if it has no keys."""
         self.settle()
         declared = self._declared(function)
-        kind = self._state_kind(declared)
+        self._state_kind(declared)
         found = immediately(self._machine.store.scan(declared.name, None, RECORDS_MAX))
         return {
-            rows[0].key if declared.kind == "keyed" else partition: self._plain(kind, rows)
+            rows[0].key if declared.kind == "keyed" else partition: self._plain(declared, rows)
             for partition, rows in found
         }
 
@@ -588,20 +595,23 @@ class Harness:
             raise ValueError(f"{declared.name} is stateless: it has no state to look at")
         return declared.state_kind
 
-    def _state_place(self, function: Function | str, key: str) -> tuple[StateKind, str, str]:
+    def _state_place(self, function: Function | str, key: str) -> tuple[Function, str, str]:
         declared = self._declared(function)
-        kind = self._state_kind(declared)
+        self._state_kind(declared)
         if declared.kind == "stateful" and not key and declared.partition_count > 1:
             raise ValueError(
                 f"{declared.name} has one state in each of its {declared.partition_count} "
                 "partitions: give a key that lives in the one you mean, or look at states()"
             )
         partition = self._machine.routes.partition_of(declared.name, key)
-        return kind, partition, key if declared.kind == "keyed" else ""
+        return declared, partition, key if declared.kind == "keyed" else ""
 
-    def _plain(self, kind: StateKind, rows: Sequence[StateRow]) -> Any:
+    def _plain(self, declared: Function, rows: Sequence[StateRow]) -> Any:
+        kind, versions = self._state_kind(declared), declared.state_versions
+        assert versions is not None
+        clock = StateClock(self.now_ms)
         stored = [(row.subkey, row.value, row.expires_ms) for row in rows if row.value is not None]
-        return plain_value(kind, kind.cell(stored, StateClock(self.now_ms)))
+        return plain_value(kind, kind.cell(versions.read(stored, clock).rows, clock))
 
     def _ask(
         self,

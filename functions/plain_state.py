@@ -1,4 +1,4 @@
-"""A key's state as the plain value that a test compares, and back."""
+"""A key's state as a plain value, as tests compare it and upgrade functions take it, and back."""
 
 from __future__ import annotations
 
