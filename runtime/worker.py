@@ -406,6 +406,11 @@ class Worker:
             machine=machine_mark(),
             versions=self.versions,
             upgrade=config.upgrade,
+            state_versions={
+                name: each.state_versions.current
+                for name, each in self.functions.items()
+                if each.state_versions is not None and each.state_versions.current > 1
+            },
         )
         infos = {
             name: FunctionInfo(name, each.partition_count, each.kind)

@@ -354,6 +354,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """App to the version of its code; one without a version is not compared."""
     upgrade: bool = False
     """It may join workers that have other code of its apps."""
+    state_versions: Mapping[str, int] = {}
+    """Function to the version of the states that it writes, where that is not the first."""
     launch: str = ""
     """The id under which a controller has asked for it; empty: nobody has."""
     cores: int = 1
@@ -363,6 +365,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     def has(self, function: str) -> bool:
         """Tell whether the worker can serve a function."""
         return self.functions is None or function in self.functions
+
+    def state_version(self, function: str) -> int:
+        """Return the latest version of a function's states that the worker can read."""
+        return self.state_versions.get(function, 1)
 
 
 class Lead(msgspec.Struct, frozen=True):

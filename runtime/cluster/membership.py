@@ -51,6 +51,7 @@ from sublet.statestore.contract import (
 
 _log = structlog.get_logger(__name__)
 
+UNDECLARED_HINT = "was it renamed? then declare the new one with name= its old name"
 VERSIONS_UNSEEN = 60_000
 """Versions are milliseconds, or less: so much newer than what was known here is newer than all that
 others have seen since, before the directory went back."""
@@ -511,12 +512,13 @@ class Membership:
         now_ms = self._loop.time() * 1000
         able = self._able(view, alive)
         self._tell_absent(view, able)
+        best = self._best(view, able)
         served = {
             partition: worker
             for partition, worker in view.placement.items()
             if worker in able.get(partition.rpartition("/")[0], ())
         }
-        wanted = self._wanted(view, alive, able)
+        wanted = self._wanted(view, alive, best)
         wanted = a_few_moves(served, wanted, alive, self._moves.room(now_ms))
         if not dead and wanted == dict(view.placement):
             return view
@@ -560,6 +562,23 @@ class Membership:
             for function in view.functions
         }
 
+    def _best(self, view: View, able: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Return the same without workers that stay and could not read all of a function's states:
+        those whose code is older than the newest that stays."""
+        if not any(each.state_versions for each in view.members.values()):
+            return dict(able)
+        found: dict[str, list[str]] = {}
+        for function, workers in able.items():
+            members = [view.members[worker] for worker in workers]
+            staying = [each.state_version(function) for each in members if not each.draining]
+            newest = max(staying, default=0)
+            found[function] = [
+                each.id
+                for each in members
+                if each.draining or each.state_version(function) == newest
+            ]
+        return found
+
     def _wanted(
         self, view: View, alive: Collection[str], able: Mapping[str, Collection[str]]
     ) -> dict[str, str]:
@@ -578,12 +597,22 @@ class Membership:
 
     def _tell_absent(self, view: View, able: Mapping[str, Collection[str]]) -> None:
         absent = {function for function, workers in able.items() if not workers}
+        apps = {name.partition("/")[0] for name, workers in able.items() if workers}
         for function in sorted(absent - self._told_absent):
-            _log.warning(
-                "no worker has the function; its partitions are not placed",
-                function=function,
-                partitions=view.functions[function],
-            )
+            partitions = view.functions[function]
+            if function.partition("/")[0] in apps:
+                _log.warning(
+                    "a stored function is no longer declared; its state is kept and not served",
+                    function=function,
+                    partitions=partitions,
+                    hint=UNDECLARED_HINT,
+                )
+            else:
+                _log.warning(
+                    "no worker has the function; its partitions are not placed",
+                    function=function,
+                    partitions=partitions,
+                )
         self._told_absent = absent
 
     def _topology(self, view: View) -> Topology:

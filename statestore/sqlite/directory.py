@@ -35,7 +35,10 @@ from sublet.statestore.sqlite.file import (
 )
 
 # What else a member says of itself, as JSON.
-_DETAILS = ("store", "machine", "versions", "upgrade", "launch", "cores", "price_hour")
+_DETAILS = (
+    *("store", "machine", "versions", "upgrade", "state_versions"),
+    *("launch", "cores", "price_hour"),
+)
 
 
 class SqliteDirectory:

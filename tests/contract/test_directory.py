@@ -121,12 +121,15 @@ def with_code(name: str, version: str, **more: Any) -> Member:
 
 async def test_everybody_sees_which_code_members_have(make_directory: MakeDirectory) -> None:
     one, two = make_directory(), make_directory()
-    await one.join(with_code("a", "1"), {"shop/cart": 1})
+    joining = with_code("a", "1", state_versions={"shop/cart": 3})
+    await one.join(joining, {"shop/cart": 1, "shop/new": 1})
     await one.drain("a")
 
     for directory in (one, two):
         found = (await directory.view()).members["a"]
         assert (found.store, found.machine, found.versions) == ("sqlite", "here", {"shop": "1"})
+        assert found.state_version("shop/cart") == 3
+        assert found.state_version("shop/new") == 1
 
 
 async def test_other_code_of_an_app_joins_only_if_it_may(make_directory: MakeDirectory) -> None:

@@ -120,7 +120,7 @@ async def test_each_partition_is_at_a_worker_that_has_its_function(
                 await all_answer(client, "visits/visit", "orders/order")
                 rate = (await status(cluster))["visits/rate"]
                 assert (rate["partitions_placed"], rate["absent"]) == (0, True)
-                (told,) = logged(cluster, "no worker has the function")
+                (told,) = logged(cluster, "a stored function is no longer declared")
                 assert (told["function"], told["partitions"]) == ("visits/rate", 4)
 
                 # It comes back, with its state.

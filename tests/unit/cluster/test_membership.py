@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -780,3 +780,34 @@ async def test_a_partition_that_is_set_aside_is_not_to_be_served() -> None:
         assert membership.mine == []
         await membership.ready.wait()
         assert sorted(membership.mine) == ["desk/add/0", "desk/add/2"]
+
+
+def of_version(id_: str, version: int) -> Member:
+    """A member whose states of `desk/add` have this version."""
+    return msgspec.structs.replace(member(id_), state_versions={"desk/add": version})
+
+
+async def test_partitions_go_to_those_whose_code_can_read_all_states() -> None:
+    cluster = Cluster()
+
+    async def owners() -> set[str]:
+        return set((await cluster.placement()).values())
+
+    async with cluster.worker():
+        await until(lambda: cluster.owned == DESK)
+        await cluster.others.join(of_version("x", 2), FUNCTIONS)
+        await until_found(owners, {"x"})
+        assert cluster.owned == set()
+        # Of two that have the newest code, each has its share; who leaves has none.
+        await cluster.others.join(of_version("y", 2), FUNCTIONS)
+        await until_found(owners, {"x", "y"})
+        await cluster.others.drain("x")
+        await until_found(owners, {"y"})
+        # Only if nobody else is left, they come back.
+        await cluster.others.drain("y")
+        await until(lambda: cluster.owned == DESK)
+
+
+async def until_found(found: Callable[[], Awaitable[object]], wanted: object) -> None:
+    while await found() != wanted:  # noqa: ASYNC110  # As above.
+        await asyncio.sleep(0.01)
