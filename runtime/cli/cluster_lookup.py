@@ -86,14 +86,14 @@ def ask(
                         raise
 
     try:
-        with _no_log():
+        with no_log():
             return asyncio.run(reach_and_ask())
     except (SubletError, UsageError, NoClusterError, NotLeftError, ConfigError) as error:
         exit_with(error, as_json=as_json, of_function=of_function)
 
 
 @contextmanager
-def _no_log() -> Iterator[None]:
+def no_log() -> Iterator[None]:
     """What is wrong is told by the command's error; a log would stand among its output."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

@@ -251,6 +251,39 @@ def worker(
 
 
 @cli.command()
+def check(
+    app: Target = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="DIR|URL",
+            help="Data folder or Redis URL whose states and messages to read.",
+        ),
+    ] = None,
+    sample: Annotated[
+        int,
+        typer.Option("--sample", min=1, help="So many states and messages of each function."),
+    ] = 1_000,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Read all of them, not only a sample.")
+    ] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that an app can be deployed: that it loads, and can read what is stored.
+
+    With --against, states and waiting messages are read as this code would read them. Nothing is
+    changed, and workers may be running. Exit code 1: something would break.
+
+    Example: sublet check shop.py:app --against .sublet
+    """
+    from sublet.runtime.cli.commands import check as check_commands
+
+    check_commands.check(app, against, None if everything else sample, config, as_json)
+
+
+@cli.command()
 def simulate(  # noqa: PLR0913 - each argument is an option of the command
     scenario: Annotated[
         str | None,

@@ -166,7 +166,7 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
     """Run one worker in this process until a signal or the end of its supervisor."""
     try:
         config = settings_of(flags)
-        loaded = _loaded(target_of(target, config))
+        loaded = loaded_of(target_of(target, config))
         make_data_dir(config.data_dir)
         listening = given.listening()
     except (ConfigError, UsageError) as error:
@@ -216,7 +216,8 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [leaf for each in error.exceptions for leaf in _leaves(each)]
 
 
-def _loaded(target: str) -> Loaded:
+def loaded_of(target: str) -> Loaded:
+    """Return what a target names; raises `UsageError` with what is wrong with its code."""
     from sublet.runtime.config.app_loading import LoadError, load
 
     try:

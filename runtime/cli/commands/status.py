@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -20,6 +20,7 @@ from sublet.runtime.cli.exit_codes import UsageError, exit_with
 from sublet.runtime.cli.table import print_table
 from sublet.runtime.cli.units import count_text, duration_text, quantity
 from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.protocol.frames import FunctionInfo
 from sublet.runtime.protocol.rpc import (
     FunctionCost,
     FunctionDescription,
@@ -67,13 +68,14 @@ def status(where: Where, interval: str, as_json: bool) -> None:
 
 
 def functions(where: Where, as_json: bool) -> None:
-    async def question(reached: Reached) -> list[FunctionDescription]:
-        return await reached.client.describe_functions()
+    async def question(reached: Reached) -> tuple[list[FunctionDescription], list[str]]:
+        described = await reached.client.describe_functions()
+        return described, _undeclared(reached.report.topology.functions)
 
-    found = ask(where, question, as_json)
+    found, undeclared = ask(where, question, as_json)
     if as_json:
         shown = [_as_json(each) for each in found]
-        typer.echo(json.dumps({"ok": True, "functions": shown}))
+        typer.echo(json.dumps({"ok": True, "functions": shown, "undeclared": undeclared}))
         return
     print_table(
         ("function", "kind", "message", "reply", "state", "partitions", "slo"),
@@ -89,6 +91,29 @@ def functions(where: Where, as_json: bool) -> None:
             )
             for each in found
         ],
+    )
+    _show_undeclared(undeclared)
+
+
+def _undeclared(functions: Sequence[FunctionInfo]) -> list[str]:
+    """Return the functions that are stored, while their apps no longer have them."""
+    apps = {each.name.partition("/")[0] for each in functions if not each.absent}
+    return [each.name for each in functions if each.absent and each.name.partition("/")[0] in apps]
+
+
+def _show_undeclared(names: list[str]) -> None:
+    if names:
+        typer.echo("")
+    for name in names:
+        typer.echo(f"{name} is {undeclared_text(name)}")
+
+
+def undeclared_text(name: str) -> str:
+    """Say what it means that a function is stored and not declared."""
+    short = name.rpartition("/")[2]
+    return (
+        "stored, but no longer declared: its state is kept and not served; if it was renamed, "
+        f'declare the new function with name="{short}"'
     )
 
 
@@ -175,6 +200,7 @@ def describe(
             }
             for each in topology.functions
         ],
+        "undeclared": _undeclared(topology.functions),
         "rates": {
             name: round(sum(each["rates"].get(name, 0.0) for each in shown), 3)
             for name in (RATES if before else ())
@@ -301,6 +327,7 @@ def _show(described: dict[str, Any]) -> None:
             for each in described["functions"]
         ],
     )
+    _show_undeclared(described["undeclared"])
     if described["quarantined"]:
         typer.echo("\nquarantined: not served because recovery failed (`sublet recover`)")
         rows = [(f"  {each}", reason) for each, reason in described["quarantined"].items()]

@@ -136,5 +136,22 @@ def test_a_function_that_no_worker_has_is_shown_as_such(capsys: pytest.CaptureFi
         ("shop/gone", True),
     ]
     _show(shown)
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "shop/gone" in line]
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("  shop/gone")]
     assert re.split(r"  +", row.strip())[:4] == ["shop/gone", "keyed", "16", "0 (no worker has it)"]
+
+
+def test_a_function_that_its_app_no_longer_has_is_named_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone = FunctionInfo("shop/gone", 16, "keyed", absent=True)
+    other = FunctionInfo("desk/add", 16, "keyed", absent=True)
+    topology = msgspec.structs.replace(TOPOLOGY, functions=[*TOPOLOGY.functions, gone, other])
+    told = msgspec.structs.replace(report("w1", None), topology=topology)
+    shown = describe(told, {"w1": told}, {}, 0)
+
+    assert shown["undeclared"] == ["shop/gone"]
+    _show(shown)
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "no longer" in each]
+    assert line.startswith("shop/gone is stored, but no longer declared")
+    assert 'name="gone"' in line
