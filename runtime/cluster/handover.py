@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from sublet.runtime.protocol.handover_messages import Claim, HandoverMessage, Look, Released, Took
+from sublet.runtime.protocol.handover_messages import (
+    Claim,
+    HandoverMessage,
+    Look,
+    Released,
+    Sampled,
+    Took,
+)
 
 RUNS_MS_MAX = 50.0
 """How long the former owner waits for what runs; what then still does is redone by the next one."""
@@ -197,7 +204,7 @@ class Handover:
             case Look():
                 if message.version > self._version:
                     self.effects.append(LookAgain())
-            case Took():
+            case Took() | Sampled():
                 pass
 
     def _answer(self, partition: str, asker: str) -> None:

@@ -45,7 +45,7 @@ from sublet.runtime.hosting.call_timeouts import CallTimeouts
 from sublet.runtime.hosting.group_commit import GroupCommitter
 from sublet.runtime.hosting.hosted import Clock, Hosted, Transport
 from sublet.runtime.hosting.store_reads import StoreReads
-from sublet.runtime.hosting.thread_runs import ThreadRun, ThreadRuns
+from sublet.runtime.hosting.thread_runs import BusyTime, ThreadRun, ThreadRuns
 from sublet.runtime.hosting.turns import Turns
 from sublet.runtime.leases.adapter import Lending
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun
@@ -208,6 +208,11 @@ class Host:
     @property
     def threads_abandoned(self) -> int:
         return self._threads.abandoned_count
+
+    @property
+    def busy_times(self) -> Mapping[str, BusyTime]:
+        """See `ThreadRuns`."""
+        return self._threads.busy_times
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin; background work becomes children of the given group."""

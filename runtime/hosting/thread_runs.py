@@ -27,6 +27,29 @@ share the cores with them, and make what is urgent wait for what is not."""
 ABANDON_GRACE_S = 1.0
 
 
+class BusyTime:
+    """How long runs have gone on, those that go on at the same time counted each."""
+
+    __slots__ = ("_running", "_since_s", "_total_s")
+
+    def __init__(self, now_s: float) -> None:
+        self._running = 0
+        self._since_s = now_s
+        self._total_s = 0.0
+
+    def changed(self, by: int, now_s: float) -> None:
+        """A run has begun, or ended."""
+        self._total_s += self._running * (now_s - self._since_s)
+        self._since_s = now_s
+        self._running += by
+
+    def take_s(self, now_s: float) -> float:
+        """Return the time since it was taken last, also of runs that have not ended."""
+        self.changed(0, now_s)
+        total_s, self._total_s = self._total_s, 0.0
+        return total_s
+
+
 class ThreadRuns:
     """All runs in threads, and how many of them keep a core busy."""
 
@@ -38,6 +61,8 @@ class ThreadRuns:
         self._on_end = on_end
         self._threads: RunnerThreads
         self._busy: set[ThreadRun] = set()
+        self.busy_times: dict[str, BusyTime] = {}
+        """Function to the time of its blocking runs; "": of all that keep a core busy."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._threads = RunnerThreads(loop)
@@ -60,10 +85,20 @@ class ThreadRuns:
         if not hosted.place.function.blocking:
             run.ends_ms = ends_ms
             self._busy.add(run)
+        self._count(run, 1)
         run.start()
+
+    def _count(self, run: ThreadRun, by: int) -> None:
+        function, now_s = run.hosted.place.function, time.monotonic()
+        name = function.name if function.blocking else ""
+        busy = self.busy_times.get(name)
+        if busy is None:
+            busy = self.busy_times[name] = BusyTime(now_s)
+        busy.changed(by, now_s)
 
     def _ended(self, run: ThreadRun, result: RunResult, tainted: bool) -> None:
         self._busy.discard(run)
+        self._count(run, -1)
         self._on_end(run, result, tainted)
 
     def make_room_for(self, rank: float) -> None:

@@ -16,26 +16,25 @@ from typing import Protocol
 
 import msgspec
 
+from sublet.runtime.partition.model.effects import Counters, Traffic
 from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Traced, Work
 
 LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)
 SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000)
 
+TURNS_KEPT_MAX = 1_024
+
 STAGES = ("admission", "queue", "batch", "state", "away", "running", "committing")
 """The stages that a worker can time by itself, in the order in which a message passes them. `away`
 is between `state` and `running` for people; it is on both sides of a run somewhere else."""
-
-
-class Slotted(Protocol):
-    __slots__: tuple[str, ...]
 
 
 class Counted(Protocol):
     """What is asked of a partition that leaves."""
 
     @property
-    def counters(self) -> Slotted: ...
+    def counters(self) -> Counters: ...
 
     @property
     def refusals(self) -> Mapping[str, int]: ...
@@ -113,6 +112,7 @@ class FunctionTimes:
         "leases",
         "messages",
         "stages",
+        "turns",
     )
 
     def __init__(self) -> None:
@@ -122,6 +122,9 @@ class FunctionTimes:
         self.late = 0
         self.latency = Histogram(LATENCY_BOUNDS_MS)
         self.laxity = Histogram(LAXITY_BOUNDS_MS)
+        self.turns: deque[tuple[float, int]] = deque(maxlen=TURNS_KEPT_MAX)
+        """Of the last spans, how long from arrival to commit, without what was spent at other
+        workers, and how many messages; whoever samples them takes them away."""
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.leases = Histogram(LATENCY_BOUNDS_MS)
         """From offer to return, of those that were returned."""
@@ -229,10 +232,13 @@ class Telemetry:
         fall when one moves away."""
         self.left_refusals: Counter[tuple[str, str]] = Counter()
         """By function and reason."""
+        self.left_traffic: dict[str, Traffic] = {}
+        """The same for what `Traffic` counts; whoever samples it takes it away."""
 
     def partition_left(self, function: str, partition: Counted) -> None:
         """A partition is leaving with its counters."""
         totals = self.left.setdefault(function, Counter())
+        self.left_traffic.setdefault(function, Traffic()).add(partition.counters)
         for name in partition.counters.__slots__:
             totals[name] += getattr(partition.counters, name)
         for reason, count in partition.refusals.items():
@@ -256,6 +262,7 @@ class Telemetry:
         function.messages += count
         function.late += times.late
         function.latency.observe(times.total_ms, count)
+        function.turns.append((times.total_ms - times.admission_ms - times.away_ms, count))
         if laxity_ms is not None:
             function.laxity.observe(laxity_ms, count)
         stages = function.stages
@@ -427,11 +434,13 @@ class PartitionTimes:
             waited_ms = max(0.0, ran_ms - running_ms - chunk.arrived_ms - loading_ms)
             batch_ms = min(work.gathering_ms, waited_ms)
             queue_ms = waited_ms - batch_ms
-            total_ms = batch.age_ms + waited_ms + common_ms
+            turn_ms = waited_ms + common_ms
+            total_ms = batch.age_ms + turn_ms
             stages["admission"].observe(batch.age_ms, length)
             stages["queue"].observe(queue_ms, length)
             stages["batch"].observe(batch_ms, length)
             function.latency.observe(total_ms, length)
+            function.turns.append((turn_ms, length))
             deadline_ms, late = chunk.deadline_ms(start), 0
             if deadline_ms is not None:
                 function.laxity.observe(deadline_ms - now_ms, length)

@@ -20,7 +20,8 @@ calls, timers, windows, changes by hand) are `features`, each an attribute.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 from sublet.functions.address import is_client
@@ -155,6 +156,29 @@ class Partition:
         return self._backlog.count + len(self._ready)
 
     @property
+    def awaiting(self) -> int:
+        """How many handlers await something."""
+        return len(self._awaiting.by_id)
+
+    def next_due_ms(self, now_ms: float) -> float | None:
+        """Return when the next timer or window is due; None if none is known."""
+        base_ms, timers, due_ms = self._clock.base_ms, self._timers.by_time, inf
+        if timers:
+            due_ms = timers[0][0] - base_ms
+        window_ms = self.progress.wake_ms(now_ms, base_ms) if self.progress.is_used else None
+        if window_ms is not None:
+            due_ms = min(due_ms, window_ms)
+        return None if due_ms == inf else due_ms
+
+    def waiting_chunks(self) -> Iterator[Chunk]:
+        """All that waits for its first run."""
+        return iter(self._backlog)
+
+    def waiting_singly(self) -> Iterable[QueuedMessage]:
+        """What may run now, having waited by itself."""
+        return self._ready
+
+    @property
     def queued_bytes(self) -> int:
         return self._backlog.size_bytes
 
@@ -226,6 +250,10 @@ class Partition:
         chunk = Chunk(batch, skip, now_ms, function.slo_ms, urgency.patience_ms, removed_indexes)
         if removed_indexes:
             fresh = chunk.count
+        counters = self.counters
+        counters.accepted += fresh
+        if chunk.from_partition:
+            counters.arrived[batch.source] = counters.arrived.get(batch.source, 0) + fresh
         if chunk.from_client:
             self._clients.unanswered += fresh
             if self._parts.feasibility.is_checked:

@@ -166,7 +166,13 @@ class PartitionParts:
             pending,
             participants,
             CommitRelease(
-                owner, function, inbox=inbox, outbox=outbox, clients=clients, urgency=urgency
+                owner,
+                function,
+                inbox=inbox,
+                outbox=outbox,
+                clients=clients,
+                urgency=urgency,
+                counters=counters,
             ),
         )
 

@@ -1,4 +1,5 @@
-"""What workers say to each other when a partition moves. It rides where leases do.
+"""What workers say to each other when a partition moves, and to the one that controls how many
+there are. It rides where leases do.
 
 Nothing here is acknowledged or repeated: a message that is lost, late or doubled costs time, never
 an effect.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-_HANDOVER_TAGS = (8, 9, 10, 11)
+_HANDOVER_TAGS = (8, 9, 10, 11, 12)
 
 
 class Claim(msgspec.Struct, array_like=True, tag=8):
@@ -48,8 +49,14 @@ class Look(msgspec.Struct, array_like=True, tag=11):
     version: int
 
 
-HandoverMessage = Claim | Released | Took | Look
-"""What workers say to each other when a partition moves."""
+class Sampled(msgspec.Struct, array_like=True, tag=12):
+    """How a worker fared in the last second, said to the controller; see `scheduler/scaling`."""
+
+    sample: bytes
+
+
+HandoverMessage = Claim | Released | Took | Look | Sampled
+"""What workers say to each other when a partition moves, and of how they fare."""
 
 
 _decode_handover = msgspec.msgpack.Decoder(HandoverMessage).decode

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from sublet.functions.address import is_client
+from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.effects import Effect
 from sublet.runtime.partition.model.channel_names import REPLY_MARK, reply_channel
 from sublet.runtime.partition.model.work import Chunk, QueuedMessage
@@ -67,6 +67,7 @@ class CommitContents:
         "egress",
         "egress_trimmed",
         "ended",
+        "ended_from",
         "ended_of_clients",
         "forgotten",
         "has_background",
@@ -90,6 +91,8 @@ class CommitContents:
         self.message_count = 0
         self.ended = 0
         """Messages that have come to their end in it."""
+        self.ended_from: dict[str, int] = {}
+        """Of those, by the partition that has sent them."""
         self.ended_of_clients = 0
         """Those of them that clients wait for, who hear of nothing before the commit."""
         self.due: list[tuple[float | list[float | None], int, int]] = []
@@ -195,6 +198,8 @@ class PendingCommit:
             contents.due.append((waiting.deadline_ms, 0, 1))
         if is_client(message.source):
             contents.ended_of_clients += 1
+        elif not is_pipeline(message.source):
+            _count(contents.ended_from, message.source, 1)
         if message.kind is Kind.CALL:
             self.reply(message.source, message.number, value, error)
 
@@ -211,6 +216,8 @@ class PendingCommit:
             contents.due.append((chunk.deadlines_ms, start, stop))
         if chunk.from_client:
             contents.ended_of_clients += count
+        elif chunk.from_partition:
+            _count(contents.ended_from, batch.source, count)
         self.message_count += count
         contents.ended += count
         self.needs_commit = True
@@ -222,6 +229,8 @@ class PendingCommit:
         contents.ended += count
         if chunk.from_client:
             contents.ended_of_clients += count
+        elif chunk.from_partition:
+            _count(contents.ended_from, chunk.batch.source, count)
         self.needs_commit = True
 
     def reply(self, source: str, number: int, value: Any, error: ErrorInfo | None) -> None:
@@ -359,3 +368,7 @@ class PendingCommit:
         self._contents.answers.append((record.id, answer))
         self._contents.records.append(record)
         self.needs_commit = True
+
+
+def _count(counts: dict[str, int], name: str, count: int) -> None:
+    counts[name] = counts.get(name, 0) + count

@@ -82,6 +82,8 @@ class MessageCompletion(CommitParticipant):
         """Count what has ended: nobody hears of it before, so that is when it is late or not."""
         counters = self._counters
         counters.consumed += contents.ended
+        for source, count in contents.ended_from.items():
+            counters.done[source] = counters.done.get(source, 0) + count
         for deadlines, start, stop in contents.due:
             if isinstance(deadlines, list):
                 due = deadlines[start:stop]

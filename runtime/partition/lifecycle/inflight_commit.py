@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublet.functions.address import is_client, is_pipeline
+from sublet.functions.address import CLIENT_MARK, is_client, is_pipeline
 from sublet.functions.app import Function
 from sublet.runtime.partition.commit.commit_participant import CommitParticipant
 from sublet.runtime.partition.commit.pending_commit import CommitContents, PendingCommit
 from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
+    Counters,
     Deliver,
     LoadPreimages,
     Settled,
@@ -43,6 +44,7 @@ class CommitRelease:
 
     __slots__ = (
         "_contexts_told",
+        "_counters",
         "_function",
         "_gone",
         "_inbox",
@@ -60,6 +62,7 @@ class CommitRelease:
         outbox: Outbox,
         clients: ClientSessions,
         urgency: Urgency,
+        counters: Counters,
     ) -> None:
         self._owner = owner
         self._function = function
@@ -67,6 +70,7 @@ class CommitRelease:
         self._outbox = outbox
         self._gone = clients.gone
         self._urgency = urgency
+        self._counters = counters
         self._contexts_told: dict[str, int] = {}
         """Source to the version of the reply context that it was told."""
 
@@ -74,11 +78,20 @@ class CommitRelease:
         """Return what may be told; what leaves is kept until it is acknowledged."""
         gone, outbox, owner = self._gone, self._outbox, self._owner
         effects: list[StepEffect] = [Settled(ticket) for ticket in contents.tickets]
+        sent, answered = self._counters.sent, 0
         for entry in contents.outbox:
-            if entry.destination in gone:
+            destination = entry.destination
+            if destination[0] == CLIENT_MARK:
+                answered += entry.length
+            else:
+                sent[destination] = sent.get(destination, 0) + entry.length
+            if destination in gone:
                 continue  # It left meanwhile; the next commit deletes what this one has stored.
             outbox.keep(entry)
             effects.append(Deliver(entry))
+        for emitted in contents.egress:
+            answered += emitted.length
+        self._counters.answered += answered
         for source, upto in contents.inbox.items():
             if source in gone:
                 continue

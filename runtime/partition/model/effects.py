@@ -270,13 +270,46 @@ class NoCells:
         return
 
 
-class Counters:
+class Traffic:
+    """Messages that a partition has taken from others, ended and sent since somebody asked, by the
+    partition at the other end. `done` and `sent` count what is committed; all else that is accepted
+    or consumed came from clients.
+    """
+
+    __slots__ = ("arrived", "done", "sent")
+
+    def __init__(self) -> None:
+        self.arrived: dict[str, int] = {}
+        self.done: dict[str, int] = {}
+        self.sent: dict[str, int] = {}
+
+    def take(self) -> Traffic:
+        """Return what was counted since this was asked last."""
+        counted = Traffic()
+        counted.arrived, self.arrived = self.arrived, {}
+        counted.done, self.done = self.done, {}
+        counted.sent, self.sent = self.sent, {}
+        return counted
+
+    def add(self, other: Traffic) -> None:
+        for into, counts in (
+            (self.arrived, other.arrived),
+            (self.done, other.done),
+            (self.sent, other.sent),
+        ):
+            for name, count in counts.items():
+                into[name] = into.get(name, 0) + count
+
+
+class Counters(Traffic):
     """What a partition counts, for metrics and for what `auto` is told.
 
     `consumed` and `late` count what is committed: before, nobody has heard of it.
     """
 
     __slots__ = (
+        "accepted",
+        "answered",
         "consumed",
         "dead",
         "duplicates",
@@ -296,6 +329,10 @@ class Counters:
     )
 
     def __init__(self) -> None:
+        super().__init__()
+        self.accepted = 0
+        self.answered = 0
+        """Replies, and values for an egress."""
         self.consumed = 0
         self.expired = 0
         self.withdrawn = 0

@@ -8,7 +8,7 @@ from sublet.runtime.partition.commit.commit_participant import CommitParticipant
 from sublet.runtime.partition.commit.pending_commit import CommitContents, PendingCommit
 from sublet.runtime.partition.lifecycle.inflight_commit import CommitRelease, InFlightCommit
 from sublet.runtime.partition.model.clock import PartitionClock
-from sublet.runtime.partition.model.effects import LoadPreimages, Settled, Store
+from sublet.runtime.partition.model.effects import Counters, LoadPreimages, Settled, Store
 from sublet.runtime.partition.model.ownership import Ownership
 from sublet.runtime.partition.records.channels import Inbox, Outbox
 from sublet.runtime.partition.records.client_sessions import ClientSessions
@@ -50,6 +50,7 @@ def in_flight(
         outbox=Outbox({}, []),
         clients=ClientSessions((), 0.0, clock),
         urgency=Urgency(),
+        counters=Counters(),
     )
     return InFlightCommit(owner, 7, pending, participants, release)
 
