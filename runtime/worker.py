@@ -37,15 +37,19 @@ from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
-from sublet.runtime.protocol.handover_messages import HandoverMessage, Released
+from sublet.runtime.protocol.handover_messages import HandoverMessage, Released, Sampled
+from sublet.runtime.scaling.actuators import Actuator, NoActuator
 from sublet.runtime.services.worker_service import WorkerService
+from sublet.scheduler.orders import SharedLaxity
 from sublet.scheduler.pace import LearnedPace
+from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Directory, Member, Recovered, Store
 from sublet.statestore.open import open_directory, open_store
 
 if TYPE_CHECKING:
     from sublet.runtime.http.server import HttpServer
+    from sublet.runtime.scaling.shell import Scaling
 
 _log = structlog.get_logger(__name__)
 
@@ -85,9 +89,12 @@ class Worker:
         tracing: Tracing | None = None,
         listening: Listening | None = None,
         versions: Mapping[str, str] | None = None,
+        launch: str = "",
+        actuator: Actuator | None = None,
     ) -> None:
         """Store, directory and tracing are made from the configuration where none is given; the
-        clock is the system's. `versions` say which code of each app this is."""
+        clock is the system's. `versions` say which code of each app this is; `launch` under which
+        id a controller has asked for this worker; the `actuator` starts others."""
         self.id = new_worker_id()
         self.functions = functions
         self.versions: Mapping[str, str] = versions or {}
@@ -122,6 +129,10 @@ class Worker:
         self.router: Router
         self._membership: Membership | None = None
         """Made when the doors are open."""
+        self.scaling: Scaling | None = None
+        """None where nothing scales."""
+        self._launch = launch
+        self._actuator = actuator or NoActuator()
 
     def stop(self) -> None:
         """Give everything to others, leave the cluster and end `run`."""
@@ -149,7 +160,10 @@ class Worker:
 
     def handover_message(self, worker: str, message: HandoverMessage) -> None:
         """See `Placed`."""
-        if self._membership is not None:
+        if isinstance(message, Sampled):
+            if self.scaling is not None:
+                self.scaling.heard(worker, message)
+        elif self._membership is not None:
             self._membership.heard(worker, message)
 
     def partition_lost(self) -> None:
@@ -164,6 +178,11 @@ class Worker:
     async def drain_worker(self, worker: str) -> None:
         """Let a worker of the cluster hand its partitions over and end; return when all know."""
         await self.membership.drain_worker(worker)
+
+    def launch_failed(self, launch: str, reason: str) -> None:
+        """A worker that the controller has asked for cannot be started."""
+        if self.scaling is not None:
+            self.scaling.failed(launch, reason)
 
     def _drained(self) -> None:
         self.is_drained = True
@@ -411,6 +430,8 @@ class Worker:
                 for name, each in self.functions.items()
                 if each.state_versions is not None and each.state_versions.current > 1
             },
+            launch=self._launch,
+            price_hour=config.price_worker_hour or None,
         )
         infos = {
             name: FunctionInfo(name, each.partition_count, each.kind)
@@ -446,6 +467,7 @@ class Worker:
             drain=self._drained,
             is_replaced=self.router.is_replaced,
             cut_off=self.router.cut_off,
+            planned=self._planned,
         )
         self._membership = membership = Membership(
             member,
@@ -460,7 +482,8 @@ class Worker:
         )
         taking_part = tasks.create_task(membership.run(tasks))
         tasks.create_task(self._announce(membership))
-        await self.stopping.wait()
+        async with self._controlling(tasks, directory, membership):
+            await self.stopping.wait()
         await self._drain(membership)
         self.router.stop()
         # Otherwise its next heartbeat would find that it is no member, and join again.
@@ -468,6 +491,42 @@ class Worker:
         await asyncio.wait([taking_part])
         await membership.leave()
         await self._say_goodbye()
+
+    @asynccontextmanager
+    async def _controlling(
+        self, tasks: asyncio.TaskGroup, directory: Directory, membership: Membership
+    ) -> AsyncIterator[None]:
+        """Have a part in how the cluster scales, if it does, until this worker stops."""
+        if not self._config.scales:
+            yield
+            return
+        # Most clusters do not scale, and should not wait for its modules.
+        from sublet.runtime.scaling.sampler import ProcessSampler
+        from sublet.runtime.scaling.shell import Scaling, new_controller
+
+        self.scaling = Scaling(
+            self.id,
+            self.functions,
+            new_controller(self._config, self.functions),
+            directory=directory,
+            cluster=membership,
+            peers=self.router,
+            actuator=self._actuator,
+            sample=ProcessSampler(self.id, self.functions, self.host, self.router.refusals).sample,
+            clock=self._clock,
+            term_ms=self._config.member_term_ms,
+        )
+        controlling = tasks.create_task(self.scaling.run())
+        try:
+            yield
+        finally:
+            controlling.cancel()
+
+    def _planned(self, plan: Plan) -> None:
+        """The controller has written another plan: what is decided here follows it."""
+        order = self.host.urgency.order
+        if isinstance(order, SharedLaxity) and plan.shares:
+            order.weigh({**self._config.tenant_shares, **plan.shares})
 
     async def _say_goodbye(self) -> None:
         """Let no peer take our end for a loss: it would warn of it, and count it."""

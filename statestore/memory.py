@@ -385,10 +385,10 @@ class MemoryDirectory:
         backend.version = max(backend.version, above) + 1
         return self._view()
 
-    async def drain(self, worker: str) -> View | None:
+    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         backend = self._backend
         member = backend.members.get(worker)
-        if member is None:
+        if member is None or token not in (None, backend.lead.token):
             return None
         backend.members[worker] = msgspec.structs.replace(member, draining=True)
         others = [each for each in backend.leaving if each != worker]

@@ -207,12 +207,19 @@ def dev(
 
 
 @cli.command()
-@with_settings(*_WORKER_FLAGS, *_LOG_FLAGS)
+@with_settings(*_WORKER_FLAGS, "scaling", "scaling_dry_run", *_LOG_FLAGS)
 def run(
     app: Target = None,
     workers: Annotated[
-        int, typer.Option("--workers", "-n", min=1, max=128, help="Number of worker processes.")
-    ] = 1,
+        str,
+        typer.Option(
+            "--workers",
+            "-n",
+            metavar="N|MIN..MAX",
+            help="Number of worker processes; MIN..MAX with --scaling. [default: 1]",
+            show_default=False,
+        ),
+    ] = "",
     http: Http = True,
     **flags: Any,
 ) -> None:
@@ -222,6 +229,8 @@ def run(
     Settings can also come from sublet.toml or from variables such as SUBLET_DATA_DIR.
 
     Example: sublet run examples/word_count.py:app --workers 2
+
+    With a range and a policy, workers come and go with the load: --workers 2..8 --scaling reactive
     """
     from sublet.runtime.cli.commands import run as run_commands
 
@@ -229,13 +238,14 @@ def run(
 
 
 @cli.command()
-@with_settings(*_WORKER_FLAGS, "workers_expected", *_LOG_FLAGS)
+@with_settings(*_WORKER_FLAGS, "workers_expected", "scaling", *_LOG_FLAGS)
 def worker(
     app: Target = None,
     supervisor_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     prefer_port: Annotated[int, typer.Option(hidden=True)] = 0,
     prefer_http_port: Annotated[int | None, typer.Option(hidden=True)] = None,
     http_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    launch: Annotated[str, typer.Option(hidden=True)] = "",
     **flags: Any,
 ) -> None:
     """Run one worker process in the foreground.
@@ -246,7 +256,7 @@ def worker(
     """
     from sublet.runtime.cli.commands import run as run_commands
 
-    given = run_commands.Given(supervisor_fd, prefer_port, prefer_http_port, http_fd)
+    given = run_commands.Given(supervisor_fd, prefer_port, prefer_http_port, http_fd, launch)
     run_commands.run_worker(app, flags, given)
 
 

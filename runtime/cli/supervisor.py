@@ -4,6 +4,9 @@ Each worker is a process in a session of its own, so that Ctrl-C in a terminal r
 supervisor, which then asks them to stop. A socket leads to each: the worker says on it that it is
 ready, and takes its end for the end of the supervisor, so that a supervisor that is killed leaves
 no orphans. Workers that die are started again, within a budget.
+
+How many there are may change: the worker that controls the scaling asks for more on its socket, and
+those that are drained end for good. Who has asked with a higher token is obeyed, nobody else.
 """
 
 from __future__ import annotations
@@ -18,30 +21,33 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import msgspec
 
 from sublet.runtime.cli.ports import Door
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, environment_of
+from sublet.runtime.scaling.actuators import (
+    FailedNote,
+    ReadyNote,
+    StartNote,
+    WorkerNote,
+    note_line,
+)
 
 EXIT_USAGE = 2
 EXIT_STORE_REPLACED = 5
 LINE_BYTES_MAX = 64 * 1024
+FIRST_LAUNCH = "first-"
+"""Begins the names of workers that are there from the beginning."""
+LAUNCHES_KEPT_MAX = 10_000
+"""Of so many it is known that they were asked for."""
+NOTE_BYTES_MAX = 1024 * 1024
 _OUTPUT_GRACE_S = 1.0
 
-
-class ReadyNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker tells its supervisor once it serves."""
-
-    address: str
-    pid: int
-    functions: list[str]
-    http: str = ""
-    """Where it serves HTTP; empty: nowhere."""
-    drained: bool = False
-    """It was drained and is about to end, for good."""
+_decode_note = msgspec.json.Decoder(WorkerNote).decode
 
 
 class GaveUpError(Exception):
@@ -87,6 +93,7 @@ class Launch:
     target: str
     config: WorkerConfig
     workers: int
+    """How many are started at once; more may be asked for, as the settings allow."""
     environment: Mapping[str, str]
     """The variables of the workers, to which the settings are added."""
     doors: Sequence[Door] = ()
@@ -99,12 +106,19 @@ class Launch:
         return self.config.drain_timeout_s + self.stop_grace_s
 
     def door(self, index: int) -> Door:
-        return self.doors[index] if self.doors else Door()
+        # There may be more, for a moment, while others are leaving.
+        return self.doors[index] if index < len(self.doors) else Door()
 
-    def command(self, index: int, supervisor_fd: int) -> list[str]:
+    @property
+    def workers_max(self) -> int:
+        return max(self.workers, self.config.workers_max) if self.config.scaling else self.workers
+
+    def command(self, index: int, supervisor_fd: int, launch: str = "") -> list[str]:
+        named = launch and self.config.scales
         return [
             *(sys.executable, "-m", "sublet", "worker", self.target),
             *("--supervisor-fd", str(supervisor_fd)),
+            *(("--launch", launch) if named else ()),
             *self.door(index).options,
         ]
 
@@ -115,9 +129,44 @@ class Launch:
 
     def __post_init__(self) -> None:
         try:
-            self.variables(self.workers - 1)
+            self.variables(self.workers_max - 1)
         except ConfigError as error:
-            raise ConfigError(f"for {self.workers} workers: {error}") from None
+            raise ConfigError(f"for {self.workers_max} workers: {error}") from None
+
+
+class Launches:
+    """Which launches were asked for, and by whom. No I/O."""
+
+    def __init__(self, workers_max: int) -> None:
+        self._workers_max = workers_max
+        self._token = 0
+        """The highest that was seen."""
+        self._known: dict[str, None] = {}
+
+    def asked(
+        self, note: StartNote, running: Collection[int], leaving: Collection[int]
+    ) -> tuple[dict[str, int], dict[str, str]]:
+        """Return which launches are to be started, each as the worker of which index, and which
+        cannot be, with the reason. Workers that are leaving keep their index, and count no more.
+        """
+        if note.token < self._token:
+            return {}, {}  # Of a controller that was replaced and does not know.
+        self._token = note.token
+        free = (index for index in count() if index not in running)
+        room = self._workers_max - len(set(running) - set(leaving))
+        starts: dict[str, int] = {}
+        refused: dict[str, str] = {}
+        for launch in note.launches:
+            if launch in self._known:
+                continue
+            if len(starts) >= room:
+                refused[launch] = f"the supervisor runs {self._workers_max} workers, its maximum"
+                continue
+            starts[launch] = next(free)
+            self._known[launch] = None
+            while len(self._known) > LAUNCHES_KEPT_MAX:
+                del self._known[next(iter(self._known))]
+        return starts, refused
 
 
 class Supervisor:
@@ -140,6 +189,11 @@ class Supervisor:
         self._on_event = on_event
         self._stopping = asyncio.Event()
         self._processes: dict[int, Process] = {}
+        self._lines: dict[int, asyncio.StreamWriter] = {}
+        self._launches = Launches(launch.workers_max)
+        self._kept: set[int] = set()
+        """Indexes of workers that run, or are about to."""
+        self._tasks: asyncio.TaskGroup
         self.notes: dict[int, ReadyNote] = {}
         """The ready workers, by index."""
         self.ready = asyncio.Event()
@@ -157,8 +211,10 @@ class Supervisor:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 for index in range(self._launch.workers):
-                    tasks.create_task(self._keep(index))
+                    # Nobody has asked for it; a controller must not take it for one that it has.
+                    self._begin(index, f"{FIRST_LAUNCH}{index + 1}")
         except* GaveUpError as errors:
             raise _joined(errors) from None
 
@@ -172,10 +228,44 @@ class Supervisor:
         for process in self._processes.values():
             _signal(process, signal.SIGKILL)
 
-    async def _keep(self, index: int) -> None:
+    def _begin(self, index: int, launch: str) -> None:
+        self._kept.add(index)
+        is_first = launch.startswith(FIRST_LAUNCH)
+        keep = self._keep if is_first else self._keep_launched
+        keeping = self._tasks.create_task(keep(index, launch))
+        keeping.add_done_callback(lambda _: self._kept.discard(index))
+
+    async def _keep_launched(self, index: int, launch: str) -> None:
+        """Keep a worker that the controller has asked for. That it cannot be kept is for the
+        controller to know, and no reason to end the others."""
+        try:
+            await self._keep(index, launch)
+        except GaveUpError as error:
+            self._on_event(index, f"{error}; the others go on")
+            self.notes.pop(index, None)
+            self._tell_failed(launch, str(error))
+
+    def _tell_failed(self, launch: str, reason: str) -> None:
+        line = note_line(FailedNote(launch=launch, reason=reason))
+        for writer in self._lines.values():
+            writer.write(line)
+
+    def _asked(self, index: int, note: StartNote) -> None:
+        """The controller, which is the worker of this index, wants more workers."""
+        if self._stopping.is_set():
+            return
+        leaving = [index for index, each in self.notes.items() if each.drained]
+        starts, refused = self._launches.asked(note, self._kept, leaving)
+        for launch, free in starts.items():
+            self._on_event(free, f"starting: worker {index + 1} asked for it (launch {launch})")
+            self._begin(free, launch)
+        for launch, reason in refused.items():
+            self._tell_failed(launch, reason)
+
+    async def _keep(self, index: int, launch: str) -> None:
         budget, was_ready = self._new_budget(), False
         while not self._stopping.is_set():
-            status = await self._run_once(index)
+            status = await self._run_once(index, launch)
             if self._stopping.is_set():
                 return
             was_ready = was_ready or index in self.notes
@@ -207,14 +297,14 @@ class Supervisor:
                 async with asyncio.timeout(delay_s):
                     await self._stopping.wait()
 
-    async def _run_once(self, index: int) -> int:
+    async def _run_once(self, index: int, launch: str) -> int:
         """Run one process to its end and return its exit status."""
         here, there = socket.socketpair()
         try:
             with there:
                 http_fd = self._launch.door(index).http_fd
                 process = await asyncio.create_subprocess_exec(
-                    *self._launch.command(index, there.fileno()),
+                    *self._launch.command(index, there.fileno(), launch),
                     stdin=DEVNULL,
                     stdout=PIPE,
                     stderr=STDOUT,
@@ -226,7 +316,8 @@ class Supervisor:
             here.close()
             raise
         self._processes[index] = process
-        reader, writer = await asyncio.open_connection(sock=here)
+        reader, writer = await asyncio.open_connection(sock=here, limit=NOTE_BYTES_MAX)
+        self._lines[index] = writer
         try:
             async with asyncio.TaskGroup() as tasks:
                 output = tasks.create_task(self._forward(index, process))
@@ -240,6 +331,7 @@ class Supervisor:
                 notes.cancel()
             return status
         finally:
+            del self._lines[index]
             writer.close()
             await self._end(process)
             del self._processes[index]
@@ -248,8 +340,12 @@ class Supervisor:
         # A worker that is killed resets the connection.
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
-                self.notes[index] = msgspec.json.decode(line, type=ReadyNote)
-                if len(self.notes) == self._launch.workers:
+                note = _decode_note(line)
+                if isinstance(note, StartNote):
+                    self._asked(index, note)
+                    continue
+                self.notes[index] = note
+                if len(self.notes) >= self._launch.workers:
                     self.ready.set()
 
     async def _forward(self, index: int, process: Process) -> None:

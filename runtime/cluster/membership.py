@@ -37,7 +37,8 @@ from sublet.runtime.cluster.handover import (
 from sublet.runtime.config.addresses import is_loopback_host
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.handover_messages import HandoverMessage, Look, Released, Took
-from sublet.scheduler.placement import a_few_moves, place
+from sublet.scheduler.placement import PlacementHints, a_few_moves, place
+from sublet.scheduler.scaling.plan import Plan, decode_plan
 from sublet.statestore.contract import (
     Directory,
     JoinRefusedError,
@@ -173,6 +174,7 @@ class Ownership:
         drain: Callable[[], None],
         is_replaced: Callable[[], Awaitable[bool]],
         cut_off: Callable[[bool], None],
+        planned: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
         self.added = added
         """With what the former owner said at the end, if it has said something."""
@@ -192,6 +194,8 @@ class Ownership:
         self.cut_off = cut_off
         """Others have taken over what was here, and callers should ask them; or all is well
         again."""
+        self.planned = planned
+        """The controller has written another plan."""
 
 
 class Membership:
@@ -212,6 +216,11 @@ class Membership:
         self.ready = asyncio.Event()
         """Set once every partition has a living owner, and all of our own are here."""
         self.view: View | None = None
+        self.seen: View | None = None
+        """As `view`, with the lead, the plan's version and heartbeats as they were last seen."""
+        self.plan = Plan()
+        """What the controller wants, as far as is known; of the highest token."""
+        self._plan_version = 0
         self._newest_version = 0
         """Of all that was seen: others may know it, also if the directory has lost it since."""
         self.problem = ""
@@ -339,6 +348,16 @@ class Membership:
         self._drop_all()
 
     @property
+    def alive(self) -> Collection[str]:
+        """Members that are not taken for dead here."""
+        return self._alive
+
+    @property
+    def beat_age_ms(self) -> float:
+        """How long ago the last heartbeat was sent that the directory has answered."""
+        return (self._loop.time() - self._beaten_s) * 1000
+
+    @property
     def is_cut_off(self) -> bool:
         """Tell whether the directory has not answered for a whole term."""
         return self._loop.time() - self._beaten_s > self._term_s
@@ -446,7 +465,9 @@ class Membership:
     async def _follow(self, view: View) -> View:
         """Do what the view asks for; return it, or the newer one that this has made."""
         dead = self._dead(view)
+        await self._learn_plan(view)
         view = await self._place(view, dead)
+        self.seen = view
         alive = view.members.keys() - set(dead)
         self._alive, self._proposer = alive, min(alive, default="")
         if self.view is None or view.version != self.view.version:
@@ -460,6 +481,26 @@ class Membership:
         if me is not None and me.draining and not self._member.draining:
             self._ownership.drain()
         return view
+
+    async def _learn_plan(self, view: View) -> None:
+        """Read the controller's plan, if it is another than is known. Without one, and without a
+        controller, all goes on with the last."""
+        if view.plan_version == self._plan_version:
+            return
+        try:
+            stored = await self._directory.plan()
+            plan = decode_plan(stored.data) if stored.version else Plan()
+        except RetryLaterError:
+            return  # Tried again at the next heartbeat.
+        except msgspec.MsgspecError as error:
+            self._plan_version = view.plan_version
+            _log.error("cannot read the scaling plan; going on without it", problem=str(error))
+            return
+        self._plan_version = stored.version
+        # A directory that went back to older data has a plan of a former controller.
+        if plan.token >= self.plan.token:
+            self.plan = plan
+            self._ownership.planned(plan)
 
     def _dead(self, view: View) -> list[str]:
         """Return the members that are taken for dead, by their heartbeat or their process."""
@@ -588,9 +629,13 @@ class Membership:
         for function, count in view.functions.items():
             some_stay = not staying.isdisjoint(able[function])
             (lasting if some_stay else ending)[function] = count
-        placement, shared = view.placement, self._store.shared
+        placement, plan = view.placement, self.plan
+        rebalance = self._store.shared and plan.evens_out
+        hints = PlacementHints(pins=plan.pins, weights=plan.weights, loads=plan.loads)
         return {
-            **place(lasting, sorted(staying), placement, rebalance=shared, able=able),
+            **place(
+                lasting, sorted(staying), placement, rebalance=rebalance, able=able, hints=hints
+            ),
             # When all who have it are about to leave, nothing is gained by moving.
             **place(ending, sorted(alive), placement, rebalance=False, able=able),
         }
@@ -765,8 +810,11 @@ class Membership:
 
     # The end
 
-    async def drain_worker(self, worker: str) -> None:
-        """Mark any worker as one that is to give everything away and end."""
+    async def drain_worker(self, worker: str, *, token: int | None = None) -> None:
+        """Mark any worker as one that is to give everything away and end.
+
+        With the token of a controller, nothing is done if there is another one.
+        """
         view = await self._directory.view()
         member = view.members.get(worker)
         if member is None and worker in view.leaving:
@@ -783,7 +831,7 @@ class Membership:
                 "start another worker first, or stop this one with SIGTERM"
             )
         if not member.draining:
-            drained = await self._directory.drain(worker)
+            drained = await self._directory.drain(worker, token=token)
             if drained is not None and not self._directory.watched and worker != self._member.id:
                 self._ownership.tell(worker, _encode(Look(drained.version)))
         self.look()

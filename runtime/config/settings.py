@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from sublet.runtime.config.addresses import (
@@ -33,6 +33,10 @@ from sublet.scheduler.binding import auto as auto_binding  # noqa: F401  # Known
 from sublet.scheduler.binding import policies as binding_policies  # noqa: F401  # Known by name.
 from sublet.scheduler.binding.policy import BindingPolicy, binding_named, binding_names
 from sublet.scheduler.orders import TokenShares, order_named
+
+if TYPE_CHECKING:
+    from sublet.scheduler.scaling.actions import Slot
+    from sublet.scheduler.scaling.settings import ScalingSettings
 
 StoreName = Literal["sqlite", "memory", "redis"]
 OrderName = Literal[
@@ -160,6 +164,29 @@ class WorkerConfig:
     lease_term_ms: int = 1_000
     """A lease expires if it is not returned after this long and four times its expected
     duration."""
+    scaling: str = ""
+    """Who decides how many workers there are: a scaling policy's name, with parameters such as
+    `fixed:workers=3`. Not set: nobody; with `run --workers MIN..MAX`, it has to be."""
+    placement: str = ""
+    """Who decides which worker has which partitions: a placement policy's name. Not set: they are
+    evened out by number."""
+    tenancy: str = ""
+    """Who decides how tenants share the workers, with the order `shared-laxity`: a policy's name.
+    Not set: `shares` say."""
+    workers_min: int = 1
+    """With `scaling`: there are never fewer workers. `run --workers MIN..MAX` sets it."""
+    workers_max: int = 1
+    """With `scaling`: there are never more workers. `run --workers MIN..MAX` sets it."""
+    scaling_dry_run: bool = False
+    """Decide how to scale and tell it (`sublet scale explain`), but do nothing."""
+    start_timeout_s: float = 60.0
+    """With `scaling`: a worker that was asked for and has not joined after this long is started
+    once more, then given up."""
+    price_worker_hour: float = 0.0
+    """What a worker costs for an hour, in any currency. Not set: money is not counted."""
+    spend_cap: str = ""
+    """With `scaling`: what workers may cost, such as `5/day` (hour, day, week, month); when it is
+    spent, none is added."""
     quantum_ms: float = 1.0
     """How long a run may hold the loop before more urgent work gets its turn."""
     log_level: LogLevel = "info"
@@ -215,6 +242,7 @@ class WorkerConfig:
         self.queue_order()
         self._check_binding()
         _check_range("lease_term_ms", self.lease_term_ms, 10, 600_000)
+        self._check_scaling()
         _check_range("trace_sample_ratio", self.trace_sample_ratio, 0, 1)
         if len(self.code_version) > CODE_VERSION_MAX or not self.code_version.isprintable():
             raise ConfigError(
@@ -291,6 +319,64 @@ class WorkerConfig:
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
+    @property
+    def scales(self) -> bool:
+        """Whether anything of the cluster is decided by a scaling policy."""
+        return bool(self.scaling or self.placement or self.tenancy)
+
+    def _check_scaling(self) -> None:
+        _check_range("workers_max", self.workers_max, 1, WORKERS_MAX)
+        _check_range("workers_min", self.workers_min, 1, self.workers_max)
+        _check_range("start_timeout_s", self.start_timeout_s, 1, 3_600)
+        _check_range("price_worker_hour", self.price_worker_hour, 0, 1e6)
+        if self.tenancy and self.order != "shared-laxity":
+            raise ConfigError(
+                f"tenancy is {self.tenancy!r}, but order is {self.order!r}; tenants share workers "
+                "only with --set order=shared-laxity"
+            )
+        if not self.scales and not self.spend_cap:
+            return
+        from sublet.scheduler.scaling.actions import Slot
+        from sublet.scheduler.scaling.policy import scaling_named, scaling_names
+
+        self.scaling_settings()
+        for slot, text in self.scaling_policies().items():
+            # As with bindings: a policy of an app's own is known once its module is imported.
+            name = text.partition(":")[0].strip()
+            try:
+                scaling_named(slot, text)
+            except ValueError as error:
+                if name in scaling_names(slot) or not re.fullmatch(r"[\w-]+", name):
+                    setting = {Slot.WORKERS: "scaling", Slot.PLACEMENT: "placement"}
+                    raise ConfigError(f"{setting.get(slot, 'tenancy')}: {error}") from None
+
+    def scaling_policies(self) -> dict[Slot, str]:
+        """Return who decides what, by slot."""
+        from sublet.scheduler.scaling.actions import Slot
+
+        texts = {
+            Slot.WORKERS: self.scaling,
+            Slot.PLACEMENT: self.placement,
+            Slot.SHARES: self.tenancy,
+        }
+        return {slot: text for slot, text in texts.items() if text}
+
+    def scaling_settings(self) -> ScalingSettings:
+        from sublet.scheduler.scaling.settings import ScalingSettings
+
+        try:
+            return ScalingSettings(
+                workers_min=self.workers_min,
+                workers_max=self.workers_max,
+                start_timeout_ms=self.start_timeout_s * 1000,
+                drain_timeout_ms=(self.drain_timeout_s + 30.0) * 1000,
+                price_worker_hour=self.price_worker_hour,
+                spend_cap=self.spend_cap,
+                dry_run=self.scaling_dry_run,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
     def queue_order(self) -> QueueOrder:
         """Return a new order of the kind that is set; it may keep a state of its own."""
         tokens = TokenShares(
@@ -301,6 +387,11 @@ class WorkerConfig:
             return order_named(self.order, tokens)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    @property
+    def tenant_shares(self) -> dict[str, float]:
+        """What `shares` say of tenants that are named."""
+        return {tenant: share for tenant, share in _shares(self.shares).items() if tenant != OTHERS}
 
     @property
     def database_path(self) -> Path:

@@ -200,6 +200,11 @@ class Controller:
             self._writing = None
             self._is_dirty = True
 
+    @property
+    def is_stored(self) -> bool:
+        """Tell whether all that was changed is in a plan that is stored."""
+        return self.leads and self._writing is None and not self._is_dirty
+
     def failed(self, what: str, reason: str, now_ms: float) -> None:
         """A launch, or the draining of a worker, could not be carried out."""
         reason, number = reason[:REASON_MAX], self._number + 1
@@ -324,10 +329,11 @@ class Controller:
         """See what has ended."""
         if not self._members:
             return  # Who leads is one itself: the topology is not known yet.
-        number = self._number + 1
+        number, starting = self._number + 1, len(self._starts)
         ended = self._starts.settle(self._members, number, now_ms, self._wall_ms)
         ended += self._stops.settle(self._members, number, now_ms)
-        self._is_dirty |= bool(ended)
+        # Of several that were asked for together, each that has joined is no launch any more.
+        self._is_dirty |= bool(ended) or len(self._starts) != starting
         moved = self._pins.settle(self._placement, self._members, self._stops, now_ms)
         # A pin to where the partition is harms nobody; another one has to go at once.
         self._is_stale |= bool(moved)

@@ -125,13 +125,14 @@ class RedisDirectory:
         )
         return None if found is None else self._view(found, self._cached)
 
-    async def drain(self, worker: str) -> View | None:
+    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         member = (await self.view()).members.get(worker)
         if member is None:
             return None
         # Its beats are counted elsewhere; all else of a member never changes.
         packed = msgspec.msgpack.encode(msgspec.structs.replace(member, draining=True))
-        found = await self._server.call("drain", self._key, worker, packed)
+        fence = "" if token is None else token
+        found = await self._server.call("drain", self._key, worker, packed, fence)
         return None if found is None else self._view(found, self._cached)
 
     async def leave(self, worker: str) -> None:

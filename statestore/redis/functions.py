@@ -484,11 +484,14 @@ local function place(keys, args)
     return view(keys, {''})
 end
 
--- ARGV: id, member.
+-- ARGV: id, member, the controller's token if it is one that asks.
 local function drain(keys, args)
     local d = keys[1]
     stay(d)
     if redis.call('HEXISTS', d .. ':members', args[1]) == 0 then return false end
+    if args[3] ~= '' and args[3] ~= redis.call('HGET', d .. ':control', 'token') then
+        return false
+    end
     redis.call('HSET', d .. ':members', args[1], args[2])
     redis.call('LREM', d .. ':leaving', 0, args[1])
     redis.call('RPUSH', d .. ':leaving', args[1])

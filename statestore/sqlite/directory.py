@@ -133,11 +133,13 @@ class SqliteDirectory:
 
         return await self._thread.run(work)
 
-    async def drain(self, worker: str) -> View | None:
+    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         def work(connection: sqlite3.Connection) -> View | None:
             with self._lock, transaction(connection):
                 found = connection.execute(
-                    "UPDATE member SET draining = 1 WHERE id = ?", (worker,)
+                    "UPDATE member SET draining = 1 WHERE id = ?1"
+                    " AND (?2 IS NULL OR ?2 = (SELECT token FROM meta))",
+                    (worker, token),
                 ).rowcount
                 if not found:
                     return None

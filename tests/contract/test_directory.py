@@ -525,6 +525,23 @@ async def test_a_plan_that_comes_late_does_not_replace_a_later_one(
     assert (await directory.plan()).data == b"later"
 
 
+async def test_a_former_controller_drains_nobody(make_directory: MakeDirectory) -> None:
+    one, two = make_directory(), make_directory()
+    await one.join(member("a"), {})
+    await two.join(member("b"), {})
+    assert await one.drain("b", token=1) is None
+    led = await one.lead("a", 0)
+    assert led is not None
+    now = await two.lead("b", led.lead.token)
+    assert now is not None
+
+    assert await one.drain("b", token=led.lead.token) is None
+    assert not (await two.view()).members["b"].draining
+    drained = await two.drain("a", token=now.lead.token)
+    assert drained is not None
+    assert drained.members["a"].draining
+
+
 async def test_a_plan_has_a_bound(make_directory: MakeDirectory) -> None:
     directory = make_directory()
     await directory.join(member("a"), {})

@@ -24,7 +24,7 @@ LOOK_S = 0.25
 def dev(target: str | None, http: bool, flags: Mapping[str, object]) -> None:
     """Run until a signal."""
     with ExitStack() as stack:
-        launch = launch_of(target, 1, http, flags, stack, keep=True)
+        launch = launch_of(target, "1", http, flags, stack, keep=True)
         debugging = debugger.variables(launch.environment)
         launch = replace(launch, environment={**launch.environment, **debugging})
         tell_state = stack.enter_context(telling(launch.config.data_dir))

@@ -27,12 +27,19 @@ from sublet.runtime.cli.ports import Doors
 from sublet.runtime.cli.supervisor import (
     GaveUpError,
     Launch,
-    ReadyNote,
     Supervisor,
     inherited_socket,
     line_for_log,
 )
-from sublet.runtime.config.settings import ConfigError, WorkerConfig
+from sublet.runtime.config.settings import WORKERS_MAX, ConfigError, WorkerConfig
+from sublet.runtime.scaling.actuators import (
+    FailedNote,
+    ReadyNote,
+    SendNote,
+    SupervisorActuator,
+    WorkerNote,
+    note_line,
+)
 from sublet.statestore.contract import StoreReplacedError
 
 if TYPE_CHECKING:
@@ -66,6 +73,8 @@ class Given(NamedTuple):
     prefer_port: int = 0
     prefer_http_port: int | None = None
     http_fd: int | None = None
+    launch: str = ""
+    """Under which id the controller of the scaling has asked for it."""
 
     def listening(self) -> Listening:
         from sublet.runtime.worker import Listening
@@ -74,7 +83,45 @@ class Given(NamedTuple):
         return Listening(self.prefer_port, self.prefer_http_port, listener)
 
 
-def run_workers(target: str | None, workers: int, http: bool, flags: Mapping[str, object]) -> None:
+class Count(NamedTuple):
+    """How many workers there are to be."""
+
+    least: int = 1
+    most: int = 1
+
+    @classmethod
+    def of(cls, text: str) -> Count:
+        """Read `3` or `2..8`. Raises `UsageError` for what is neither."""
+        first, dots, last = text.partition("..")
+        try:
+            count = cls(int(first), int(last if dots else first))
+        except ValueError:
+            count = cls(-1)
+        if dots and count.least == 0:
+            raise UsageError(
+                f"--workers is {text!r}, but scaling to zero is not supported yet; allowed: "
+                f"1..{count.most} or more"
+            )
+        if not 1 <= count.least <= count.most <= WORKERS_MAX:
+            raise UsageError(
+                f"--workers is {text!r}; allowed: a number such as 2, or MIN..MAX such as 2..8, "
+                f"1 to {WORKERS_MAX}"
+            )
+        return count
+
+    def settings(self, config: WorkerConfig, given: bool) -> WorkerConfig:
+        """Return the settings with these bounds, if they were given."""
+        if not given:
+            return config
+        if self.least < self.most and not config.scaling:
+            raise UsageError(
+                f"--workers is {self.least}..{self.most}, but nobody decides how many there are; "
+                "choose a policy with --scaling, such as --scaling reactive"
+            )
+        return replace(config, workers_min=self.least, workers_max=self.most)
+
+
+def run_workers(target: str | None, workers: str, http: bool, flags: Mapping[str, object]) -> None:
     """Run until a signal; the exit status tells whether the workers could be kept alive."""
     with ExitStack() as ports:
         launch = launch_of(target, workers, http, flags, ports, keep=False)
@@ -88,7 +135,7 @@ def run_workers(target: str | None, workers: int, http: bool, flags: Mapping[str
 
 def launch_of(
     target: str | None,
-    workers: int,
+    workers: str,
     http: bool,
     flags: Mapping[str, object],
     ports: ExitStack,
@@ -98,15 +145,18 @@ def launch_of(
     """Return what is to be started, its ports held; end the command if it cannot be."""
     try:
         config = settings_of(flags)
+        config = Count.of(workers or "1").settings(config, bool(workers))
         named = target_of(target, config)
         make_data_dir(config.data_dir)
         if not http:
             config = replace(config, http_port=None)
         # Before any port is looked for: it says how many workers there can be.
-        launch = Launch(target=named, config=config, workers=workers, environment=os.environ)
+        launch = Launch(
+            target=named, config=config, workers=config.workers_min, environment=os.environ
+        )
         tell = ProcessLog(config.log_format == "json").event
         doors = Doors(ports, tell, http=http, keep=keep)
-        return replace(launch, doors=doors.open(config, workers))
+        return replace(launch, doors=doors.open(config, launch.workers_max))
     except (ConfigError, UsageError) as error:
         exit_with(error)
 
@@ -181,10 +231,17 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
     # loop answers callers and peers meanwhile.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
+        actuator = None if given.supervisor_fd is None else SupervisorActuator()
         worker = partial(
-            Worker, loaded.functions, config, listening=listening, versions=loaded.versions
+            Worker,
+            loaded.functions,
+            config,
+            listening=listening,
+            versions=loaded.versions,
+            launch=given.launch,
+            actuator=actuator,
         )
-        uvloop.run(_serve(worker, loaded, given.supervisor_fd))
+        uvloop.run(_serve(worker, loaded, given.supervisor_fd, actuator))
     except _ToldError as error:
         if isinstance(error.cause, StoreReplacedError):
             _exit_at_once(error.cause)
@@ -251,14 +308,19 @@ def make_data_dir(path: Path) -> None:
 
 
 async def _serve(
-    new_worker: Callable[[], Worker], loaded: Loaded, supervisor_fd: int | None
+    new_worker: Callable[[], Worker],
+    loaded: Loaded,
+    supervisor_fd: int | None,
+    actuator: SupervisorActuator | None,
 ) -> None:
     worker = new_worker()
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(worker.run())
             on_signals(worker.stop, lambda: running.cancel())
-            watching = tasks.create_task(_watch(worker, sorted(loaded.functions), supervisor_fd))
+            watching = tasks.create_task(
+                _watch(worker, sorted(loaded.functions), supervisor_fd, actuator)
+            )
             running.add_done_callback(lambda _: watching.cancel())
             settling = tasks.create_task(_settle(worker))
             running.add_done_callback(lambda _: settling.cancel())
@@ -291,36 +353,47 @@ async def _settle(worker: Worker) -> None:
     gc.freeze()
 
 
-async def _watch(worker: Worker, functions: list[str], supervisor_fd: int | None) -> None:
+async def _watch(
+    worker: Worker,
+    functions: list[str],
+    supervisor_fd: int | None,
+    actuator: SupervisorActuator | None,
+) -> None:
     """Tell when the worker is ready, and stop it when its supervisor is gone."""
-    if supervisor_fd is None:
+    if supervisor_fd is None or actuator is None:
         return
     reader, writer = await asyncio.open_connection(
         sock=inherited_socket("--supervisor-fd", supervisor_fd)
     )
+
+    async def send(note: WorkerNote) -> None:
+        writer.write(note_line(note))
+        await writer.drain()
+
+    actuator.send = send
     try:
         async with asyncio.TaskGroup() as tasks:
-            telling = tasks.create_task(_tell(worker, functions, writer))
-            # Nothing comes from the supervisor but its end.
-            await reader.read()
+            telling = tasks.create_task(_tell(worker, functions, send))
+            while line := await reader.readline():
+                failed = msgspec.json.decode(line, type=FailedNote)
+                worker.launch_failed(failed.launch, failed.reason)
             telling.cancel()
             _log().warning("the supervisor is gone")
             worker.stop()
     finally:
+        actuator.send = None
         writer.close()
 
 
-async def _tell(worker: Worker, functions: list[str], writer: asyncio.StreamWriter) -> None:
+async def _tell(worker: Worker, functions: list[str], send: SendNote) -> None:
     await worker.ready.wait()
     note = ReadyNote(
         address=worker.address, pid=os.getpid(), functions=functions, http=worker.http_address
     )
-    writer.write(msgspec.json.encode(note) + b"\n")
-    await writer.drain()
+    await send(note)
     await worker.stopping.wait()
     if worker.is_drained:
-        writer.write(msgspec.json.encode(msgspec.structs.replace(note, drained=True)) + b"\n")
-        await writer.drain()
+        await send(msgspec.structs.replace(note, drained=True))
 
 
 def target_of(target: str | None, config: WorkerConfig) -> str:

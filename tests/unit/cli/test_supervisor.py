@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from sublet.runtime.cli.commands.run import Count
+from sublet.runtime.cli.exit_codes import UsageError
 from sublet.runtime.cli.ports import Door
-from sublet.runtime.cli.supervisor import Launch, RestartBudget, line_for_log
+from sublet.runtime.cli.supervisor import (
+    LAUNCHES_KEPT_MAX,
+    Launch,
+    Launches,
+    RestartBudget,
+    line_for_log,
+)
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, read_config
+from sublet.runtime.scaling.actuators import StartNote
 
 
 def launch(config: WorkerConfig, workers: int) -> Launch:
@@ -81,3 +90,78 @@ def test_every_line_of_a_json_log_is_json() -> None:
         "worker_index": 1,
         "level": "info",
     }
+
+
+def want(*launches: str, token: int = 1) -> StartNote:
+    return StartNote(launches=list(launches), total=9, token=token)
+
+
+def test_a_launch_is_started_once_as_the_worker_with_the_smallest_free_index() -> None:
+    launches = Launches(workers_max=4)
+
+    assert launches.asked(want("1-1", "1-2"), {0, 2}, ()) == ({"1-1": 1, "1-2": 3}, {})
+    assert launches.asked(want("1-1", "1-2"), {0, 1, 2, 3}, ()) == ({}, {})
+    # Also if it has ended since.
+    assert launches.asked(want("1-2"), {0}, ()) == ({}, {})
+
+
+def test_who_asks_with_an_old_token_is_not_obeyed() -> None:
+    launches = Launches(workers_max=4)
+    launches.asked(want(token=5), {0}, ())
+
+    assert launches.asked(want("4-1", token=4), {0}, ()) == ({}, {})
+    assert launches.asked(want("5-1", token=5), {0}, ()) == ({"5-1": 1}, {})
+    assert launches.asked(want("6-1", token=6), {0, 1}, ()) == ({"6-1": 2}, {})
+
+
+def test_there_are_never_more_workers_than_the_maximum_but_for_those_that_leave() -> None:
+    launches = Launches(workers_max=2)
+
+    starts, refused = launches.asked(want("1-1", "1-2"), {0}, ())
+    assert starts == {"1-1": 1}
+    assert refused == {"1-2": "the supervisor runs 2 workers, its maximum"}
+    # What was refused may be asked for again.
+    assert launches.asked(want("1-2"), {0, 1}, {0}) == ({"1-2": 2}, {})
+
+
+def test_of_launches_the_last_are_known() -> None:
+    launches = Launches(workers_max=10)
+    for number in range(LAUNCHES_KEPT_MAX + 1):
+        launches.asked(want(f"1-{number}"), (), ())
+
+    assert launches.asked(want("1-1"), (), ()) == ({}, {})
+    assert launches.asked(want("1-0"), (), ()) == ({"1-0": 0}, {})
+
+
+def test_only_workers_that_scale_are_told_their_launch() -> None:
+    scaled = WorkerConfig(scaling="fixed", workers_max=3)
+
+    assert launch(WorkerConfig(), 1).command(0, 5, "first-1")[-2:] == ["--supervisor-fd", "5"]
+    assert launch(scaled, 1).command(0, 5, "first-1")[-2:] == ["--launch", "first-1"]
+    assert launch(scaled, 1).workers_max == 3
+    assert launch(replace(scaled, scaling=""), 1).workers_max == 1
+
+
+@pytest.mark.parametrize(("text", "count"), [("1", (1, 1)), ("3", (3, 3)), ("2..8", (2, 8))])
+def test_a_number_or_a_range_of_workers_can_be_given(text: str, count: tuple[int, int]) -> None:
+    assert Count.of(text) == count
+
+
+@pytest.mark.parametrize("text", ["0", "x", "2..", "..3", "5..2", "1..129", "2...3", "-1"])
+def test_what_is_no_number_of_workers_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"allowed: a number such as 2, or MIN\.\.MAX"):
+        Count.of(text)
+
+
+def test_scaling_to_zero_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(UsageError, match=r"scaling to zero is not supported yet; allowed: 1\.\.8"):
+        Count.of("0..8")
+
+
+def test_a_range_of_workers_needs_a_policy() -> None:
+    with pytest.raises(UsageError, match="choose a policy with --scaling"):
+        Count(2, 8).settings(WorkerConfig(), True)
+    config = Count(2, 8).settings(WorkerConfig(scaling="fixed"), True)
+    assert (config.workers_min, config.workers_max) == (2, 8)
+    untouched = WorkerConfig(scaling="fixed", workers_min=2, workers_max=5)
+    assert Count().settings(untouched, False) is untouched

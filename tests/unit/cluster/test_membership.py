@@ -25,6 +25,7 @@ from sublet.runtime.cluster.membership import (
 from sublet.runtime.hosting.router import NOWHERE
 from sublet.runtime.protocol.frames import FunctionInfo, Topology
 from sublet.runtime.protocol.handover_messages import Claim, Released
+from sublet.scheduler.scaling.plan import Plan, encode_plan
 from sublet.statestore.contract import (
     Member,
     Recovered,
@@ -191,11 +192,11 @@ class AwayDirectory(CountedDirectory):
             raise UnavailableError("away", 1)
         return await super().view()
 
-    async def drain(self, worker: str) -> View | None:
+    async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         self.drain_tries += 1
         if self.is_away:
             raise UnavailableError("away", 1)
-        return await super().drain(worker)
+        return await super().drain(worker, token=token)
 
 
 class BrokenStore(MemoryStore):
@@ -234,6 +235,7 @@ class Cluster:
         self.topology = NOWHERE
         self.replaced = False
         self.asked = 0
+        self.plans: list[Plan] = []
 
     async def is_replaced(self) -> bool:
         self.asked += 1
@@ -285,6 +287,7 @@ class Cluster:
                 drain=lambda: self.told.append(("w", b"drain")),
                 is_replaced=self.is_replaced,
                 cut_off=self.cut_offs.append,
+                planned=self.plans.append,
             ),
             heartbeat_ms=10,
             term_ms=term_ms,
@@ -811,3 +814,84 @@ async def test_partitions_go_to_those_whose_code_can_read_all_states() -> None:
 async def until_found(found: Callable[[], Awaitable[object]], wanted: object) -> None:
     while await found() != wanted:  # noqa: ASYNC110  # As above.
         await asyncio.sleep(0.01)
+
+
+# What the controller of the scaling wants
+
+
+async def planned(cluster: Cluster, plan: Plan, token: int = 0, number: int = 1) -> int:
+    """Let another member write a plan; return its token."""
+    if not token:
+        led = await cluster.others.lead("z", cluster.backend.lead.token)
+        assert led is not None
+        token = led.lead.token
+    plan = msgspec.structs.replace(plan, token=token, number=number)
+    assert await cluster.others.replan(token, number, encode_plan(plan)) is not None
+    return token
+
+
+async def test_partitions_go_where_the_plan_pins_them() -> None:
+    cluster = Cluster()
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.join(member("z"), FUNCTIONS)
+        pins = {"desk/add/0": "z", "desk/add/1": "z", "desk/add/2": "z"}
+        token = await planned(cluster, Plan(pins=pins))
+        await until(lambda: set(cluster.backend.placement.values()) == {"z"})
+        assert membership.plan.pins == pins
+        assert cluster.plans[-1].pins == pins
+
+        # A pin to who is gone is void.
+        await planned(cluster, Plan(pins={"desk/add/0": "gone"}), token, 2)
+        await until(lambda: len(cluster.owned) >= 1)
+
+
+async def test_without_evening_out_only_pins_move_partitions() -> None:
+    cluster = Cluster()
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.join(member("z"), FUNCTIONS)
+        await planned(cluster, Plan(evens_out=False, pins={"desk/add/1": "z"}))
+        await until(lambda: cluster.backend.placement.get("desk/add/1") == "z")
+        await cluster.directory.beaten(3)
+
+        assert sorted(cluster.backend.placement.values()) == ["w", "w", "z"]
+
+
+async def test_a_plan_of_an_older_token_is_ignored() -> None:
+    """The directory went back to older data."""
+    cluster = Cluster()
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.join(member("z"), FUNCTIONS)
+        await planned(cluster, Plan(shares={"gold": 1.0}))
+        former = cluster.backend.lead, cluster.backend.plan
+        await planned(cluster, Plan(shares={"gold": 2.0}))
+        await until(lambda: membership.plan.shares == {"gold": 2.0})
+
+        cluster.backend.lead, cluster.backend.plan = former
+        await cluster.directory.beaten(3)
+        assert membership.plan.shares == {"gold": 2.0}
+
+
+async def test_a_plan_that_cannot_be_read_changes_nothing() -> None:
+    cluster = Cluster()
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.join(member("z"), FUNCTIONS)
+        token = await planned(cluster, Plan(shares={"gold": 1.0}))
+        await until(lambda: membership.plan.shares == {"gold": 1.0})
+        await cluster.others.replan(token, 2, b"\xff")
+        await cluster.directory.beaten(3)
+
+        assert membership.plan.shares == {"gold": 1.0}
+
+
+async def test_everybody_sees_who_leads_and_how_fresh_its_own_heartbeat_is() -> None:
+    cluster = Cluster()
+    async with cluster.worker() as membership:
+        await membership.ready.wait()
+        await cluster.others.lead("w", 0)
+        await until(lambda: membership.seen is not None and membership.seen.lead.holder == "w")
+        assert membership.beat_age_ms < 5_000
+        assert set(membership.alive) == {"w"}
