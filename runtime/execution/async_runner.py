@@ -35,7 +35,13 @@ from sublet.runtime.execution.sync_runner import (
     decode_messages,
     failure_of,
 )
-from sublet.runtime.execution.threads import HandlerInterrupt, Watchdog, interrupt_thread
+from sublet.runtime.execution.threads import (
+    ONE_STEP,
+    HandlerInterrupt,
+    Interruptible,
+    Watchdog,
+    take_ticket,
+)
 from sublet.runtime.partition.model.work import Failure, RunResult, Traced, Work
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.statestore.contract import StateRow
@@ -114,6 +120,8 @@ class Invocation:
         "id",
         "index",
         "interrupted",
+        "is_adopted",
+        "is_cancelled_early",
         "key",
         "loop",
         "message",
@@ -151,6 +159,10 @@ class Invocation:
         """Opened before the first wait; they leave when the message is on record."""
         self.traced: Traced | None = scope.work.waiting[index].traced if scope.traced else None
         self.waits = False
+        self.is_adopted = False
+        """A task has taken it over, and can be cancelled."""
+        self.is_cancelled_early = False
+        """It was cancelled before that."""
         self.expired = False
         self.interrupted = False
         """Nobody waits for it any more."""
@@ -330,17 +342,21 @@ class _Continue:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         awaited = self._first
+        thrown: BaseException | None = None
+        if self._invocation.is_cancelled_early:
+            thrown = asyncio.CancelledError()
         while True:
-            thrown: BaseException | None = None
             sent = None
-            try:
-                sent = yield awaited
-            except BaseException as error:
-                thrown = error
+            if thrown is None:
+                try:
+                    sent = yield awaited
+                except BaseException as error:
+                    thrown = error
             try:
                 awaited = self._step(sent, thrown)
             except StopIteration as stop:
                 return stop.value
+            thrown = None
 
     def _step(self, sent: Any, thrown: BaseException | None) -> Any:
         """Run user code up to its next wait; it may block there as in its first step."""
@@ -374,39 +390,44 @@ class Lane:
         on_unwanted: Callable[[Invocation, int], None],
         watchdog: Watchdog | None = None,
     ) -> None:
-        """A watchdog is for the main thread's loop only; others can be looked at (`stepping`).
+        """A watchdog is for the main thread's loop only; on others, what runs can be looked at
+        and interrupted (`guard`).
 
         `on_stubborn` hears of a handler that goes on although its time is over, `on_unwanted` of
         a call that one does not wait for any more.
         """
         self.on_unwanted = on_unwanted
-        self.stepping: tuple[Invocation, float] | None = None
-        """Who runs on the loop, and since when (monotonic, s)."""
+        self.guard = Interruptible[Invocation]()
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         self._on_end = on_end
         self._on_stubborn = on_stubborn
         self._watchdog = watchdog
+        self._passes = () if watchdog is None else watchdog.passes
         self._spare: asyncio.Task[None] | None = None
         self._adoption: asyncio.Future[Invocation] | None = None
+        self._until_stop = tasks.create_task(self._wait_for_ever())
+        """Cancelled with all others when the worker stops, and by nobody else: handlers may cancel
+        their own tasks."""
 
     def enter(self, invocation: Invocation) -> None:
         """User code starts now."""
         if self._watchdog is not None:
-            self._watchdog.enter(invocation.place.function.timeout_ms)
+            self._watchdog.enter(invocation.place.function, ONE_STEP)
         else:
-            self.stepping = (invocation, time.monotonic())
+            self.guard.enter(invocation)
 
     def leave(self) -> None:
-        """User code has ended, or waits."""
+        """User code has ended, or waits. May raise `HandlerInterrupt`."""
         if self._watchdog is not None:
             self._watchdog.leave()
         else:
-            self.stepping = None
+            self.guard.leave()
 
     def prepare(self) -> None:
         """Make a spare task, before anything is stepped."""
-        if self._spare is None:
+        # One that a handler has cancelled in its only step is of no use to others.
+        if self._spare is None or self._spare.cancelling():
             self._adoption = self._loop.create_future()
             self._spare = self._tasks.create_task(self._adopt(self._adoption))
 
@@ -432,11 +453,16 @@ class Lane:
             asyncio_tasks._leave_task(self._loop, current)
         asyncio_tasks._enter_task(self._loop, spare)
         try:
-            if invocation.traced is None:
-                invocation.first_await = coroutine.send(None)
-            else:
-                with invocation.traced.entered():
+            self.enter(invocation)
+            try:
+                if invocation.traced is None:
                     invocation.first_await = coroutine.send(None)
+                else:
+                    with invocation.traced.entered():
+                        invocation.first_await = coroutine.send(None)
+            finally:
+                # First of all: what follows must not be interrupted.
+                self.leave()
         except StopIteration as stop:
             return True, stop.value
         finally:
@@ -449,6 +475,11 @@ class Lane:
 
     def go_on(self, invocation: Invocation) -> None:
         """Let a handler that waits go on in the task that saw its first step."""
+        assert self._spare is not None
+        if self._spare.cancelling():
+            # By the handler itself, in its first step.
+            invocation.is_cancelled_early = True
+            self.prepare()
         adoption, spare = self._adoption, self._spare
         assert adoption is not None
         assert spare is not None
@@ -468,12 +499,20 @@ class Lane:
         self._end(invocation, task)
 
     def _end(self, invocation: Invocation, task: asyncio.Task[None]) -> None:
-        task.cancel()
+        if invocation.is_adopted:
+            task.cancel()
+        else:
+            # The task would end before it has begun to look after the handler.
+            invocation.is_cancelled_early = True
         timer = self._loop.call_later(ABANDON_GRACE_S, self._on_stubborn, invocation)
         task.add_done_callback(lambda _task: timer.cancel())
 
+    async def _wait_for_ever(self) -> None:
+        await self._loop.create_future()
+
     async def _adopt(self, adoption: asyncio.Future[Invocation]) -> None:
         invocation = await adoption
+        invocation.is_adopted = True
         try:
             if invocation.traced is None:
                 value = await _Continue(invocation, self)
@@ -481,12 +520,11 @@ class Lane:
                 with invocation.traced.entered():
                     value = await _Continue(invocation, self)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
             told = invocation.expired or invocation.interrupted
-            if not told and task is not None and task.cancelling():
+            if not told and self._until_stop.cancelling():
                 raise  # The worker stops.
             self._on_end(invocation, None, error)
-        except KeyboardInterrupt:
+        except self._passes:
             raise
         except BaseException as error:
             self._on_end(invocation, None, error)
@@ -537,7 +575,7 @@ class AsyncRunner:
         waiting: list[Invocation] = []
         function = place.function
         scope = RunScope(work, place)
-        messages = decode_messages(work, function, result.failed)
+        messages = self._decode(work, function, result)
         dirty: dict[str, Cell] = {}
         blocked: set[str | int] = set()
         for index, key in enumerate(work.keys):
@@ -575,21 +613,29 @@ class AsyncRunner:
         result.elapsed_ms = (time.perf_counter() - started) * 1000
         return result, waiting
 
+    def _decode(self, work: Work, function: Function, result: RunResult) -> list[Any]:
+        """Return the messages; those that do not fit are failed. Types have code of their own: if
+        it raises what no codec expects, each message is tried by itself."""
+        try:
+            return decode_messages(work, function, result.failed)
+        except self._watchdog.passes:
+            raise
+        except BaseException as error:
+            result.failed = dict.fromkeys(range(work.count), failure_of(error, function))
+            return [None] * work.count
+
     def _first_step(
         self, invocation: Invocation, message: Any, result: RunResult
     ) -> tuple[Any, bool]:
         assert self._lane is not None
-        self._lane.enter(invocation)
         try:
             done, value = self._lane.step(invocation, message)
-        except KeyboardInterrupt:
+        except self._watchdog.passes:
             raise
         except BaseException as error:
             invocation.cell.rollback()
             result.failed[invocation.index] = failure_of(error, invocation.place.function)
             return None, False
-        finally:
-            self._lane.leave()
         if done:
             return value, False
         invocation.waits = True
@@ -604,7 +650,7 @@ class AsyncRunner:
         assert self._main is not None
         result = RunResult()
         scope = RunScope(work, place)
-        messages = decode_messages(work, place.function, result.failed)
+        messages = self._decode(work, place.function, result)
         result.values = [None] * work.count
         waiting: list[Invocation] = []
         blocked: set[str | int] = set()
@@ -639,9 +685,11 @@ class AsyncRunner:
     def _look_aside(self, side: SideLoop) -> None:
         """Give up on a handler that blocks the second loop itself, so that nothing ends there."""
         assert self._main is not None
-        stepping = side.stepping
-        if not side.is_retired and stepping is not None and _is_overdue(*stepping):
-            self._retire(side, stepping[0])
+        running = side.guard.running
+        is_overdue = not side.is_retired and running is not None and _is_overdue(*running)
+        # If it has ended meanwhile, nobody is interrupted.
+        if is_overdue and running is not None and side.guard.interrupt(running):
+            self._retire(side, running[0])
         left = [each for each in self._open.values() if each.side is side]
         if side.is_retired:
             # Its loop is free again, or it never will be.
@@ -655,7 +703,7 @@ class AsyncRunner:
             self._main.call_later(LOOK_EVERY_S, self._look_aside, side)
 
     def _retire(self, side: SideLoop, culprit: Invocation) -> None:
-        """Interrupt who blocks the loop; whoever has not begun there begins elsewhere."""
+        """Give up on who blocks the loop; whoever has not begun there begins elsewhere."""
         side.is_retired = True
         if self._side is side:
             self._side = None
@@ -663,7 +711,6 @@ class AsyncRunner:
             each for each in self._open.values() if each.side is side and take_ticket(each.ticket)
         ]
         self._abandon(culprit)
-        side.interrupt()
         for invocation in unbegun:
             self._start_aside(invocation)
 
@@ -760,15 +807,6 @@ class AsyncRunner:
             del self._open[key]
 
 
-def take_ticket(ticket: list[None]) -> bool:
-    """Take the right to begin, if nobody has; one step that no other thread can split."""
-    try:
-        ticket.pop()
-    except IndexError:
-        return False
-    return True
-
-
 def _is_overdue(invocation: Invocation, since_s: float) -> bool:
     timeout_ms = invocation.place.function.timeout_ms
     if timeout_ms is None or not since_s:
@@ -802,16 +840,12 @@ class SideLoop:
         self._ready.wait()
 
     @property
-    def stepping(self) -> tuple[Invocation, float] | None:
-        return self._lane.stepping
+    def guard(self) -> Interruptible[Invocation]:
+        """What runs on the loop now."""
+        return self._lane.guard
 
     def _run(self) -> None:
-        try:
-            uvloop.run(self._serve())
-        except BaseException:
-            # An interruption that came late hit the loop itself; its handlers are given up.
-            if not self.is_retired:
-                raise
+        uvloop.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -832,21 +866,15 @@ class SideLoop:
         if not take_ticket(ticket):
             return
         invocation.started_s = time.monotonic()
-        self._lane.enter(invocation)
         try:
             done, value = self._lane.step(invocation, invocation.message)
         except BaseException as error:
             self._on_end(invocation, None, error)
             return
-        finally:
-            self._lane.leave()
         if done:
             self._on_end(invocation, value, None)
         else:
             self._lane.go_on(invocation)
-
-    def interrupt(self) -> None:
-        interrupt_thread(self._thread)
 
     def stop(self) -> None:
         try:

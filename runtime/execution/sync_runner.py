@@ -32,7 +32,7 @@ from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.column_batches import decode_each, gather_columns
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.execution.threads import HandlerInterrupt, Watchdog
+from sublet.runtime.execution.threads import HandlerInterrupt, Interruptible, Watchdog
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.records.watermarks import closing_of
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
@@ -75,13 +75,13 @@ class RunScope:
         "_clock_ms",
         "_next_timer",
         "clock",
+        "context",
         "cut_wanted",
         "function",
+        "guard",
         "key_bytes_max",
         "limit_s",
         "message_bytes_max",
-        "message_index",
-        "message_started_s",
         "monotonic_ms",
         "now_ms",
         "partition",
@@ -106,8 +106,10 @@ class RunScope:
         self._clock_ms = place.clock_ms
         self.progress = place.progress
         self.monotonic_ms = place.monotonic_ms
-        self.message_index = 0
-        self.message_started_s = 0.0
+        self.context: Context | None = None
+        """Of the message that runs now, in a plain `def`."""
+        self.guard: Interruptible[int] | None = None
+        """Where the run can be interrupted by its messages: in a thread, if there is a timeout."""
         self.quantum_s = self.limit_s = inf
         """After a quantum the run ends at the next message if others want it, after the limit
         in any case."""
@@ -116,6 +118,11 @@ class RunScope:
         # Sampled messages are always single ones: whole columns have nothing of their own.
         waiting = work.waiting
         self.traced = bool(waiting) and any(each.traced is not None for each in waiting)
+
+    @property
+    def index(self) -> int:
+        """The message that runs now."""
+        return 0 if self.context is None else self.context._index
 
     def is_cut(self, elapsed_s: float) -> bool:
         """Tell whether a run should end between two messages."""
@@ -320,35 +327,46 @@ class SyncRunner:
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
+        self._passes = watchdog.passes
 
     def run(self, work: Work, place: Place, scope: RunScope | None = None) -> RunResult:
-        """Run the handler; the scope says where and for how long."""
+        """Run the handler; the scope says where and for how long. Whatever user code raises is in
+        the result."""
         started = time.perf_counter()
         result = RunResult()
-        function = place.function
         if scope is None:
             scope = RunScope(work, place)
-        on_loop = not work.off_loop
-        if function.takes_columns:
-            make_messages, columns = gather_columns(work, function, result.failed)
-        else:
-            messages = decode_messages(work, function, result.failed)
-        if on_loop:
-            self._watchdog.enter(function.timeout_ms)
         try:
-            if function.takes_columns:
-                self._run_batch(scope, place, work.keys, make_messages, result, columns)
-            elif function.batch is True:
-                self._run_batch(scope, place, work.keys, messages, result)
-            elif function.batch == "key":
-                self._run_by_key(scope, place, work.keys, messages, result)
+            if work.off_loop:
+                self._run(work, place, scope, result)
             else:
-                self._run_each(scope, place, work.keys, messages, result)
-        finally:
-            if on_loop:
-                self._watchdog.leave()
+                self._watchdog.enter(place.function, scope)
+                try:
+                    self._run(work, place, scope, result)
+                finally:
+                    self._watchdog.leave()
+        except self._passes:
+            raise
+        except BaseException as error:
+            # Not from a handler, where it would have been caught: types have code of their own,
+            # and an interruption of the loop may come between two messages.
+            result = given_up(work, place.function, scope.index, error)
         result.elapsed_ms = (time.perf_counter() - started) * 1000
         return result
+
+    def _run(self, work: Work, place: Place, scope: RunScope, result: RunResult) -> None:
+        function = place.function
+        if function.takes_columns:
+            make_messages, columns = _guarded(gather_columns, scope)(work, function, result.failed)
+            self._run_batch(scope, place, work.keys, make_messages, result, columns)
+            return
+        messages = _guarded(decode_messages, scope)(work, function, result.failed)
+        if function.batch is True:
+            self._run_batch(scope, place, work.keys, messages, result)
+        elif function.batch == "key":
+            self._run_by_key(scope, place, work.keys, messages, result)
+        else:
+            self._run_each(scope, place, work.keys, messages, result)
 
     def _run_each(  # noqa: C901, PLR0915  # One loop, without calls for each message.
         self,
@@ -361,7 +379,7 @@ class SyncRunner:
         function = place.function
         handler = _handler_of(function, scope)
         effects = Effects(result.effects)
-        context = Context(scope, effects)
+        context = scope.context = Context(scope, effects)
         items, mark = effects.items, 0
         append = result.values.append
         dirty: dict[str, Cell] = {}
@@ -379,7 +397,6 @@ class SyncRunner:
                 if index and scope.is_cut(now_s - started_s):
                     cut_at(result, index)
                     break
-                scope.message_index, scope.message_started_s = index, now_s
                 look_at += scope.look_again_after(index, now_s - started_s) if index else 1
             if careful:
                 if index in failed:
@@ -394,7 +411,7 @@ class SyncRunner:
             context._index = index
             try:
                 append(handler(context, message))
-            except KeyboardInterrupt:
+            except self._passes:
                 raise
             except BaseException as error:
                 cell.rollback()
@@ -436,10 +453,11 @@ class SyncRunner:
             if index not in result.failed:
                 by_key.setdefault(key, []).append(index)
         effects = Effects(result.effects)
-        context = Context(scope, effects)
+        context = scope.context = Context(scope, effects)
         values = result.values = [None] * len(keys)
         dirty: dict[str, Cell] = {}
         interrupted = is_cut = False
+        handler = _guarded(function.handler, scope)
         started_s, last_run = time.monotonic(), 0
         for key, indexes in by_key.items():
             now_s = time.monotonic()
@@ -452,13 +470,12 @@ class SyncRunner:
             cell = place.cell(key)
             mark = len(effects.items)
             context.key, context.state, context._index = key, cell, indexes[0]
-            scope.message_index, scope.message_started_s = indexes[0], now_s
             try:
                 with scope.entered(indexes[0]) if scope.traced else nullcontext():
-                    replies = function.handler(context, [messages[index] for index in indexes])
+                    replies = handler(context, [messages[index] for index in indexes])
                 for index, value in zip(indexes, _replies(function, replies, indexes), strict=True):
                     values[index] = value
-            except KeyboardInterrupt:
+            except self._passes:
                 raise
             except BaseException as error:
                 cell.rollback()
@@ -497,13 +514,14 @@ class SyncRunner:
         distinct = dict.fromkeys(keys) if result.failed else scope.work.distinct_keys
         cells = self._cells_of(place, distinct)
         effects = Effects(result.effects)
-        context = Context(scope, effects)
+        context = scope.context = Context(scope, effects)
         batch: Batch[Any] = Batch(context, keys, messages, BatchState(cells), columns)
-        scope.message_index, scope.message_started_s = indexes[0], time.monotonic()
+        context._index = indexes[0]
         try:
             with scope.entered(indexes[0]) if scope.traced else nullcontext():
-                replies = _replies(function, function.handler(batch), indexes)
-        except KeyboardInterrupt:
+                replies = _guarded(function.handler, scope)(batch)
+            replies = _replies(function, replies, indexes)
+        except self._passes:
             raise
         except BaseException as error:
             for cell in cells.values():
@@ -542,6 +560,24 @@ class SyncRunner:
             result.failed[index] = failure
 
 
+def given_up(work: Work, function: Function, index: int, error: BaseException) -> RunResult:
+    """Return the result of a run that has ended outside a handler: nothing of it counts.
+
+    If it has run too long, the message at the index has failed and the others have another turn;
+    if it is anything else, each of them is tried by itself.
+    """
+    result = RunResult()
+    result.is_tainted = True
+    result.values = [None] * work.count
+    failure = failure_of(error, function)
+    if isinstance(error, HandlerInterrupt):
+        result.failed[index] = failure
+        result.unfinished = set(range(work.count)) - {index}
+    else:
+        result.failed = dict.fromkeys(range(work.count), failure)
+    return result
+
+
 def cut_at(result: RunResult, index: int) -> None:
     """From this message on nothing was run."""
     result.cut_at = index
@@ -551,8 +587,25 @@ def cut_at(result: RunResult, index: int) -> None:
     result.unfinished = {each for each in result.unfinished if each < index}
 
 
+def _guarded(code: Callable[..., Any], scope: RunScope) -> Callable[..., Any]:
+    """Return user code that can be interrupted while it works on one message, where it may be."""
+    guard = scope.guard
+    if guard is None:
+        return code
+
+    def run(*given: Any) -> Any:
+        guard.enter(scope.index)
+        try:
+            return code(*given)
+        finally:
+            guard.leave()
+
+    return run
+
+
 def _handler_of(function: Function, scope: RunScope) -> Callable[[Context, Any], Any]:
     handler = function.handler if function.takes_message else _without_message(function)
+    handler = _guarded(handler, scope)
     if not scope.traced:
         return handler
 

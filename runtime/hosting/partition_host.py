@@ -689,6 +689,9 @@ class Host:
         now_ms = self._clock.monotonic_ms()
         if result.cut_at is not None:
             work = partition.cut(work, result)
+        if result.is_tainted:
+            keys = work.keys if hosted.place.function.kind == "keyed" else [""]
+            partition.cells_tainted(set(keys))
         hosted.times.ran(work, result, now_ms, self._clock.wall_ms())
         dead_before = partition.counters.dead
         partition.finished(work, result, now_ms)
@@ -799,19 +802,16 @@ class Host:
             ends_ms = self._clock.monotonic_ms() + expected_ms
         self._threads.run(hosted, work, ends_ms)
 
-    def _thread_run_ended(self, run: ThreadRun, result: RunResult, tainted: bool) -> None:
+    def _thread_run_ended(self, run: ThreadRun, result: RunResult) -> None:
         hosted, work = run.hosted, run.work
         self._turns.thread_freed()
         if type(hosted) is BorrowedRun:
             assert self.lending is not None
-            self.lending.guest_ran(hosted, result, tainted)
+            self.lending.guest_ran(hosted, result, result.is_tainted)
             return
         assert type(hosted) is Hosted
         if hosted.partition.stopped:
             return
-        if tainted:
-            keys = work.keys if hosted.place.function.kind == "keyed" else [""]
-            hosted.partition.cells_tainted(set(keys))
         if hosted.cache is not None and result.rows:
             hosted.cache.changed({row.key for row in result.rows})
         self._finish(hosted, work, result, [])
@@ -892,7 +892,8 @@ class Host:
         elif guest.work.off_loop:
             self._run_in_thread(guest, guest.work)
         else:
-            lending.guest_ran(guest, self._sync.run(guest.work, guest.place))
+            result = self._sync.run(guest.work, guest.place)
+            lending.guest_ran(guest, result, result.is_tainted)
 
 
 def _guest_name(guest: BorrowedRun) -> str:

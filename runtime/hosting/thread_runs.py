@@ -12,8 +12,13 @@ from math import inf
 
 import structlog
 
-from sublet.runtime.execution.sync_runner import RunScope, SyncRunner, failure_of
-from sublet.runtime.execution.threads import HandlerInterrupt, RunnerThread, RunnerThreads
+from sublet.runtime.execution.sync_runner import RunScope, SyncRunner, given_up
+from sublet.runtime.execution.threads import (
+    HandlerInterrupt,
+    Interruptible,
+    RunnerThread,
+    RunnerThreads,
+)
 from sublet.runtime.hosting.hosted import Hosted
 from sublet.runtime.leases.borrowed_runs import BorrowedRun
 from sublet.runtime.partition.model.work import RunResult, Work
@@ -53,10 +58,7 @@ class BusyTime:
 class ThreadRuns:
     """All runs in threads, and how many of them keep a core busy."""
 
-    def __init__(
-        self, runner: SyncRunner, on_end: Callable[[ThreadRun, RunResult, bool], None]
-    ) -> None:
-        """`on_end` is told the result, and whether states in memory are tainted."""
+    def __init__(self, runner: SyncRunner, on_end: Callable[[ThreadRun, RunResult], None]) -> None:
         self._runner = runner
         self._on_end = on_end
         self._threads: RunnerThreads
@@ -96,10 +98,10 @@ class ThreadRuns:
             busy = self.busy_times[name] = BusyTime(now_s)
         busy.changed(by, now_s)
 
-    def _ended(self, run: ThreadRun, result: RunResult, tainted: bool) -> None:
+    def _ended(self, run: ThreadRun, result: RunResult) -> None:
         self._busy.discard(run)
         self._count(run, -1)
-        self._on_end(run, result, tainted)
+        self._on_end(run, result)
 
     def make_room_for(self, rank: float) -> None:
         """Let the least urgent run end after its quantum, if it is less urgent than this."""
@@ -123,7 +125,7 @@ class ThreadRun:
         work: Work,
         runner: SyncRunner,
         threads: RunnerThreads,
-        on_end: Callable[[ThreadRun, RunResult, bool], None],
+        on_end: Callable[[ThreadRun, RunResult], None],
     ) -> None:
         self.hosted = hosted
         self.work = work
@@ -138,6 +140,10 @@ class ThreadRun:
         else:
             self.scope.quantum_s = OFF_LOOP_QUANTUM_MS / 1000
             self.scope.limit_s = QUANTA_MAX * self.scope.quantum_s
+        self._guard = Interruptible[int]()
+        self._timeout_ms = hosted.place.function.timeout_ms
+        if self._timeout_ms is not None:
+            self.scope.guard = self._guard
         self._thread: RunnerThread | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._over = False
@@ -153,58 +159,59 @@ class ThreadRun:
 
     def _started(self, thread: RunnerThread) -> None:
         self._thread = thread
-        self.scope.message_started_s = time.monotonic()
-        self._look_again()
+        if self._timeout_ms is not None:
+            self._look_after(self._timeout_ms / 1000)
 
     def _run_in_thread(self) -> None:
         try:
             result = self._runner.run(self.work, self.hosted.place, self.scope)
-            tainted = False
-        except HandlerInterrupt:
-            # It came outside the handler: what the run has changed in memory is not in its result.
-            result, tainted = self._timed_out(), True
+        except BaseException as error:
+            # Not a handler's. Nobody else would hear of it, and the partition wait for ever.
+            result = given_up(self.work, self.hosted.place.function, 0, error)
         try:
-            self._loop.call_soon_threadsafe(self._end, result, tainted)
+            self._loop.call_soon_threadsafe(self._end, result)
         except RuntimeError:
             return  # The loop is closed: the worker has stopped.
 
-    def _look_again(self) -> None:
-        timeout_ms = self.hosted.place.function.timeout_ms
-        if timeout_ms is None or self._over:
+    def _look_after(self, left_s: float) -> None:
+        self._watch = self._loop.call_later(left_s + 0.01, self._look)
+
+    def _look(self) -> None:
+        """Interrupt the message that runs, if it has run too long."""
+        assert self._timeout_ms is not None
+        timeout_s = self._timeout_ms / 1000
+        running = self._guard.running
+        if running is None:
+            # Between two messages; not even the one that begins now can be overdue before.
+            self._look_after(timeout_s)
             return
-        left_s = self.scope.message_started_s + timeout_ms / 1000 - time.monotonic()
+        left_s = running[1] + timeout_s - time.monotonic()
         if left_s > 0:
-            self._watch = self._loop.call_later(left_s + 0.01, self._look_again)
+            self._look_after(left_s)
+        elif self._guard.interrupt(running):
+            self._watch = self._loop.call_later(ABANDON_GRACE_S, self._abandon, running)
+        else:
+            self._look_after(timeout_s)
+
+    def _abandon(self, running: tuple[int, float]) -> None:
+        """If the handler does not even notice the interruption, go on without it."""
+        if self._guard.running is not running:
+            self._look()
             return
         assert self._thread is not None
-        self._thread.interrupt()
-        self._watch = self._loop.call_later(ABANDON_GRACE_S, self._abandon)
-
-    def _abandon(self) -> None:
-        """The handler does not even notice the interruption: go on without it."""
-        if self._over or self._thread is None:
-            return
-        name = self.hosted.place.function.name
-        _log.error("abandoned a thread whose handler never ended", function=name)
-        self._end(self._timed_out(), True)
-
-    def _timed_out(self) -> RunResult:
-        """The message that took so long has failed; nothing of the others is known."""
-        result = RunResult()
-        count, late = self.work.count, self.scope.message_index
-        result.values = [None] * count
-        result.failed[late] = failure_of(HandlerInterrupt(), self.hosted.place.function)
-        result.unfinished = set(range(count)) - {late}
         function = self.hosted.place.function
+        _log.error("abandoned a thread whose handler never ended", function=function.name)
+        # What is behind it runs elsewhere from now on.
+        self.scope.limit_s = 0.0
+        self._threads.abandon(self._thread)
+        result = given_up(self.work, function, running[0], HandlerInterrupt())
         result.elapsed_ms = function.timeout_ms or 0.0
-        return result
+        self._end(result)
 
-    def _end(self, result: RunResult, tainted: bool) -> None:
+    def _end(self, result: RunResult) -> None:
         if self._over:
             return
         self._over = True
         if self._watch is not None:
             self._watch.cancel()
-        if self._thread is not None:
-            self._threads.ended(self._thread)
-        self._on_end(self, result, tainted)
+        self._on_end(self, result)

@@ -19,6 +19,7 @@ from sublet.functions.windows import TumblingWindow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
+from sublet.runtime.execution.threads import Declared, Position
 from sublet.runtime.hosting.hosted import Clock, SystemClock
 from sublet.runtime.hosting.partition_host import Binding, Host
 from sublet.runtime.hosting.router import Router
@@ -90,11 +91,13 @@ class BrokenWorkerError(AssertionError):
 class StillWatchdog:
     """Handlers of these functions never take long."""
 
+    passes: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def enter(self, timeout_ms: float | None) -> None: ...
+    def enter(self, function: Declared, position: Position) -> None: ...
 
     def leave(self) -> None: ...
 

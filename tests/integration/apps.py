@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -441,6 +443,60 @@ async def stuck_async_stubborn(ctx: Context, seconds: float) -> int:
         except asyncio.CancelledError:
             continue
     return int(ctx.state.get())
+
+
+interrupted_after_ms: list[float] = []
+"""By their own clocks, of handlers of this process."""
+
+
+@contextmanager
+def _noting() -> Iterator[None]:
+    started_s = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        interrupted_after_ms.append((time.monotonic() - started_s) * 1000)
+        raise
+
+
+def _compute(milliseconds: float) -> None:
+    until_s = time.monotonic() + milliseconds / 1000
+    while time.monotonic() < until_s:
+        pass
+
+
+@app.function(state=int, timeout="30ms", retry=Retry(attempts=1), blocking=True)
+def near_limit_blocking(ctx: Context, milliseconds: float) -> None:
+    with _noting():
+        time.sleep(milliseconds / 1000)
+
+
+@app.function(state=int, timeout="30ms", retry=Retry(attempts=1))
+def near_limit(ctx: Context, milliseconds: float) -> None:
+    with _noting():
+        _compute(milliseconds)
+
+
+@app.function(state=int, timeout="30ms", retry=Retry(attempts=1), batch="key")
+def near_limit_by_key(ctx: Context, milliseconds: list[float]) -> None:
+    with _noting():
+        _compute(sum(milliseconds))
+
+
+@app.function(state=int, timeout="30ms", retry=Retry(attempts=1))
+async def near_limit_async(ctx: Context, milliseconds: float) -> None:
+    with _noting():
+        _compute(milliseconds / 2)
+        await asyncio.sleep(0)
+        _compute(milliseconds / 2)
+
+
+@app.function(kind="stateless")
+def interrupted(ctx: Context) -> list[float]:
+    """Return after how long handlers of this worker were interrupted, each once."""
+    told = interrupted_after_ms.copy()
+    interrupted_after_ms.clear()
+    return told
 
 
 @app.function(state=int, timeout="500ms", retry=Retry(attempts=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Iterator
 
@@ -19,6 +20,12 @@ STUCK = [
     apps.stuck_async,
     apps.stuck_async_blocking,
     apps.stuck_async_later,
+]
+NEAR_LIMIT = [
+    apps.near_limit,
+    apps.near_limit_blocking,
+    apps.near_limit_by_key,
+    apps.near_limit_async,
 ]
 # Two attempts of 200 ms each, and at worst a second each until a thread is given up.
 ENDS_WITHIN_S = 6.0
@@ -159,3 +166,27 @@ async def test_a_function_that_becomes_slow_goes_on_in_threads(client: Client) -
     counts = await client.call_many(apps.slows_down, [""] * len(slow), slow)
 
     assert counts == list(range(len(quick) + 1, len(quick) + len(slow) + 1))
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["unknown", "learned short"])
+@pytest.mark.parametrize("function", NEAR_LIMIT, ids=lambda each: each.name)
+async def test_a_timeout_interrupts_only_who_has_run_too_long(
+    client: Client, function: Function, learned: bool
+) -> None:
+    """Some end just when they are interrupted, and others run behind them in the same thread."""
+    keys = [f"limit{number}" for number in range(48)]
+    if learned:
+        for _ in range(3):
+            await client.call_many(function, keys, [0] * len(keys), return_errors=True)
+    chance = random.Random(function.name)
+
+    for _ in range(3):
+        # Most have time enough, also all together behind a short one; on the loop, somebody looks
+        # every 50 ms only.
+        times = [chance.choice((0, 0, 6, 6, 6, 29, 31, 80)) for _ in keys]
+        await client.call_many(function, keys, times, return_errors=True)
+
+    interrupted_after_ms = await client.call(apps.interrupted, "")
+    # Of 30 ms; the clock of a handler begins a little later than the worker's.
+    assert [each for each in interrupted_after_ms if each < 20] == []
+    assert await client.call_many(function, keys, [0] * len(keys)) == [None] * len(keys)

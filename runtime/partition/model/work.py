@@ -420,6 +420,7 @@ class RunResult:
         "effects",
         "elapsed_ms",
         "failed",
+        "is_tainted",
         "partials",
         "rows",
         "suspended",
@@ -442,6 +443,8 @@ class RunResult:
         self.elapsed_ms = 0.0
         self.cut_at: int | None = None
         """From here on nothing was run, and nothing stands above; see `Partition.cut`."""
+        self.is_tainted = False
+        """The run was given up: states in memory may have, or get, changes that are not above."""
 
     @property
     def is_plain(self) -> bool:

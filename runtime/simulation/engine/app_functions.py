@@ -33,6 +33,7 @@ from sublet.runtime.execution.sync_runner import (
     decode_messages,
     failure_of,
 )
+from sublet.runtime.execution.threads import Declared, Position
 from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.effects import (
     Cells,
@@ -63,11 +64,13 @@ class SimulationError(Exception):
 class NoWatchdog:
     """A handler that never ends is for whoever runs the simulation to interrupt."""
 
+    passes: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def enter(self, timeout_ms: float | None) -> None: ...
+    def enter(self, function: Declared, position: Position) -> None: ...
 
     def leave(self) -> None: ...
 

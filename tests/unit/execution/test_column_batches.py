@@ -19,7 +19,7 @@ from sublet.functions.state import StateClock  # noqa: E402
 from sublet.runtime.config.limits import Limits  # noqa: E402
 from sublet.runtime.execution.state_cache import StateCache  # noqa: E402
 from sublet.runtime.execution.sync_runner import Place, SyncRunner  # noqa: E402
-from sublet.runtime.execution.threads import Watchdog  # noqa: E402
+from sublet.runtime.execution.threads import Declared, Position, Watchdog  # noqa: E402
 from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Work  # noqa: E402
 from sublet.runtime.protocol import frames  # noqa: E402
 from sublet.runtime.protocol.frames import Kind  # noqa: E402
@@ -65,7 +65,7 @@ class NoRoutes:
 
 
 class NoWatchdog(Watchdog):
-    def enter(self, timeout_ms: float | None) -> None: ...
+    def enter(self, function: Declared, position: Position) -> None: ...
 
     def leave(self) -> None: ...
 

@@ -14,7 +14,7 @@ from sublet.functions.state import StateClock
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import LOOK_EVERY_MAX, Place, RunScope, SyncRunner
-from sublet.runtime.execution.threads import Watchdog
+from sublet.runtime.execution.threads import Declared, Position, Watchdog
 from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Work
 from sublet.runtime.protocol.frames import Kind
 from tests.unit.partition.harness import batch
@@ -40,7 +40,7 @@ class NoRoutes:
 
 
 class NoWatchdog(Watchdog):
-    def enter(self, timeout_ms: float | None) -> None: ...
+    def enter(self, function: Declared, position: Position) -> None: ...
 
     def leave(self) -> None: ...
 

@@ -16,7 +16,7 @@ from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import SyncRunner
-from sublet.runtime.execution.threads import Watchdog
+from sublet.runtime.execution.threads import Declared, Position, Watchdog
 from sublet.runtime.leases.adapter import OFFER_BYTES_MAX, Lending
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun
 from sublet.runtime.leases.state_merge import StateMerger
@@ -59,7 +59,7 @@ class NoWatchdog(Watchdog):
 
     def stop(self) -> None: ...
 
-    def enter(self, timeout_ms: float | None) -> None: ...
+    def enter(self, function: Declared, position: Position) -> None: ...
 
     def leave(self) -> None: ...
 

@@ -21,7 +21,7 @@ from sublet.functions.windows import SessionWindow, TumblingWindow
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import RunScope, SyncRunner
-from sublet.runtime.execution.threads import Watchdog
+from sublet.runtime.execution.threads import Declared, Position, Watchdog
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun, GuestStates, OfferError
 from sublet.runtime.leases.results import decode_result
 from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
@@ -106,7 +106,7 @@ class NoWatchdog(Watchdog):
 
     def stop(self) -> None: ...
 
-    def enter(self, timeout_ms: float | None) -> None: ...
+    def enter(self, function: Declared, position: Position) -> None: ...
 
     def leave(self) -> None: ...
 
