@@ -168,7 +168,8 @@ class StateVersions:
             return found
         except SubletError as error:
             raise StateTypeError(f"its upgrade from version {version} failed: {error}") from error
-        except Exception as error:
+        except BaseException as error:
+            # Whatever it is, it must not end the worker that reads the state.
             raise StateTypeError(
                 f"its upgrade from version {version} raised {type(error).__name__}: {error}"
                 f"{_place(error)}"

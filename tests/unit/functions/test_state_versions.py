@@ -215,6 +215,20 @@ def test_an_upgrade_that_raises_says_where() -> None:
     assert isinstance(caught.value.__cause__, IndexError)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_upgrade_that_raises_what_ends_a_process_fails_its_own_state(
+    error: type[BaseException],
+) -> None:
+    cart = declared(Cart)
+
+    @cart.upgrade(from_version=1)
+    def leave(old: CartV1) -> Cart:
+        raise error
+
+    with pytest.raises(StateTypeError, match=rf"from version 1 raised {error.__name__}"):
+        read(cart, stored(CartV1, CartV1([])))
+
+
 def test_an_upgrade_that_forgets_to_return_loses_nothing() -> None:
     cart = declared(Cart)
 
