@@ -350,6 +350,10 @@ class _Continue:
             if thrown is None:
                 try:
                     sent = yield awaited
+                except GeneratorExit:
+                    # Nobody is left to go on with it; it may be gone already.
+                    self._coroutine.close()
+                    raise
                 except BaseException as error:
                     thrown = error
             try:
