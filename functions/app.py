@@ -86,6 +86,7 @@ class FunctionOptions:
     idle_after: str | timedelta | None
     binding: str | None
     parallelism_range: int | None
+    aliases: tuple[str, ...] = ()
     egress: frozenset[str] | None = None
     """The only names to which it may emit; None: any."""
 
@@ -102,6 +103,8 @@ class Function(Generic[P_any, R_co, S_co]):
 
     def __init__(self, name: str, handler: Handler, options: FunctionOptions) -> None:
         self.name = name
+        self.aliases = options.aliases
+        """Other full names of it: those that it had before."""
         self.app: App | None = None
         self.handler = handler
         self.kind: FunctionKind = options.kind
@@ -532,6 +535,7 @@ class App:
         idle_after: str | timedelta | None = None,
         binding: str | None = None,
         parallelism_range: int | None = None,
+        aliases: Sequence[str] = (),
     ) -> Function | Callable[[Handler], Function]:
         """Register a handler; use as `@app.function` or `@app.function(slo="50ms", …)`.
 
@@ -568,6 +572,8 @@ class App:
           worker's setting says, if not said.
         - `parallelism_range`: so many workers, the owner included, may work for one partition; all,
           if not said.
+        - `aliases`: names that it had before. What is stored under one of them stays its state, and
+          messages, timers and callers that use one of them reach it.
         - `infeasible`: "refuse" answers a call at once with `InfeasibleError` if, by what waits
           already, its reply cannot come in time; "run" tries all the same.
         """
@@ -603,6 +609,7 @@ class App:
                 idle_after=idle_after,
                 binding=binding,
                 parallelism_range=parallelism_range,
+                aliases=_aliases(self.name, full_name, aliases),
                 egress=self.egress,
             )
             made_of = _function_class(handler, options)
@@ -623,11 +630,25 @@ def functions_of(apps: Iterable[App]) -> dict[str, Function]:
         if not app.functions:
             raise ValueError(f"app {app.name!r} has no functions; declare one with @app.function")
         found.update(app.functions)
+    _check_names(found.values())
     for name, function in found.items():
         _check_upstream(name, found)
         if function.state_versions is not None:
             function.state_versions.check()
     return found
+
+
+def _check_names(functions: Iterable[Function]) -> None:
+    """Refuse a name or alias that stands for two functions."""
+    owners: dict[str, str] = {}
+    for function in functions:
+        for name in (function.name, *function.aliases):
+            other = owners.setdefault(name, function.name)
+            if other != function.name:
+                raise ValueError(
+                    f"{name} is a name or alias of both {other} and {function.name}; a name stands "
+                    "for one function"
+                )
 
 
 def _check_upstream(name: str, functions: dict[str, Function]) -> None:
@@ -672,6 +693,22 @@ def _upstream(name: str, upstream: Sequence[Function | str]) -> tuple[list[str],
         else:
             sources.append(each)
     return functions, sources
+
+
+def _aliases(app: str, name: str, aliases: Sequence[str]) -> tuple[str, ...]:
+    """Return the full names that a function has beside its own."""
+    if isinstance(aliases, str) or not all(isinstance(each, str) for each in aliases):
+        raise TypeError(f"{name}: aliases is {aliases!r:.80}; allowed: a list of names")
+    for each in aliases:
+        if not _NAME.fullmatch(each):
+            raise ValueError(
+                f"{name}: the alias {each!r} is no name of a function of the same app; allowed: "
+                "letters, digits, _ . -"
+            )
+    found = tuple(f"{app}/{each}" for each in aliases)
+    if name in found or len(set(found)) < len(found):
+        raise ValueError(f"{name}: aliases are other names of it, each of them once")
+    return found
 
 
 def _state_kind(name: str, annotated: Any, options: FunctionOptions) -> StateKind | None:

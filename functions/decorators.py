@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     idle_after: str | timedelta | None
     binding: str | None
     parallelism_range: int | None
+    aliases: Sequence[str]
 
 
 class TakesMessage(Protocol[DeclaredS_co]):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import structlog
 
 from sublet.functions.app import Function
+from sublet.functions.errors import RetryLaterError
+from sublet.functions.renaming import RenameError, as_stored, find_function
 from sublet.runtime.cluster.membership import (
     Membership,
     Ownership,
@@ -96,7 +98,12 @@ class Worker:
         clock is the system's. `versions` say which code of each app this is; `launch` under which
         id a controller has asked for this worker; the `actuator` starts others."""
         self.id = new_worker_id()
+        self.declared = functions
+        """By the names that the code has for them."""
         self.functions = functions
+        """By the names under which they are stored; the same, unless they were renamed."""
+        self.aliases: Mapping[str, str] = {}
+        """Their other names, to those under which they are stored."""
         self.versions: Mapping[str, str] = versions or {}
         if config.code_version:
             apps = {name.partition("/")[0] for name in functions}
@@ -201,10 +208,33 @@ class Worker:
             stack.push_async_callback(directory.close)
             try:
                 async with asyncio.TaskGroup() as tasks:
+                    await self._find_names(directory)
                     await self._serve(tasks, stack, store, directory)
                     raise _StoppedError  # A task group has no other way to end its children.
             except* _StoppedError:
                 _log.info("stopped", worker=self.id)
+
+    async def _find_names(self, directory: Directory) -> None:
+        """Learn under which names the functions are stored; most were never renamed."""
+        if not any(each.aliases for each in self.declared.values()):
+            return
+        while True:
+            try:
+                view = await directory.view()
+                break
+            except RetryLaterError as error:
+                _log.warning("the directory does not respond", error=error.message)
+                await asyncio.sleep(error.retry_after_ms / 1000)
+        try:
+            self.functions = as_stored(self.declared, view.functions)
+        except RenameError as error:
+            raise ConfigError(str(error)) from None
+        self.aliases = {
+            alias: name for name, each in self.functions.items() for alias in each.aliases
+        }
+        for name, each in self.functions.items():
+            if name not in self.declared:
+                _log.info("stored under a former name", function=each.aliases[0], stored_as=name)
 
     async def _host_for_others(self) -> str:
         host, _ = self._config.advertised
@@ -254,7 +284,8 @@ class Worker:
             return await connect(address, hello, receiver, tasks, lane=lane, limits=link_limits)
 
         routes = PartitionRoutes(
-            {name: (each.partition_count, each.kind) for name, each in self.functions.items()}
+            {name: (each.partition_count, each.kind) for name, each in self.functions.items()},
+            self.aliases,
         )
         self.router = router = Router(self.id, limits, open_link, placed=self)
         pace = LearnedPace(config.quantum_ms, THREADS_BUSY_MAX)
@@ -345,7 +376,10 @@ class Worker:
 
         feeds = EgressFeeds(store, tasks, streams_max=config.limits.http_streams_max)
         app = HttpApp(
-            self.functions,
+            {
+                name: find_function(self.functions, name) or each
+                for name, each in self.declared.items()
+            },
             service,
             store,
             feeds,
@@ -425,6 +459,7 @@ class Worker:
             machine=machine_mark(),
             versions=self.versions,
             upgrade=config.upgrade,
+            aliases=self.aliases,
             state_versions={
                 name: each.state_versions.current
                 for name, each in self.functions.items()
@@ -434,7 +469,7 @@ class Worker:
             price_hour=config.price_worker_hour or None,
         )
         infos = {
-            name: FunctionInfo(name, each.partition_count, each.kind)
+            name: FunctionInfo(name, each.partition_count, each.kind, aliases=[*each.aliases])
             for name, each in self.functions.items()
         }
 

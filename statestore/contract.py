@@ -354,6 +354,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """App to the version of its code; one without a version is not compared."""
     upgrade: bool = False
     """It may join workers that have other code of its apps."""
+    aliases: Mapping[str, str] = {}
+    """Other names of its functions to those under which they are stored."""
     state_versions: Mapping[str, int] = {}
     """Function to the version of the states that it writes, where that is not the first."""
     launch: str = ""
@@ -549,6 +551,15 @@ def check_members(
                 "not be shared between machines; use another data_dir, or the store redis",
                 [each.id for each in strangers],
             )
+    for other in others:
+        for alias, name in other.aliases.items():
+            if alias in joining.kinds:
+                raise JoinRefusedError(
+                    f"{_named([other])} knows {alias} as another name of {name}, under which its "
+                    "state is stored; this code does not, and would start with an empty state: "
+                    "start code that has both names (aliases=)",
+                    [other.id],
+                )
     if not joining.upgrade:
         for app, version in joining.versions.items():
             _check_version(app, version, others)

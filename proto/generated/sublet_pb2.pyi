@@ -693,16 +693,18 @@ class Topology(_message.Message):
     def __init__(self, version: _Optional[int] = ..., functions: _Optional[_Iterable[_Union[Function, _Mapping]]] = ..., placement: _Optional[_Mapping[str, str]] = ..., workers: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Function(_message.Message):
-    __slots__ = ("name", "partition_count", "kind", "absent")
+    __slots__ = ("name", "partition_count", "kind", "absent", "aliases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     partition_count: int
     kind: str
     absent: bool
-    def __init__(self, name: _Optional[str] = ..., partition_count: _Optional[int] = ..., kind: _Optional[str] = ..., absent: _Optional[bool] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., partition_count: _Optional[int] = ..., kind: _Optional[str] = ..., absent: _Optional[bool] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("target", "source", "first", "error", "epoch")

@@ -514,8 +514,7 @@ class Client:
         return found
 
     async def _described(self, function: Function | str) -> FunctionDescription:
-        name = _name_of(function)[0]
-        self._route(name)
+        name = self._route(_name_of(function)[0]).info.name
         failed: SubletError = UnavailableError("no worker is known")
         for address in self._reader_addresses():
             try:
@@ -815,7 +814,7 @@ class Client:
         """Before a function is called unknown, meet somebody: who has no link misses new ones."""
         if not self._open or self._session.peers:
             return
-        if any(each.name == name for each in self.topology.functions):
+        if any(each.is_named(name) for each in self.topology.functions):
             return
         until_s = self._loop.time() + self._retry_policy.unreachable_ms / 1000.0
         if deadline_ms is not None:
@@ -834,8 +833,9 @@ class Client:
         if route is not None:
             return route
         for info in self.topology.functions:
-            if info.name == name:
-                partitions = [partition_name(name, each) for each in range(info.partition_count)]
+            if info.is_named(name):
+                count = info.partition_count
+                partitions = [partition_name(info.name, each) for each in range(count)]
                 channels = [*map(self._session.channel_of, partitions)]
                 route = self._routes[name] = _Route(info, channels)
                 return route

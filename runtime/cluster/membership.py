@@ -52,7 +52,7 @@ from sublet.statestore.contract import (
 
 _log = structlog.get_logger(__name__)
 
-UNDECLARED_HINT = "was it renamed? then declare the new one with name= its old name"
+UNDECLARED_HINT = "was it renamed? then declare aliases=[its old name] on the new one"
 VERSIONS_UNSEEN = 60_000
 """Versions are milliseconds, or less: so much newer than what was known here is newer than all that
 others have seen since, before the directory went back."""
@@ -662,10 +662,16 @@ class Membership:
 
     def _topology(self, view: View) -> Topology:
         functions = []
+        aliases: dict[str, set[str]] = {}
+        for member in view.members.values():
+            for alias, name in member.aliases.items():
+                if alias not in view.functions:
+                    aliases.setdefault(name, set()).add(alias)
         for name, count in view.functions.items():
             info = self._functions.get(name) or FunctionInfo(name, count, _kind_of(name, view))
             absent = not any(member.has(name) for member in view.members.values())
-            functions.append(msgspec.structs.replace(info, absent=absent))
+            names = sorted(aliases.get(name, ()))
+            functions.append(msgspec.structs.replace(info, absent=absent, aliases=names))
         workers = {id_: member.address for id_, member in view.members.items()}
         return Topology(view.version, functions, dict(view.placement), workers)
 

@@ -14,9 +14,14 @@ CACHE_MAX = 100_000
 class PartitionRoutes:
     """Finds the partition of a key; remembers what it has computed, up to a bound."""
 
-    def __init__(self, functions: Mapping[str, tuple[int, str]]) -> None:
-        """`functions`: name to (number of partitions, kind)."""
+    def __init__(
+        self,
+        functions: Mapping[str, tuple[int, str]],
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """`functions`: name to (number of partitions, kind). `aliases`: other names to these."""
         self._functions = dict(functions)
+        self._aliases = dict(aliases or {})
         self._own = frozenset(functions)
         self._known: dict[str, dict[str, str]] = {name: {} for name in functions}
         self._turn = 0
@@ -28,9 +33,13 @@ class PartitionRoutes:
             if each.name not in self._own and self._functions.get(each.name) != told:
                 self._functions[each.name] = told
                 self._known[each.name] = {}
+            for alias in each.aliases:
+                self._aliases[alias] = each.name
 
     def partition_of(self, function: str, key: str, idempotency_key: str = "") -> str:
         known = self._known.get(function)
+        if known is None and function in self._aliases:
+            return self.partition_of(self._aliases[function], key, idempotency_key)
         if known is None:
             names = ", ".join(sorted(self._functions)) or "none"
             raise UnknownFunctionError(f"there is no function {function!r}; known: {names}")

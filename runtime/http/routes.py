@@ -30,6 +30,7 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
+from sublet.functions.renaming import find_function
 from sublet.runtime.client.client import Client
 from sublet.runtime.client.egress_cursor import EgressCursor
 from sublet.runtime.config.limits import Limits
@@ -268,7 +269,7 @@ class HttpApp:
     def _function(self, request: Request) -> Function:
         parameters = request.path_params
         name = f"{path_text(parameters['app'])}/{path_text(parameters['function'])}"
-        function = self._functions.get(name)
+        function = find_function(self._functions, name)
         if function is None:
             known = ", ".join(sorted(self._functions))
             raise UnknownFunctionError(f"there is no function {name!r:.200}; known: {known}")

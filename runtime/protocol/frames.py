@@ -115,6 +115,12 @@ class FunctionInfo(msgspec.Struct, frozen=True):
     """keyed, stateful or stateless."""
     absent: bool = False
     """No worker has it: its partitions are not placed, and nobody can call it."""
+    aliases: list[str] = []
+    """Other names of it."""
+
+    def is_named(self, name: str) -> bool:
+        """Tell whether a name is one of its names."""
+        return name == self.name or name in self.aliases
 
 
 class Topology(msgspec.Struct, frozen=True):

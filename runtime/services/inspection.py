@@ -16,6 +16,7 @@ from sublet.functions.address import partition_name, split_partition_name
 from sublet.functions.app import Function
 from sublet.functions.codec import COLUMNS_MARK, type_name
 from sublet.functions.errors import RejectedError, StateTypeError, UnknownFunctionError
+from sublet.functions.renaming import find_function
 from sublet.runtime.execution.state_assignment import schema_of
 from sublet.runtime.execution.state_view import state_json
 from sublet.runtime.partition.records.dead_letters import DeadLetter
@@ -130,7 +131,7 @@ class Inspection:
         return RecordPage(entries=[_entry(partition, each) for each in found])
 
     def function(self, name: str) -> Function:
-        function = self._functions.get(name)
+        function = find_function(self._functions, name)
         if function is None:
             known = ", ".join(sorted(self._functions)) or "none"
             raise UnknownFunctionError(f"there is no function {name!r}; known: {known}")

@@ -23,6 +23,7 @@ from sublet.functions.errors import (
     UnknownFunctionError,
     UnknownOutcomeError,
 )
+from sublet.functions.renaming import find_function
 from sublet.runtime.execution.state_view import state_msgpack
 from sublet.runtime.hosting.hosted import Hosted
 from sublet.runtime.hosting.partition_host import Host
@@ -194,7 +195,7 @@ class SnapshotPages:
             hosted.partition.snapshots.end(id_)
 
     def _stateful(self, name: str) -> Function:
-        function = self._functions.get(name)
+        function = find_function(self._functions, name)
         if function is None:
             known = ", ".join(sorted(self._functions)) or "none"
             raise UnknownFunctionError(f"there is no function {name!r:.200}; known: {known}")

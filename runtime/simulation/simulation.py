@@ -168,7 +168,8 @@ class _Run:
         events = self._events = Events()
         self._functions = simulation.functions()
         self._routes = PartitionRoutes(
-            {name: (each.partition_count, each.kind) for name, each in self._functions.items()}
+            {name: (each.partition_count, each.kind) for name, each in self._functions.items()},
+            {alias: name for name, each in self._functions.items() for alias in each.aliases},
         )
         self._ledger = Ledger()
         self._network = SimulatedNetwork(events, simulation.network, seed)

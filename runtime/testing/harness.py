@@ -26,6 +26,7 @@ from sublet.functions.errors import (
     UnknownFunctionError,
 )
 from sublet.functions.plain_state import arrange, plain_value
+from sublet.functions.renaming import find_function
 from sublet.functions.state import HasPlain, State, StateClock, StateKind
 from sublet.functions.state_versions import mark_rows
 from sublet.functions.type_parameters import M, R, S
@@ -584,7 +585,7 @@ class Harness:
 
     def _declared(self, function: Function | str) -> Function:
         name = function if isinstance(function, str) else getattr(function, "name", repr(function))
-        found = self._functions.get(name)
+        found = find_function(self._functions, name)
         if found is None:
             known = ", ".join(sorted(self._functions))
             raise UnknownFunctionError(f"there is no function {name!r}; known: {known}")

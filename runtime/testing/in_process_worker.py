@@ -102,7 +102,8 @@ class Machine:
         self.ledger = Ledger(functions, lambda: self.loop.now_ms)
         self.handlers = ObservedHandlers(runs_max, self.ledger.note, self.loop.fail)
         self.routes = PartitionRoutes(
-            {name: (each.partition_count, each.kind) for name, each in functions.items()}
+            {name: (each.partition_count, each.kind) for name, each in functions.items()},
+            {alias: name for name, each in functions.items() for alias in each.aliases},
         )
         self.store = FallibleStore(self.ledger.committed)
         self.router = LocalRouter(self.loop, self.routes, limits, self.reach, self._replied)

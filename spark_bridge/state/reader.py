@@ -107,8 +107,12 @@ class StateReader(DataSourceReader):
         options, wanted = self._options, self._wanted
         client = client_of(options.connection, retry=True)
         if wanted.partitions is not None:
-            counts = {each.name: each.partition_count for each in client.topology.functions}
-            known = range(counts.get(options.function, 0))
+            counts = [
+                each.partition_count
+                for each in client.topology.functions
+                if each.is_named(options.function)
+            ]
+            known = range(max(counts, default=0))
             wanted = wanted._replace(partitions=wanted.partitions & set(known))
         snapshot = client.snapshot(
             options.function,

@@ -36,7 +36,7 @@ from sublet.statestore.sqlite.file import (
 
 # What else a member says of itself, as JSON.
 _DETAILS = (
-    *("store", "machine", "versions", "upgrade", "state_versions"),
+    *("store", "machine", "versions", "upgrade", "aliases", "state_versions"),
     *("launch", "cores", "price_hour"),
 )
 

@@ -153,6 +153,27 @@ async def test_other_code_of_an_app_joins_only_if_it_may(make_directory: MakeDir
     assert "f" in (await two.join(visits, {})).members
 
 
+async def test_code_that_does_not_know_of_a_rename_is_not_let_in(
+    make_directory: MakeDirectory,
+) -> None:
+    directory = make_directory()
+    renamed = msgspec.structs.replace(
+        with_code("a", "2"), aliases={"shop/basket": "shop/cart"}, kinds={"shop/cart": "keyed"}
+    )
+    await directory.join(renamed, {"shop/cart": 1})
+    assert (await directory.view()).members["a"].aliases == {"shop/basket": "shop/cart"}
+    before = msgspec.structs.replace(
+        with_code("b", "1", upgrade=True), kinds={"shop/cart": "keyed"}
+    )
+    assert "b" in (await directory.join(before, {"shop/cart": 1})).members
+    forgot = msgspec.structs.replace(
+        with_code("c", "3", upgrade=True), kinds={"shop/basket": "keyed"}
+    )
+    with pytest.raises(JoinRefusedError, match="knows shop/basket as another name of shop/cart"):
+        await directory.join(forgot, {"shop/basket": 1})
+    assert set((await directory.view()).functions) == {"shop/cart"}
+
+
 async def test_who_is_about_to_leave_is_in_nobodys_way(make_directory: MakeDirectory) -> None:
     directory = make_directory()
     await directory.join(with_code("a", "1"), {})

@@ -68,3 +68,12 @@ def test_the_kind_of_a_function_of_others_is_learned_when_it_is_told() -> None:
 
     found = {routes.partition_of("visits/spread", "anna") for _ in range(2)}
     assert found == {"visits/spread/0", "visits/spread/1"}
+
+
+def test_a_function_is_found_by_all_of_its_names() -> None:
+    routes = PartitionRoutes({"shop/cart": (4, "keyed")}, {"shop/basket": "shop/cart"})
+    assert routes.partition_of("shop/basket", "ada") == routes.partition_of("shop/cart", "ada")
+
+    routes.learn([FunctionInfo("desk/add", 2, "keyed", aliases=["desk/plus"])])
+    assert routes.partition_of("desk/plus", "ada") == routes.partition_of("desk/add", "ada")
+    assert routes.partition_of("desk/plus", "ada").startswith("desk/add/")

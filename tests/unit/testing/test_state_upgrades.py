@@ -63,6 +63,22 @@ def test_an_upgrade_that_raises_fails_the_message_and_leaves_the_state_as_it_is(
         assert [each.key for each in harness.dead_letters()] == ["ada"]
 
 
+def test_a_renamed_function_is_found_by_its_names() -> None:
+    app = App("shop", partitions=2)
+
+    @app.function(state=int, aliases=["cart"])
+    def basket(ctx: Context, amount: int) -> int:
+        ctx.state.set(ctx.state.get() + amount)
+        if amount > 10:
+            ctx.send("shop/cart", ctx.key, 1)
+        return ctx.state.get()
+
+    with Harness(app) as harness:
+        assert harness.call("shop/cart", "ada", 20) == 20
+        assert harness.call(basket, "ada", 1) == 22
+        assert harness.state("shop/cart", "ada") == harness.state(basket, "ada") == 22
+
+
 def test_a_version_that_nobody_knows_cannot_be_set() -> None:
     with Harness(shop()) as harness, pytest.raises(ValueError, match="no version 3; known: 1, 2"):
         harness.set_state("shop/cart", "ada", {}, version=3)
