@@ -58,7 +58,9 @@ class Reached(NamedTuple):
 
     def full_name(self, name: str) -> str:
         """Return the one function that is meant, or raise with those that there are."""
-        return full_name(name, [each.name for each in self.report.topology.functions])
+        functions = self.report.topology.functions
+        known = {each: info.name for info in functions for each in (info.name, *info.aliases)}
+        return known[full_name(name, list(known))]
 
 
 def ask(

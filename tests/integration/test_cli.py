@@ -561,6 +561,7 @@ def test_functions_are_shown_with_their_types(cluster: Cluster) -> None:
     assert found.keys() == app.functions.keys()
     assert found["desk/add"] == {
         "name": "desk/add",
+        "aliases": [],
         "kind": "keyed",
         "partition_count": 4,
         "message_type": "int",

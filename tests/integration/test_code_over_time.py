@@ -13,14 +13,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from sublet import Client, StateTypeError
+from sublet import Client, StateTypeError, UnknownFunctionError
 from sublet.functions.state_versions import is_marked
 from sublet.runtime.cli.exit_codes import ExitCode
 from sublet.statestore.open import open_store
 from tests.integration.cluster import PROJECT, Cluster, WorkerProcess, running_cluster, until
-from tests.integration.leaving import by_command, settings_for
+from tests.integration.leaving import by_command, http_address, settings_for
 
 KEYS = [f"key{number}" for number in range(40)]
 HEAD = """
@@ -82,6 +83,44 @@ def to_text(old: int) -> str:
         raise ValueError(f"{old} is too much")
     return str(old)
 """
+OTHERS_OF_CART = """
+@app.function(state=int)
+def ledger(ctx: Context, amount: int) -> int:
+    ctx.state.set(ctx.state.get() + amount)
+    return ctx.state.get()
+"""
+BEFORE_RENAME = (
+    OTHERS_OF_CART
+    + """
+@app.function(state=int, retry=NO_RETRY)
+def cart(ctx: Context, amount: int) -> int:
+    if amount == 13:
+        raise ValueError("unlucky")
+    if amount == 1000:
+        ctx.send_after("3s", cart, ctx.key, 7)
+    ctx.state.set(ctx.state.get() + amount)
+    ctx.send(ledger, "all", amount)
+    return ctx.state.get()
+
+@app.function
+async def ask(ctx: Context, amount: int) -> int:
+    return await ctx.call(cart, ctx.key, amount)
+"""
+)
+AFTER_RENAME = (
+    OTHERS_OF_CART
+    + """
+@app.function(state=int, retry=NO_RETRY, aliases=["cart"])
+def basket(ctx: Context, amount: int) -> int:
+    ctx.state.set(ctx.state.get() + amount)
+    ctx.send(ledger, "all", amount)
+    return ctx.state.get()
+
+@app.function
+async def ask(ctx: Context, amount: int) -> int:
+    return await ctx.call(basket, ctx.key, amount)
+"""
+)
 OTHER = """
 @app.function(state=int)
 def other(ctx: Context) -> None: ...
@@ -157,7 +196,8 @@ async def versions_stored(cluster: Cluster) -> Counter[bool]:
 class Load:
     """Calls keys at random, and knows what each state has to be."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *functions: str) -> None:
+        self.functions = functions or ("shop/cart",)
         self.totals: Counter[str] = Counter()
         self._client = client
         self._chance = random.Random(7)
@@ -172,7 +212,8 @@ class Load:
         while not self._is_over:
             key, amount = self._chance.choice(keys), self._chance.randrange(1, 5)
             self.totals[key] += amount
-            assert await self._client.call("shop/cart", key, amount) == self.totals[key]
+            name = self._chance.choice(self.functions)
+            assert await self._client.call(name, key, amount) == self.totals[key]
 
     def stop(self) -> None:
         self._is_over = True
@@ -301,7 +342,7 @@ async def test_check_says_what_would_break(tmp_path: Path) -> None:
         assert not found["shop/cart"]["declared"]
         assert found["shop/cart"]["states"] == 40
         code, told = await sublet("check", removed, "--against", str(cluster.data_dir))
-        assert 'with name="cart"' in told
+        assert 'declare aliases=["cart"]' in told
 
         await stop(*cluster.workers)
         cluster.add_worker(removed)
@@ -333,3 +374,106 @@ async def test_check_against_nothing_says_where_it_looked(tmp_path: Path) -> Non
     code, told = await sublet("check", target)
     assert (code, told) == (ExitCode.DONE, "1 function can be loaded\n")
     assert not (tmp_path / "sublet.db").exists()
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+async def test_a_function_is_renamed_under_load_and_nothing_is_lost_or_doubled(
+    tmp_path: Path, store: str
+) -> None:
+    old, new = app(tmp_path / "old", BEFORE_RENAME), app(tmp_path / "new", AFTER_RENAME)
+    async with cluster_of(tmp_path, old, 2, store) as cluster, cluster.client() as client:
+        once = {"idempotency_key": "payment-1"}
+        assert await client.call("shop/cart", "ada", 5, **once) == 5
+        await client.send("shop/cart", "bob", 13)
+        load = Load(client, "shop/cart", "shop/ask")
+        async with load.running():
+            await load.goes_on()
+            assert (await checked(new, cluster))[0] == ExitCode.DONE
+            # The timer is set by old code, and rings when there is none any more.
+            await client.call("shop/cart", "eve", 1000)
+            cluster.add_worker(new, upgrade=1)
+            await cluster.ready()
+            # Everybody knows the new name now, also the workers of before.
+            load.functions = ("shop/cart", "shop/basket", "shop/ask")
+            await load.goes_on()
+            cluster.add_worker(new)
+            for worker in cluster.workers[:2]:
+                await by_command(cluster, worker)
+                await load.goes_on()
+            await cluster.ready()
+            await load.goes_on()
+        for key in KEYS:
+            assert await client.call("shop/basket", key, 0) == load.totals[key]
+
+        async def has_rung() -> bool:
+            return bool(await client.call("shop/basket", "eve", 0) == 1007)
+
+        await until(has_rung)
+        # What the old name has promised, both names keep.
+        for name in ("shop/cart", "shop/basket"):
+            assert await client.call(name, "ada", 5, **once) == 5
+        address = ("--connect", cluster.living[0].address)
+        _, told = await sublet("dead", "list", "--json", *address)
+        (letter,) = json.loads(told)["dead"]
+        await sublet("dead", "replay", letter["id"], *address)
+
+        async def is_replayed() -> bool:
+            return bool(await client.call("shop/cart", "bob", 0) == 13)
+
+        await until(is_replayed)
+        sent = load.totals.total() + 5 + 13 + 1007
+
+        async def has_all() -> bool:
+            return bool(await client.call("shop/ledger", "all", 0) == sent)
+
+        await until(has_all)
+        for name in ("cart", "basket", "shop/basket"):
+            assert await sublet("state", "get", name, "ada", *address) == (0, "5\n")
+        for command in ("status", "functions"):
+            assert "shop/cart (also shop/basket)" in (await sublet(command, *address))[1]
+        assert "no longer declared" not in cluster.log
+
+
+async def test_a_renamed_function_has_all_of_its_names_by_http(tmp_path: Path) -> None:
+    old, new = app(tmp_path / "old", BEFORE_RENAME), app(tmp_path / "new", AFTER_RENAME)
+    async with cluster_of(tmp_path, old) as cluster:
+        async with cluster.client() as client:
+            await client.call("shop/cart", "ada", 5)
+        await stop(*cluster.workers)
+        worker = cluster.add_worker(new, http_port=0)
+        await cluster.ready()
+        async with httpx.AsyncClient(base_url=f"http://{http_address(cluster, worker)}") as http:
+            for name in ("cart", "basket"):
+                reply = await http.post(f"/functions/shop/{name}/ada", json=1)
+                assert reply.status_code == 200, reply.text
+            assert reply.json() == 7
+            paths = (await http.get("/openapi.json")).json()["paths"]
+            assert "/functions/shop/basket/{key}" in paths
+            assert "/functions/shop/cart/{key}" not in paths
+
+
+async def test_in_an_empty_store_a_renamed_function_has_its_new_name(tmp_path: Path) -> None:
+    old, new = app(tmp_path / "old", BEFORE_RENAME), app(tmp_path / "new", AFTER_RENAME)
+    async with cluster_of(tmp_path, new) as cluster:
+        async with cluster.client() as client:
+            assert await client.call("shop/cart", "ada", 5) == 5
+            assert await client.call("shop/basket", "ada", 5) == 10
+            with pytest.raises(UnknownFunctionError):
+                await client.call("shop/wagon", "ada", 5)
+        worker = cluster.add_worker(old, upgrade=1)
+        worker.is_wanted = False
+        assert await worker.ended() == ExitCode.USAGE
+        assert "knows shop/cart as another name of shop/basket" in cluster.log
+        cluster.workers.remove(worker)
+        await stop(*cluster.living)
+
+        # Nobody is there who knows of the rename: it has a state of its own, and says so.
+        cluster.add_worker(old)
+        await until(lambda: "a stored function is no longer declared" in cluster.log)
+        await stop(*cluster.living)
+        worker = cluster.add_worker(new)
+        worker.is_wanted = False
+        assert await worker.ended() == ExitCode.USAGE
+        assert "shop/basket and shop/cart are both stored" in cluster.log
+        code, _ = await sublet("check", new, "--against", str(cluster.data_dir))
+        assert code == ExitCode.USAGE

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from sublet.functions.errors import SubletError
+from sublet.functions.renaming import RenameError, as_stored, find_function
 from sublet.runtime.cli.cluster_lookup import no_log
 from sublet.runtime.cli.commands.config import settings_of
 from sublet.runtime.cli.commands.run import loaded_of, target_of
@@ -59,13 +60,16 @@ async def _compare(loaded: Loaded, against: str, sample: int | None) -> list[Fun
     try:
         store = open_store(kind, database, url, full_sync=False)
         directory = open_directory(kind, database, url, beside=store)
+        stored = (await directory.view()).functions
         return await find_incompatibilities(
-            loaded.functions,
-            (await directory.view()).functions,
+            as_stored(loaded.functions, stored),
+            stored,
             store,
             now_ms=time.time_ns() // 1_000_000,
             sample=sample,
         )
+    except RenameError as error:
+        raise UsageError(str(error)) from None
     except (SubletError, OSError) as error:
         raise NoClusterError(f"{without_password(against)} cannot be read: {error}") from error
     finally:
@@ -89,7 +93,7 @@ def _place(against: str) -> tuple[StoreKind, Path, str]:
 
 
 def _version(each: FunctionFindings, loaded: Loaded) -> int | None:
-    function = loaded.functions.get(each.name)
+    function = find_function(loaded.functions, each.name)
     versions = None if function is None else function.state_versions
     return None if versions is None else versions.current
 

@@ -68,20 +68,23 @@ def status(where: Where, interval: str, as_json: bool) -> None:
 
 
 def functions(where: Where, as_json: bool) -> None:
-    async def question(reached: Reached) -> tuple[list[FunctionDescription], list[str]]:
-        described = await reached.client.describe_functions()
-        return described, _undeclared(reached.report.topology.functions)
+    async def question(
+        reached: Reached,
+    ) -> tuple[list[FunctionDescription], Sequence[FunctionInfo]]:
+        return await reached.client.describe_functions(), reached.report.topology.functions
 
-    found, undeclared = ask(where, question, as_json)
+    found, known = ask(where, question, as_json)
+    undeclared = _undeclared(known)
+    aliases = {each.name: each.aliases for each in known}
     if as_json:
-        shown = [_as_json(each) for each in found]
+        shown = [{**_as_json(each), "aliases": aliases.get(each.name, [])} for each in found]
         typer.echo(json.dumps({"ok": True, "functions": shown, "undeclared": undeclared}))
         return
     print_table(
         ("function", "kind", "message", "reply", "state", "partitions", "slo"),
         [
             (
-                each.name,
+                _names(each.name, aliases.get(each.name, [])),
                 each.kind,
                 each.message_type or "-",
                 each.reply_type,
@@ -93,6 +96,11 @@ def functions(where: Where, as_json: bool) -> None:
         ],
     )
     _show_undeclared(undeclared)
+
+
+def _names(name: str, aliases: Sequence[str]) -> str:
+    """Return the name under which a function is stored, and those that it has beside it."""
+    return f"{name} (also {', '.join(aliases)})" if aliases else name
 
 
 def _undeclared(functions: Sequence[FunctionInfo]) -> list[str]:
@@ -113,7 +121,7 @@ def undeclared_text(name: str) -> str:
     short = name.rpartition("/")[2]
     return (
         "stored, but no longer declared: its state is kept and not served; if it was renamed, "
-        f'declare the new function with name="{short}"'
+        f'declare aliases=["{short}"] on the new function'
     )
 
 
@@ -195,6 +203,7 @@ def describe(
                 "partition_count": each.partition_count,
                 "partitions_placed": placed[each.name],
                 "absent": each.absent,
+                "aliases": each.aliases,
                 "queued": queued[each.name],
                 "cost": _cost(costs.get(each.name)),
             }
@@ -317,7 +326,7 @@ def _show(described: dict[str, Any]) -> None:
         ("  function", "kind", "partitions", "placed", "queued", "cost of a run", "then"),
         [
             (
-                f"  {each['name']}",
+                f"  {_names(each['name'], each['aliases'])}",
                 each["kind"],
                 str(each["partition_count"]),
                 str(each["partitions_placed"]) + (" (no worker has it)" if each["absent"] else ""),

@@ -154,4 +154,4 @@ def test_a_function_that_its_app_no_longer_has_is_named_with_what_to_do(
     _show(shown)
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "no longer" in each]
     assert line.startswith("shop/gone is stored, but no longer declared")
-    assert 'name="gone"' in line
+    assert 'aliases=["gone"]' in line
