@@ -466,6 +466,7 @@ class Worker:
                 if each.state_versions is not None and each.state_versions.current > 1
             },
             launch=self._launch,
+            node=config.node or socket.gethostname(),
             price_hour=config.price_worker_hour or None,
         )
         infos = {

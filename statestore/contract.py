@@ -360,6 +360,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Function to the version of the states that it writes, where that is not the first."""
     launch: str = ""
     """The id under which a controller has asked for it; empty: nobody has."""
+    node: str = ""
+    """The name of its host, or of its pod; empty: it does not say."""
     cores: int = 1
     price_hour: float | None = None
     """What it costs; None: it does not say."""

@@ -179,6 +179,13 @@ class WorkerConfig:
     """With `scaling`: there are never more workers. `run --workers MIN..MAX` sets it."""
     scaling_dry_run: bool = False
     """Decide how to scale and tell it (`sublet scale explain`), but do nothing."""
+    actuator: str = ""
+    """With `scaling`: who starts and stops workers. `kubernetes:deployment/NAME` (or
+    `statefulset/NAME`) asks the API server of Kubernetes, from inside a pod. Not set: `sublet run`
+    does, for its own workers."""
+    node: str = ""
+    """The name of this worker's host as the actuator knows it. Not set: the host name, which in
+    Kubernetes is the name of the pod."""
     start_timeout_s: float = 60.0
     """With `scaling`: a worker that was asked for and has not joined after this long is started
     once more, then given up."""
@@ -329,6 +336,11 @@ class WorkerConfig:
         _check_range("workers_min", self.workers_min, 1, self.workers_max)
         _check_range("start_timeout_s", self.start_timeout_s, 1, 3_600)
         _check_range("price_worker_hour", self.price_worker_hour, 0, 1e6)
+        if self.actuator and not self.actuator.startswith("kubernetes:"):
+            raise ConfigError(
+                f"actuator is {self.actuator!r:.200}; allowed: kubernetes:deployment/NAME or "
+                "kubernetes:statefulset/NAME"
+            )
         if self.tenancy and self.order != "shared-laxity":
             raise ConfigError(
                 f"tenancy is {self.tenancy!r}, but order is {self.order!r}; tenants share workers "

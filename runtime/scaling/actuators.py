@@ -1,5 +1,5 @@
 """Who starts workers, as the controller asks for them. How one ends is the same everywhere: it is
-drained in the directory, and leaves.
+drained in the directory, and leaves; whoever would start it again is told.
 
 Starting may be asked for twice; who starts processes knows a launch by its id.
 """
@@ -28,6 +28,11 @@ class Actuator(Protocol):
         """
         ...
 
+    async def release(self, node: str, total: int, token: int) -> None:
+        """The worker of this node is being drained: `total` are to be left. Raises
+        `ActuatorError`."""
+        ...
+
 
 class NoActuator:
     """Workers that somebody else starts and stops."""
@@ -40,6 +45,9 @@ class NoActuator:
             "nobody here can start workers; start them with `sublet run --workers MIN..MAX`, or "
             "start one more by hand"
         )
+
+    async def release(self, node: str, total: int, token: int) -> None:
+        pass
 
 
 # What a worker and its supervisor tell each other: one JSON object a line.
@@ -95,6 +103,9 @@ class SupervisorActuator:
         if self.send is None:
             raise ActuatorError("the supervisor of this worker is gone")
         await self.send(StartNote(launches=list(launches), total=total, token=token))
+
+    async def release(self, node: str, total: int, token: int) -> None:
+        pass  # A worker that was drained tells its supervisor before it ends.
 
 
 class SendNote(Protocol):

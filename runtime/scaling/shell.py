@@ -308,7 +308,7 @@ class Scaling:
             case StartWorkers():
                 await self._start(effect, token)
             case StopWorker():
-                await self._stop(effect.worker, token)
+                await self._stop(effect, token)
             case Report():
                 log = _log.warning if effect.warning else _log.info
                 log(effect.event, **effect.fields)
@@ -340,10 +340,13 @@ class Scaling:
         if self.controller.leads:
             self.controller.failed(launch, reason, self._clock.monotonic_ms())
 
-    async def _stop(self, worker: str, token: int) -> None:
+    async def _stop(self, effect: StopWorker, token: int) -> None:
+        worker, view = effect.worker, self._cluster.seen
+        member = None if view is None else view.members.get(worker)
         try:
             await self._cluster.drain_worker(worker, token=token)
-        except SubletError as error:
+            await self._actuator.release(member.node if member else "", effect.total, token)
+        except (SubletError, ActuatorError) as error:
             self.controller.failed(worker, str(error), self._clock.monotonic_ms())
 
     # For people

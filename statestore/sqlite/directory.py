@@ -37,7 +37,7 @@ from sublet.statestore.sqlite.file import (
 # What else a member says of itself, as JSON.
 _DETAILS = (
     *("store", "machine", "versions", "upgrade", "aliases", "state_versions"),
-    *("launch", "cores", "price_hour"),
+    *("launch", "node", "cores", "price_hour"),
 )
 
 

@@ -144,11 +144,19 @@ class Cluster:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return "".join(each for each in lines if '"a handler failed"' not in each)
 
-    def add_worker(self, target: str = "", expected: int = 1, **settings: object) -> WorkerProcess:
-        """Start one more, with settings of its own; `ready` waits for it."""
+    def add_worker(
+        self,
+        target: str = "",
+        expected: int = 1,
+        variables: Mapping[str, str] = {},
+        **settings: object,
+    ) -> WorkerProcess:
+        """Start one more, with settings and environment variables of its own; `ready` waits for
+        it."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         own = {f"SUBLET_{name.upper()}": str(value) for name, value in settings.items()}
         environment = {**self._environment, "SUBLET_WORKERS_EXPECTED": str(expected), **own}
+        environment |= variables
         worker = WorkerProcess(target or self._target, environment, self.log_path)
         self.workers.append(worker)
         return worker
@@ -156,7 +164,8 @@ class Cluster:
     async def start(self, count: int) -> None:
         for _ in range(count):
             self.add_worker(expected=count)
-        await self.ready()
+        if count:
+            await self.ready()
 
     async def ready(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until the living workers are all in, and each serves what it was given."""

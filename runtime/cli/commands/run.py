@@ -33,6 +33,8 @@ from sublet.runtime.cli.supervisor import (
 )
 from sublet.runtime.config.settings import WORKERS_MAX, ConfigError, WorkerConfig
 from sublet.runtime.scaling.actuators import (
+    Actuator,
+    ActuatorError,
     FailedNote,
     ReadyNote,
     SendNote,
@@ -219,6 +221,7 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
         loaded = loaded_of(target_of(target, config))
         make_data_dir(config.data_dir)
         listening = given.listening()
+        kubernetes = _kubernetes(config)
     except (ConfigError, UsageError) as error:
         exit_with(error)
     import uvloop
@@ -239,7 +242,7 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
             listening=listening,
             versions=loaded.versions,
             launch=given.launch,
-            actuator=actuator,
+            actuator=kubernetes or actuator,
         )
         uvloop.run(_serve(worker, loaded, given.supervisor_fd, actuator))
     except _ToldError as error:
@@ -305,6 +308,20 @@ def make_data_dir(path: Path) -> None:
             f"data_dir is {path}, in which this user cannot write; allowed: a folder that this "
             "user may write"
         )
+
+
+def _kubernetes(config: WorkerConfig) -> Actuator | None:
+    """Return what asks Kubernetes for workers, if that is configured."""
+    if not config.actuator:
+        return None
+    from sublet.runtime.scaling.kubernetes import ApiServer, Kubernetes, Workload
+
+    kind, _, options = config.actuator.removeprefix("kubernetes:").partition(",account=")
+    account = {"account": Path(options)} if options else {}
+    try:
+        return Kubernetes(ApiServer.of_pod(os.environ, **account), Workload.of(kind))
+    except ActuatorError as error:
+        raise ConfigError(f"actuator is {config.actuator!r:.200}: {error}") from None
 
 
 async def _serve(

@@ -96,6 +96,9 @@ class Processes:
         self.token = token
         self.started += [each for each in launches if each not in self.started]
 
+    async def release(self, node: str, total: int, token: int) -> None:
+        pass
+
 
 class CountedProcesses:
     def __init__(self, processes: Processes, calls: Calls) -> None:
@@ -107,6 +110,9 @@ class CountedProcesses:
 
     async def start(self, launches: Sequence[str], total: int, token: int) -> None:
         await self._calls.made("start", lambda: self._processes.start(launches, total, token))
+
+    async def release(self, node: str, total: int, token: int) -> None:
+        await self._calls.made("release", lambda: self._processes.release(node, total, token))
 
 
 class Node:
