@@ -430,7 +430,9 @@ async def test_of_workers_that_are_to_leave_the_last_are_known(
 async def test_a_member_says_how_it_was_launched_and_what_it_costs(
     make_directory: MakeDirectory,
 ) -> None:
-    launched = msgspec.structs.replace(member("a"), launch="7-1", node="pod-1", cores=4, price_hour=0.25)
+    launched = msgspec.structs.replace(
+        member("a"), launch="7-1", node="pod-1", cores=4, price_hour=0.25
+    )
     await make_directory().join(launched, {})
 
     seen = (await make_directory().view()).members["a"]
