@@ -301,6 +301,7 @@ class Worker:
             ),
             pace=pace,
             starvation_ms=config.starvation_ms,
+            loop_blocked_ms=config.loop_blocked_ms,
             tracing=self.tracing,
             binding=self._binding(),
         )

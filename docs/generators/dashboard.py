@@ -355,6 +355,16 @@ def panels() -> Iterator[Panel]:
         "Threads given up after their timeout: look for the handler.",
         ((_gauge("sublet_threads_abandoned", "instance"), of_worker),),
     )
+    yield Panel(
+        "Blocked loops",
+        "short",
+        "How often a function blocks a worker's event loop, and for how much of the time: the log "
+        "has its stack.",
+        (
+            (_rate("sublet_loop_blocked"), "{{function}} times"),
+            (_rate("sublet_loop_blocked_seconds"), "{{function}} seconds"),
+        ),
+    )
 
 
 def dashboard_file() -> str:

@@ -196,6 +196,8 @@ class WorkerConfig:
     spent, none is added."""
     quantum_ms: float = 1.0
     """How long a run may hold the loop before more urgent work gets its turn."""
+    loop_blocked_ms: int = 250
+    """What blocks the event loop for longer is named in a warning with its stack; 0: nothing is."""
     log_level: LogLevel = "info"
     """The lowest level that is logged."""
     log_format: LogFormat = "console"
@@ -246,6 +248,8 @@ class WorkerConfig:
         _check_range("patience_ms", self.patience_ms, 1, 86_400_000)
         _check_range("starvation_ms", self.starvation_ms, 1, 86_400_000)
         _check_range("quantum_ms", self.quantum_ms, 0.1, 1_000)
+        if self.loop_blocked_ms:
+            _check_range("loop_blocked_ms", self.loop_blocked_ms, 10, 60_000)
         self.queue_order()
         self._check_binding()
         _check_range("lease_term_ms", self.lease_term_ms, 10, 600_000)

@@ -566,6 +566,15 @@ class AsyncRunner:
         if self._side is not None:
             self._side.stop()
 
+    def running_aside(self) -> tuple[Function, float, int] | None:
+        """Return the handler that runs on the second loop, since when (monotonic, s), and in which
+        thread; from any thread."""
+        side = self._side
+        running = None if side is None else side.guard.running
+        if side is None or running is None:
+            return None
+        return running[0].place.function, running[1], side.thread_id
+
     def run(
         self, work: Work, place: Place, limit_s: float = inf
     ) -> tuple[RunResult, list[Invocation]]:
@@ -842,6 +851,10 @@ class SideLoop:
         self._thread = threading.Thread(target=run, name="sublet-side-loop", daemon=True)
         self._thread.start()
         self._ready.wait()
+
+    @property
+    def thread_id(self) -> int:
+        return self._thread.ident or 0
 
     @property
     def guard(self) -> Interruptible[Invocation]:

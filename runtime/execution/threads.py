@@ -173,6 +173,9 @@ class Declared(Protocol):
     def name(self) -> str: ...
 
     @property
+    def is_async(self) -> bool: ...
+
+    @property
     def timeout_ms(self) -> float | None: ...
 
 
@@ -202,6 +205,8 @@ class Watchdog(Protocol):
 
     passes: tuple[type[BaseException], ...] = ()
     """Where nobody answers signals: Ctrl-C, which is not meant for the handler that it hits."""
+    running: LoopRun | None = None
+    """What runs now, where that is known."""
 
     def start(self) -> None: ...
 

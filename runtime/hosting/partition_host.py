@@ -34,6 +34,7 @@ from sublet.runtime.execution.async_runner import (
     Invocation,
     Opened,
 )
+from sublet.runtime.execution.loop_monitor import LoopMonitor, Running
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.state_import import assign_states
 from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner
@@ -138,12 +139,14 @@ class Host:
         urgency: Urgency | None = None,
         pace: Pace | None = None,
         starvation_ms: float = STARVATION_MS,
+        loop_blocked_ms: float = 0.0,
         watchdog: Watchdog | None = None,
         tracing: Tracing | None = None,
         binding: Binding | None = None,
     ) -> None:
         """Without others, what came first runs first, the pace is learned from what runs cost,
-        a thread watches the loop, and nothing is lent."""
+        a thread interrupts what runs too long on the loop, nobody tells what blocks it, and nothing
+        is lent."""
         self.partitions: dict[str, Hosted] = {}
         self.telemetry = Telemetry()
         self._functions = functions
@@ -173,6 +176,7 @@ class Host:
         self._quantum_s = quantum_ms / 1000
         self.committer = GroupCommitter(store, self._commit_ended, self._group_committed)
         self._watchdog: Watchdog = watchdog or LoopWatchdog()
+        self._monitor = LoopMonitor(loop_blocked_ms, self) if loop_blocked_ms else None
         self._sync = SyncRunner(self._watchdog)
         self._async = AsyncRunner(
             self._watchdog,
@@ -210,6 +214,23 @@ class Host:
         return self._threads.abandoned_count
 
     @property
+    def loop_blocked(self) -> Mapping[str, tuple[int, float]]:
+        """See `LoopMonitor.blocked`."""
+        return {} if self._monitor is None else self._monitor.blocked
+
+    def running(self) -> Running | None:
+        """See `UserCode`."""
+        run = self._watchdog.running
+        return None if run is None else Running(run[0], run[2], 0)
+
+    def running_aside(self) -> Iterable[Running]:
+        """See `UserCode`."""
+        found = [self._async.running_aside()]
+        if self.lending is not None:
+            found.append(self.lending.async_guests.running_aside())
+        return [Running(*each) for each in found if each is not None]
+
+    @property
     def busy_times(self) -> Mapping[str, BusyTime]:
         """See `ThreadRuns`."""
         return self._threads.busy_times
@@ -221,6 +242,8 @@ class Host:
         self._turns.start(self._loop)
         self._tasks = tasks
         self._watchdog.start()
+        if self._monitor is not None:
+            self._monitor.start()
         self._async.start(tasks)
         if self.lending is not None:
             self.lending.async_guests.start(tasks)
@@ -231,6 +254,8 @@ class Host:
             self.lending.stop()
             self.lending.async_guests.stop()
         self._async.stop()
+        if self._monitor is not None:
+            self._monitor.stop()
         self._watchdog.stop()
 
     def _open_lending(self, binding: Binding) -> Lending:

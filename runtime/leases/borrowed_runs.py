@@ -510,6 +510,10 @@ class AsyncGuests:
     def stop(self) -> None:
         self._runner.stop()
 
+    def running_aside(self) -> tuple[Function, float, int] | None:
+        """See `AsyncRunner`."""
+        return self._runner.running_aside()
+
     def run(self, guest: BorrowedRun, on_end: OnGuestEnd, limit_s: float = inf) -> None:
         """Run a guest; `on_end` hears once, perhaps at once, what came of it.
 

@@ -234,6 +234,19 @@ METRICS = (
         "Links to clients and peers that broke without a goodbye, except during shutdown.",
     ),
     Described(
+        "sublet_loop_blocked",
+        "counter",
+        ("function",),
+        "Times that a function blocked the event loop for longer than `loop_blocked_ms`; `other`: "
+        "what is no handler.",
+    ),
+    Described(
+        "sublet_loop_blocked_seconds",
+        "counter",
+        ("function",),
+        "Time for which it did.",
+    ),
+    Described(
         "sublet_threads_abandoned",
         "gauge",
         (),
@@ -291,6 +304,7 @@ class WorkerCollector(Collector):
         yield from self._histograms()
         yield from self._leases()
         yield from self._guests()
+        yield from self._blocked_loops()
         yield from self._of_worker()
 
     def _by_function(self) -> Iterator[Metric]:
@@ -326,6 +340,14 @@ class WorkerCollector(Collector):
         for function, times in sorted(telemetry.functions.items()):
             loads.add_metric([function], times.keys_loaded)
         yield loads
+
+    def _blocked_loops(self) -> Iterator[Metric]:
+        times, seconds = _family("sublet_loop_blocked"), _family("sublet_loop_blocked_seconds")
+        for function, (count, total_s) in sorted(self._worker.host.loop_blocked.items()):
+            times.add_metric([function], count)
+            seconds.add_metric([function], total_s)
+        yield times
+        yield seconds
 
     def _refusals(self) -> Iterator[Metric]:
         host, router = self._worker.host, self._worker.router

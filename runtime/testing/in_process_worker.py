@@ -14,7 +14,7 @@ import msgspec
 from sublet.functions.app import Function
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
-from sublet.runtime.execution.threads import Declared, Position
+from sublet.runtime.execution.threads import Declared, LoopRun, Position
 from sublet.runtime.hosting.hosted import Hosted
 from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.protocol.messages import Message
@@ -50,6 +50,7 @@ class NoWatchdog:
     """A plain `def` that never ends is for the test runner's own timeout to find."""
 
     passes: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+    running: LoopRun | None = None
 
     def start(self) -> None: ...
 

@@ -19,7 +19,7 @@ from sublet.functions.windows import TumblingWindow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
-from sublet.runtime.execution.threads import Declared, Position
+from sublet.runtime.execution.threads import Declared, LoopRun, Position
 from sublet.runtime.hosting.hosted import Clock, SystemClock
 from sublet.runtime.hosting.partition_host import Binding, Host
 from sublet.runtime.hosting.router import Router
@@ -92,6 +92,7 @@ class StillWatchdog:
     """Handlers of these functions never take long."""
 
     passes: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+    running: LoopRun | None = None
 
     def start(self) -> None: ...
 

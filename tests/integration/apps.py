@@ -445,6 +445,23 @@ async def stuck_async_stubborn(ctx: Context, seconds: float) -> int:
     return int(ctx.state.get())
 
 
+@app.function(kind="stateless")
+async def blocks_async(ctx: Context, seconds: float) -> None:
+    """Blocks the loop it runs on, if it is not told to be short."""
+    if seconds:
+        _block_here(seconds)
+
+
+@app.function(kind="stateless")
+def blocks_plain(ctx: Context, seconds: float) -> None:
+    if seconds:
+        _block_here(seconds)
+
+
+def _block_here(seconds: float) -> None:
+    time.sleep(seconds)
+
+
 interrupted_after_ms: list[float] = []
 """By their own clocks, of handlers of this process."""
 

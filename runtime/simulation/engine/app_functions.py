@@ -33,7 +33,7 @@ from sublet.runtime.execution.sync_runner import (
     decode_messages,
     failure_of,
 )
-from sublet.runtime.execution.threads import Declared, Position
+from sublet.runtime.execution.threads import Declared, LoopRun, Position
 from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.effects import (
     Cells,
@@ -65,6 +65,7 @@ class NoWatchdog:
     """A handler that never ends is for whoever runs the simulation to interrupt."""
 
     passes: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
+    running: LoopRun | None = None
 
     def start(self) -> None: ...
 

@@ -19,6 +19,7 @@ from sublet.runtime.execution.threads import (
 
 class Function:
     name = "shop/cart"
+    is_async = False
 
     def __init__(self, timeout_ms: float | None) -> None:
         self.timeout_ms = timeout_ms

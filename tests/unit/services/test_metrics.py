@@ -55,6 +55,7 @@ def worker() -> tuple[ServedWorker, Any]:
         ),
         unanswered_of_clients=lambda: 9,
         threads_abandoned=0,
+        loop_blocked={"shop/cart": (2, 4.5)},
         lending=None,
         urgency=SimpleNamespace(learned=lambda function: Learned(1.0, 0.5, [("shop/stock", 2.0)])),
     )

@@ -383,6 +383,8 @@ class ClusterWorld:
             patience_ms=chance.choice([20, 10_000]),
             binding=chance.choice(["static", "static", "auto", *binding_names()]),
             lease_term_ms=chance.choice([50, 1_000]),
+            # It needs a real thread beside a real loop.
+            loop_blocked_ms=0,
             limits=Limits(
                 in_flight_max=chance.choice([5, 15_000]),
                 queue_max=chance.choice([3, 10_000]),
