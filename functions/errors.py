@@ -65,6 +65,13 @@ class IdempotencyConflictError(RejectedError):
     code = "idempotency_conflict"
 
 
+class NotCancelledError(RejectedError):
+    """A request that somebody wants to cancel has ended, or cannot be interrupted; the text says
+    which. It is as if nobody had tried."""
+
+    code = "not_cancelled"
+
+
 class EgressLostError(RejectedError):
     """Values of an egress were dropped at a bound before this reader has read them.
 

@@ -467,16 +467,18 @@ class FunctionDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., partition_count: _Optional[int] = ..., message_type: _Optional[str] = ..., reply_type: _Optional[str] = ..., state: _Optional[str] = ..., slo_ms: _Optional[float] = ..., timeout_ms: _Optional[float] = ..., summary: _Optional[str] = ..., message_schema: _Optional[str] = ..., state_schema: _Optional[str] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("request_id", "missed", "function", "limit")
+    __slots__ = ("request_id", "missed", "function", "limit", "running")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     missed: bool
     function: str
     limit: int
-    def __init__(self, request_id: _Optional[str] = ..., missed: _Optional[bool] = ..., function: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    running: bool
+    def __init__(self, request_id: _Optional[str] = ..., missed: _Optional[bool] = ..., function: _Optional[str] = ..., limit: _Optional[int] = ..., running: _Optional[bool] = ...) -> None: ...
 
 class ExplainReply(_message.Message):
     __slots__ = ("requests",)
@@ -567,13 +569,14 @@ class RecordEntry(_message.Message):
     def __init__(self, id: _Optional[str] = ..., function: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ..., at_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., attempts: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class AdministerRequest(_message.Message):
-    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "passed_on")
+    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "cancel_request", "passed_on")
     PUT_STATE_FIELD_NUMBER: _ClassVar[int]
     DELETE_STATE_FIELD_NUMBER: _ClassVar[int]
     REPLAY_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
     DROP_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
     DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
     RECOVER_PARTITION_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_REQUEST_FIELD_NUMBER: _ClassVar[int]
     PASSED_ON_FIELD_NUMBER: _ClassVar[int]
     put_state: PutState
     delete_state: DeleteState
@@ -581,8 +584,9 @@ class AdministerRequest(_message.Message):
     drop_dead_letter: str
     drain_worker: str
     recover_partition: str
+    cancel_request: str
     passed_on: bool
-    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., drain_worker: _Optional[str] = ..., recover_partition: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., drain_worker: _Optional[str] = ..., recover_partition: _Optional[str] = ..., cancel_request: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
 
 class PutState(_message.Message):
     __slots__ = ("function", "key", "msgpack", "json")

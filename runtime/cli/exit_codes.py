@@ -15,6 +15,7 @@ from sublet.functions.errors import (
     EncodeError,
     IdempotencyConflictError,
     KeyRejectedError,
+    NotCancelledError,
     PayloadError,
     RejectedError,
     RetryLaterError,
@@ -35,7 +36,7 @@ _WRONG_REQUEST = (
     UnknownFunctionError,
 )
 """What is wrong with a request is wrong before any function sees it."""
-_LOST = (EgressLostError, SnapshotLostError)
+_TOO_LATE = (EgressLostError, NotCancelledError, SnapshotLostError)
 
 
 class ExitCode(IntEnum):
@@ -101,7 +102,7 @@ def code_of(error: Exception, *, of_function: bool = False) -> ExitCode:
         case RetryLaterError() | NotLeftError():
             return ExitCode.RETRY_LATER
         case RejectedError():
-            is_usage = not isinstance(error, _LOST)
+            is_usage = not isinstance(error, _TOO_LATE)
             if of_function:
                 is_usage = isinstance(error, _WRONG_REQUEST)
             return ExitCode.USAGE if is_usage else ExitCode.FAILED

@@ -583,10 +583,13 @@ def why(
 
 
 @cli.command()
-def slow(
+def slow(  # noqa: PLR0913 - each argument is an option of the command
     fn: SomeFunction = "",
     missed: Annotated[
         bool, typer.Option("--missed", help="Requests that missed their deadline, latest first.")
+    ] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="Requests that have not ended, oldest first.")
     ] = False,
     limit: Limit = 20,
     connect: Connect = None,
@@ -600,7 +603,30 @@ def slow(
     """
     from sublet.runtime.cli.commands import explain as explain_commands
 
-    explain_commands.slow(fn, missed, limit, _where(connect, data_dir, config), as_json)
+    which = explain_commands.Which(missed=missed, running=running)
+    explain_commands.slow(fn, which, limit, _where(connect, data_dir, config), as_json)
+
+
+@cli.command()
+def cancel(
+    request: Annotated[
+        str, typer.Argument(metavar="ID", help="ID from `sublet slow --running`, or an error.")
+    ],
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a request: end it without effect.
+
+    A request that waits does not run. An `async def` handler is interrupted at its `await`. What
+    has ended, or runs in a thread, is not cancelled.
+
+    Example: sublet cancel 'shop/cart/3@~5f0c:17'
+    """
+    from sublet.runtime.cli.commands import explain as explain_commands
+
+    explain_commands.cancel(request, _where(connect, data_dir, config), as_json)
 
 
 # State

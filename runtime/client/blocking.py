@@ -243,6 +243,16 @@ class BlockingClient:
             self._thread,
         )
 
+    def cancel(self, request_id: str) -> None:
+        """End somebody's request without effect; return when that is durable.
+
+        One that waits does not run, an `async def` handler is interrupted at its `await`. The
+        caller gets `RequestCancelledError`. `NotCancelledError` if the request has ended, or runs
+        where it cannot be interrupted. To cancel a call of your own, cancel the task that awaits
+        it.
+        """
+        self._thread.wait(lambda: self._async.cancel(request_id))
+
     def pipelines(
         self, function: Function | str, *, timeout: Duration = "1m"
     ) -> list[KnownPipeline]:

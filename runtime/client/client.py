@@ -65,7 +65,9 @@ from sublet.runtime.protocol.frames import Extra, FunctionInfo, Kind, Topology, 
 from sublet.runtime.protocol.idempotency_key import refusal_of_idempotency_key
 from sublet.runtime.protocol.pipeline_messages import KnownPipeline
 from sublet.runtime.protocol.rpc import (
+    AdministerRequest,
     CallInfo,
+    CancelRequest,
     EgressPage,
     EgressRequest,
     FunctionDescription,
@@ -483,6 +485,27 @@ class Client:
           partition has no owner.
         """
         return Pipeline(_PipelineAsker(self, _name_of(function)[0]), name, generation, timeout)
+
+    async def cancel(self, request_id: str) -> None:
+        """End somebody's request without effect; return when that is durable.
+
+        One that waits does not run, an `async def` handler is interrupted at its `await`. The
+        caller gets `RequestCancelledError`. `NotCancelledError` if the request has ended, or runs
+        where it cannot be interrupted. To cancel a call of your own, cancel the task that awaits
+        it.
+        """
+        failed: SubletError = UnavailableError("no worker is known")
+        for address in self._reader_addresses():
+            try:
+                async with UnaryClient(address) as unary:
+                    action = CancelRequest(request_id=request_id)
+                    await unary.administer(AdministerRequest(action=action))
+                    return
+            except RejectedError:
+                raise
+            except SubletError as error:
+                failed = error
+        raise failed
 
     async def pipelines(
         self, function: Function | str, *, timeout: Duration = "1m"

@@ -72,6 +72,7 @@ from sublet.runtime.partition.model.effects import (
     PartitionReleased,
     Perform,
     Ready,
+    Recall,
     Redeliver,
     Refuse,
     Resume,
@@ -89,7 +90,7 @@ from sublet.runtime.partition.model.environment import (
     WorkerEnvironment,
 )
 from sublet.runtime.partition.model.lease import Lease
-from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.snapshots import Snapshot
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
@@ -494,6 +495,12 @@ class Host:
         finally:
             hosted.tickets.discard(ticket)
 
+    def cancel(self, hosted: Hosted, source: str, number: int) -> QueuedMessage | None:
+        """Let a message end without effect; see `Requests.cancel`."""
+        found = hosted.partition.requests.cancel(source, number, self._clock.monotonic_ms())
+        self._apply_effects(hosted)
+        return found
+
     def release_key(self, hosted: Hosted, key: str) -> None:
         hosted.partition.state_editor.release(key, self._clock.monotonic_ms())
         self._apply_effects(hosted)
@@ -568,6 +575,9 @@ class Host:
                 self._async.perform(partition.name, effect.message_id, effect.name)
             case Interrupt():
                 self._async.interrupt(partition.name, effect.message_id)
+            case Recall():
+                assert self.lending is not None
+                self.lending.recall(effect.lease)
             case Redeliver():
                 self._outside.deliver_anew(partition.name, effect.entry)
             case Refuse():

@@ -246,6 +246,9 @@ class _Page:
                     f"<li><a href='{escape(path[1:])}'><code>{escape(path)}</code></a>"
                     f"<span>{_marked(item['get']['summary'])}</span></li>"
                 )
+        cancel = "/requests/{id}"
+        yield "</ul><ul class='addresses'>"
+        yield _address("delete", cancel, self._paths[cancel]["delete"]["summary"])
         yield "</ul></section>"
 
     # Types

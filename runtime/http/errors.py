@@ -24,6 +24,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "bad_key": 400,
     "too_large": 413,
     "idempotency_conflict": 409,
+    "not_cancelled": 409,
     "egress_lost": 410,
     "snapshot_lost": 410,
     "call_cycle": 409,

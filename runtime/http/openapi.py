@@ -81,6 +81,7 @@ _MEANINGS = {
     "rejected": "the function refused the request",
     "overloaded": "too much work is in flight; nothing happened",
     "handler_failed": "the handler raised and its retries are used up",
+    "not_cancelled": "the request has ended, or cannot be interrupted",
     "side_effect_failed": "something outside failed, after all retries of the handler",
     "cancelled": "the request was cancelled; nothing happened",
     "state_too_large": "the state would exceed its size limit",
@@ -430,6 +431,35 @@ def _describe_worker(paths: Json) -> None:
                     "content": _json_content(_EGRESSES_SCHEMA),
                 },
                 **_problems(("bad_request", "unavailable")),
+            },
+        }
+    }
+    paths["/requests/{id}"] = {
+        "delete": {
+            "operationId": "cancel",
+            "summary": "Cancel a request: end it without effect.",
+            "tags": ["worker"],
+            "parameters": [
+                {
+                    "name": "id",
+                    "in": "path",
+                    "required": True,
+                    "description": "The request, as in Sublet-Request-Id and `sublet slow`: "
+                    "`app/function/partition@source:number`.",
+                    "schema": {"type": "string"},
+                }
+            ],
+            "responses": {
+                "204": {"description": "It has ended without effect."},
+                **_problems(
+                    (
+                        "foreign_origin",
+                        "unknown_function",
+                        "not_cancelled",
+                        "rejected",
+                        "unavailable",
+                    )
+                ),
             },
         }
     }

@@ -152,7 +152,7 @@ def check_origin(method: str, host: str | None, origin: str | None, is_local: bo
             "foreign_host",
             f"Host is {host!r:.100}; allowed here: localhost, 127.0.0.1, [::1]",
         )
-    if method == "POST" and origin is not None and _authority_of(origin) != host:
+    if method in ("POST", "DELETE") and origin is not None and _authority_of(origin) != host:
         raise HttpProblemError(
             "foreign_origin", f"Origin is {origin!r:.100}; allowed: this server's own"
         )

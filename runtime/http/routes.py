@@ -63,7 +63,9 @@ from sublet.runtime.protocol.rpc import (
     EGRESS_WAIT_MS_MAX,
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
+    AdministerRequest,
     CallInfo,
+    CancelRequest,
     EgressList,
     EgressListRequest,
     EgressPage,
@@ -106,6 +108,8 @@ class IngressService(Protocol):
     async def egress_page(self, request: EgressRequest) -> EgressPage: ...
 
     async def list_egresses(self, request: EgressListRequest) -> EgressList: ...
+
+    async def administer(self, request: AdministerRequest) -> None: ...
 
     def metrics(self) -> bytes: ...
 
@@ -150,6 +154,7 @@ class HttpApp:
                 Route("/functions/{app}/{function}", self._ending(self._invoke), methods=["POST"]),
                 Route("/state/{app}/{function}/{key}", self._ending(self._state)),
                 Route("/state/{app}/{function}", self._ending(self._keys)),
+                Route("/requests/{id:path}", self._ending(self._cancel), methods=["DELETE"]),
                 Route("/egress", self._ending(self._egresses)),
                 Route("/egress/{name}/page", self._ending(self._egress_page)),
                 Route("/egress/{name}", self._ending(self._egress)),
@@ -216,6 +221,11 @@ class HttpApp:
             elif name == b"origin":
                 origin = value.decode("latin-1")
         check_origin(scope["method"], host, origin, self._is_local)
+
+    async def _cancel(self, request: Request) -> Response:
+        id_ = path_text(request.path_params["id"])
+        await self._service.administer(AdministerRequest(action=CancelRequest(request_id=id_)))
+        return Response(status_code=204, headers=_NO_STORE)
 
     # Functions
 

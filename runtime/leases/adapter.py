@@ -133,6 +133,10 @@ class Lending:
         """A link has ended: what was said on it may be lost."""
         self.desk.peer_lost(worker)
 
+    def recall(self, lease: Lease) -> None:
+        """Let a lease end in vain."""
+        self.desk.recall(lease)
+
     def partition_left(self, partition: Partition) -> None:
         self.desk.partition_left(partition)
 

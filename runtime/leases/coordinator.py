@@ -188,6 +188,11 @@ class LeaseCoordinator(Generic[G]):
             self._revoked(guest.lease)
         self.flush()
 
+    def recall(self, lease: Lease) -> None:
+        """Let a lease end in vain."""
+        self.lessor.recall(lease, self._monotonic_ms())
+        self.flush()
+
     def partition_left(self, partition: Partition) -> None:
         self.lessor.partition_left(partition)
         self.flush()

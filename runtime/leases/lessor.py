@@ -254,6 +254,14 @@ class Lessor:
             question.asked.discard(worker)
             self._decide_if_answered(number, question)
 
+    def recall(self, lease: Lease, now_ms: float) -> None:
+        """Somebody has cancelled a message of a lease: the others run at home."""
+        self.now_ms = now_ms
+        if lease.id in self.open:
+            if lease.lessee:
+                self.effects.append(SendTo(lease.lessee, Revoke(lease.id)))
+            self._home(lease, LeaseState.REVOKED)
+
     def partition_left(self, partition: Partition) -> None:
         """The partition has another owner: its leases are void."""
         for lease in [each for each in self.open.values() if each.partition is partition]:

@@ -114,6 +114,7 @@ class Partition:
         self.unrun = parts.completion.unrun
         """For telemetry, which takes them away."""
         self.calls, self.timers, self.windows = parts.calls, parts.timers, parts.windows
+        self.requests = parts.requests
         self.leases, self.pipelines = parts.leases, parts.pipelines
         self.snapshots, self.state_editor = parts.records.snapshots, parts.state_editor
         self.dead_letters = parts.dead_letters
@@ -235,7 +236,8 @@ class Partition:
         if batch.kind is Kind.REPLY:
             self.calls.take_replies(batch, skip)
         elif batch.kind is Kind.CANCEL_CALL:
-            self.effects.extend(self._parts.cancellation.take(batch, skip, now_ms))
+            taken = self._parts.records.positions.take_each(batch, skip)
+            self.effects.extend(self._parts.cancellation.take(batch, taken, now_ms))
         elif batch.kind is Kind.STAGE:
             self.pipelines.take(batch, skip, now_ms)
         else:

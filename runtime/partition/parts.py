@@ -17,6 +17,7 @@ from sublet.runtime.partition.features.dead_letter_admin import DeadLetterAdmin
 from sublet.runtime.partition.features.delivery import Delivery
 from sublet.runtime.partition.features.leases import LeaseReturns, Leases
 from sublet.runtime.partition.features.pipelines import Pipelines
+from sublet.runtime.partition.features.requests import Requests
 from sublet.runtime.partition.features.state_editor import StateEditor
 from sublet.runtime.partition.features.timers import Timers
 from sublet.runtime.partition.features.windows import Windows
@@ -120,14 +121,14 @@ class PartitionParts:
             dead_letters=dead_letters,
             counters=counters,
         )
-        self.cancellation = Cancellation(
+        self.cancellation = cancellation = Cancellation(
             backlog=queue.backlog,
             locks=locks,
             awaiting=awaiting,
             arrivals=arrivals,
-            positions=positions,
             parked=parked,
             completion=completion,
+            leased=leased,
         )
 
         # Commits
@@ -239,6 +240,15 @@ class PartitionParts:
             returns=returns,
         )
         self.calls = Calls(steps, journal=records.calls, awaiting=awaiting, positions=positions)
+        self.requests = Requests(
+            steps,
+            cancellation=cancellation,
+            pending=pending,
+            parked=parked,
+            awaiting=awaiting,
+            gate=gate,
+            queue=queue,
+        )
         self.timers = Timers(steps, owner, index=records.timers, pending=pending, clock=clock)
         self.windows = Windows(
             steps,

@@ -288,6 +288,8 @@ class ExplainRequest(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
     """Empty: all functions."""
     limit: int = LIST_LIMIT_DEFAULT
+    running: bool = False
+    """Those that have not ended."""
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,8 +391,20 @@ class RecoverPartition(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     partition: str
 
 
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End a request that waits or can be interrupted, without effect."""
+
+    request_id: str
+
+
 AdministerAction = (
-    PutState | DeleteState | ReplayDeadLetter | DropDeadLetter | DrainWorker | RecoverPartition
+    PutState
+    | DeleteState
+    | ReplayDeadLetter
+    | DropDeadLetter
+    | DrainWorker
+    | RecoverPartition
+    | CancelRequest
 )
 
 

@@ -1,4 +1,4 @@
-"""Changes by hand: a state set or deleted, a dead letter run again or dropped.
+"""Changes by hand: a state set or deleted, a dead letter run again or dropped, a request cancelled.
 
 They are commits of the partition's owner like all others. A key is held while its state is
 replaced: its messages wait, so that none of them sees half of it.
@@ -13,17 +13,30 @@ from typing import assert_never
 import msgspec
 
 from sublet.functions.app import Function
-from sublet.functions.errors import OverloadedError, RejectedError, UnavailableError
+from sublet.functions.errors import (
+    NotCancelledError,
+    OverloadedError,
+    RejectedError,
+    UnavailableError,
+)
 from sublet.functions.state import StateClock, StoredRow
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.execution.state_assignment import rows_of
 from sublet.runtime.hosting.hosted import Hosted
 from sublet.runtime.hosting.partition_host import Host
-from sublet.runtime.protocol.rpc import DeleteState, DropDeadLetter, PutState, ReplayDeadLetter
+from sublet.runtime.observability.telemetry import parse_request_id
+from sublet.runtime.partition.model.work import QueuedMessage
+from sublet.runtime.protocol.rpc import (
+    CancelRequest,
+    DeleteState,
+    DropDeadLetter,
+    PutState,
+    ReplayDeadLetter,
+)
 from sublet.runtime.services.inspection import Inspection, decode_letter
 from sublet.statestore.contract import DEAD, StateRow, Store
 
-Action = PutState | DeleteState | ReplayDeadLetter | DropDeadLetter
+Action = PutState | DeleteState | ReplayDeadLetter | DropDeadLetter | CancelRequest
 """Those that are commits of a partition."""
 
 BUSY_WAIT_S = 5.0
@@ -45,6 +58,8 @@ class Administration:
     def partition_of(self, action: Action) -> str:
         """Return whose owner has to carry this out; refuse what nobody can."""
         match action:
+            case CancelRequest():
+                return self._request(action)[0]
             case ReplayDeadLetter() | DropDeadLetter():
                 return self._inspection.record_name(action.id)[0]
             case PutState() | DeleteState():
@@ -64,6 +79,8 @@ class Administration:
         """Return when it is committed. The partition must be one of this worker's."""
         hosted = self._host.partitions[self.partition_of(action)]
         match action:
+            case CancelRequest():
+                await self._cancel(hosted, action)
             case ReplayDeadLetter() | DropDeadLetter():
                 await self._take(hosted, action)
             case PutState():
@@ -96,6 +113,43 @@ class Administration:
                         id_, ticket, now_ms
                     ),
                 )
+
+    def _request(self, action: CancelRequest) -> tuple[str, str, int]:
+        """Return partition, source and number of a request."""
+        try:
+            partition, source, number = parse_request_id(action.request_id)
+        except ValueError as error:
+            raise RejectedError(str(error)) from None
+        self._inspection.check_partition(partition)
+        return partition, source, number
+
+    async def _cancel(self, hosted: Hosted, action: CancelRequest) -> None:
+        """Return when the request has ended without effect, and that is committed."""
+        _, source, number = self._request(action)
+        id_, name = action.request_id, hosted.partition.name
+        moves = UnavailableError(f"{name} is moving to another worker; try again", 500)
+        if hosted.partition.stopped or hosted.partition.leaving:
+            raise moves
+        found = self._host.cancel(hosted, source, number)
+        if found is None:
+            raise NotCancelledError(
+                f"{id_} is not open: it has ended, is running in a batch, or never was here; "
+                "`sublet slow --running` lists what is open"
+            )
+        try:
+            async with asyncio.timeout(BUSY_WAIT_S):
+                while not found.ended:
+                    if hosted.partition.stopped:
+                        raise moves
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            raise NotCancelledError(_uninterrupted(id_, found)) from None
+        # Until then nobody knows: another owner may run it anew.
+        await self._host.administer(
+            hosted, lambda partition, ticket, now_ms: partition.requests.flush(ticket, now_ms)
+        )
+        if not found.cancelled:
+            raise NotCancelledError(f"{id_} was done before it could be cancelled")
 
     async def _replace(self, hosted: Hosted, key: str, value: bytes | None) -> None:
         function = hosted.place.function
@@ -152,3 +206,12 @@ class Administration:
         kept = {subkey for subkey, _, _ in made}
         gone = [StateRow(key, row.subkey, None) for row in stored if row.subkey not in kept]
         return [*gone, *(StateRow(key, subkey, data, end) for subkey, data, end in made)]
+
+
+def _uninterrupted(id_: str, found: QueuedMessage) -> str:
+    if found.interrupted is None:
+        return f"{id_} goes on: others wait for the same by its idempotency key; cancel them first"
+    return (
+        f"{id_} goes on: its handler runs where it cannot be interrupted; if it succeeds, it has "
+        "its effects, and otherwise it is not tried again"
+    )

@@ -140,17 +140,21 @@ class Inspection:
     def record_name(self, text: str) -> tuple[str, str]:
         """Return partition and id of `partition#id`; refuse what cannot be one."""
         partition, mark, id_ = text.partition(_MARK)
-        name, _, index = partition.rpartition("/")
-        if not mark or not id_ or not index.isdecimal():
+        if not mark or not id_ or not partition.rpartition("/")[2].isdecimal():
             raise RejectedError(
                 f"{text!r:.200} is no id; allowed: partition{_MARK}id, as the list shows it"
             )
+        self.check_partition(partition)
+        return partition, id_
+
+    def check_partition(self, partition: str) -> None:
+        """Refuse the name of a partition that there is not."""
+        name, _, index = partition.rpartition("/")
         function = self.function(name)
-        if int(index) >= function.partition_count:
+        if not index.isdecimal() or int(index) >= function.partition_count:
             raise RejectedError(
                 f"{name} has no partition {index}; allowed: 0..{function.partition_count - 1}"
             )
-        return partition, id_
 
 
 def _within(entries: list[RecordEntry]) -> list[RecordEntry]:

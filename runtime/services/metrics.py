@@ -49,7 +49,7 @@ METRICS = (
         "sublet_withdrawn",
         "counter",
         ("function",),
-        "Calls dropped or interrupted because their caller had cancelled or gone.",
+        "Requests dropped or interrupted because their caller had cancelled or gone, or by hand.",
     ),
     Described("sublet_failures", "counter", ("function",), "Failed handler runs."),
     Described("sublet_retries", "counter", ("function",), "Message retries."),

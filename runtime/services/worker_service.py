@@ -229,6 +229,8 @@ class WorkerService:
         """Return what this worker still knows; the others have to be asked, too."""
         worker = self._worker
         slow = worker.host.telemetry.slow
+        if request.running:
+            return open_requests(worker, request.function, request.limit)
         if request.request_id:
             try:
                 found = slow.find(*parse_request_id(request.request_id))
@@ -329,6 +331,30 @@ class WorkerService:
             raise UnavailableError(f"{partition} is moving to another worker; try again", 500)
         async with UnaryClient(address) as owner:
             await owner.administer(msgspec.structs.replace(request, passed_on=True))
+
+
+def open_requests(worker: ServedWorker, function: str, limit: int) -> list[RequestTimes]:
+    """Return what a worker has taken and not ended: the oldest first, of what runs and then of what
+    waits."""
+    now_ms, wall_ms = worker.host.monotonic_ms(), time.time_ns() // 1_000_000
+    found: list[tuple[bool, RequestTimes]] = []
+    for partition, hosted in worker.host.partitions.items():
+        name = hosted.place.function.name
+        for each in hosted.partition.requests.open(limit) if function in ("", name) else ():
+            # Of one that arrived at another owner nobody knows how old it is.
+            age_ms = max(0.0, now_ms - (now_ms if each.arrived_ms is None else each.arrived_ms))
+            times = RequestTimes(
+                id=request_id(partition, each.source, each.number),
+                worker=worker.id,
+                function=name,
+                count=1,
+                at_ms=max(0, wall_ms - int(age_ms)),
+                stages={"running" if each.has_begun else "queue": age_ms},
+                attempt=each.attempt,
+            )
+            found.append((not each.has_begun, times))
+    found.sort(key=lambda each: (each[0], each[1].at_ms))
+    return [times for _, times in found[:limit]]
 
 
 def costs_of(worker: ServedWorker) -> dict[str, FunctionCost]:

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from tests.simulation.mutants import cluster as cluster_mutants
 from tests.simulation.mutants import leases as lease_mutants
+from tests.simulation.mutants import outside as outside_mutants
 from tests.simulation.mutants import partition as mutants
 from tests.simulation.mutants import pipelines as pipeline_mutants
 from tests.simulation.mutants import snapshots as snapshot_mutants
 from tests.simulation.mutants import windows as window_mutants
 from tests.simulation.worlds.cluster.world import ClusterWorld
 from tests.simulation.worlds.leases import LeaseWindowWorld, LeaseWorld
+from tests.simulation.worlds.outside import OutsideWorld
 from tests.simulation.worlds.partition import World
 from tests.simulation.worlds.pipelines import LeasePipelineWorld, PipelineWorld
 from tests.simulation.worlds.snapshots import SnapshotWorld
@@ -103,6 +105,9 @@ def _known() -> dict[str, WorldKind]:
         ),
         "snapshots": _of_partitions(
             SnapshotWorld, "states read as they were at a commit", snapshot_mutants.MUTANTS
+        ),
+        "outside": _of_partitions(
+            OutsideWorld, "side effects, and requests cancelled by hand", outside_mutants.MUTANTS
         ),
         "cluster": WorldKind("whole workers and clients", _play_cluster, cluster_mutants.MUTANTS),
     }

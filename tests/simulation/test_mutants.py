@@ -13,7 +13,15 @@ from tests.simulation import campaign
 from tests.simulation.campaign import MUTANT_SEEDS_MAX, PAGE, TABLE_BEGIN, TABLE_END, Noticed, hunt
 from tests.simulation.registry import NAMED_BREAKAGES, WORLDS, what_it_breaks
 
-OF_PARTITIONS = ("partition", "windows", "leases", "lease-windows", "pipelines", "snapshots")
+OF_PARTITIONS = (
+    "partition",
+    "windows",
+    "leases",
+    "lease-windows",
+    "pipelines",
+    "snapshots",
+    "outside",
+)
 ALL = [(world, mutant) for world in OF_PARTITIONS for mutant in WORLDS[world].mutants]
 SEEDS_TRIED_FIRST = {
     (each["world"], each["mutant"]): each["seeds"] - 1

@@ -1,4 +1,4 @@
-"""`sublet why` and `sublet slow`: where the time of requests went."""
+"""`sublet why`, `slow` and `cancel`: where the time of requests goes, and an end for one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from sublet.runtime.cli.exit_codes import UsageError, exit_with
 from sublet.runtime.cli.table import print_table
 from sublet.runtime.links.grpc_link import UnaryClient
 from sublet.runtime.observability.telemetry import parse_request_id
-from sublet.runtime.protocol.rpc import ExplainRequest, RequestTimes
+from sublet.runtime.protocol.rpc import (
+    AdministerRequest,
+    CancelRequest,
+    ExplainRequest,
+    RequestTimes,
+)
 
 BAR_CHARS = 30
 _ANSWER_TIMEOUT_S = 5.0
@@ -65,14 +70,43 @@ def why(request: str, seen: str, where: Where, as_json: bool) -> None:
             typer.echo(line)
 
 
-def slow(function: str, missed: bool, limit: int, where: Where, as_json: bool) -> None:
+def cancel(request: str, where: Where, as_json: bool) -> None:
+    try:
+        parse_request_id(request)
+    except ValueError as error:
+        exit_with(UsageError(str(error)), as_json=as_json)
+
+    async def question(reached: Reached) -> None:
+        action = CancelRequest(request_id=request)
+        await reached.client.administer(AdministerRequest(action=action))
+
+    ask(where, question, as_json)
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "id": request}))
+    else:
+        typer.echo("cancelled")
+
+
+class Which(NamedTuple):
+    """Which requests are asked for; neither: the slowest."""
+
+    missed: bool
+    running: bool
+
+
+def slow(function: str, which: Which, limit: int, where: Where, as_json: bool) -> None:
+    if which.missed and which.running:
+        exit_with(UsageError("use --missed or --running, not both"), as_json=as_json)
+
     async def question(reached: Reached) -> Explained:
         name = reached.full_name(function) if function else ""
-        request = ExplainRequest(missed=missed, function=name, limit=limit)
+        request = ExplainRequest(
+            missed=which.missed, running=which.running, function=name, limit=limit
+        )
         return await _ask_all(reached, request)
 
     explained = ask(where, question, as_json)
-    order = (lambda each: -each.at_ms) if missed else (lambda each: -each.total_ms)
+    order = (lambda each: -each.at_ms) if which.missed else (lambda each: -each.total_ms)
     found = [described(each) for each in sorted(explained.requests, key=order)[:limit]]
     if as_json:
         typer.echo(json.dumps({"ok": True, "requests": found, "no_answer": explained.silent}))
@@ -91,7 +125,8 @@ def slow(function: str, missed: bool, limit: int, where: Where, as_json: bool) -
         ],
     )
     if not found:
-        typer.echo("nothing missed its deadline" if missed else "nothing has run yet", err=True)
+        nothing = "nothing missed its deadline" if which.missed else "nothing has run yet"
+        typer.echo("nothing is open" if which.running else nothing, err=True)
     if explained.silent:
         typer.echo(f"no response from {', '.join(explained.silent)}", err=True)
 

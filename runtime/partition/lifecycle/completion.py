@@ -17,7 +17,7 @@ import msgspec
 from sublet.runtime.partition.commit.commit_participant import CommitParticipant
 from sublet.runtime.partition.commit.pending_commit import CommitContents, PendingCommit
 from sublet.runtime.partition.lifecycle.parked_messages import ParkedMessages
-from sublet.runtime.partition.model.early_ends import EXPIRED, WITHDRAWN
+from sublet.runtime.partition.model.early_ends import CANCELLED, EXPIRED
 from sublet.runtime.partition.model.effects import Counters
 from sublet.runtime.partition.model.work import QueuedMessage, Span
 from sublet.runtime.partition.queue.key_locks import KeyLocks
@@ -108,7 +108,9 @@ class MessageCompletion(CommitParticipant):
     def complete_unexecuted(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
         """End a message without effect; asked again by its idempotency key, it does run."""
         message = waiting.message
-        self._counters.withdrawn += error is WITHDRAWN
+        if error.code == CANCELLED:
+            self._counters.withdrawn += 1
+            waiting.cancelled = True
         if error.code == EXPIRED:
             self._counters.expired += 1
             if waiting.interrupted is None:
@@ -120,6 +122,13 @@ class MessageCompletion(CommitParticipant):
             extra = msgspec.structs.replace(message.extra, idempotency_key="")
             waiting.message = msgspec.structs.replace(message, extra=extra)
         self.consume(waiting, None, error, now_ms)
+
+    def complete_queued(self, waiting: QueuedMessage, error: ErrorInfo, now_ms: float) -> None:
+        """As `complete_unexecuted`, for one that was pulled out of its line: others before it may
+        not be done."""
+        message = waiting.message
+        self._positions.took_ahead(message.source, message.number)
+        self.complete_unexecuted(waiting, error, now_ms)
 
     # Repeated requests
 

@@ -14,7 +14,9 @@ from sublet.runtime.protocol.frames import ErrorInfo
 
 EXPIRED = "deadline_exceeded"
 TOO_LATE = ErrorInfo(EXPIRED, "its deadline passed")
-WITHDRAWN = ErrorInfo("cancelled", "its caller cancelled the request")
+CANCELLED = "cancelled"
+WITHDRAWN = ErrorInfo(CANCELLED, "its caller cancelled the request")
+CANCELLED_BY_HAND = ErrorInfo(CANCELLED, "the request was cancelled by `sublet cancel`")
 TRUE = b"\xc3"
 
 

@@ -8,7 +8,7 @@ partition by calling the method that each effect names.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,6 +18,9 @@ from sublet.runtime.partition.model.work import Work
 from sublet.runtime.protocol.frames import Ack, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.statestore.contract import Commit, OutboxEntry, Outcome, StateRow
+
+if TYPE_CHECKING:
+    from sublet.runtime.partition.model.lease import Lease
 
 
 class Load(NamedTuple):
@@ -140,6 +143,13 @@ class Interrupt(NamedTuple):
     error: ErrorInfo
 
 
+class Recall(NamedTuple):
+    """Let a lease end in vain: somebody has cancelled a message whose handler awaits something
+    there. The others of the lease run here."""
+
+    lease: Lease
+
+
 class Settled(NamedTuple):
     """The change that came with this ticket is committed."""
 
@@ -182,6 +192,7 @@ StepEffect = (
     | Resume
     | Perform
     | Interrupt
+    | Recall
     | Settled
     | Stop
     | PartitionReleased

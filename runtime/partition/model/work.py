@@ -51,6 +51,7 @@ class QueuedMessage:
     __slots__ = (
         "age_ms",
         "arrived_ms",
+        "cancelled",
         "deadline_ms",
         "ended",
         "entry",
@@ -83,6 +84,8 @@ class QueuedMessage:
         self.parked = parked
         """True once a commit holds it: then the end of it must delete the record."""
         self.ended = False
+        self.cancelled = False
+        """It has ended without effect, because somebody has cancelled it."""
         self.entry: Entry[object] | None = None
         """Its place among all that waits in the worker, if it is counted there."""
         self.stays = False

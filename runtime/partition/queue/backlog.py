@@ -279,8 +279,10 @@ class Backlog:
             self._rank_anew(chunk)
         return True
 
-    def remove_call(self, source: str, number: int) -> MessageRef | None:
-        """Take one call out of the middle; None if it is not here, or no call."""
+    def remove(
+        self, source: str, number: int, kinds: Collection[Kind] = (Kind.CALL,)
+    ) -> MessageRef | None:
+        """Take one message out of the middle; None if it is not here, or of no such kind."""
         line = self._lines.get(source)
         if line is None:
             return None
@@ -289,7 +291,7 @@ class Backlog:
             return None
         chunk = line[at]
         index = number - chunk.batch.first
-        if not chunk.start <= index < chunk.stop or chunk.batch.kind is not Kind.CALL:
+        if not chunk.start <= index < chunk.stop or chunk.batch.kind not in kinds:
             return None
         if chunk.removed_indexes and index in chunk.removed_indexes:
             return None
@@ -297,6 +299,13 @@ class Backlog:
         if chunk.start < chunk.stop and chunk.urgent is not None:
             self._rank_anew(chunk)
         return chunk, index
+
+    def refs(self) -> Iterator[MessageRef]:
+        """Give everything that waits, by sender and in its order."""
+        for line in self._lines.values():
+            for chunk in line:
+                for index in chunk.places():
+                    yield chunk, index
 
     def _head(self, source: str) -> Chunk:
         line = self._lines[source]

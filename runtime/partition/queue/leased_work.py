@@ -36,6 +36,7 @@ class LeasedWork:
     __slots__ = (
         "_cells",
         "_has_window",
+        "_is_async",
         "_kind",
         "_locks",
         "_merger",
@@ -52,6 +53,7 @@ class LeasedWork:
         """Without a `merger`, nothing may come back in parts."""
         self._kind = function.kind
         self._has_window = function.window is not None
+        self._is_async = function.is_async
         self._locks = locks
         self._cells = cells
         self._merger = merger
@@ -131,6 +133,16 @@ class LeasedWork:
         work.off_loop, work.exclusive, work.lease = True, False, lease
         lease.work = work
         self.works[work.id] = work
+
+    def interruptible_lease(self, waiting: QueuedMessage) -> Lease | None:
+        """Return the lease under which a message is away, if its handler can be interrupted there:
+        only one that can await something."""
+        if not self._is_async:
+            return None
+        for work in self.works.values():
+            if any(each is waiting for each in work.waiting):
+                return work.lease
+        return None
 
     def reads(self, work: Work) -> None:
         """States or answers are being read for a work, before its lessee gets it."""

@@ -36,6 +36,7 @@ STATUS_BY_CODE: Mapping[str, grpc.StatusCode] = {
     "bad_key": grpc.StatusCode.INVALID_ARGUMENT,
     "too_large": grpc.StatusCode.INVALID_ARGUMENT,
     "idempotency_conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "not_cancelled": grpc.StatusCode.FAILED_PRECONDITION,
     "egress_lost": grpc.StatusCode.OUT_OF_RANGE,
     "snapshot_lost": grpc.StatusCode.ABORTED,
     "call_cycle": grpc.StatusCode.FAILED_PRECONDITION,

@@ -18,6 +18,7 @@ from tests.simulation.worlds.handlers import (
     ATTEMPTS,
     DONE,
     EGRESS,
+    OUTSIDE_MARK,
     PARTITIONS_PER_FUNCTION,
     KeyState,
 )
@@ -350,4 +351,4 @@ class Oracle:
 
 def _is_beside(uid: str) -> bool:
     """Tell whether an effect is of somebody that others look at."""
-    return uid.startswith("~gone") or is_repeat(uid)
+    return uid.startswith(("~gone", OUTSIDE_MARK)) or is_repeat(uid)

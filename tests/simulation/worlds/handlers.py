@@ -25,6 +25,9 @@ EGRESS = "out"
 DONE = "done"
 """Where functions without state tell what they did."""
 
+OUTSIDE_MARK = "!"
+"""The names of requests with side effects begin with it, so that other oracles leave them alone."""
+
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.decode
 
@@ -264,6 +267,16 @@ class Handling:
             wanted = f"{self.uid}?{number}"
             check(result in (wanted, "late"), "a call got another's reply", result, wanted)
         self.state.balance += amount
+
+    def _do_outside(self, count: int, fails: int) -> list[Any]:
+        """Does so many things outside, then fails so often; what fails outside fails it, too."""
+        if "failed" in self.results:
+            raise HandlerError(Failure(ErrorInfo("handler_failed", self.uid), True))
+        if len(self.results) < count:
+            raise Waits
+        if self.attempt <= fails:
+            raise HandlerError(Failure(ErrorInfo("handler_failed", self.uid), True))
+        return [self.uid, self.results]
 
     def call_request(self, number: int) -> tuple[str, str, bytes, int]:
         amount, key, _, _, timeout_ms = self.args

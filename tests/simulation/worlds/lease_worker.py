@@ -337,6 +337,9 @@ class _LendingNode(Node):
         assert work.lease is not None
         self.worker.lending.loaded(work.lease)
 
+    def recall(self, lease: Lease) -> None:
+        self.worker.lending.recall(lease)
+
     def left(self) -> None:
         self.worker.lending.partition_left(self.partition)
 

@@ -22,7 +22,9 @@ from sublet.runtime.partition.model.effects import (
     LoadTimers,
     LoadWindows,
     Merger,
+    Perform,
     Ready,
+    Recall,
     Redeliver,
     Refuse,
     Resume,
@@ -38,6 +40,7 @@ from sublet.runtime.partition.model.environment import (
     StreamTopology,
     WorkerEnvironment,
 )
+from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
@@ -128,6 +131,14 @@ class Node:
     def lend(self, work: Work) -> None:
         """What a lessee needs of a work is in memory."""
         raise AssertionError("nobody here lends anything")
+
+    def recall(self, lease: Lease) -> None:
+        """A message that is lent was cancelled."""
+        raise AssertionError("nobody here lends anything")
+
+    def perform(self, perform: Perform) -> None:
+        """Let a handler do its side effect."""
+        raise AssertionError("nobody here has side effects")
 
     def left(self) -> None:
         """Somebody else owns the partition."""
@@ -222,6 +233,10 @@ class Node:
                         world.soon(self._resume, effect)
                     case Interrupt():
                         world.soon(self._interrupt, effect)
+                    case Perform():
+                        self.perform(effect)
+                    case Recall():
+                        self.recall(effect.lease)
                     case Stop():
                         check(effect.outcome is Outcome.FENCED, "stopped for", effect.outcome)
                         self.left()

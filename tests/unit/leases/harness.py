@@ -213,6 +213,9 @@ class Lender:
                 assert work.lease is not None
                 self.lessor.loaded(work.lease, self.now_ms)
             self.owner.lent.clear()
+            for lease in self.owner.recalled:
+                self.lessor.recall(lease, self.now_ms)
+            self.owner.recalled.clear()
             effects, self.lessor.effects = self.lessor.effects, []
             if not effects:
                 return

@@ -32,6 +32,7 @@ from sublet.runtime.partition.model.effects import (
     PartitionReleased,
     Perform,
     Ready,
+    Recall,
     Redeliver,
     Refuse,
     Resume,
@@ -49,7 +50,8 @@ from sublet.runtime.partition.model.environment import (
     StreamTopology,
     WorkerEnvironment,
 )
-from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.scheduler.batching import Curve
@@ -239,6 +241,7 @@ class Owner:
         self.stopped: Stop | None = None
         self.left: list[PartitionReleased] = []
         self.interrupted: list[str] = []
+        self.recalled: list[Lease] = []
         self.lent: list[Work] = []
         """What could go to whom it was lent, since its states are here."""
         self.ready: Ready | None = None
@@ -311,6 +314,8 @@ class Owner:
                 self.ready = effect
             case Interrupt():
                 self.interrupted.append(effect.message_id)
+            case Recall():
+                self.recalled.append(effect.lease)
             case Load():
                 self.loads.append(effect)
             case Fetch():
@@ -454,6 +459,12 @@ class Owner:
         data = msgspec.msgpack.encode(payload)
         self.partition.calls.opened(message_id, call, PEER, key, data, self.now_ms)
         self.collect()
+
+    def cancel(self, number: int, *, source: str = CLIENT) -> QueuedMessage | None:
+        """Cancel a message by hand."""
+        found = self.partition.requests.cancel(source, number, self.now_ms)
+        self.collect()
+        return found
 
     def begin(self, message_id: str, name: str) -> None:
         """Let a handler ask whether it may do a side effect."""

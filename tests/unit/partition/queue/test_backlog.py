@@ -180,7 +180,7 @@ class BacklogAgainstModel(RuleBasedStateMachine):
     @rule(source=st.sampled_from([CLIENT, PEER]), number=st.integers(0, 40))
     def take_back(self, source: str, number: int) -> None:
         expected = [each for each in self._line(source) if each.number == number]
-        place = self.backlog.remove_call(source, number)
+        place = self.backlog.remove(source, number)
         if not expected or expected[0].kind is not Kind.CALL:
             assert place is None
             return
@@ -306,13 +306,13 @@ def test_a_call_is_found_in_a_long_line() -> None:
         chunk = make_chunk(CLIENT, first, ["a", "b", "c"])
         backlog.add(chunk, chunk.earliest_ms)
     for number in (1, 1_500, 3_000):
-        place = backlog.remove_call(CLIENT, number)
+        place = backlog.remove(CLIENT, number)
         assert place is not None
         assert place[0].batch.first + place[1] == number
-        assert backlog.remove_call(CLIENT, number) is None
-    assert backlog.remove_call(CLIENT, 3_001) is None
-    assert backlog.remove_call(CLIENT, 0) is None
-    assert backlog.remove_call("~other", 1) is None
+        assert backlog.remove(CLIENT, number) is None
+    assert backlog.remove(CLIENT, 3_001) is None
+    assert backlog.remove(CLIENT, 0) is None
+    assert backlog.remove("~other", 1) is None
     assert backlog.count == 2_997
 
 

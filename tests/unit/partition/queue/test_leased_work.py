@@ -209,6 +209,55 @@ def test_a_call_that_is_taken_back_while_it_is_lent_is_not_run_again() -> None:
     assert home.replies() == {1: "cancelled"}
 
 
+def cancel(home: Lender, number: int) -> None:
+    interrupt = home.owner.partition._parts.cancellation.cancel(
+        CLIENT, number, ErrorInfo("cancelled", "taken back"), home.now_ms
+    )
+    if interrupt is not None:
+        home.owner.partition.effects.append(interrupt)
+    home.carry_out()
+
+
+def test_a_lent_handler_that_can_await_is_recalled_and_the_others_of_its_lease_run_here() -> None:
+    home = lender(function=make_function(is_async=True, slo="1ms"))
+    (lease,) = home.lend(1, ["a", "a"])
+    home.accept(lease)
+    home.policy.asked = Asked.NEVER
+    cancel(home, 1)
+    assert home.revoked() == [("east", lease.id)]
+    home.settle()
+
+    assert home.replies() == {1: "cancelled", 2: "done a"}
+    # What it has made of it comes too late.
+    assert not home.give_back(lease)
+    home.settle()
+    assert len(home.replies()) == 2
+
+
+def test_a_lent_handler_that_cannot_await_ends_where_it_is() -> None:
+    home = lender()
+    (lease,) = home.lend(1, ["a"])
+    home.accept(lease)
+    cancel(home, 1)
+    assert home.revoked() == []
+    home.give_back(lease)
+    home.settle()
+
+    assert home.replies() == {1: "lent a"}
+
+
+def test_who_is_cancelled_after_its_result_came_keeps_its_effects() -> None:
+    home = lender(function=make_function(is_async=True, slo="1ms"))
+    (lease,) = home.lend(1, ["a"])
+    home.accept(lease)
+    home.give_back(lease)
+    cancel(home, 1)
+    home.settle()
+
+    assert home.revoked() == []
+    assert home.replies() == {1: "lent a"}
+
+
 def test_what_has_expired_is_answered_instead_of_lent() -> None:
     home = lender()
     home.arrive(1, ["a", "b"], time_left_ms=5)
