@@ -223,7 +223,8 @@ def open_files(
 def _check_writable(path: Path) -> None:
     """SQLite opens what it can only read, and fails at each commit."""
     for each in (str(path), f"{path}-wal", f"{path}-shm"):
-        if os.path.exists(each) and not os.access(each, os.W_OK):
+        # In this order: others may close the database now, which removes both files beside it.
+        if not os.access(each, os.W_OK) and os.path.exists(each):
             raise StoreFileError(f"cannot write {each}; {_MUST_WRITE}")
 
 
