@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers docs unit computing processes redis network java browser format proto blocking reference demo demo-words simulate campaign soak fuzz bench bench-setup chaos spark-chaos clean
+.PHONY: help setup test lint types layers docs unit computing processes redis network java browser format proto blocking reference demo demo-words simulate campaign soak fuzz bench bench-setup chaos spark-chaos image image-test clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -120,6 +120,14 @@ bench: setup ## Run the benchmarks (benchmarks/README.md lists them)
 
 bench-setup: ## Install the systems that the benchmarks compare with (needs npm)
 	@benchmarks/peers/setup.sh
+
+image: setup ## Build the container image (ARGS="--extras redis,otel"); where none can be pulled, on Debian's packages
+	@.ci/containers build
+	@$(BIN)/python -m deploy.image.build $(ARGS)
+
+image-test: setup ## Run the image in containers, stop and kill them under load, and count (ARGS=--keep; needs root)
+	@.ci/containers
+	@$(BIN)/python -m tests.image $(ARGS)
 
 clean: ## Remove .venv, caches and build results
 	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
