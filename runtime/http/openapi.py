@@ -38,6 +38,7 @@ _DECIMAL = r"^[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$"
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _EXAMPLE = re.compile(r"^\s*Example:\s*(.+?)\s*$", re.MULTILINE)
 
+_REQUEST_ID = "^[a-z0-9_-]+/[a-z0-9_-]+/[0-9]{1,4}@[a-z0-9_~/-]+:[0-9]{1,15}$"
 _INVOKE_CODES = (
     "bad_request",
     "malformed_body",
@@ -446,7 +447,7 @@ def _describe_worker(paths: Json) -> None:
                     "required": True,
                     "description": "The request, as in Sublet-Request-Id and `sublet slow`: "
                     "`app/function/partition@source:number`.",
-                    "schema": {"type": "string"},
+                    "schema": {"type": "string", "pattern": _REQUEST_ID},
                 }
             ],
             "responses": {
