@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     )
     from sublet.runtime.protocol.rpc import CallInfo, EgressGap, EgressValues
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LATER = {
     "Client": "sublet.runtime.client.client",
