@@ -201,6 +201,7 @@ def test_all_commands_are_there() -> None:
     assert commands() == [
         "backfill",
         "call",
+        "cancel",
         "check",
         "config show",
         *("dead list", "dead show", "dead replay", "dead drop"),
