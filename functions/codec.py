@@ -50,6 +50,8 @@ ARROW_HEADER = struct.Struct(">BIbBI")
 COLUMNS_MARK = "x-columns"
 """In a JSON Schema of messages: they may come as columns of Arrow."""
 
+_EXACT = (type(None), bool, int, float, str, bytes)
+
 # An error path may look at this many values to say where the culprit is.
 _SEARCH_MAX = 10_000
 
@@ -57,12 +59,25 @@ _SEARCH_MAX = 10_000
 class Codec(Generic[T]):
     """Encodes and decodes values of one type. Made by `codec_for`."""
 
-    __slots__ = ("_decode_column", "_decode_json", "bare_decode", "bare_encode", "info", "type")
+    __slots__ = (
+        "_decode_column",
+        "_decode_json",
+        "bare_decode",
+        "bare_encode",
+        "exact",
+        "info",
+        "is_any",
+        "type",
+    )
 
     def __init__(self, of: Any, info: types.Type) -> None:
         self.type = of
         self.info = info
         """The type as msgspec understands it."""
+        self.is_any = of is Any
+        self.exact: type | None = _exact_type(of)
+        """A value that is exactly of this built-in type fits, if it can be encoded; None if types
+        alone do not tell."""
         self.bare_encode: Callable[[T], bytes] = _encode
         """`encode` for values that are known to be encodable: a call less, no error of ours."""
         self.bare_decode: Callable[[bytes | Raw], T] = Decoder(of, dec_hook=_decode_other).decode
@@ -82,6 +97,19 @@ class Codec(Generic[T]):
             return _encode(value)
         except Exception as error:
             raise _encode_error(value, error) from error
+
+    def encode_fitting(self, value: T) -> bytes:
+        """Like `encode`; `PayloadError` if whoever decodes it would find that it does not fit."""
+        try:
+            data = _encode(value)
+        except Exception as error:
+            raise _encode_error(value, error) from error
+        if type(value) is not self.exact and not self.is_any:
+            try:
+                self.bare_decode(data)
+            except Exception as error:
+                raise _payload_error(self.type, error, "value") from error
+        return data
 
     def encode_canonical(self, value: T) -> bytes:
         """Like `encode`, but equal sets and dicts give equal bytes whatever their order."""
@@ -140,6 +168,10 @@ def codec_for(of: Any) -> Codec[Any]:
     except TypeError:
         return _make_codec(of)
     return _known_codec(of)
+
+
+def _exact_type(of: Any) -> type | None:
+    return next((each for each in _EXACT if of is each), None)
 
 
 def is_immutable(of: Any) -> bool:
@@ -406,7 +438,7 @@ def _is_frozen_pydantic(model: Any) -> bool:
         return False
 
 
-def _payload_error(of: Any, error: Exception) -> PayloadError:
+def _payload_error(of: Any, error: Exception, what: str = "payload") -> PayloadError:
     if isinstance(error, RecursionError):
         detail = "nested too deeply"
     elif isinstance(error, msgspec.MsgspecError | UnicodeError):
@@ -414,7 +446,7 @@ def _payload_error(of: Any, error: Exception) -> PayloadError:
     else:
         # Raised by the type's own code, such as a dataclass's __post_init__.
         detail = f"{type(error).__name__}: {error}"
-    return PayloadError(f"the payload does not fit {type_name(of)}: {detail}")
+    return PayloadError(f"the {what} does not fit {type_name(of)}: {detail}")
 
 
 def _encode_error(value: object, error: Exception) -> EncodeError:

@@ -16,6 +16,7 @@ from sublet.functions.egress import check_egress_name, undeclared_egress
 from sublet.functions.errors import (
     CallCycleError,
     KeyRejectedError,
+    PayloadError,
     RejectedError,
     TooLargeError,
 )
@@ -195,8 +196,14 @@ class Context(Generic[S_co]):
         Messages of this instance to one other instance arrive in the order sent.
         """
         scope = self._scope
-        name = function if type(function) is str else function.name  # type: ignore[union-attr]
-        payload = _any.encode(message)
+        if type(function) is str:
+            name, codec = function, self._codec_of(function)
+        else:
+            name, codec = function.name, function.message_codec  # type: ignore[union-attr]
+        try:
+            payload = codec.encode_fitting(message)
+        except PayloadError as error:
+            raise _misfit(function, error) from error
         check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
         partition, deadline_ms = scope.routes.partition_of(name, key), self._deadline_ms()
         if scope.traced:
@@ -227,7 +234,7 @@ class Context(Generic[S_co]):
         scope = self._scope
         name = function if isinstance(function, str) else function.name
         partition_of = scope.routes.partition_of
-        payloads = [bytes(each) for each in split_column(_any.encode_column(list(messages)))]
+        payloads = self._encoded_column(function, list(messages))
         append = self._effects.items.append
         deadline_ms = self._deadline_ms()
         trace = scope.trace(self._index) if scope.traced else ""
@@ -265,7 +272,7 @@ class Context(Generic[S_co]):
         """
         scope = self._scope
         name = function if isinstance(function, str) else function.name
-        payload = _any.encode(message)
+        payload = self._encoded(function, message)
         check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
         due_ms = scope.clock.moment_ms() + max(0, int(milliseconds(delay)))
         timer = scope.next_timer()
@@ -322,7 +329,7 @@ class Context(Generic[S_co]):
         """
         scope = self._scope
         name = function if isinstance(function, str) else function.name
-        payload = _any.encode(message)
+        payload = self._encoded(function, message)
         check_message(key, payload, scope.key_bytes_max, scope.message_bytes_max)
         chain = scope.message_view(self._index).chain
         address = str(Address(name, key))
@@ -403,6 +410,33 @@ class Context(Generic[S_co]):
                 f"the value has {len(payload)} bytes; allowed: {self._scope.message_bytes_max}"
             )
         self._effects.items.append(Emitted(egress, self.key, payload))
+
+    def _encoded(self, function: Function | str, message: object) -> bytes:
+        """Return a message as its target takes it. What that would refuse is an error here, in the
+        line that sends it: later nobody could tell who has sent it."""
+        try:
+            return self._codec_of(function).encode_fitting(message)
+        except PayloadError as error:
+            raise _misfit(function, error) from error
+
+    def _encoded_column(self, function: Function | str, messages: list[object]) -> list[bytes]:
+        codec = self._codec_of(function)
+        column = codec.encode_column(messages)
+        if not codec.is_any:
+            try:
+                codec.decode_column(column)
+            except PayloadError as error:
+                raise _misfit(function, error) from error
+        return [bytes(each) for each in split_column(column)]
+
+    def _codec_of(self, function: Function | str) -> Codec[Any]:
+        """Return how messages for a function are encoded; of another app's, only the name may be
+        known, and anything goes."""
+        if type(function) is str:
+            app = self._scope.function.app
+            target = None if app is None else app.functions.get(function)
+            return _any if target is None else target.message_codec
+        return function.message_codec  # type: ignore[union-attr]
 
     def _deadline_ms(self) -> float | None:
         return self._scope.deadline_ms(self._index)
@@ -508,6 +542,11 @@ class Batch(Generic[M, S_co]):
     def context(self) -> Context[S_co]:
         """For `send`, `send_many`, `emit`, `send_after`; it has no key of its own."""
         return self._context
+
+
+def _misfit(function: Function | str, error: PayloadError) -> PayloadError:
+    name = function if isinstance(function, str) else function.name
+    return PayloadError(f"{name} does not take this message: {error}")
 
 
 def check_message(key: object, payload: bytes, key_bytes_max: int, payload_bytes_max: int) -> None:

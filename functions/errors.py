@@ -21,6 +21,8 @@ class SubletError(Exception):
     code: ClassVar[str] = "error"
     request_id: str = ""
     """The request that failed, where a client knows it: for `sublet why`."""
+    is_reply: bool = False
+    """In a handler: it is what a function replied that the handler has called."""
 
 
 class RejectedError(SubletError):
@@ -141,7 +143,8 @@ class FailedError(SubletError):
 
 
 class HandlerError(FailedError):
-    """User code raised; the text names the exception."""
+    """A handler raised, or did what it cannot do: replied with another type than it declares, sent
+    to a function that does not exist. The text names the function, the key and the line."""
 
     code = "handler_failed"
 
@@ -152,13 +155,13 @@ class HandlerTimeoutError(FailedError):
     code = "handler_timeout"
 
 
-class StateTypeError(FailedError):
+class StateTypeError(HandlerError):
     """A stored or assigned state does not fit the type that the function declares."""
 
     code = "bad_state"
 
 
-class StateTooLargeError(FailedError):
+class StateTooLargeError(HandlerError):
     """The state of one key would grow above its bound."""
 
     code = "state_too_large"
@@ -170,7 +173,7 @@ class NonDeterministicCallError(FailedError):
     code = "non_deterministic_call"
 
 
-class SideEffectError(FailedError):
+class SideEffectError(HandlerError):
     """A side effect (`ctx.run`) failed, after all its attempts; the text names the exception.
 
     A handler that does not catch it fails, and is tried again as after any exception: the side

@@ -24,17 +24,18 @@ import uvloop
 from sublet.functions.app import Function
 from sublet.functions.context import CallRequest, Context
 from sublet.functions.effects import Effect, Effects
-from sublet.functions.errors import error_from_code
+from sublet.functions.errors import (
+    EncodeError,
+    PayloadError,
+    SideEffectError,
+    TooLargeError,
+    error_from_code,
+)
 from sublet.functions.side_effects import SideEffect, repeated_name
 from sublet.functions.state import Cell
+from sublet.runtime.execution.failures import failure_of
 from sublet.runtime.execution.side_effects import perform
-from sublet.runtime.execution.sync_runner import (
-    Place,
-    RunScope,
-    cut_at,
-    decode_messages,
-    failure_of,
-)
+from sublet.runtime.execution.sync_runner import Place, RunScope, cut_at, decode_messages
 from sublet.runtime.execution.threads import (
     ONE_STEP,
     HandlerInterrupt,
@@ -45,6 +46,8 @@ from sublet.runtime.execution.threads import (
 from sublet.runtime.partition.model.work import Failure, RunResult, Traced, Work
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.statestore.contract import StateRow
+
+_MISTAKEN_EFFECTS = (SideEffectError, EncodeError, PayloadError, TooLargeError)
 
 Ts = TypeVarTuple("Ts")
 
@@ -105,6 +108,7 @@ class Invocation:
     """One `async def` handler at work on one message."""
 
     __slots__ = (
+        "_asked",
         "_effects",
         "_futures",
         "_open",
@@ -143,6 +147,7 @@ class Invocation:
         on_call: Callable[[Opened], None],
     ) -> None:
         self.id = scope.message_view(index).id
+        self._asked = scope.asked
         self.index = index
         self.key = key
         self.place = place
@@ -213,7 +218,10 @@ class Invocation:
             assert outcome is not None
         result, error = outcome
         if error is not None:
-            raise error_from_code(error.code, error.message, error.retry_after_ms) from cause
+            told = error_from_code(error.code, error.message, error.retry_after_ms)
+            # What its function refuses may be the handler's answer, too; the rest is a mistake.
+            told.is_reply = not isinstance(told, _MISTAKEN_EFFECTS)
+            raise told from cause
         return effect.codec.decode(result)
 
     def _ask(self, name: str, opened: Opened) -> Awaitable[Outcome | None]:
@@ -256,18 +264,27 @@ class Invocation:
         else:
             self.loop.call_soon_threadsafe(settle, *arguments)
 
+    def fit(self, value: Any) -> Any:
+        """Return the reply as it can be kept; `BadReplyError` if it is none."""
+        return self.place.replies.fit(value, self.index, self._asked)
+
     def end(self, value: Any, error: BaseException | None) -> Ended:
         """Settle or roll back; return what the partition has to know."""
         partition = self.place.partition
         rows: list[StateRow] = []
+        if error is None:
+            try:
+                value = self.fit(value)
+            except BaseException as wrong:  # Types of replies have code of their own.
+                error = wrong
         if error is not None:
             self.cell.rollback()
             if self.interrupted:
                 failure = INTERRUPTED
             else:
-                failure = failure_of(
-                    HandlerInterrupt() if self.expired else error, self.place.function
-                )
+                if self.expired and not isinstance(error, HandlerInterrupt):
+                    error = HandlerInterrupt().with_traceback(error.__traceback__)
+                failure = failure_of(error, self.place.function, self.key)
             return Ended(partition, self.id, None, failure, [], [], self.key, self.step_ms)
         if self.cell.undo:
             self.cell.undo.clear()
@@ -320,7 +337,9 @@ def _settle(
     if future.done():
         return
     if error is not None:
-        future.set_exception(error_from_code(error.code, error.message, error.retry_after_ms))
+        replied = error_from_code(error.code, error.message, error.retry_after_ms)
+        replied.is_reply = True
+        future.set_exception(replied)
         return
     try:
         future.set_result(request.reply_codec.decode(result))
@@ -643,11 +662,14 @@ class AsyncRunner:
         assert self._lane is not None
         try:
             done, value = self._lane.step(invocation, message)
+            if done:
+                value = invocation.fit(value)
         except self._watchdog.passes:
             raise
         except BaseException as error:
             invocation.cell.rollback()
-            result.failed[invocation.index] = failure_of(error, invocation.place.function)
+            function, key = invocation.place.function, invocation.key
+            result.failed[invocation.index] = failure_of(error, function, key)
             return None, False
         if done:
             return value, False
@@ -735,7 +757,7 @@ class AsyncRunner:
         del self._open[key]
         failure = INTERRUPTED
         if not invocation.interrupted:
-            failure = failure_of(HandlerInterrupt(), invocation.place.function)
+            failure = failure_of(HandlerInterrupt(), invocation.place.function, invocation.key)
         ended = Ended(
             invocation.place.partition,
             invocation.id,

@@ -17,20 +17,14 @@ from typing import Any
 from sublet.functions.app import Function
 from sublet.functions.context import Batch, BatchState, CallRequest, Context, MessageView, Progress
 from sublet.functions.effects import Effects, Routes
-from sublet.functions.errors import (
-    ERROR_TEXT_MAX,
-    FailedError,
-    PayloadError,
-    RejectedError,
-    SideEffectError,
-    SubletError,
-    text_of,
-)
+from sublet.functions.errors import PayloadError, RejectedError
 from sublet.functions.side_effects import SideEffect
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.column_batches import decode_each, gather_columns
+from sublet.runtime.execution.failures import failure_of
+from sublet.runtime.execution.replies import ReplyCheck
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.threads import HandlerInterrupt, Interruptible, Watchdog
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
@@ -74,6 +68,7 @@ class RunScope:
     __slots__ = (
         "_clock_ms",
         "_next_timer",
+        "asked",
         "clock",
         "context",
         "cut_wanted",
@@ -94,6 +89,8 @@ class RunScope:
 
     def __init__(self, work: Work, place: Place) -> None:
         self.work = work
+        self.asked = work.calls()
+        """Whose replies somebody waits for."""
         self.function = place.function
         self.partition = place.partition
         self.routes = place.routes
@@ -202,6 +199,7 @@ class Place:
         "next_timer",
         "partition",
         "progress",
+        "replies",
         "routes",
     )
 
@@ -230,6 +228,7 @@ class Place:
         self.clock_ms = clock_ms
         """Turns a monotonic time into that of the partition's clock."""
         self.progress = progress or NO_PROGRESS
+        self.replies = ReplyCheck(function, limits.message_bytes_max)
 
     def cell(self, key: str) -> Cell:
         """Return the state of a key that has been loaded."""
@@ -307,21 +306,6 @@ def _decode_with_closings(work: Work, function: Function, failed: dict[int, Fail
     return messages
 
 
-def failure_of(error: BaseException, function: Function) -> Failure:
-    """Say what a handler's exception means: refuse, retry, or give up."""
-    if isinstance(error, HandlerInterrupt):
-        text = f"{function.name} ran longer than its timeout of {function.timeout_ms:g} ms"
-        return Failure(ErrorInfo("handler_timeout", text), True)
-    if isinstance(error, SubletError):
-        text = text_of(error)
-        final = isinstance(error, RejectedError | FailedError)
-        # What failed outside may succeed when it is done again.
-        final = final and not isinstance(error, SideEffectError)
-        return Failure(ErrorInfo(error.code, text), not final)
-    text = f"{function.name} raised {type(error).__name__}: {text_of(error)}"[:ERROR_TEXT_MAX]
-    return Failure(ErrorInfo("handler_failed", text), True, error)
-
-
 class SyncRunner:
     """Runs plain `def` handlers on one work, in whatever thread it is called."""
 
@@ -368,7 +352,7 @@ class SyncRunner:
         else:
             self._run_each(scope, place, work.keys, messages, result)
 
-    def _run_each(  # noqa: C901, PLR0915  # One loop, without calls for each message.
+    def _run_each(  # noqa: C901, PLR0912, PLR0915  # One loop, without calls for each message.
         self,
         scope: RunScope,
         place: Place,
@@ -391,6 +375,10 @@ class SyncRunner:
         # This loop runs for every message: what can be done once for all of them stands outside.
         careful = bool(failed)
         cells = place.cells_of_each(keys)
+        asked, replies = scope.asked, place.replies
+        fit, exact = replies.fit, replies.exact
+        low, high = replies.ranged or (0, 0)
+        is_checked, is_ranged = asked is not False, bool(replies.ranged)
         for index, key, cell, message in zip(count(), keys, cells, messages, strict=False):
             if index == look_at:
                 now_s = monotonic()
@@ -410,7 +398,11 @@ class SyncRunner:
             context.state = cell
             context._index = index
             try:
-                append(handler(context, message))
+                value = handler(context, message)
+                kind = type(value)
+                if is_checked and (kind is not exact or (is_ranged and not low <= value <= high)):
+                    value = fit(value, index, asked)
+                append(value)
             except self._passes:
                 raise
             except BaseException as error:
@@ -418,7 +410,7 @@ class SyncRunner:
                 del items[mark:]
                 append(None)
                 careful = True
-                failure = failed[index] = failure_of(error, function)
+                failure = failed[index] = failure_of(error, function, key)
                 if failure.retryable and function.order == "key":
                     blocked.add(key)
                 if isinstance(error, HandlerInterrupt):
@@ -473,14 +465,16 @@ class SyncRunner:
             try:
                 with scope.entered(indexes[0]) if scope.traced else nullcontext():
                     replies = handler(context, [messages[index] for index in indexes])
-                for index, value in zip(indexes, _replies(function, replies, indexes), strict=True):
+                replies = _replies(function, replies, indexes)
+                replies = place.replies.fit_all(replies, indexes, scope.asked)
+                for index, value in zip(indexes, replies, strict=True):
                     values[index] = value
             except self._passes:
                 raise
             except BaseException as error:
                 cell.rollback()
                 del effects.items[mark:]
-                self._fail_together(indexes, failure_of(error, function), result)
+                self._fail_together(indexes, failure_of(error, function, key), result)
                 interrupted = isinstance(error, HandlerInterrupt)
             else:
                 if cell.undo:
@@ -521,13 +515,15 @@ class SyncRunner:
             with scope.entered(indexes[0]) if scope.traced else nullcontext():
                 replies = _guarded(function.handler, scope)(batch)
             replies = _replies(function, replies, indexes)
+            replies = place.replies.fit_all(replies, indexes, scope.asked)
         except self._passes:
             raise
         except BaseException as error:
             for cell in cells.values():
                 cell.rollback()
             effects.items.clear()
-            self._fail_together(indexes, failure_of(error, function), result)
+            key = next(iter(distinct)) if len(distinct) == 1 else None
+            self._fail_together(indexes, failure_of(error, function, key), result)
             return
         if len(replies) == len(values):
             result.values = list(replies)
@@ -569,7 +565,8 @@ def given_up(work: Work, function: Function, index: int, error: BaseException) -
     result = RunResult()
     result.is_tainted = True
     result.values = [None] * work.count
-    failure = failure_of(error, function)
+    key = work.keys[index] if isinstance(error, HandlerInterrupt) or work.count == 1 else None
+    failure = failure_of(error, function, key)
     if isinstance(error, HandlerInterrupt):
         result.failed[index] = failure
         result.unfinished = set(range(work.count)) - {index}

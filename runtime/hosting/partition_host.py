@@ -796,7 +796,7 @@ class Host:
         now_ms = self._clock.monotonic_ms()
         hosted.times.ended(ended.message_id, ended.failure, now_ms, self._clock.wall_ms())
         dead_before = hosted.partition.counters.dead
-        hosted.partition.invocation_ended(
+        failure = hosted.partition.invocation_ended(
             ended.message_id,
             ended.value,
             ended.failure,
@@ -805,8 +805,8 @@ class Host:
             ended.step_ms,
             now_ms,
         )
-        if ended.failure is not None:
-            self._tell_failures(hosted, [ended.failure], dead_before)
+        if failure is not None:
+            self._tell_failures(hosted, [failure], dead_before)
         self._apply_effects(hosted)
 
     def _tell_failures(self, hosted: Hosted, failures: Iterable[Failure], dead_before: int) -> None:

@@ -7,6 +7,7 @@ anything else is refused as a whole. Times that are local here (deadlines) trave
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial as applied
 from math import isfinite
 from types import NoneType
 from typing import Any
@@ -25,8 +26,10 @@ from sublet.functions.effects import (
     WindowDue,
 )
 from sublet.functions.errors import EncodeError, PayloadError
-from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.execution.failures import TRACEBACK_CHARS_MAX
+from sublet.runtime.partition.model.work import Failure, RunResult, Work, no_traceback
 from sublet.runtime.partition.records.commit_encoder import reply_too_large
+from sublet.runtime.partition.records.dead_letters import TRACEBACKS_MAX
 from sublet.runtime.partition.records.due_index import in_order
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, Return, WorkerLoad
@@ -142,7 +145,23 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
         covers,
         [_encode_effect(each, now_ms) for each in result.effects],
         reason,
+        _tracebacks(result, failed),
     )
+
+
+def _tracebacks(result: RunResult, failed: Collection[int]) -> list[tuple[str, list[int]]]:
+    """Return how failures came about, of as many as the lessor could need."""
+    by_failure: dict[int, tuple[Failure, list[int]]] = {}
+    for index in failed:
+        failure = result.failed.get(index)
+        if failure is None:
+            continue
+        if id(failure) in by_failure:
+            by_failure[id(failure)][1].append(index)
+        elif len(by_failure) < TRACEBACKS_MAX:
+            by_failure[id(failure)] = (failure, [index])
+    told = [(failure.traceback(), places) for failure, places in by_failure.values()]
+    return [each for each in told if each[0]]
 
 
 def _encode_values(
@@ -221,6 +240,7 @@ def _check_places(places: Collection[int], count: int) -> None:
 
 def _decode_failed(returned: Return, work: Work, function: Function) -> dict[int, Failure]:
     _check_places(returned.failed, work.count)
+    tracebacks = _decode_tracebacks(returned)
     known: dict[tuple[ErrorInfo, bool, str], Failure] = {}
     failed: dict[int, Failure] = {}
     for index, (error, retryable) in returned.failed.items():
@@ -230,9 +250,22 @@ def _decode_failed(returned: Return, work: Work, function: Function) -> dict[int
         together = work.keys[index] if function.batch == "key" else ""
         failure = known.get((error, retryable, together))
         if failure is None:
-            failure = known[error, retryable, together] = Failure(error, retryable)
+            told = tracebacks.get(index, no_traceback)
+            failure = known[error, retryable, together] = Failure(error, retryable, None, told)
         failed[index] = failure
     return failed
+
+
+def _decode_tracebacks(returned: Return) -> dict[int, Callable[[], str]]:
+    if len(returned.tracebacks) > TRACEBACKS_MAX:
+        count = len(returned.tracebacks)
+        raise LeaseResultError(f"it has {count} tracebacks; allowed: {TRACEBACKS_MAX}")
+    tracebacks: dict[int, Callable[[], str]] = {}
+    for text, places in returned.tracebacks:
+        if not returned.failed.keys() >= set(places):
+            raise LeaseResultError("it has the traceback of a message that did not fail")
+        tracebacks.update(dict.fromkeys(places, applied(str, text[:TRACEBACK_CHARS_MAX])))
+    return tracebacks
 
 
 def _decode_values(returned: Return, count: int) -> list[Any]:

@@ -7,12 +7,18 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from sublet.runtime.observability.telemetry import Spells
-from sublet.runtime.partition.model.work import Failure
+from sublet.runtime.partition.model.work import Failure, no_traceback
 from sublet.runtime.protocol.frames import Refused
 
 SLOW_COMMIT_MS = 1_000
 """A transaction of the store that takes longer is worth a line."""
-_FAULTS = ("handler_failed", "handler_timeout")
+_FAULTS = (
+    "handler_failed",
+    "handler_timeout",
+    "bad_state",
+    "state_too_large",
+    "side_effect_failed",
+)
 """Failures that nobody meant; a refusal is an answer."""
 
 _log = structlog.get_logger(__name__)
@@ -40,14 +46,13 @@ class Notices:
         """Handlers failed; so many of their messages became dead letters."""
         for failure in failures:
             if failure.error.code in _FAULTS:
-                cause = failure.cause
                 self._tell(
-                    f"failed {function} {type(cause).__name__}",
+                    f"failed {function} {failure.kind}",
                     "a handler failed",
                     function=function,
                     partition=partition,
                     error=failure.error.message,
-                    exc_info=cause,
+                    exception=failure.traceback,
                 )
         if dead_letters:
             self._tell(
@@ -57,13 +62,19 @@ class Notices:
                 partition=partition,
             )
 
-    def _tell(self, what: str, event: str, **values: object) -> None:
+    def _tell(
+        self,
+        what: str,
+        event: str,
+        exception: Callable[[], str] = no_traceback,
+        **values: object,
+    ) -> None:
         again = self._spells.note(what, self._monotonic_ms())
         if again is None:
             return
-        if again or values.get("exc_info") is None:
-            # A traceback is told once, when its spell begins.
-            values.pop("exc_info", None)
         if again:
             values["times"] = again
+        elif text := exception():
+            # A traceback is told once, when its spell begins.
+            values["exception"] = text
         _log.warning(event, **values)

@@ -27,7 +27,7 @@ from typing import Any
 from sublet.functions.address import is_client
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
-from sublet.runtime.partition.commit.oversized_messages import UNSTORABLE, unstorable_result
+from sublet.runtime.partition.commit.oversized_messages import fail_unstorable, unstorable
 from sublet.runtime.partition.model.effects import (
     Acknowledge,
     Counters,
@@ -399,7 +399,7 @@ class Partition:
             ids = work.message_ids()
             if self._budget.ran(ids, is_plain=result.is_plain):
                 self._parts.tainted.add({row.key for row in result.rows})
-                result = unstorable_result(result)
+                fail_unstorable(result, unstorable(self.function, work.keys[0]))
         self._results.add(work, result)
         if work.spans and result.is_plain:
             self._completion.consume_spans(work.spans, result.values)
@@ -428,11 +428,11 @@ class Partition:
         effects: Sequence[Effect],
         step_ms: float,
         now_ms: float,
-    ) -> None:
-        """A handler that had been awaiting something is done."""
+    ) -> Failure | None:
+        """A handler that had been awaiting something is done; return why it failed, if it did."""
         waiting = self._awaiting.ended(message_id)
         if self.stopped or waiting is None:
-            return
+            return failure
         if self._journal.performing:
             self._journal.run_ended(message_id)
         self._pace.learn(self.function, 1, step_ms)
@@ -440,7 +440,7 @@ class Partition:
         is_plain = failure is None
         if self._budget.tells_apart and self._budget.ended_late(message_id, is_plain=is_plain):
             self._parts.tainted.add({row.key for row in rows})
-            failure = UNSTORABLE
+            failure = unstorable(self.function, waiting.message.key)
         if failure is not None:
             holds = self._parts.settlement.fail(waiting, failure, now_ms)
         else:
@@ -452,6 +452,7 @@ class Partition:
         if self._leased.parts:
             self._parts.returns.merge_parts(now_ms)
         self.advance(now_ms)
+        return failure
 
     def cells_tainted(self, keys: Collection[str]) -> None:
         """A handler was given up and may go on changing these cells: they are read again, once

@@ -157,6 +157,7 @@ class PartitionParts:
             budget,
             records.calls,
             records.idempotency,
+            dead_letters,
             records.snapshots,
             background,
             completion,

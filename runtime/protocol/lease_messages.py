@@ -129,6 +129,8 @@ class Return(msgspec.Struct, array_like=True, tag=6):
     """As `leases.results` writes them."""
     reason: str = ""
     """Why messages go home, for people and for `auto`: `calls`, `reads`, `effects`."""
+    tracebacks: list[tuple[str, list[int]]] = []
+    """Of some failures: each with the places that it is of."""
 
 
 class Revoke(msgspec.Struct, array_like=True, tag=7):

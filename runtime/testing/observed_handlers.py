@@ -16,7 +16,7 @@ from typing import Any
 from sublet.functions.app import Function
 from sublet.functions.context import Batch, Context
 from sublet.functions.errors import SubletError, error_from_code
-from sublet.runtime.execution.sync_runner import failure_of
+from sublet.runtime.execution.failures import failure_of
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.testing.virtual_loop import StuckError
 
@@ -70,7 +70,7 @@ class ObservedHandlers:
                 if fault is not None:
                     raise fault.error
             except BaseException as error:
-                self._note(function, error)
+                self._note(function, error, subject)
                 raise
             return value
 
@@ -84,7 +84,7 @@ class ObservedHandlers:
                 if fault is not None:
                     raise fault.error
             except BaseException as error:
-                self._note(function, error)
+                self._note(function, error, subject)
                 raise
             return value
 
@@ -125,14 +125,17 @@ class ObservedHandlers:
                 return fault
         return None
 
-    def _note(self, function: Function, error: BaseException) -> None:
+    def _note(
+        self, function: Function, error: BaseException, subject: Context | Batch[Any]
+    ) -> None:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             return
         if not isinstance(error, Exception):
             # Meant for the test, not for the function: pytest.fail, pytest-timeout, sys.exit.
             self._fail(error)
             return
-        info = failure_of(error, function).error
+        keys = {subject.key} if isinstance(subject, Context) else set(subject.keys)
+        info = failure_of(error, function, keys.pop() if len(keys) == 1 else None).error
         known = self._raised.get((info.code, info.message))
         if isinstance(error, SubletError):
             if known is not error and error.__cause__ is None:

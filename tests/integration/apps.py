@@ -318,7 +318,7 @@ def large(ctx: Context, size_bytes: int) -> bytes:
 
 @app.function(kind="stateless")
 def send_large(ctx: Context, size_bytes: int) -> None:
-    ctx.send(count, "large", bytes(size_bytes))
+    ctx.send(unencodable.name, "large", bytes(size_bytes))
 
 
 @app.function(state=bytes)

@@ -295,8 +295,10 @@ def test_a_handler_that_runs_too_long_is_a_gateway_timeout(http: httpx.Client) -
     assert_problem(http.post("/functions/faulty/never"), 504, "handler_timeout")
 
 
-def test_a_call_that_would_wait_for_itself_is_a_conflict(http: httpx.Client) -> None:
-    assert_problem(http.post("/functions/faulty/circle/a", json=["b", "a"]), 409, "call_cycle")
+def test_a_call_that_would_wait_for_itself_is_the_error_of_who_makes_it(http: httpx.Client) -> None:
+    response = http.post("/functions/faulty/circle/a", json=["b", "a"])
+
+    assert_problem(response, 500, "handler_failed", "already waits for this call")
 
 
 def test_a_reply_that_has_no_form_in_json_can_be_had_as_msgpack(http: httpx.Client) -> None:

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from sublet import (
-    CallCycleError,
     Client,
     DeadlineExceededError,
     HandlerError,
@@ -122,9 +121,9 @@ async def test_many_handlers_await_calls_without_blocking_their_partition(client
 
 
 async def test_a_cycle_of_calls_is_answered_by_an_error(client: Client) -> None:
-    with pytest.raises(CallCycleError, match=r"circle\[a\] already waits for this call"):
+    with pytest.raises(HandlerError, match=r"circle\[a\] already waits for this call"):
         await client.call(apps.circle, "a", ["b", "c", "a"])
-    with pytest.raises(CallCycleError):
+    with pytest.raises(HandlerError, match="CallCycleError"):
         await client.call(apps.circle, "a", ["a"])
     assert await client.call(apps.circle, "a", ["b", "c", "d"]) == "end"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet import Client, Function, OverloadedError, TooLargeError, UnavailableError
+from sublet import Client, Function, HandlerError, OverloadedError, UnavailableError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.config.settings import WorkerConfig
 from sublet.runtime.worker import Worker
@@ -203,16 +203,18 @@ async def test_a_message_that_the_store_can_never_hold_fails_and_its_partition_g
         async with asyncio.TaskGroup() as tasks:
             never = tasks.create_task(refusal_of(client.call(apps.count, "never", 1)))
             calls = [tasks.create_task(client.call(apps.count, key, 1)) for key in keys]
-        assert "exceed what the store takes in one commit" in never.result()
+        assert "more than the store takes in one commit" in never.result()
         assert [each.result() for each in calls] == [1] * 100
         # In memory, too, nothing of it is left.
         store.refused = 0
-        assert "exceed what the store" in await refusal_of(client.call(apps.count, "never", 1))
+        refusal = await refusal_of(client.call(apps.count, "never", 1))
+        assert refusal.startswith("test/count changes, sends and replies more than the store takes")
+        assert "(key 'never', tests/integration/apps.py:" in refusal
         assert store.refused <= 3
 
 
 async def refusal_of(call: Awaitable[object]) -> str:
-    with pytest.raises(TooLargeError) as refused:
+    with pytest.raises(HandlerError) as refused:
         await call
     return str(refused.value)
 

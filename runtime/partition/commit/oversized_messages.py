@@ -10,28 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from sublet.functions.app import Function
+from sublet.functions.source_place import declared_at
 from sublet.runtime.partition.model.work import Failure, RunResult
 from sublet.runtime.protocol.frames import ErrorInfo
 
-UNSTORABLE = Failure(
-    ErrorInfo(
-        "too_large",
-        "its changes, messages and reply exceed what the store takes in one commit; change "
-        "fewer keys or rows at a time",
-    ),
-    retryable=False,
-)
+KEY_TEXT_MAX = 100
 UNSTORABLE_AWAITED_MAX = 1_000
 """So many messages run one by one until those that cannot be stored have come; they may have been
 taken back."""
 
 
-def unstorable_result(result: RunResult) -> RunResult:
-    """Return what becomes of a run of one message whose changes no commit can hold."""
-    failed = RunResult()
-    failed.values, failed.elapsed_ms = [None], result.elapsed_ms
-    failed.failed[0] = UNSTORABLE
-    return failed
+def unstorable(function: Function, key: str) -> Failure:
+    """Return why a message fails whose changes no commit can hold."""
+    place = declared_at(function.__wrapped__)
+    where = f"key {key!r:.{KEY_TEXT_MAX}}" + (f", {place}" if place else "")
+    text = (
+        f"{function.name} changes, sends and replies more than the store takes in one commit; "
+        f"change fewer keys or rows at a time ({where})"
+    )
+    return Failure(ErrorInfo("handler_failed", text), retryable=False)
+
+
+def fail_unstorable(result: RunResult, failure: Failure) -> None:
+    """Let a run of one message have no effect: no commit can hold its changes."""
+    result.values = [None]
+    result.failed[0] = failure
+    result.rows, result.effects, result.partials = [], [], ()
 
 
 class OversizedMessages:

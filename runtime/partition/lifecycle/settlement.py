@@ -135,6 +135,6 @@ class RunSettlement:
                 self._locks.hold(waiting)
             return waiting.holds_key
         if wants_grave:
-            self._dead_letters.bury(message, failure.error, now_ms)
+            self._dead_letters.bury(message, failure.error, now_ms, failure.traceback)
         self._completion.consume(waiting, None, failure.error, now_ms)
         return False

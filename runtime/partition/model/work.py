@@ -6,7 +6,7 @@ something that its peers do not wait for (a retry, a call, a busy key).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -370,6 +370,24 @@ class Work:
             return [(None, 0, len(self.waiting), joined)]
         return [(chunk, start, stop, chunk.batch.payloads) for chunk, start, stop in self.spans]
 
+    def calls(self) -> bool | Collection[int]:
+        """Tell whose replies somebody waits for: True for all, False for none, or the places."""
+        if self.waiting:
+            asked = [each.message.kind is Kind.CALL for each in self.waiting]
+            if all(asked):
+                return True
+            return {place for place, is_call in enumerate(asked) if is_call} or False
+        kinds = {chunk.batch.kind is Kind.CALL for chunk, _, _ in self.spans}
+        if len(kinds) == 1:
+            return kinds.pop()
+        places: set[int] = set()
+        place = 0
+        for chunk, start, stop in self.spans:
+            if chunk.batch.kind is Kind.CALL:
+                places.update(range(place, place + stop - start))
+            place += stop - start
+        return places
+
     def first_part(self, count: int) -> tuple[Work, list[Span]]:
         """Return its first messages as a work, and the spans of the others."""
         done: list[Span] = []
@@ -406,6 +424,10 @@ class Work:
         raise IndexError(index)
 
 
+def no_traceback() -> str:
+    return ""
+
+
 class Failure(NamedTuple):
     """Why a message was not handled; `retryable` if running it again may help."""
 
@@ -413,6 +435,11 @@ class Failure(NamedTuple):
     retryable: bool
     cause: BaseException | None = None
     """What user code raised and did not mean to; for the log alone."""
+    traceback: Callable[[], str] = no_traceback
+    """How it came to that, in a bounded text. Made only for those who keep it: most attempts that
+    fail are followed by another."""
+    kind: str = ""
+    """What it has in common with others like it: the exception and its line. For the log alone."""
 
 
 class RunResult:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from sublet.functions.address import is_pipeline
-from sublet.runtime.partition.commit.pending_commit import PendingCommit
+from sublet.runtime.partition.commit.commit_participant import CommitParticipant
+from sublet.runtime.partition.commit.pending_commit import CommitContents, PendingCommit
 from sublet.runtime.partition.model.clock import PartitionClock
 from sublet.runtime.partition.model.effects import Counters
+from sublet.runtime.partition.model.work import no_traceback
 from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.messages import Message
 from sublet.statestore.contract import DEAD, Record
+
+TRACEBACKS_MAX = 32
+"""So many are kept in one commit: where all messages fail, they all fail alike."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -22,10 +29,21 @@ class DeadLetter(msgspec.Struct, array_like=True):
     message: Message
     error: ErrorInfo
     at_ms: int
+    traceback: str = ""
+    """Of what its last attempt raised; empty if it raised nothing, or if so many failed at once
+    that theirs were not kept."""
 
 
-class DeadLetters:
-    __slots__ = ("_clock", "_count", "_count_max", "_counters", "_pending", "_staging")
+class DeadLetters(CommitParticipant):
+    __slots__ = (
+        "_clock",
+        "_count",
+        "_count_max",
+        "_counters",
+        "_pending",
+        "_staging",
+        "_tracebacks",
+    )
 
     def __init__(
         self,
@@ -44,14 +62,29 @@ class DeadLetters:
         self._staging = staging
         self._clock = clock
         self._counters = counters
+        self._tracebacks = 0
+        """How many the next commit has."""
 
     @property
     def is_full(self) -> bool:
         return self._count >= self._count_max
 
-    def bury(self, message: Message, error: ErrorInfo, now_ms: float) -> None:
+    def contribute(self, contents: CommitContents) -> None:
+        """See `CommitParticipant`."""
+        self._tracebacks = 0
+
+    def bury(
+        self,
+        message: Message,
+        error: ErrorInfo,
+        now_ms: float,
+        traceback: Callable[[], str] = no_traceback,
+    ) -> None:
         """Keep a message, and why it failed."""
-        letter = DeadLetter(message, error, self._clock.at_ms(now_ms))
+        text = ""
+        if self._tracebacks < TRACEBACKS_MAX and (text := traceback()):
+            self._tracebacks += 1
+        letter = DeadLetter(message, error, self._clock.at_ms(now_ms), text)
         self._pending.record(Record(DEAD, message.id, _encode(letter)))
         self._count += 1
         self._counters.dead += 1

@@ -25,14 +25,9 @@ from sublet.functions.state import Cell, StateClock
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.async_runner import invocation_lock
+from sublet.runtime.execution.failures import failure_of
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.execution.sync_runner import (
-    Place,
-    RunScope,
-    SyncRunner,
-    decode_messages,
-    failure_of,
-)
+from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner, decode_messages
 from sublet.runtime.execution.threads import Declared, LoopRun, Position
 from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.effects import (
@@ -319,7 +314,7 @@ class AppHandlers:
                 raise
             except BaseException as error:
                 stepped.cell.rollback()
-                failure = result.failed[index] = failure_of(error, function)
+                failure = result.failed[index] = failure_of(error, function, key)
                 if failure.retryable and function.order == "key":
                     blocked.add(lock)
                 continue
@@ -395,7 +390,7 @@ class AppHandlers:
             raise
         except BaseException as error:
             invocation.cell.rollback()
-            failure = failure_of(error, self.function)
+            failure = failure_of(error, self.function, invocation.key)
         del memory.invocations[invocation.id]
         rows: list[StateRow] = []
         effects: list[Effect] = []
@@ -435,7 +430,9 @@ class _Call:
             yield self
         if self.error is not None:
             error = self.error
-            raise error_from_code(error.code, error.message, error.retry_after_ms)
+            replied = error_from_code(error.code, error.message, error.retry_after_ms)
+            replied.is_reply = True
+            raise replied
         assert self.result is not None
         return self.request.reply_codec.decode(self.result)
 
@@ -466,6 +463,8 @@ class Stepped:
     """One `async def` handler, stepped without an event loop: it can await `ctx.call` alone."""
 
     __slots__ = (
+        "_asked",
+        "_index",
         "attempt",
         "calls",
         "cell",
@@ -482,6 +481,7 @@ class Stepped:
     def __init__(self, scope: RunScope, place: Place, index: int, key: str, root: Root) -> None:
         view = scope.message_view(index)
         self.id, self.attempt = view.id, view.attempt
+        self._asked, self._index = scope.asked, index
         self.key = key
         self.place = place
         self.root = root
@@ -515,7 +515,7 @@ class Stepped:
             else:
                 awaited = self.coroutine.send(None)
         except StopIteration as stop:
-            return True, stop.value
+            return True, self.place.replies.fit(stop.value, self._index, self._asked)
         if not isinstance(awaited, _Call):
             self.coroutine.close()
             raise SimulationError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -119,7 +120,12 @@ rows = st.lists(
     max_size=5,
 )
 failures = st.builds(
-    Failure, st.builds(ErrorInfo, texts, texts, st.integers(0, 10**6)), st.booleans(), st.none()
+    Failure,
+    st.builds(ErrorInfo, texts, texts, st.integers(0, 10**6)),
+    st.booleans(),
+    st.none(),
+    texts.map(lambda text: partial(str, text)),
+    st.just(""),
 )
 values = st.none() | st.integers(-(2**63), 2**64 - 1) | texts | st.lists(texts, max_size=3)
 
@@ -146,7 +152,12 @@ def test_a_result_comes_back_as_it_left(
     nothing = {*result.failed, *result.unfinished}
     expected = [None if at in nothing else each for at, each in enumerate(result.values)]
     assert plain(back.values) == expected
-    assert back.failed == result.failed
+    assert _without_tracebacks(back.failed) == _without_tracebacks(result.failed)
+    # Those that fail alike are one failure, with the traceback of the first.
+    first = {each[:2]: each.traceback() for each in reversed(result.failed.values())}
+    assert [each.traceback() for each in back.failed.values()] == [
+        first[each[:2]] for each in back.failed.values()
+    ]
     assert back.unfinished == result.unfinished
     assert back.rows == result.rows
     assert back.elapsed_ms == result.elapsed_ms
@@ -154,6 +165,10 @@ def test_a_result_comes_back_as_it_left(
         _on_clock(each, -lessee_ms) for each in result.effects
     ]
     assert (back.suspended, back.cut_at) == (set(), None)
+
+
+def _without_tracebacks(failed: dict[int, Failure]) -> dict[int, tuple[ErrorInfo, bool]]:
+    return {index: each[:2] for index, each in failed.items()}
 
 
 def _on_clock(effect: Effect, by_ms: float) -> Effect:
@@ -291,11 +306,28 @@ NO = ErrorInfo("no", "no")
         ({"effects": [(4, "a3.a7.a1", 5, "c")]}, "windows of 'c', which was not lent"),
         ({"effects": [(4, "2.7.1", 5, "a")]}, "of another partition"),
         ({"effects": [(5, "c")]}, "windows of 'c', which was not lent"),
+        ({"tracebacks": [("Traceback …", [1])]}, "of a message that did not fail"),
+        ({"tracebacks": [("Traceback …", [])] * 33}, "it has 33 tracebacks; allowed: 32"),
     ],
 )
 def test_what_does_not_fit_the_lease_is_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(LeaseResultError, match=text):
         decode_result(a_return(**fields), make_work("ab"), add, 0.0)
+
+
+def test_of_many_failures_only_some_bring_their_tracebacks() -> None:
+    work = make_work("a" * 100)
+    result = result_of([None] * 100)
+    result.failed = {
+        index: Failure(
+            ErrorInfo("handler_failed", str(index)), True, None, partial(str, "x" * size)
+        )
+        for index, size in enumerate([1, 5_000, *[2] * 98])
+    }
+    back = decode_result(returned(work, result), work, add, 0.0)
+
+    sizes = [len(each.traceback()) for each in back.failed.values()]
+    assert sizes == [1, 4_000, *[2] * 30, *[0] * 68]
 
 
 def test_a_partition_state_is_lent_under_no_key() -> None:

@@ -210,7 +210,8 @@ def test_so_many_spells_are_remembered_and_no_more() -> None:
 
 
 def fault(error: Exception) -> Failure:
-    return Failure(ErrorInfo("handler_failed", f"f raised {error}"), True, error)
+    told = ErrorInfo("handler_failed", f"f raised {error}")
+    return Failure(told, True, error, lambda: "Traceback …", f"{type(error).__name__} f.py:3")
 
 
 def test_a_handlers_traceback_is_told_once_a_spell() -> None:
@@ -223,8 +224,8 @@ def test_a_handlers_traceback_is_told_once_a_spell() -> None:
         notices.failed("a/f", "a/f/0", [fault(error)], 0)
 
     first, second = told
-    assert (first["event"], first["exc_info"]) == ("a handler failed", error)
-    assert "exc_info" not in second
+    assert (first["event"], first["exception"]) == ("a handler failed", "Traceback …")
+    assert "exception" not in second
     assert second["times"] == 2
 
 

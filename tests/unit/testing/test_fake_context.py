@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from sublet import App, Context, Count, Map, RejectedError, State, Sum, TumblingWindow, Window
+from sublet import (
+    App,
+    Context,
+    Count,
+    Map,
+    PayloadError,
+    RejectedError,
+    State,
+    Sum,
+    TumblingWindow,
+    Window,
+)
 from sublet.testing import FakeContext, Sent, Timer
 
 app = App("shop")
@@ -105,6 +116,39 @@ def test_a_plain_handler_cannot_call() -> None:
 
     with pytest.raises(RejectedError, match="is a plain `def`"):
         ctx.call(count, "other", 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "message", "told"),
+    [
+        (count, "two", "Expected `int`, got `str`"),
+        ("shop/count", "two", "Expected `int`, got `str`"),
+        (count, None, "Expected `int`, got `None`"),
+        (again, {"quantity": 1}, "missing required field `article`"),
+        (again, Order("pen", "two"), r"Expected `int`, got `str` - at `.*quantity`"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_its_target_does_not_take_is_an_error_in_the_line_that_sends_it(
+    target: Any, message: Any, told: str
+) -> None:
+    ctx: FakeContext[Any] = FakeContext(asks, "ada", on_call=lambda *_: 1)
+    for act in (
+        lambda: ctx.send(target, "k", message),
+        lambda: ctx.send_many(target, ["k"], [message]),
+        lambda: ctx.send_after("1h", target, "k", message),
+        lambda: ctx.call(target, "k", message),
+    ):
+        with pytest.raises(PayloadError, match=f"shop/.* does not take this message: .*{told}"):
+            act()
+    assert (ctx.sent, ctx.timers, ctx.calls) == ([], [], [])
+
+
+def test_what_its_target_can_read_may_be_of_another_type() -> None:
+    ctx: FakeContext[Any] = FakeContext(place, "ada")
+    ctx.send("shop/again", "k", {"article": "pen", "quantity": 2})
+    ctx.send("other/unknown", "k", object.__name__)
+
+    assert [each.message for each in ctx.sent] == [Order("pen", 2), "object"]
 
 
 def test_a_windowed_handler_has_a_window_and_a_clock() -> None:

@@ -575,7 +575,7 @@ def test_a_message_that_the_store_can_never_hold_fails_and_the_others_go_on() ->
     heir.finish(rows=[StateRow("a", b"", NIL)], effects=[Emitted("out", "a", NIL)])
     heir.settle()
 
-    assert heir.replies() == [(1, "too_large"), (2, "done b"), (3, "done c")]
+    assert heir.replies() == [(1, "handler_failed"), (2, "done b"), (3, "done c")]
     assert not heir.backend.partitions[NAME].state
     assert "out" not in heir.backend.partitions[NAME].egress_bounds
 
@@ -607,7 +607,7 @@ def test_a_handler_that_awaits_and_then_brings_too_much_fails_too() -> None:
     owner.end(f"{CLIENT}:1")
     owner.settle()
 
-    assert owner.replies() == [(1, "too_large")]
+    assert owner.replies() == [(1, "handler_failed")]
 
 
 def test_messages_do_not_run_one_by_one_for_ever_if_the_one_that_failed_never_comes() -> None:
