@@ -549,7 +549,7 @@ class ListRecordsReply(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[RecordEntry, _Mapping]]] = ..., more: _Optional[bool] = ..., next: _Optional[str] = ...) -> None: ...
 
 class RecordEntry(_message.Message):
-    __slots__ = ("id", "function", "key", "json", "at_ms", "error", "attempts", "source")
+    __slots__ = ("id", "function", "key", "json", "at_ms", "error", "attempts", "source", "traceback")
     ID_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -558,6 +558,7 @@ class RecordEntry(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     id: str
     function: str
     key: str
@@ -566,7 +567,8 @@ class RecordEntry(_message.Message):
     error: Error
     attempts: int
     source: str
-    def __init__(self, id: _Optional[str] = ..., function: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ..., at_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., attempts: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    traceback: str
+    def __init__(self, id: _Optional[str] = ..., function: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ..., at_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., attempts: _Optional[int] = ..., source: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class AdministerRequest(_message.Message):
     __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "cancel_request", "passed_on")

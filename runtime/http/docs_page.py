@@ -79,6 +79,7 @@ class _Page:
             yield from self._function(name, operation)
         yield from self._every_call()
         yield from self._egress()
+        yield from self._dead_letters()
         yield from self._worker()
         yield from self._all_types()
         yield "</main></div></body></html>"
@@ -99,7 +100,8 @@ class _Page:
             yield "</ul>"
         yield (
             "<h4>Reference</h4><ul><li><a href='#calls'>Every call</a></li>"
-            "<li><a href='#egress'>Egress</a></li><li><a href='#worker'>Worker</a></li>"
+            "<li><a href='#egress'>Egress</a></li><li><a href='#dead'>Dead letters</a></li>"
+            "<li><a href='#worker'>Worker</a></li>"
             "<li><a href='#types'>Types</a></li></ul>"
         )
 
@@ -238,10 +240,21 @@ class _Page:
             "<div class='reply' aria-live='polite' hidden></div></form></div></section>"
         )
 
+    def _dead_letters(self) -> Iterator[str]:
+        yield (
+            "<h2 id='dead'>Dead letters</h2><section class='card'><dl class='about'>"
+            "<dt>Addresses</dt><dd><ul class='addresses'>"
+        )
+        for path in ("/dead", "/dead/{id}"):
+            yield _address("get", path, self._paths[path]["get"]["summary"])
+        yield "</ul></dd></dl></section>"
+
     def _worker(self) -> Iterator[str]:
         yield "<h2 id='worker'>Worker</h2><section class='card'><ul class='links'>"
         for path, item in self._paths.items():
-            if "{" not in path and not path.startswith((_STATE, _CALL, "/egress", "/docs")):
+            if "{" not in path and not path.startswith(
+                (_STATE, _CALL, "/egress", "/dead", "/docs")
+            ):
                 yield (
                     f"<li><a href='{escape(path[1:])}'><code>{escape(path)}</code></a>"
                     f"<span>{_marked(item['get']['summary'])}</span></li>"

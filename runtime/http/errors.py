@@ -49,6 +49,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "foreign_origin": 403,
     "no_route": 404,
     "no_state": 404,
+    "no_dead_letter": 404,
     "method_not_allowed": 405,
     "not_acceptable": 406,
     "request_timeout": 408,

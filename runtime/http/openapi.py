@@ -48,7 +48,6 @@ _INVOKE_CODES = (
     "not_acceptable",
     "request_timeout",
     "idempotency_conflict",
-    "call_cycle",
     "too_large",
     "unsupported_media_type",
     "bad_payload",
@@ -57,6 +56,7 @@ _INVOKE_CODES = (
     "handler_failed",
     "side_effect_failed",
     "cancelled",
+    "bad_state",
     "state_too_large",
     "unavailable",
     "infeasible",
@@ -71,17 +71,18 @@ _MEANINGS = {
     "foreign_origin": "the request comes from a page of another origin",
     "unknown_function": "there is no such function",
     "no_state": "the key has no state",
+    "no_dead_letter": "there is no dead letter with this id",
     "egress_lost": "values were dropped before they were read",
     "not_acceptable": "the reply is not available in an accepted type",
     "request_timeout": "the request took too long to arrive",
     "idempotency_conflict": "the idempotency key was used with another request",
-    "call_cycle": "the call would wait for itself",
     "too_large": "the body is too large",
     "unsupported_media_type": "the body's Content-Type is not supported",
     "bad_payload": "the body does not fit the function's type",
     "rejected": "the function refused the request",
     "overloaded": "too much work is in flight; nothing happened",
-    "handler_failed": "the handler raised and its retries are used up",
+    "handler_failed": "the handler raised and its retries are used up, or it did what it cannot do",
+    "bad_state": "the state does not fit its declared type",
     "not_cancelled": "the request has ended, or cannot be interrupted",
     "side_effect_failed": "something outside failed, after all retries of the handler",
     "cancelled": "the request was cancelled; nothing happened",
@@ -300,6 +301,57 @@ def _egress_page_schema() -> Json:
     }
 
 
+def _describe_dead_letters(paths: Json) -> None:
+    limits = {"minimum": 1, "maximum": LIST_LIMIT_MAX, "default": LIST_LIMIT_DEFAULT}
+    text: Json = {"type": "string"}
+    paths["/dead"] = {
+        "get": {
+            "operationId": "deadLetters",
+            "summary": "List messages that failed for good.",
+            "tags": ["dead letters"],
+            "parameters": [
+                _query("function", "Only those of this function, as `app/function`.", text),
+                _query("after", "The `next` of an earlier page.", text),
+                _query("limit", "Maximum number of them.", {"type": "integer", **limits}),
+            ],
+            "responses": {
+                "200": {
+                    "description": "Dead letters, with their errors.",
+                    "content": _json_content(_LETTERS_SCHEMA),
+                },
+                **_problems(("bad_request", "unknown_function", "rejected", "unavailable")),
+            },
+        }
+    }
+    paths["/dead/{id}"] = {
+        "get": {
+            "operationId": "deadLetter",
+            "summary": "Show one of them, with its traceback.",
+            "tags": ["dead letters"],
+            "parameters": [
+                {
+                    "name": "id",
+                    "in": "path",
+                    "required": True,
+                    "description": "As the list has it, percent-encoded.",
+                    "schema": text,
+                }
+            ],
+            "responses": {
+                "200": {
+                    "description": "The dead letter.",
+                    "content": _json_content(_LETTER_SCHEMA),
+                },
+                **_problems(("unknown_function", "no_dead_letter", "rejected", "unavailable")),
+            },
+        }
+    }
+
+
+def _query(name: str, description: str, schema: Json) -> Json:
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
 def _describe_worker(paths: Json) -> None:
     paths["/egress/{name}"] = {
         "get": {
@@ -464,6 +516,7 @@ def _describe_worker(paths: Json) -> None:
             },
         }
     }
+    _describe_dead_letters(paths)
     paths["/health"] = _about("health", "Liveness: the process is running.", "alive", ())
     paths["/ready"] = _about(
         "ready", "Readiness: the worker serves all its partitions.", "ready", ("unavailable",)
@@ -587,6 +640,48 @@ _EGRESSES_SCHEMA: Json = {
             },
         },
         "more": {"type": "boolean"},
+    },
+}
+_LETTER_FIELDS: Json = {
+    "id": {"type": "string"},
+    "function": {"type": "string"},
+    "key": {"type": "string"},
+    "message": {},
+    "error": {
+        "type": "object",
+        "required": ["code", "message"],
+        "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+    },
+    "attempts": {"type": "integer"},
+    "failed_at_ms": {"type": "integer"},
+    "from": {"type": "string"},
+}
+_LETTERS_SCHEMA: Json = {
+    "type": "object",
+    "required": ["dead", "more", "next"],
+    "properties": {
+        "dead": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": list(_LETTER_FIELDS),
+                "properties": _LETTER_FIELDS,
+            },
+        },
+        "more": {"type": "boolean"},
+        "next": {"type": ["string", "null"], "description": "Null after the last page."},
+    },
+}
+_LETTER_SCHEMA: Json = {
+    "type": "object",
+    "required": [*_LETTER_FIELDS, "traceback"],
+    "properties": {
+        **_LETTER_FIELDS,
+        "traceback": {
+            "type": "string",
+            "description": "Of the last attempt. Empty if nothing was raised, or if so many "
+            "messages failed at once that theirs were not kept.",
+        },
     },
 }
 _KEYS_SCHEMA: Json = {

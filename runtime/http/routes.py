@@ -71,6 +71,9 @@ from sublet.runtime.protocol.rpc import (
     EgressPage,
     EgressRequest,
     LeasesReport,
+    RecordEntry,
+    RecordPage,
+    RecordsRequest,
     StateReport,
     StateRequest,
 )
@@ -110,6 +113,8 @@ class IngressService(Protocol):
     async def list_egresses(self, request: EgressListRequest) -> EgressList: ...
 
     async def administer(self, request: AdministerRequest) -> None: ...
+
+    async def list_records(self, request: RecordsRequest) -> RecordPage: ...
 
     def metrics(self) -> bytes: ...
 
@@ -158,6 +163,8 @@ class HttpApp:
                 Route("/egress", self._ending(self._egresses)),
                 Route("/egress/{name}/page", self._ending(self._egress_page)),
                 Route("/egress/{name}", self._ending(self._egress)),
+                Route("/dead", self._ending(self._dead_letters)),
+                Route("/dead/{id}", self._ending(self._dead_letter)),
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
@@ -385,6 +392,28 @@ class HttpApp:
             self._feeds.events(name, positions), media_type=STREAM_TYPE, headers=_NO_STORE
         )
 
+    # Dead letters
+
+    async def _dead_letters(self, request: Request) -> Response:
+        query = query_of(request.scope["query_string"], ("function", "after", "limit"))
+        asked = RecordsRequest(
+            kind="dead",
+            function=query.get("function", ""),
+            limit=_number(query, "limit", LIST_LIMIT_DEFAULT, 1, LIST_LIMIT_MAX),
+            after=query.get("after", ""),
+        )
+        page = await self._service.list_records(asked)
+        letters = [_letter(each) for each in page.entries]
+        return _json({"dead": letters, "more": page.more, "next": page.next or None})
+
+    async def _dead_letter(self, request: Request) -> Response:
+        id_ = path_text(request.path_params["id"])
+        query_of(request.scope["query_string"], ())
+        page = await self._service.list_records(RecordsRequest(kind="dead", id=id_))
+        if not page.entries:
+            raise HttpProblemError("no_dead_letter", f"there is no dead letter {id_!r:.100}")
+        return _json({**_letter(page.entries[0]), "traceback": page.entries[0].traceback})
+
     # About the worker
 
     async def _health(self, request: Request) -> Response:
@@ -463,6 +492,20 @@ def _shown(value: Any) -> dict[str, Any]:
     except EncodeError as error:
         # One that has no form in JSON must not hide the others.
         return {"value": None, "unreadable": str(error)}
+
+
+def _letter(entry: RecordEntry) -> dict[str, Any]:
+    assert entry.error is not None
+    return {
+        "id": entry.id,
+        "function": entry.function,
+        "key": entry.key,
+        "message": msgspec.Raw(entry.json.encode()),
+        "error": {"code": entry.error.code, "message": entry.error.message},
+        "attempts": entry.attempts,
+        "failed_at_ms": entry.at_ms,
+        "from": entry.source,
+    }
 
 
 def _egress_name(request: Request) -> str:

@@ -348,6 +348,8 @@ class RecordEntry(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     attempts: int = 0
     source: str = ""
+    traceback: str = ""
+    """Of the only dead letter that is wanted, if it was kept."""
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,7 +128,8 @@ class Inspection:
         kind = DEAD if request.kind == "dead" else TIMER
         await settled(self._store, partition)
         found = await self._store.records(partition, kind, [id_])
-        return RecordPage(entries=[_entry(partition, each) for each in found])
+        entries = [_entry(partition, each, with_traceback=True) for each in found]
+        return RecordPage(entries=entries)
 
     def function(self, name: str) -> Function:
         function = find_function(self._functions, name)
@@ -221,7 +222,7 @@ def _bare(text: str) -> str:
     return text.replace("typing.", "")
 
 
-def _entry(partition: str, record: Record) -> RecordEntry:
+def _entry(partition: str, record: Record, *, with_traceback: bool = False) -> RecordEntry:
     assert record.value is not None
     if record.kind == TIMER:
         timer = _decode_timer(record.value)
@@ -244,6 +245,7 @@ def _entry(partition: str, record: Record) -> RecordEntry:
         error=letter.error,
         attempts=message.attempt,
         source=message.source,
+        traceback=letter.traceback if with_traceback else "",
     )
 
 

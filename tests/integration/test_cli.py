@@ -789,7 +789,9 @@ def test_a_dead_letter_is_shown_and_replayed_once_what_was_wrong_is_repaired(
     assert letter["function"] == "desk/moody"
     assert "not in the mood" in letter["error"]["message"]
     assert letter["attempts"] == 1
-    assert cluster.told("dead show", letter["id"]) == letter
+    shown = cluster.told("dead show", letter["id"])
+    assert shown.pop("traceback").endswith("RuntimeError: not in the mood")
+    assert shown == letter
     assert "message: hello" in cluster.ask("dead show", letter["id"]).stdout
     assert letter["id"] in cluster.ask("dead list").stdout
 

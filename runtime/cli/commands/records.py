@@ -82,8 +82,12 @@ def dead_show(letter: str, where: Where, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"ok": True, **_described(entry)}))
         return
-    for name, value in _described(entry).items():
+    described = _described(entry)
+    traceback = described.pop("traceback", "")
+    for name, value in described.items():
         typer.echo(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
+    if traceback:
+        typer.echo(f"\n{traceback}")
 
 
 def dead_replay(chosen: LetterSelection, where: Where, as_json: bool) -> None:
@@ -183,6 +187,7 @@ def _described(entry: RecordEntry) -> dict[str, Any]:
         "failed_at": time_text(entry.at_ms),
         "failed_at_ms": entry.at_ms,
         "from": entry.source,
+        **({"traceback": entry.traceback} if entry.traceback else {}),
     }
 
 
