@@ -164,6 +164,10 @@ async def test_what_a_handler_refuses_on_purpose_is_told_as_it_is(worker: Cluste
 
 
 async def test_each_mistake_is_logged_once_with_its_traceback(worker: Cluster) -> None:
+    async with worker.client() as client:
+        for mistake in [*MISTAKES, *MISTAKES]:
+            with pytest.raises(HandlerError):
+                await client.call(mistaken_app.plain, "logged", mistake)
     lines = [json.loads(each) for each in worker.log_path.read_text().splitlines()]
     failed = [each for each in lines if each["event"] == "a handler failed"]
     for mistake in MISTAKES:
