@@ -41,8 +41,8 @@ from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
 from sublet.runtime.protocol.handover_messages import HandoverMessage, Released, Sampled
 from sublet.runtime.scaling.actuators import Actuator, NoActuator
+from sublet.runtime.scaling.shares import follow_shares
 from sublet.runtime.services.worker_service import WorkerService
-from sublet.scheduler.orders import SharedLaxity
 from sublet.scheduler.pace import LearnedPace
 from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.urgency import Urgency
@@ -541,6 +541,9 @@ class Worker:
         from sublet.runtime.scaling.sampler import ProcessSampler
         from sublet.runtime.scaling.shell import Scaling, new_controller
 
+        sampler = ProcessSampler(
+            self.id, self.functions, self.host, self.router.refusals, self._clock.monotonic_ms()
+        )
         self.scaling = Scaling(
             self.id,
             self.functions,
@@ -549,7 +552,7 @@ class Worker:
             cluster=membership,
             peers=self.router,
             actuator=self._actuator,
-            sample=ProcessSampler(self.id, self.functions, self.host, self.router.refusals).sample,
+            sample=sampler.sample,
             clock=self._clock,
             term_ms=self._config.member_term_ms,
         )
@@ -561,9 +564,7 @@ class Worker:
 
     def _planned(self, plan: Plan) -> None:
         """The controller has written another plan: what is decided here follows it."""
-        order = self.host.urgency.order
-        if isinstance(order, SharedLaxity) and plan.shares:
-            order.weigh({**self._config.tenant_shares, **plan.shares})
+        follow_shares(self.host.urgency.order, plan, self._config.tenant_shares)
 
     async def _say_goodbye(self) -> None:
         """Let no peer take our end for a loss: it would warn of it, and count it."""

@@ -335,6 +335,50 @@ def panels() -> Iterator[Panel]:
         ((_gauge("sublet_partitions_quarantined", "instance"), of_worker),),
     )
     yield Panel(
+        "Workers",
+        "short",
+        "By state, as the worker says that leads the scaling, and how many it wants.",
+        (
+            (_gauge("sublet_workers", "state"), "{{state}}"),
+            (_gauge("sublet_workers_wanted", "job"), "wanted"),
+            (_gauge("sublet_scaling_leads", "instance"), f"{of_worker} leads"),
+        ),
+    )
+    yield Panel(
+        "Utilisation",
+        "percentunit",
+        "The busiest of a worker's core, its threads and its blocking handlers.",
+        ((_gauge("sublet_utilisation", "instance"), of_worker),),
+    )
+    yield Panel(
+        "Scaling decisions",
+        "ops",
+        "`sublet scale explain` says why, with figures.",
+        (
+            (
+                _rate("sublet_scaling_decisions", "slot, action, outcome"),
+                "{{slot}} {{action}} {{outcome}}",
+            ),
+        ),
+    )
+    yield Panel(
+        "What scaling policies see",
+        "short",
+        "Load, backlog, forecasts and whatever else a policy tells.",
+        (
+            (
+                _gauge("sublet_scaling_figure", "slot, policy, figure"),
+                "{{policy}} {{figure}}",
+            ),
+        ),
+    )
+    yield Panel(
+        "Spending",
+        "short",
+        "What workers cost a second, in the currency of the prices.",
+        ((_rate("sublet_spend", "job"), "cost"),),
+    )
+    yield Panel(
         "Clients and frames",
         "short",
         "Connected clients, and frames received a second.",

@@ -571,7 +571,7 @@ class RecordEntry(_message.Message):
     def __init__(self, id: _Optional[str] = ..., function: _Optional[str] = ..., key: _Optional[str] = ..., json: _Optional[str] = ..., at_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., attempts: _Optional[int] = ..., source: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class AdministerRequest(_message.Message):
-    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "cancel_request", "passed_on")
+    __slots__ = ("put_state", "delete_state", "replay_dead_letter", "drop_dead_letter", "drain_worker", "recover_partition", "cancel_request", "pause_scaling", "resume_scaling", "passed_on")
     PUT_STATE_FIELD_NUMBER: _ClassVar[int]
     DELETE_STATE_FIELD_NUMBER: _ClassVar[int]
     REPLAY_DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
@@ -579,6 +579,8 @@ class AdministerRequest(_message.Message):
     DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
     RECOVER_PARTITION_FIELD_NUMBER: _ClassVar[int]
     CANCEL_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SCALING_FIELD_NUMBER: _ClassVar[int]
+    RESUME_SCALING_FIELD_NUMBER: _ClassVar[int]
     PASSED_ON_FIELD_NUMBER: _ClassVar[int]
     put_state: PutState
     delete_state: DeleteState
@@ -587,8 +589,127 @@ class AdministerRequest(_message.Message):
     drain_worker: str
     recover_partition: str
     cancel_request: str
+    pause_scaling: str
+    resume_scaling: str
     passed_on: bool
-    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., drain_worker: _Optional[str] = ..., recover_partition: _Optional[str] = ..., cancel_request: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, put_state: _Optional[_Union[PutState, _Mapping]] = ..., delete_state: _Optional[_Union[DeleteState, _Mapping]] = ..., replay_dead_letter: _Optional[str] = ..., drop_dead_letter: _Optional[str] = ..., drain_worker: _Optional[str] = ..., recover_partition: _Optional[str] = ..., cancel_request: _Optional[str] = ..., pause_scaling: _Optional[str] = ..., resume_scaling: _Optional[str] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+
+class ScalingRequest(_message.Message):
+    __slots__ = ("decisions", "passed_on")
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    PASSED_ON_FIELD_NUMBER: _ClassVar[int]
+    decisions: int
+    passed_on: bool
+    def __init__(self, decisions: _Optional[int] = ..., passed_on: _Optional[bool] = ...) -> None: ...
+
+class ScalingReply(_message.Message):
+    __slots__ = ("leader", "token", "dry_run", "workers_min", "workers_max", "workers_wanted", "workers", "slots", "decisions", "price_hour", "spent", "spent_period", "spend_cap")
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_HOUR_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    SPENT_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    SPEND_CAP_FIELD_NUMBER: _ClassVar[int]
+    leader: str
+    token: int
+    dry_run: bool
+    workers_min: int
+    workers_max: int
+    workers_wanted: int
+    workers: _containers.RepeatedCompositeFieldContainer[ScaledWorker]
+    slots: _containers.RepeatedCompositeFieldContainer[ScalingSlot]
+    decisions: _containers.RepeatedCompositeFieldContainer[ScalingDecision]
+    price_hour: float
+    spent: float
+    spent_period: float
+    spend_cap: str
+    def __init__(self, leader: _Optional[str] = ..., token: _Optional[int] = ..., dry_run: _Optional[bool] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[ScaledWorker, _Mapping]]] = ..., slots: _Optional[_Iterable[_Union[ScalingSlot, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., price_hour: _Optional[float] = ..., spent: _Optional[float] = ..., spent_period: _Optional[float] = ..., spend_cap: _Optional[str] = ...) -> None: ...
+
+class ScaledWorker(_message.Message):
+    __slots__ = ("id", "launch", "state", "utilisation", "waiting_ms", "partitions")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    launch: str
+    state: str
+    utilisation: float
+    waiting_ms: float
+    partitions: int
+    def __init__(self, id: _Optional[str] = ..., launch: _Optional[str] = ..., state: _Optional[str] = ..., utilisation: _Optional[float] = ..., waiting_ms: _Optional[float] = ..., partitions: _Optional[int] = ...) -> None: ...
+
+class ScalingSlot(_message.Message):
+    __slots__ = ("slot", "policy", "paused", "failure", "figures")
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    slot: str
+    policy: str
+    paused: bool
+    failure: str
+    figures: _containers.ScalarMap[str, float]
+    def __init__(self, slot: _Optional[str] = ..., policy: _Optional[str] = ..., paused: _Optional[bool] = ..., failure: _Optional[str] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ScalingDecision(_message.Message):
+    __slots__ = ("number", "wall_ms", "slot", "policy", "action", "details", "because", "figures", "outcome", "problem", "ended_wall_ms", "repeated")
+    class DetailsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ENDED_WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    wall_ms: int
+    slot: str
+    policy: str
+    action: str
+    details: _containers.ScalarMap[str, str]
+    because: str
+    figures: _containers.ScalarMap[str, float]
+    outcome: str
+    problem: str
+    ended_wall_ms: int
+    repeated: int
+    def __init__(self, number: _Optional[int] = ..., wall_ms: _Optional[int] = ..., slot: _Optional[str] = ..., policy: _Optional[str] = ..., action: _Optional[str] = ..., details: _Optional[_Mapping[str, str]] = ..., because: _Optional[str] = ..., figures: _Optional[_Mapping[str, float]] = ..., outcome: _Optional[str] = ..., problem: _Optional[str] = ..., ended_wall_ms: _Optional[int] = ..., repeated: _Optional[int] = ...) -> None: ...
 
 class PutState(_message.Message):
     __slots__ = ("function", "key", "msgpack", "json")

@@ -99,6 +99,11 @@ class SubletStub:
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=sublet_dot_proto_dot_sublet__pb2.ExplainReply.FromString,
                 _registered_method=True)
+        self.Scaling = channel.unary_unary(
+                '/sublet.v1.Sublet/Scaling',
+                request_serializer=sublet_dot_proto_dot_sublet__pb2.ScalingRequest.SerializeToString,
+                response_deserializer=sublet_dot_proto_dot_sublet__pb2.ScalingReply.FromString,
+                _registered_method=True)
         self.Administer = channel.unary_unary(
                 '/sublet.v1.Sublet/Administer',
                 request_serializer=sublet_dot_proto_dot_sublet__pb2.AdministerRequest.SerializeToString,
@@ -217,10 +222,18 @@ class SubletServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scaling(self, request, context):
+        """How the cluster scales: who decides, what was decided and why, what it costs. Any worker can be
+        asked: it passes the request on to the worker that leads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Administer(self, request, context):
         """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-        worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
-        on to the owner. The reply comes after the change is durable.
+        worker, recover a partition that was quarantined, pause what decides about scaling. Any worker
+        can be asked: it passes the request on to the owner. The reply comes after the change is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,6 +324,11 @@ def add_SubletServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=sublet_dot_proto_dot_sublet__pb2.ExplainRequest.FromString,
                     response_serializer=sublet_dot_proto_dot_sublet__pb2.ExplainReply.SerializeToString,
+            ),
+            'Scaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scaling,
+                    request_deserializer=sublet_dot_proto_dot_sublet__pb2.ScalingRequest.FromString,
+                    response_serializer=sublet_dot_proto_dot_sublet__pb2.ScalingReply.SerializeToString,
             ),
             'Administer': grpc.unary_unary_rpc_method_handler(
                     servicer.Administer,
@@ -679,6 +697,33 @@ class Sublet:
             '/sublet.v1.Sublet/Explain',
             sublet_dot_proto_dot_sublet__pb2.ExplainRequest.SerializeToString,
             sublet_dot_proto_dot_sublet__pb2.ExplainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sublet.v1.Sublet/Scaling',
+            sublet_dot_proto_dot_sublet__pb2.ScalingRequest.SerializeToString,
+            sublet_dot_proto_dot_sublet__pb2.ScalingReply.FromString,
             options,
             channel_credentials,
             insecure,

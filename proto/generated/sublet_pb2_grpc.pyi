@@ -83,10 +83,14 @@ class SubletStub:
     """Where the time of requests went, stage by stage. Each worker knows the slowest and the late of
     its own partitions: ask all of them.
     """
+    Scaling: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.ScalingRequest, _sublet_pb2.ScalingReply]
+    """How the cluster scales: who decides, what was decided and why, what it costs. Any worker can be
+    asked: it passes the request on to the worker that leads.
+    """
     Administer: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]
     """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-    worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
-    on to the owner. The reply comes after the change is durable.
+    worker, recover a partition that was quarantined, pause what decides about scaling. Any worker
+    can be asked: it passes the request on to the owner. The reply comes after the change is durable.
     """
     Connect: _grpc.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
@@ -140,10 +144,14 @@ class SubletAsyncStub(SubletStub):
     """Where the time of requests went, stage by stage. Each worker knows the slowest and the late of
     its own partitions: ask all of them.
     """
+    Scaling: _aio.UnaryUnaryMultiCallable[_sublet_pb2.ScalingRequest, _sublet_pb2.ScalingReply]  # type: ignore[assignment]
+    """How the cluster scales: who decides, what was decided and why, what it costs. Any worker can be
+    asked: it passes the request on to the worker that leads.
+    """
     Administer: _aio.UnaryUnaryMultiCallable[_sublet_pb2.AdministerRequest, _sublet_pb2.AdministerReply]  # type: ignore[assignment]
     """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-    worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
-    on to the owner. The reply comes after the change is durable.
+    worker, recover a partition that was quarantined, pause what decides about scaling. Any worker
+    can be asked: it passes the request on to the owner. The reply comes after the change is durable.
     """
     Connect: _aio.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]  # type: ignore[assignment]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
@@ -274,14 +282,24 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Scaling(
+        self,
+        request: _sublet_pb2.ScalingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sublet_pb2.ScalingReply, _abc.Awaitable[_sublet_pb2.ScalingReply]]:
+        """How the cluster scales: who decides, what was decided and why, what it costs. Any worker can be
+        asked: it passes the request on to the worker that leads.
+        """
+
+    @_abc_1.abstractmethod
     def Administer(
         self,
         request: _sublet_pb2.AdministerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sublet_pb2.AdministerReply, _abc.Awaitable[_sublet_pb2.AdministerReply]]:
         """Change something by hand: set or delete a state, run a dead letter again or drop it, drain a
-        worker, recover a partition that was quarantined. Any worker can be asked: it passes the request
-        on to the owner. The reply comes after the change is durable.
+        worker, recover a partition that was quarantined, pause what decides about scaling. Any worker
+        can be asked: it passes the request on to the owner. The reply comes after the change is durable.
         """
 
     @_abc_1.abstractmethod

@@ -45,6 +45,7 @@ pipelines_cli = _group(
     "List and manage the Spark queries, named writes and backfills that a cluster knows.",
 )
 egress_cli = _group("egress", "List where functions emit to; `sublet tail` reads it.")
+scale_cli = _group("scale", "See and control how the cluster scales: workers, policies, costs.")
 config_cli = _group("config", "Show the settings.")
 
 Target = Annotated[
@@ -108,6 +109,7 @@ OfFunction = Annotated[
 PipelineName = Annotated[
     str, typer.Argument(metavar="NAME", help="Name from `sublet pipelines list`.")
 ]
+ScalingSlot = Annotated[str, typer.Argument(metavar="SLOT", help="workers, placement or shares.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
 
 Http = Annotated[
@@ -789,6 +791,75 @@ def backfill(  # noqa: PLR0913 - each argument is an option of the command
     backfill_commands.backfill(arguments, _where(connect, data_dir, config), as_json)
 
 
+@scale_cli.command("status")
+def scale_status(
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who decides about workers, what is wanted, what is there, and what it costs.
+
+    Example: sublet scale status
+    """
+    from sublet.runtime.cli.commands import scale as scale_commands
+
+    scale_commands.status(_where(connect, data_dir, config), as_json)
+
+
+@scale_cli.command("explain")
+def scale_explain(
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=1, max=1_000, help="Maximum number to show.")
+    ] = 20,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the latest decisions, newest first: why, with which figures, and what came of them.
+
+    Example: sublet scale explain --limit 5
+    """
+    from sublet.runtime.cli.commands import scale as scale_commands
+
+    scale_commands.explain(_where(connect, data_dir, config), limit, as_json)
+
+
+@scale_cli.command("pause")
+def scale_pause(
+    slot: ScalingSlot,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop asking the policy of a slot. What is under way goes on; leaders to come keep it paused.
+
+    Example: sublet scale pause workers
+    """
+    from sublet.runtime.cli.commands import scale as scale_commands
+
+    scale_commands.change("pause", slot, _where(connect, data_dir, config), as_json)
+
+
+@scale_cli.command("resume")
+def scale_resume(
+    slot: ScalingSlot,
+    connect: Connect = None,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the policy of a paused slot again.
+
+    Example: sublet scale resume workers
+    """
+    from sublet.runtime.cli.commands import scale as scale_commands
+
+    scale_commands.change("resume", slot, _where(connect, data_dir, config), as_json)
+
+
 @pipelines_cli.command("list")
 def pipelines_list(
     fn: SomeFunction = "",
@@ -985,6 +1056,7 @@ cli.add_typer(egress_cli)
 cli.add_typer(state_cli)
 cli.add_typer(dead_cli)
 cli.add_typer(pipelines_cli)
+cli.add_typer(scale_cli)
 cli.add_typer(config_cli)
 
 

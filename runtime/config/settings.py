@@ -352,6 +352,11 @@ class WorkerConfig:
             )
         if not self.scales and not self.spend_cap:
             return
+        if self.store == "memory" and self.scaling:
+            raise ConfigError(
+                f"scaling is {self.scaling!r}, but store is 'memory', which no two workers share; "
+                "allowed with scaling: sqlite, redis"
+            )
         from sublet.scheduler.scaling.actions import Slot
         from sublet.scheduler.scaling.policy import scaling_named, scaling_names
 

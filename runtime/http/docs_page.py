@@ -262,6 +262,9 @@ class _Page:
         cancel = "/requests/{id}"
         yield "</ul><ul class='addresses'>"
         yield _address("delete", cancel, self._paths[cancel]["delete"]["summary"])
+        for path, item in self._paths.items():
+            if path.startswith("/scaling/"):
+                yield _address("post", path, item["post"]["summary"])
         yield "</ul></section>"
 
     # Types

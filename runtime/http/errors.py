@@ -50,6 +50,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "no_route": 404,
     "no_state": 404,
     "no_dead_letter": 404,
+    "no_scaling": 404,
     "method_not_allowed": 405,
     "not_acceptable": 406,
     "request_timeout": 408,

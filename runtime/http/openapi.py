@@ -24,6 +24,8 @@ from sublet.runtime.protocol.rpc import (
     EGRESS_WAIT_MS_MAX,
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
+    SCALING_DECISIONS_DEFAULT,
+    SCALING_DECISIONS_MAX,
 )
 
 KEYS_LIMIT_DEFAULT = 100
@@ -72,6 +74,7 @@ _MEANINGS = {
     "unknown_function": "there is no such function",
     "no_state": "the key has no state",
     "no_dead_letter": "there is no dead letter with this id",
+    "no_scaling": "the cluster does not scale, or has no policy for this slot",
     "egress_lost": "values were dropped before they were read",
     "not_acceptable": "the reply is not available in an accepted type",
     "request_timeout": "the request took too long to arrive",
@@ -550,6 +553,60 @@ def _describe_worker(paths: Json) -> None:
             },
         }
     }
+    paths["/scaling"] = {
+        "get": {
+            "operationId": "scaling",
+            "summary": "How the cluster scales: who decides, what was decided and why, its cost.",
+            "tags": ["worker"],
+            "parameters": [
+                {
+                    "name": "decisions",
+                    "in": "query",
+                    "description": "How many of the latest decisions to return.",
+                    "schema": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": SCALING_DECISIONS_MAX,
+                        "default": SCALING_DECISIONS_DEFAULT,
+                    },
+                }
+            ],
+            "responses": {
+                "200": {
+                    "description": "As the worker that leads the scaling says; decisions newest "
+                    "first.",
+                    "content": _json_content(_SCALING_SCHEMA),
+                },
+                **_problems(("bad_request", "no_scaling", "unavailable")),
+            },
+        }
+    }
+    for verb, paused in (("pause", True), ("resume", False)):
+        paths[f"/scaling/{{slot}}/{verb}"] = {
+            "post": {
+                "operationId": f"{verb}Scaling",
+                "summary": "Stop asking the scaling policy of a slot."
+                if paused
+                else "Ask the scaling policy of a slot again.",
+                "tags": ["worker"],
+                "parameters": [
+                    {
+                        "name": "slot",
+                        "in": "path",
+                        "required": True,
+                        "description": "workers, placement or shares.",
+                        "schema": {"type": "string"},
+                    }
+                ],
+                "responses": {
+                    "200": {
+                        "description": "It is stored: leaders to come keep to it.",
+                        "content": _json_content(_PAUSED_SCHEMA),
+                    },
+                    **_problems(("bad_key", "no_scaling", "unavailable")),
+                },
+            }
+        }
     paths["/openapi.json"] = {
         "get": {
             "operationId": "openapi",
@@ -598,6 +655,62 @@ def _about(name: str, summary: str, status: str, codes: Iterable[str]) -> Json:
         }
     }
 
+
+_FIGURES: Json = {"type": "object", "additionalProperties": {"type": "number"}}
+_TEXT: Json = {"type": "string"}
+_COUNT: Json = {"type": "integer", "minimum": 0}
+_YES: Json = {"type": "boolean"}
+
+
+def _record(**properties: Json) -> Json:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_PAUSED_SCHEMA = _record(slot=_TEXT, paused=_YES)
+_SCALING_SCHEMA = _record(
+    leader=_TEXT,
+    token=_COUNT,
+    dry_run=_YES,
+    workers_min=_COUNT,
+    workers_max=_COUNT,
+    workers_wanted={"type": ["integer", "null"], "minimum": 0},
+    workers={
+        "type": "array",
+        "items": _record(
+            id=_TEXT,
+            launch=_TEXT,
+            state={"type": "string", "enum": ["serving", "draining", "silent", "starting"]},
+            utilisation={"type": "number"},
+            waiting_ms={"type": "number"},
+            partitions=_COUNT,
+        ),
+    },
+    slots={
+        "type": "array",
+        "items": _record(slot=_TEXT, policy=_TEXT, paused=_YES, failure=_TEXT, figures=_FIGURES),
+    },
+    decisions={
+        "type": "array",
+        "items": _record(
+            number=_COUNT,
+            wall_ms=_COUNT,
+            slot=_TEXT,
+            policy=_TEXT,
+            action=_TEXT,
+            details={"type": "object", "additionalProperties": _TEXT},
+            because=_TEXT,
+            figures=_FIGURES,
+            outcome=_TEXT,
+            problem=_TEXT,
+            ended_wall_ms={"type": ["integer", "null"]},
+            repeated=_COUNT,
+        ),
+    },
+    price_hour={"type": "number"},
+    spent={"type": "number"},
+    spent_period={"type": "number"},
+    spend_cap=_TEXT,
+)
 
 _LEASES_SCHEMA: Json = {
     "type": "object",

@@ -7,7 +7,8 @@ this worker need not own what is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from html import escape
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from sublet.functions.context import check_message
 from sublet.functions.errors import (
     EncodeError,
     KeyRejectedError,
+    RejectedError,
     SubletError,
     UnavailableError,
     UnknownFunctionError,
@@ -63,6 +65,8 @@ from sublet.runtime.protocol.rpc import (
     EGRESS_WAIT_MS_MAX,
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
+    SCALING_DECISIONS_DEFAULT,
+    SCALING_DECISIONS_MAX,
     AdministerRequest,
     CallInfo,
     CancelRequest,
@@ -71,9 +75,13 @@ from sublet.runtime.protocol.rpc import (
     EgressPage,
     EgressRequest,
     LeasesReport,
+    PauseScaling,
     RecordEntry,
     RecordPage,
     RecordsRequest,
+    ResumeScaling,
+    ScalingReport,
+    ScalingRequest,
     StateReport,
     StateRequest,
 )
@@ -119,6 +127,8 @@ class IngressService(Protocol):
     def metrics(self) -> bytes: ...
 
     def leases(self) -> LeasesReport: ...
+
+    async def scaling(self, request: ScalingRequest) -> ScalingReport: ...
 
     def not_joined(self) -> str: ...
 
@@ -169,6 +179,9 @@ class HttpApp:
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
                 Route("/leases", self._leases),
+                Route("/scaling", self._ending(self._scaling)),
+                Route("/scaling/{slot}/pause", self._ending(self._pause), methods=["POST"]),
+                Route("/scaling/{slot}/resume", self._ending(self._resume), methods=["POST"]),
                 Route("/openapi.json", self._openapi_document),
                 Route("/docs", self._docs),
                 Route("/docs/{asset}", self._asset),
@@ -431,6 +444,24 @@ class HttpApp:
     async def _leases(self, request: Request) -> Response:
         return _json(self._service.leases())
 
+    async def _scaling(self, request: Request) -> Response:
+        query = query_of(request.scope["query_string"], ("decisions",))
+        limit = _number(query, "decisions", SCALING_DECISIONS_DEFAULT, 1, SCALING_DECISIONS_MAX)
+        with _known_to_scale():
+            return _json(await self._service.scaling(ScalingRequest(decisions=limit)))
+
+    async def _pause(self, request: Request) -> Response:
+        slot = path_text(request.path_params["slot"])
+        with _known_to_scale():
+            await self._service.administer(AdministerRequest(action=PauseScaling(slot=slot)))
+        return _json({"slot": slot, "paused": True})
+
+    async def _resume(self, request: Request) -> Response:
+        slot = path_text(request.path_params["slot"])
+        with _known_to_scale():
+            await self._service.administer(AdministerRequest(action=ResumeScaling(slot=slot)))
+        return _json({"slot": slot, "paused": False})
+
     async def _openapi_document(self, request: Request) -> Response:
         if not self._openapi:
             self._openapi = msgspec.json.encode(describe(self._functions, self._limits))
@@ -452,6 +483,15 @@ class HttpApp:
         if name not in ASSETS:
             raise HTTPException(404)
         return Response(asset(name), media_type=ASSETS[name], headers={"cache-control": "no-cache"})
+
+
+@contextmanager
+def _known_to_scale() -> Iterator[None]:
+    """What there is not is not found."""
+    try:
+        yield
+    except RejectedError as error:
+        raise HttpProblemError("no_scaling", str(error)) from None
 
 
 def _check(reason: str) -> None:

@@ -37,6 +37,8 @@ from sublet.runtime.protocol.rpc import (
     RecordPage,
     RecordsRequest,
     RequestTimes,
+    ScalingReport,
+    ScalingRequest,
     SnapshotPage,
     SnapshotPageRequest,
     StateListRequest,
@@ -406,6 +408,9 @@ class UnaryClient:
 
     async def explain(self, request: ExplainRequest) -> list[RequestTimes]:
         return await self._ask(methods.EXPLAIN, request)
+
+    async def scaling(self, request: ScalingRequest) -> ScalingReport:
+        return await self._ask(methods.SCALING, request)
 
     async def administer(self, request: AdministerRequest) -> None:
         await self._ask(methods.ADMINISTER, request)

@@ -259,6 +259,7 @@ class LinkServer:
             **unary(methods.DESCRIBE_FUNCTIONS, lambda *_: service.describe_functions()),
             **unary(methods.LIST_RECORDS, lambda request, _: service.list_records(request)),
             **unary(methods.EXPLAIN, lambda request, _: service.explain(request)),
+            **unary(methods.SCALING, lambda request, _: service.scaling(request)),
             **unary(methods.ADMINISTER, lambda request, _: service.administer(request)),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)

@@ -399,6 +399,16 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
 
 
+class PauseScaling(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Do not ask the scaling policy of a slot until it is resumed."""
+
+    slot: str
+
+
+class ResumeScaling(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    slot: str
+
+
 AdministerAction = (
     PutState
     | DeleteState
@@ -407,6 +417,8 @@ AdministerAction = (
     | DrainWorker
     | RecoverPartition
     | CancelRequest
+    | PauseScaling
+    | ResumeScaling
 )
 
 
@@ -414,6 +426,73 @@ class AdministerRequest(msgspec.Struct, frozen=True, kw_only=True):
     action: AdministerAction
     passed_on: bool = False
     """It comes from a worker that does not own the partition: it goes no further."""
+
+
+SCALING_DECISIONS_DEFAULT = 20
+SCALING_DECISIONS_MAX = 1_000
+
+
+class ScalingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    decisions: int = SCALING_DECISIONS_DEFAULT
+    """How many of the latest are wanted at most."""
+    passed_on: bool = False
+    """It comes from a worker that does not lead: it goes no further."""
+
+
+class ScaledWorker(msgspec.Struct, frozen=True, kw_only=True):
+    id: str = ""
+    """Empty while it is starting."""
+    launch: str = ""
+    state: str
+    """serving, draining, silent or starting."""
+    utilisation: float = 0.0
+    waiting_ms: float = 0.0
+    partitions: int = 0
+
+
+class ScalingSlot(msgspec.Struct, frozen=True, kw_only=True):
+    slot: str
+    policy: str
+    paused: bool = False
+    failure: str = ""
+    """Why the policy is not asked any more; empty while it is."""
+    figures: dict[str, float] = {}
+
+
+class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    wall_ms: int
+    slot: str
+    policy: str
+    action: str
+    """Its kind, such as `add-workers`."""
+    details: dict[str, str] = {}
+    because: str = ""
+    figures: dict[str, float] = {}
+    outcome: str = ""
+    """Empty while it is under way."""
+    problem: str = ""
+    ended_wall_ms: int | None = None
+    repeated: int = 0
+
+
+class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cluster scales, as the worker says that leads."""
+
+    leader: str
+    token: int
+    dry_run: bool = False
+    workers_min: int
+    workers_max: int
+    workers_wanted: int | None = None
+    workers: list[ScaledWorker] = []
+    slots: list[ScalingSlot] = []
+    decisions: list[ScalingDecision] = []
+    """Newest first."""
+    price_hour: float = 0.0
+    spent: float = 0.0
+    spent_period: float = 0.0
+    spend_cap: str = ""
 
 
 class Service(Protocol):
@@ -450,6 +529,8 @@ class Service(Protocol):
     async def list_records(self, request: RecordsRequest) -> RecordPage: ...
 
     async def explain(self, request: ExplainRequest) -> list[RequestTimes]: ...
+
+    async def scaling(self, request: ScalingRequest) -> ScalingReport: ...
 
     async def administer(self, request: AdministerRequest) -> None:
         """Return when the change is durable."""

@@ -7,6 +7,7 @@ Starting may be asked for twice; who starts processes knows a launch by its id.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -97,12 +98,17 @@ class SupervisorActuator:
 
     async def lead(self, token: int) -> None:
         if self.send is not None:
-            await self.send(StartNote(token=token))
+            # Who is gone obeys nobody.
+            with suppress(OSError):
+                await self.send(StartNote(token=token))
 
     async def start(self, launches: Sequence[str], total: int, token: int) -> None:
         if self.send is None:
             raise ActuatorError("the supervisor of this worker is gone")
-        await self.send(StartNote(launches=list(launches), total=total, token=token))
+        try:
+            await self.send(StartNote(launches=list(launches), total=total, token=token))
+        except OSError as error:
+            raise ActuatorError(f"the supervisor of this worker is gone ({error})") from None
 
     async def release(self, node: str, total: int, token: int) -> None:
         pass  # A worker that was drained tells its supervisor before it ends.

@@ -361,15 +361,10 @@ class ProcessSampler:
         functions: Mapping[str, Function],
         host: SampledHost,
         refusals: Mapping[tuple[str, str], int],
+        now_ms: float,
     ) -> None:
-        self._sampler = Sampler(
-            worker,
-            functions,
-            host,
-            refusals,
-            now_ms=time.monotonic() * 1000,
-            cpu_s=time.process_time(),
-        )
+        cpu_s = time.process_time()
+        self._sampler = Sampler(worker, functions, host, refusals, now_ms=now_ms, cpu_s=cpu_s)
 
     def sample(self, now_ms: float) -> WorkerSample:
         return self._sampler.sample(now_ms, time.process_time(), _memory_bytes())

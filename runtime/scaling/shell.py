@@ -30,7 +30,7 @@ from sublet.scheduler.scaling.controller import Controller
 from sublet.scheduler.scaling.effects import Effect, Report, StartWorkers, StopWorker, WritePlan
 from sublet.scheduler.scaling.plan import Plan, decode_plan, encode_plan
 from sublet.scheduler.scaling.signals import WorkerSample, decode_sample, encode_sample
-from sublet.scheduler.scaling.view import FunctionFacts, Slo, WorkerFacts
+from sublet.scheduler.scaling.view import ClusterView, FunctionFacts, Slo, WorkerFacts
 from sublet.statestore.contract import Directory, View
 
 _log = structlog.get_logger(__name__)
@@ -101,6 +101,8 @@ class Scaling:
         term_ms: float,
     ) -> None:
         self.controller = controller
+        self.utilisation = 0.0
+        """Of this worker, in the last second."""
         self.ended: Counter[tuple[str, str, str]] = Counter()
         """Decisions by slot, action and how they ended."""
         self._worker = worker
@@ -148,6 +150,7 @@ class Scaling:
         """A second has passed."""
         now_ms = self._clock.monotonic_ms()
         sample, view = self._sample(now_ms), self._cluster.seen
+        self.utilisation = sample.utilisation
         if view is None:
             return
         await self._look_at_lead(view, now_ms)
@@ -350,6 +353,10 @@ class Scaling:
             self.controller.failed(worker, str(error), self._clock.monotonic_ms())
 
     # For people
+
+    def view(self) -> ClusterView:
+        """Return the cluster as policies see it; meaningful where this worker leads."""
+        return self.controller.view(self._clock.monotonic_ms())
 
     async def change(self, change: Callable[[Controller], None]) -> bool:
         """Change something of the plan, if this worker leads; return whether it is stored."""

@@ -7,8 +7,8 @@ but additions. `METRICS` is the one list of names and meanings, also for the ref
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,6 +22,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from sublet.functions.windows import BEGINNING_MS
 from sublet.runtime.observability.telemetry import Histogram
 from sublet.runtime.services.worker_service import ServedWorker, bindings_of, costs_of
+
+if TYPE_CHECKING:
+    from sublet.runtime.scaling.shell import Scaling
 
 
 class Described(NamedTuple):
@@ -258,6 +261,42 @@ METRICS = (
         (),
         "Quarantined partitions: not served because their recovery failed.",
     ),
+    Described(
+        "sublet_utilisation",
+        "gauge",
+        (),
+        "How busy this worker was in the last second, 0 to 1: the largest share of a core, of its "
+        "threads, of the handlers that may wait at once. Only where the cluster scales.",
+    ),
+    Described(
+        "sublet_scaling_leads",
+        "gauge",
+        (),
+        "1 for the worker that leads the scaling. Only it tells the metrics below.",
+    ),
+    Described(
+        "sublet_workers",
+        "gauge",
+        ("state",),
+        "Workers of the cluster; state: serving, starting, draining, silent.",
+    ),
+    Described("sublet_workers_wanted", "gauge", (), "How many workers there should be."),
+    Described(
+        "sublet_scaling_decisions",
+        "counter",
+        ("slot", "action", "outcome"),
+        "Scaling decisions that have ended under this leader; outcome: done, failed, timed out, "
+        "refused, dry run.",
+    ),
+    Described(
+        "sublet_scaling_figure",
+        "gauge",
+        ("slot", "policy", "figure"),
+        "What a scaling policy sees, such as load, backlog_ms or forecast.",
+    ),
+    Described(
+        "sublet_spend", "counter", (), "What workers have cost, in the currency of the prices."
+    ),
 )
 
 _BY_NAME = {each.name: each for each in METRICS}
@@ -278,6 +317,16 @@ _COUNTERS = {
     "prefetched": "sublet_cache_prefetched",
     "prefetch_hits": "sublet_cache_prefetch_hits",
 }
+_SCALING = {
+    "sublet_utilisation",
+    "sublet_scaling_leads",
+    "sublet_workers",
+    "sublet_workers_wanted",
+    "sublet_scaling_decisions",
+    "sublet_scaling_figure",
+    "sublet_spend",
+}
+_WORKER_STATES = {"serving": 0, "starting": 0, "draining": 0, "silent": 0}
 _LEASE_ENDS = ("returned", "declined", "expired", "revoked")
 _LEASE_COUNTERS = {
     "lent_partial": "sublet_leases_partial",
@@ -306,6 +355,7 @@ class WorkerCollector(Collector):
         yield from self._guests()
         yield from self._blocked_loops()
         yield from self._of_worker()
+        yield from self._scaling()
 
     def _by_function(self) -> Iterator[Metric]:
         totals: dict[str, dict[str, float]] = {}
@@ -437,6 +487,37 @@ class WorkerCollector(Collector):
             families["sublet_guests"].add_metric(["declined"], lending.lessee.declined)
             families["sublet_guest_cache_bytes"].add_metric([], lending.states.bytes)
         yield from families.values()
+
+    def _scaling(self) -> Iterator[Metric]:
+        names = [each.name for each in METRICS if each.name in _SCALING]
+        families = {name: _family(name) for name in names}
+        scaling = self._worker.scaling
+        if scaling is not None:
+            leads = scaling.controller.leads
+            families["sublet_utilisation"].add_metric([], scaling.utilisation)
+            families["sublet_scaling_leads"].add_metric([], int(leads))
+            if leads:
+                self._scaling_as_leader(scaling, families)
+        yield from families.values()
+
+    def _scaling_as_leader(
+        self, scaling: Scaling, families: Mapping[str, CounterMetricFamily | GaugeMetricFamily]
+    ) -> None:
+        from sublet.runtime.services.scaling_report import workers_of
+
+        controller, states = scaling.controller, Counter(_WORKER_STATES)
+        states.update(each.state for each in workers_of(scaling))
+        for state in _WORKER_STATES:
+            families["sublet_workers"].add_metric([state], states[state])
+        if controller.plan.workers is not None:
+            families["sublet_workers_wanted"].add_metric([], controller.plan.workers)
+        for labels, count in sorted(scaling.ended.items()):
+            families["sublet_scaling_decisions"].add_metric(labels, count)
+        for slot in controller.slots():
+            for figure, value in slot.figures.items():
+                labels = (slot.slot, slot.policy, figure)
+                families["sublet_scaling_figure"].add_metric(labels, value)
+        families["sublet_spend"].add_metric([], controller.spending.spent.total)
 
     def _of_worker(self) -> Iterator[Metric]:
         host, router = self._worker.host, self._worker.router

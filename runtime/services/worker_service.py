@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -38,12 +38,16 @@ from sublet.runtime.protocol.rpc import (
     FunctionDescription,
     FunctionLeases,
     LeasesReport,
+    PauseScaling,
     PinnedPartition,
     PinRequest,
     RecordPage,
     RecordsRequest,
     RecoverPartition,
     RequestTimes,
+    ResumeScaling,
+    ScalingReport,
+    ScalingRequest,
     SnapshotPage,
     SnapshotPageRequest,
     StateCell,
@@ -60,6 +64,10 @@ from sublet.runtime.services.egress_pages import EgressPages
 from sublet.runtime.services.inspection import Inspection
 from sublet.runtime.services.snapshot_pages import SnapshotPages
 from sublet.statestore.contract import Store, settled
+
+if TYPE_CHECKING:
+    from sublet.runtime.scaling.shell import Scaling
+    from sublet.runtime.services.scaling_report import ScalingReports
 
 
 class ServedWorker(Protocol):
@@ -80,6 +88,8 @@ class ServedWorker(Protocol):
     """In which it runs what waits, by name."""
     binding: str
     """The policy of functions that say nothing else, by name."""
+    scaling: Scaling | None
+    """None where nothing scales."""
 
     @property
     def is_draining(self) -> bool:
@@ -304,9 +314,22 @@ class WorkerService:
     async def list_records(self, request: RecordsRequest) -> RecordPage:
         return await self._inspection.list_records(request)
 
+    async def scaling(self, request: ScalingRequest) -> ScalingReport:
+        return await self._scaling_reports().report(request)
+
+    def _scaling_reports(self) -> ScalingReports:
+        worker = self._worker
+        # Most workers are never asked.
+        from sublet.runtime.services.scaling_report import ScalingReports
+
+        return ScalingReports(worker.id, worker.scaling, worker.router.topology.workers)
+
     async def administer(self, request: AdministerRequest) -> None:
         """Change something here, or have its owner do it."""
         action = request.action
+        if isinstance(action, PauseScaling | ResumeScaling):
+            await self._scaling_reports().administer(request)
+            return
         if isinstance(action, DrainWorker):
             await self._worker.drain_worker(action.worker)
             return

@@ -123,9 +123,14 @@ class Seat:
             self._guarded(lambda: policy.recall(memory))
 
     def status(self, paused: bool) -> SlotStatus:
+        figures = self._guarded(self._figures) if not self.failure else None
+        return SlotStatus(self.slot.value, self.name, paused, self.failure, figures or {})
+
+    def _figures(self) -> dict[str, float]:
         policy = self._policy
-        figures = dict(policy.figures) if isinstance(policy, Measures) else {}
-        return SlotStatus(self.slot.value, self.name, paused, self.failure, figures)
+        if not isinstance(policy, Measures):
+            return {}
+        return {str(name): float(value) for name, value in policy.figures.items()}
 
     def _guarded(self, call: Callable[[], T]) -> T | None:
         try:

@@ -213,6 +213,7 @@ def test_all_commands_are_there() -> None:
         *("pipelines list", "pipelines show", "pipelines complete", "pipelines forget"),
         "recover",
         "run",
+        *("scale status", "scale explain", "scale pause", "scale resume"),
         "send",
         "simulate",
         "slow",

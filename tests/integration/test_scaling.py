@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from sublet import Client
+from sublet.runtime.links.grpc_link import UnaryClient
+from sublet.runtime.protocol.rpc import AdministerRequest, PauseScaling, ScalingRequest
 from sublet.scheduler.scaling.plan import Plan, decode_plan
 from sublet.statestore.contract import View
 from sublet.statestore.sqlite.directory import SqliteDirectory
@@ -155,6 +157,52 @@ async def test_workers_come_with_the_load_and_go_without_it_and_no_call_fails(
     assert any("was drained" in line for line in run.lines)
 
 
+async def sublet(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a command of the command line; return its exit code and what it says."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sublet", *arguments, "--data-dir", str(folder), "--json"),
+        cwd=PROJECT,
+        stdout=PIPE,
+    )
+    told, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, json.loads(told)
+
+
+@pytest.mark.timeout(180)
+async def test_people_see_why_and_can_pause_it_at_any_worker(tmp_path: Path) -> None:
+    prices = ("--set", "price_worker_hour=36", "--set", "spend_cap=100/day")
+    async with running(tmp_path, "1..3", "fixed:workers=2", *prices) as run:
+        view = await run.until(lambda view: len(serving(view)) == 2 and bool(view.lead.holder))
+        await run.settled(2)
+        _, told = await sublet(tmp_path, "scale", "explain")
+        (decision,) = told["decisions"]
+        assert (decision["action"], decision["outcome"]) == ("add-workers", "done")
+        assert decision["because"] == "1 workers, 2 wanted"
+
+        _, told = await sublet(tmp_path, "scale", "status")
+        assert (told["leader"], told["workers_wanted"]) == (view.lead.holder, 2)
+        assert [each["state"] for each in told["workers"]] == ["serving", "serving"]
+        assert (told["price_hour"], told["spend_cap"]) == (72, "100/day")
+        assert told["spent"] > 0
+
+        # Whoever is asked, the leader answers.
+        for member in view.members.values():
+            async with UnaryClient(member.address) as worker:
+                report = await worker.scaling(ScalingRequest())
+            assert report.leader == view.lead.holder
+        (other,) = [each for id_, each in view.members.items() if id_ != view.lead.holder]
+        async with UnaryClient(other.address) as worker:
+            await worker.administer(AdministerRequest(action=PauseScaling(slot="workers")))
+        assert (await run.plan()).paused == ("workers",)
+        code, told = await sublet(tmp_path, "scale", "resume", "workers")
+        assert (code, told) == (0, {"ok": True, "slot": "workers", "paused": False})
+        assert (await run.plan()).paused == ()
+        code, told = await sublet(tmp_path, "scale", "pause", "instances")
+        assert code == 2
+        assert "there is no policy for 'instances'; allowed: workers" in told["error"]["message"]
+
+
 @pytest.mark.timeout(120)
 async def test_a_dry_run_says_what_it_would_do_and_does_not(tmp_path: Path) -> None:
     async with running(tmp_path, "1..3", "fixed:workers=3", "--scaling-dry-run") as run:
@@ -166,3 +214,40 @@ async def test_a_dry_run_says_what_it_would_do_and_does_not(tmp_path: Path) -> N
         assert (await run.plan()).launches == ()
     decision, *_ = run.events("scaling decision")
     assert (decision["count"], decision["outcome"]) == (2, "dry run")
+
+
+@pytest.mark.timeout(120)
+async def test_a_launch_that_cannot_start_is_given_up_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a policy of the app's own, whose code is broken once the first worker runs."""
+    broken = tmp_path / "broken"
+    monkeypatch.setenv("TEST_BROKEN", str(broken))
+    async with running(tmp_path, "1..2", "one-more") as run:
+        first = await run.until(lambda view: bool(view.placement))
+        broken.touch()
+        async with asyncio.timeout(PATIENCE_S):
+            while not run.events("scaling decision ended"):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+        await run.settled(1)
+        assert set((await run.directory.view()).members) == set(first.members)
+    (decision,) = run.events("scaling decision")
+    assert (decision["policy"], decision["because"]) == ("one-more", "a test wants it")
+    (ended,) = run.events("scaling decision ended")
+    assert ended["outcome"] == "failed"
+    assert "cannot start" in ended["detail"]
+
+
+@pytest.mark.timeout(60)
+async def test_a_policy_that_nobody_has_ends_the_run_at_once(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sublet", "run", "tests.integration.scaling_app:app"),
+        *("--data-dir", str(tmp_path), "--workers", "1..2", "--scaling", "nobody"),
+        *("--port", "0", "--no-http"),
+        cwd=PROJECT,
+        stdout=PIPE,
+        stderr=STDOUT,
+    )
+    told, _ = await process.communicate()
+    assert process.returncode == 2
+    assert "the policy for workers is 'nobody'; allowed: fixed" in told.decode()

@@ -15,6 +15,8 @@ from sublet.runtime.protocol.rpc import (
     EGRESS_WAIT_MS_MAX,
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
+    SCALING_DECISIONS_DEFAULT,
+    SCALING_DECISIONS_MAX,
     AdministerAction,
     AdministerRequest,
     CallRequest,
@@ -35,6 +37,7 @@ from sublet.runtime.protocol.rpc import (
     FunctionDescription,
     FunctionLeases,
     LaneOffer,
+    PauseScaling,
     PinnedPartition,
     PinRequest,
     PutState,
@@ -44,6 +47,12 @@ from sublet.runtime.protocol.rpc import (
     RecoverPartition,
     ReplayDeadLetter,
     RequestTimes,
+    ResumeScaling,
+    ScaledWorker,
+    ScalingDecision,
+    ScalingReport,
+    ScalingRequest,
+    ScalingSlot,
     SnapshotPage,
     SnapshotPageRequest,
     StateCell,
@@ -341,7 +350,28 @@ ADMINISTER = Method(
             drain_worker=SoleField(DrainWorker, "drain_worker", Name()),
             recover_partition=SoleField(RecoverPartition, "recover_partition", Name()),
             cancel_request=SoleField(CancelRequest, "cancel_request", Name()),
+            pause_scaling=SoleField(PauseScaling, "pause_scaling", Name()),
+            resume_scaling=SoleField(ResumeScaling, "resume_scaling", Name()),
         ),
     ),
     NOTHING,
+)
+
+# Scaling
+
+SCALING = Method(
+    "Scaling",
+    ProtobufCodec(
+        ScalingRequest,
+        pb.ScalingRequest,
+        decisions=Limit(SCALING_DECISIONS_DEFAULT, SCALING_DECISIONS_MAX),
+    ),
+    ProtobufCodec(
+        ScalingReport,
+        pb.ScalingReply,
+        workers_wanted=OrNone(),
+        workers=Each(ProtobufCodec(ScaledWorker, pb.ScaledWorker)),
+        slots=Each(ProtobufCodec(ScalingSlot, pb.ScalingSlot)),
+        decisions=Each(ProtobufCodec(ScalingDecision, pb.ScalingDecision, ended_wall_ms=OrNone())),
+    ),
 )

@@ -1,9 +1,11 @@
 """Settings come from flags, variables and a file, in that order; impossible ones are refused."""
 
+import re
 import typing
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -414,3 +416,36 @@ def test_callers_have_at_most_half_of_the_time_to_notice(
     config = WorkerConfig(drain_notice_s=notice_s, drain_timeout_s=timeout_s)
 
     assert config.drain_notice_within_s == found_s
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"scaling": "fixed:workers=x"}, "scaling: fixed: workers is 'x'; allowed: a whole number"),
+        ({"scaling": "two words"}, "scaling: the policy for workers is 'two words'; allowed: "),
+        ({"placement": "even:x=1"}, "placement: even has no parameter 'x'"),
+        ({"tenancy": "mine"}, "order=shared-laxity"),
+        ({"scaling": "fixed", "store": "memory"}, "allowed with scaling: sqlite, redis"),
+        ({"workers_min": 3, "workers_max": 2}, "workers_min is 3; allowed: 1..2"),
+        ({"workers_max": 0}, "workers_max is 0; allowed: 1..128"),
+        ({"start_timeout_s": 0}, "start_timeout_s is 0; allowed: 1..3600"),
+        ({"price_worker_hour": -1}, "price_worker_hour is -1; allowed: 0"),
+        ({"spend_cap": "5/year", "price_worker_hour": 1}, "spend_cap is '5/year'; allowed: "),
+        ({"spend_cap": "5/day"}, "spend_cap needs a price"),
+    ],
+)
+def test_what_cannot_be_said_about_scaling_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        WorkerConfig(**fields)
+
+
+def test_a_scaling_policy_of_an_apps_own_is_known_to_the_worker_only() -> None:
+    config = WorkerConfig(scaling="mine:x=1", placement="even", start_timeout_s=5)
+
+    assert config.scales
+    assert {slot.value: text for slot, text in config.scaling_policies().items()} == {
+        "workers": "mine:x=1",
+        "placement": "even",
+    }
+    assert config.scaling_settings().start_timeout_ms == 5_000
+    assert not WorkerConfig().scales

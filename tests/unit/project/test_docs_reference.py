@@ -65,6 +65,7 @@ def test_every_command_is_in_the_reference_with_an_example() -> None:
         "sublet state",
         "sublet dead",
         "sublet pipelines",
+        "sublet scale",
         "sublet config",
     }
 

@@ -9,8 +9,16 @@ import msgspec
 
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.protocol.handover_messages import Sampled, handover_message
+from sublet.runtime.protocol.rpc import (
+    AdministerRequest,
+    PauseScaling,
+    ResumeScaling,
+    ScalingReport,
+    ScalingRequest,
+)
 from sublet.runtime.scaling.actuators import ActuatorError
 from sublet.runtime.scaling.shell import Scaling
+from sublet.runtime.services.scaling_report import ScalingReports
 from sublet.scheduler.scaling.actions import Slot
 from sublet.scheduler.scaling.controller import Controller
 from sublet.scheduler.scaling.plan import Plan, decode_plan
@@ -178,6 +186,15 @@ class Node:
         return WorkerSample(
             worker=self.name, number=self.number, interval_ms=1_000.0, utilisation=0.5
         )
+
+    async def report(self, decisions: int = 20) -> ScalingReport:
+        """As its service answers."""
+        reports = ScalingReports(self.name, self.scaling, {})
+        return await reports.report(ScalingRequest(decisions=decisions))
+
+    async def administer(self, action: PauseScaling | ResumeScaling) -> None:
+        reports = ScalingReports(self.name, self.scaling, {})
+        await reports.administer(AdministerRequest(action=action))
 
 
 class World:

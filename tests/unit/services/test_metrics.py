@@ -14,8 +14,10 @@ from sublet.runtime.partition.model.effects import Counters
 from sublet.runtime.services.metrics import METRICS, exposition
 from sublet.runtime.services.worker_service import ServedWorker, leases_of
 from sublet.scheduler.binding.auto import AutoBinding
+from sublet.scheduler.scaling.actions import Slot
 from sublet.scheduler.urgency import Learned
 from sublet.statestore.contract import Trouble
+from tests.unit.scaling.harness import World
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -69,6 +71,7 @@ def worker() -> tuple[ServedWorker, Any]:
         functions=functions,
         binding="static",
         quarantined={"shop/cart/3": "damaged"},
+        scaling=None,
     )
     return cast(ServedWorker, served), host
 
@@ -283,3 +286,28 @@ def test_what_auto_follows_is_told_with_the_reason() -> None:
     assert (told.binding, told.choice) == ("auto:verdicts=2", "static")
     assert told.reason == "static: peers have as much to do"
     assert (told.counts["lent"], told.counts["states_known"]) == (9, 50)
+
+
+async def test_the_leader_of_the_scaling_tells_of_workers_decisions_and_money() -> None:
+    world = World(lambda: {Slot.WORKERS: "fixed:workers=3"}, price_worker_hour=3.6)
+    await world.join("w0")
+    await world.join("w1")
+    world.refuses_to_start = {"1-2"}
+    await world.seconds(4)
+    served, _ = worker()
+    served.scaling = world.nodes["w0"].scaling
+    told = samples(served)
+
+    assert told["sublet_scaling_leads", ()] == 1
+    assert told["sublet_utilisation", ()] == 0.5
+    assert told["sublet_workers", (("state", "serving"),)] == 3
+    assert told["sublet_workers", (("state", "starting"),)] == 0
+    assert told["sublet_workers_wanted", ()] == 3
+    done = (("action", "add-workers"), ("outcome", "done"), ("slot", "workers"))
+    assert told["sublet_scaling_decisions_total", done] == 1
+    assert told["sublet_spend_total", ()] > 0
+
+    served.scaling = world.nodes["w1"].scaling
+    told = samples(served)
+    assert told["sublet_scaling_leads", ()] == 0
+    assert not [name for name, _ in told if name == "sublet_workers"]

@@ -1092,3 +1092,29 @@ def test_fixed_without_a_number_and_even_want_nothing() -> None:
     assert not cluster.controller.decisions
     assert cluster.stored is not None
     assert cluster.stored.evens_out
+
+
+@pytest.mark.parametrize("figures", [{"load": "much"}, None, [1]])
+def test_figures_that_make_no_sense_disable_their_policy(figures: Any) -> None:
+    policy = Scripted()
+    policy.figures = figures  # type: ignore[attr-defined]
+    cluster = Cluster({Slot.WORKERS: policy})
+
+    (status,) = cluster.controller.slots()
+    assert status.figures == {}
+    assert "it failed and is disabled" in status.failure
+
+
+def test_of_several_workers_each_is_no_launch_any_more_when_it_has_joined() -> None:
+    """Otherwise it counts twice, as one that serves and one that starts."""
+    policy = Scripted()
+    cluster = Cluster({Slot.WORKERS: policy})
+    policy.next = [AddWorkers(count=2)]
+    cluster.tick()
+    first, second = (each.id for each in cluster.controller.plan.launches)
+    cluster.join("w8", first)
+    cluster.tick()
+
+    (view,) = policy.seen
+    assert (len(view.serving), view.starting) == (3, 1)
+    assert [each.id for each in cluster.controller.plan.launches] == [second]
