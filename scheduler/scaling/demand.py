@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
+from sublet.scheduler.scaling.etp import worker_etps
 from sublet.scheduler.scaling.view import ClusterView, Second, WorkerView
 
 KEPT = 0.95
@@ -85,8 +86,14 @@ def utilisation(workers: Sequence[WorkerView]) -> float:
 
 
 def leavers(cluster: ClusterView, count: int) -> list[WorkerView]:
-    """Return those whom the cluster misses least: with the least load; of equals, the youngest."""
-    owned = cluster.owned()
-    loads = {each.id: sum(map(cluster.load_of, owned[each.id])) for each in cluster.serving}
-    ranked = sorted(cluster.serving, key=lambda each: (loads[each.id], -each.joined_ms, each.id))
-    return ranked[: max(0, count)]
+    """Return those whom the cluster misses least: whose functions change throughput least (Stela's
+    sum of ETPs); of equals, those with the least load, then the youngest."""
+    if count <= 0:
+        return []
+    owned, serving = cluster.owned(), cluster.serving
+    etps = worker_etps(cluster, [each.id for each in serving])
+    loads = {each.id: sum(map(cluster.load_of, owned[each.id])) for each in serving}
+    return sorted(
+        serving,
+        key=lambda each: (round(etps[each.id], 6), loads[each.id], -each.joined_ms, each.id),
+    )[:count]

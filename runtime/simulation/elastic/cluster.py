@@ -125,6 +125,7 @@ class FlowCluster:
             for each in functions
         }
         self._plan = Plan()
+        self._shares: dict[str, float] = {}
         self._names = count()
         self._starting: dict[str, float] = {}
         self._events: list[tuple[float, int, str, Any]] = []
@@ -285,10 +286,14 @@ class FlowCluster:
             )
             lane.put(part, self._queue_max)
 
+    def give_shares(self, weights: Mapping[str, float]) -> None:
+        """Let tenants have these weights, as somebody would by hand."""
+        self._shares = dict(weights)
+
     def second(self) -> Moment:
         """Let a second pass."""
         moment, served = Moment(round(self.now_s)), Served()
-        shares = self._plan.shares
+        shares = {**self._shares, **self._plan.shares}
         for _ in range(self._steps):
             self._happen()
             self._move()

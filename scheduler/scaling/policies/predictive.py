@@ -21,6 +21,8 @@ from sublet.scheduler.scaling.view import ClusterView
 
 SLACK = 0.2
 """Of a worker: a load that exceeds what is there by less asks for nobody."""
+DRAINS_MAX = 128
+"""Workers that leave in one second."""
 MEMORY_VALUES = 300
 MEMORY_EVERY = 30
 """Seconds after which what a successor should know is told anew."""
@@ -133,7 +135,7 @@ class Predictive:
         because = f"{least} workers will do for the load to come"
         return [
             DrainWorker(worker=each.id, because=because, figures=figures)
-            for each in leavers(cluster, serving - least)
+            for each in leavers(cluster, min(serving - least, DRAINS_MAX))
         ]
 
     def ended(self, action: Action, outcome: Outcome, now_ms: float) -> None:
