@@ -25,7 +25,7 @@ from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.protocol.handover_messages import Sampled
 from sublet.runtime.scaling.actuators import Actuator, ActuatorError
 from sublet.runtime.scaling.leadership import Leadership
-from sublet.scheduler.scaling.actions import Decision, Ending, Slot
+from sublet.scheduler.scaling.actions import Decision, Ending, Redirect, Slot
 from sublet.scheduler.scaling.controller import Controller
 from sublet.scheduler.scaling.effects import Effect, Report, StartWorkers, StopWorker, WritePlan
 from sublet.scheduler.scaling.plan import Plan, decode_plan, encode_plan
@@ -36,6 +36,8 @@ from sublet.statestore.contract import Directory, View
 _log = structlog.get_logger(__name__)
 
 TICK_S = 1.0
+UNSUPPORTED = (Redirect,)
+"""What the plan can say and no worker follows yet: policies that want it are told so."""
 LOADS_EVERY_MS = 5_000.0
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -48,7 +50,12 @@ def new_controller(config: WorkerConfig, functions: Mapping[str, Function]) -> C
         if slo_ms and (known is None or slo_ms < (known.latency_ms or inf)):
             slos[function.tenant] = Slo(latency_ms=slo_ms)
     try:
-        return Controller(config.scaling_settings(), config.scaling_policies(), slos=slos)
+        return Controller(
+            config.scaling_settings(),
+            config.scaling_policies(),
+            slos=slos,
+            unsupported=UNSUPPORTED,
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -10,7 +10,7 @@ A shell calls `tick` once a second, tells everything else when it happens, and c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -69,10 +69,12 @@ class Controller:
         policies: Mapping[Slot, str | ScalingPolicy],
         *,
         slos: Mapping[str, Slo] | None = None,
+        unsupported: Collection[type[Action]] = (),
     ) -> None:
-        """A slot without a policy is not decided about. Raises ValueError if two policies want
-        the same knob."""
+        """A slot without a policy is not decided about. `unsupported` is what nobody here would
+        carry out. Raises ValueError if two policies want the same knob."""
         self.settings = settings
+        self._unsupported = frozenset(unsupported)
         self.slos = dict(slos or {})
         self.plan = Plan()
         """The last that was built; stored, or about to be."""
@@ -508,6 +510,8 @@ class Controller:
 
     def _refusal(self, action: Action, now_ms: float) -> str:
         """Return why something cannot be done now; empty if it can."""
+        if type(action) in self._unsupported:
+            return "workers cannot do this yet"
         match action:
             case AddWorkers() if self._total >= self.settings.workers_max:
                 return f"there are {self._total} workers, the maximum"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from sublet.scheduler.scaling.actions import Action, Decision, Outcome, Slot
@@ -61,11 +61,12 @@ class Cluster:
         policies: Mapping[Slot, str | ScalingPolicy],
         workers: int = 2,
         slos: Mapping[str, Slo] | None = None,
+        unsupported: Collection[type[Action]] = (),
         **settings: object,
     ) -> None:
         settings.setdefault("workers_max", 8)
         self.settings = ScalingSettings(**settings)  # type: ignore[arg-type]
-        self.controller = Controller(self.settings, policies, slos=slos)
+        self.controller = Controller(self.settings, policies, slos=slos, unsupported=unsupported)
         self.now_ms = 0.0
         self.members = {f"w{n}": WorkerFacts(id=f"w{n}") for n in range(workers)}
         self.functions = {FUNCTION.name: FUNCTION}

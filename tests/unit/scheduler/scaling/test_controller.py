@@ -450,6 +450,19 @@ def test_so_many_partitions_move_at_once_and_no_more() -> None:
     assert len(policy.outcomes) == 10
 
 
+def test_what_nobody_would_carry_out_is_refused_and_not_in_the_plan() -> None:
+    placement = ScriptedPlacement()
+    placement.actions = frozenset({Redirect})  # type: ignore[attr-defined]
+    cluster = Cluster({Slot.PLACEMENT: placement}, unsupported=[Redirect])
+    cluster.tick()
+    placement.next = [Redirect(function="shop/cart", share=0.5, lessees=("w1",))]
+    cluster.tick()
+    (_, outcome) = placement.outcomes[-1]
+    assert (outcome.ending, outcome.detail) == (Ending.REFUSED, "workers cannot do this yet")
+    assert cluster.stored is not None
+    assert not cluster.stored.redirects
+
+
 def test_so_many_tenants_have_shares_and_functions_redirects_and_no_more() -> None:
     shares, placement = ScriptedShares(), ScriptedPlacement()
     placement.actions = frozenset({Redirect})  # type: ignore[attr-defined]
