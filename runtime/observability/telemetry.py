@@ -122,9 +122,9 @@ class FunctionTimes:
         self.late = 0
         self.latency = Histogram(LATENCY_BOUNDS_MS)
         self.laxity = Histogram(LAXITY_BOUNDS_MS)
-        self.turns: deque[tuple[float, int]] = deque(maxlen=TURNS_KEPT_MAX)
+        self.turns: deque[tuple[float, int]] | None = None
         """Of the last spans, how long from arrival to commit, without what was spent at other
-        workers, and how many messages; whoever samples them takes them away."""
+        workers, and how many messages; whoever samples them takes them away. None: nobody does."""
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.leases = Histogram(LATENCY_BOUNDS_MS)
         """From offer to return, of those that were returned."""
@@ -232,6 +232,7 @@ class Telemetry:
         fall when one moves away."""
         self.left_refusals: Counter[tuple[str, str]] = Counter()
         """By function and reason."""
+        self._keeps_turns = False
         self.left_traffic: dict[str, Traffic] = {}
         """The same for what `Traffic` counts; whoever samples it takes it away."""
 
@@ -253,7 +254,15 @@ class Telemetry:
         times = self.functions.get(function)
         if times is None:
             times = self.functions[function] = FunctionTimes()
+            if self._keeps_turns:
+                times.turns = deque(maxlen=TURNS_KEPT_MAX)
         return times
+
+    def keep_turns(self) -> None:
+        """Keep how long turns take, for whoever samples them."""
+        self._keeps_turns = True
+        for times in self.functions.values():
+            times.turns = deque(maxlen=TURNS_KEPT_MAX)
 
     def span_done(self, times: SpanTimes, laxity_ms: float | None, now_ms: float) -> None:
         """A span's replies have left."""
@@ -262,7 +271,8 @@ class Telemetry:
         function.messages += count
         function.late += times.late
         function.latency.observe(times.total_ms, count)
-        function.turns.append((times.total_ms - times.admission_ms - times.away_ms, count))
+        if function.turns is not None:
+            function.turns.append((times.total_ms - times.admission_ms - times.away_ms, count))
         if laxity_ms is not None:
             function.laxity.observe(laxity_ms, count)
         stages = function.stages
@@ -440,7 +450,8 @@ class PartitionTimes:
             stages["queue"].observe(queue_ms, length)
             stages["batch"].observe(batch_ms, length)
             function.latency.observe(total_ms, length)
-            function.turns.append((turn_ms, length))
+            if function.turns is not None:
+                function.turns.append((turn_ms, length))
             deadline_ms, late = chunk.deadline_ms(start), 0
             if deadline_ms is not None:
                 function.laxity.observe(deadline_ms - now_ms, length)

@@ -115,6 +115,7 @@ class Sampler:
         self._worker = worker
         self._functions = functions
         self._host = host
+        host.telemetry.keep_turns()
         self._refusals = refusals
         self._now_ms, self._cpu_s = now_ms, cpu_s
         self._number = 0

@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,15 @@ async def versions_stored(cluster: Cluster) -> Counter[bool]:
     finally:
         await store.close()
     return found
+
+
+async def knows(client: Client, function: str) -> bool:
+    """Tell whether the client has heard of a function."""
+    try:
+        await client.call(function, KEYS[0], 0)
+    except UnknownFunctionError:
+        return False
+    return True
 
 
 class Load:
@@ -407,7 +417,8 @@ async def test_a_function_is_renamed_under_load_and_nothing_is_lost_or_doubled(
             await client.call("shop/cart", "eve", 1000)
             cluster.add_worker(new, upgrade=1)
             await cluster.ready()
-            # Everybody knows the new name now, also the workers of before.
+            # Everybody knows the new name now, also the workers of before, and soon the client.
+            await until(partial(knows, client, "shop/basket"))
             load.functions = ("shop/cart", "shop/basket", "shop/ask")
             await load.goes_on()
             cluster.add_worker(new)

@@ -35,6 +35,12 @@ PATIENCE_S = 20.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
+UNUSED = (
+    *("sublet_refused", "sublet_watermark_seconds"),
+    *("sublet_loop_blocked", "sublet_loop_blocked_seconds"),
+    *("sublet_utilisation", "sublet_workers", "sublet_workers_wanted", "sublet_spend"),
+    *("sublet_scaling_leads", "sublet_scaling_decisions", "sublet_scaling_figure"),
+)
 OF_LEASES = {
     *("sublet_leases", "sublet_leases_partial", "sublet_leases_open", "sublet_lease_returns_late"),
     *("sublet_lease_states_sent", "sublet_lease_states_known", "sublet_partials_merged"),
@@ -380,8 +386,8 @@ async def test_a_worker_tells_all_its_metrics_over_http(tmp_path: Path) -> None:
 
     suffixes = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
     for each in METRICS:
-        # Nothing is refused or lent here, and nobody tells watermarks.
-        if each.name not in ("sublet_refused", "sublet_watermark_seconds", *OF_LEASES):
+        # Nothing is refused, lent, blocked or scaled here, and nobody tells watermarks.
+        if each.name not in (*UNUSED, *OF_LEASES):
             assert told[each.name + suffixes[each.kind]], each.name
     stock_of = ("shop/stock",)
     assert told["sublet_messages_total"][stock_of] == 3
