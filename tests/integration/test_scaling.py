@@ -77,7 +77,7 @@ async def running(folder: Path, workers: str, scaling: str, *more: str) -> Async
         *(sys.executable, "-m", "sublet", "run", "tests.integration.scaling_app:app"),
         *("--data-dir", str(folder), "--workers", workers, "--scaling", scaling),
         *("--port", "0", "--no-http", "--log-format", "json", "--set", "drain_notice_s=0.5"),
-        *("--set", "heartbeat_ms=100", "--set", "member_term_ms=1000", *more),
+        *("--set", "heartbeat_ms=100", "--set", "member_term_ms=3000", *more),
     ]
     directory = SqliteDirectory(folder / "sublet.db")
     process = await asyncio.create_subprocess_exec(
