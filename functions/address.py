@@ -50,6 +50,10 @@ def partition_name(function: str, index: int) -> str:
     return f"{function}/{index}"
 
 
+def partition_names(function: str, count: int) -> list[str]:
+    return [partition_name(function, index) for index in range(count)]
+
+
 def split_partition_name(name: str) -> tuple[str, int]:
     """Return the function and the index of a partition's name."""
     function, _, index = name.rpartition("/")
@@ -62,8 +66,16 @@ CLIENT_MARK = "~"
 PIPELINE_MARK = "|"
 
 
+# And instances, which serve the leases of one worker and do nothing else.
+INSTANCE_MARK = "+"
+
+
 def is_client(endpoint: str) -> bool:
     return endpoint.startswith(CLIENT_MARK)
+
+
+def is_instance(endpoint: str) -> bool:
+    return endpoint.startswith(INSTANCE_MARK)
 
 
 def is_pipeline(endpoint: str) -> bool:

@@ -86,6 +86,7 @@ class FunctionOptions:
     idle_after: str | timedelta | None
     binding: str | None
     parallelism_range: int | None
+    burst: bool = True
     aliases: tuple[str, ...] = ()
     egress: frozenset[str] | None = None
     """The only names to which it may emit; None: any."""
@@ -128,6 +129,7 @@ class Function(Generic[P_any, R_co, S_co]):
         self.infeasible: Literal["run", "refuse"] = options.infeasible
         self.binding = options.binding
         self.parallelism_range = options.parallelism_range
+        self.burst = options.burst
         self.egress = options.egress
         types = types_of(name, handler, options.batch)
         self.state_kind: StateKind | None = _state_kind(name, types.state, options)
@@ -368,7 +370,7 @@ class WindowedFunction(Function[P_any, R_co, S_co], Generic[P_any, R_co, S_co]):
         if len(required_parameters(handler)) != 1:
             raise TypeError(f"{self.name}: on_close takes one argument, the context")
         if inspect.iscoroutinefunction(handler) and not runs.is_async:
-            raise TypeError(f"{self.name} is a plain `def`, so its on_close has to be one, too")
+            raise TypeError(f"{self.name} is a plain `def`, so its on_close must be one, too")
         runs.closer = handler
         return handler
 
@@ -535,6 +537,7 @@ class App:
         idle_after: str | timedelta | None = None,
         binding: str | None = None,
         parallelism_range: int | None = None,
+        burst: bool = True,
         aliases: Sequence[str] = (),
     ) -> Function | Callable[[Handler], Function]:
         """Register a handler; use as `@app.function` or `@app.function(slo="50ms", …)`.
@@ -572,6 +575,7 @@ class App:
           worker's setting says, if not said.
         - `parallelism_range`: so many workers, the owner included, may work for one partition; all,
           if not said.
+        - `burst`: whether instances may run its messages, where the cluster has some.
         - `aliases`: names that it had before. What is stored under one of them stays its state, and
           messages, timers and callers that use one of them reach it.
         - `infeasible`: "refuse" answers a call at once with `InfeasibleError` if, by what waits
@@ -609,6 +613,7 @@ class App:
                 idle_after=idle_after,
                 binding=binding,
                 parallelism_range=parallelism_range,
+                burst=burst,
                 aliases=_aliases(self.name, full_name, aliases),
                 egress=self.egress,
             )
@@ -702,7 +707,7 @@ def _aliases(app: str, name: str, aliases: Sequence[str]) -> tuple[str, ...]:
     for each in aliases:
         if not _NAME.fullmatch(each):
             raise ValueError(
-                f"{name}: the alias {each!r} is no name of a function of the same app; allowed: "
+                f"{name}: the alias {each!r} is not a function of the same app; allowed: "
                 "letters, digits, _ . -"
             )
     found = tuple(f"{app}/{each}" for each in aliases)

@@ -106,7 +106,7 @@ def messages_of(raw: bytes | Raw) -> bytes:
     try:
         return message_column(columns)
     except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
-        raise PayloadError(f"columns that are no messages: {error!s:.500}") from error
+        raise PayloadError(f"columns that do not decode to messages: {error!s:.500}") from error
 
 
 def message_column(columns: Columns) -> bytes:
@@ -290,7 +290,7 @@ def _record_batch(data: pa.Buffer) -> pa.RecordBatch:
     _check_schema(schema)
     batch_message = messages.read_next_message()
     if batch_message.type != "record batch":
-        raise ValueError(f"it goes on with a {batch_message.type}; allowed: a record batch")
+        raise ValueError(f"the next message is a {batch_message.type}; allowed: a record batch")
     if _is_compressed(batch_message.metadata):
         raise ValueError("it is compressed; allowed: plain buffers")
     return pa.ipc.read_record_batch(batch_message, schema)

@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     idle_after: str | timedelta | None
     binding: str | None
     parallelism_range: int | None
+    burst: bool
     aliases: Sequence[str]
 
 

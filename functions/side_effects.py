@@ -86,6 +86,13 @@ def repeated_name(function: str, name: str) -> RejectedError:
     )
 
 
+def too_many(function: str, count_max: int) -> RejectedError:
+    return RejectedError(
+        f"this run of {function} has done {count_max} side effects; allowed: {count_max} a message "
+        "(side_effects_max); send the rest as messages of their own"
+    )
+
+
 def check_name(name: object) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
         raise RejectedError(

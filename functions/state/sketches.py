@@ -39,7 +39,7 @@ _COUNTER_BYTES = 24
 """Counted for each counter beside the bytes of its item."""
 
 
-class Tally(Generic[K]):
+class UndoableCounters(Generic[K]):
     """Counters with a way back, and a record of whether they changed since they were stored.
 
     `undo` is [counters as they were before the first change, `changed` as it was], extended by
@@ -186,7 +186,7 @@ class TopKState(Generic[ItemT]):
 
     # Counters hold the count plus `_error`: so taking the same from all of them, which is what
     # happens when they are all taken, changes one number.
-    __slots__ = ("_clock", "_error", "_floor", "_kind", "_size_bytes", "_tally")
+    __slots__ = ("_clock", "_counters", "_error", "_floor", "_kind", "_size_bytes")
 
     def __init__(self, kind: TopK[ItemT], partial: TopKPartial, clock: StateClock) -> None:
         self._kind = kind
@@ -194,32 +194,32 @@ class TopKState(Generic[ItemT]):
         self._error = error = partial.error
         self._floor = error
         """While all counters are taken, none is below it; with room again, it is the error."""
-        self._tally: Tally[bytes] = Tally(
+        self._counters: UndoableCounters[bytes] = UndoableCounters(
             {item: count + error for item, count in partial.counts.items()}
         )
-        self._size_bytes = _counters_bytes(self._tally.counts)
+        self._size_bytes = _counters_bytes(self._counters.counts)
 
     @property
     def undo(self) -> Any:
         """See `Cell.undo`."""
-        return self._tally.undo
+        return self._counters.undo
 
     def add(self, item: ItemT, weight: int = 1) -> None:
         """Count an item; `weight` is 1 or more."""
         if type(weight) is not int or weight < 1:
             raise StateTypeError(f"weight is {weight!r:.40}; allowed: an int, 1 or more")
         subkey = self._kind.typed.encode_key(item)
-        count = self._tally.counts.get(subkey)
+        count = self._counters.counts.get(subkey)
         check_64_bits((self._error if count is None else count) + weight)
         if count is not None:
             self._touch()
-            self._tally.put(subkey, count + weight)
+            self._counters.put(subkey, count + weight)
             return
         size_bytes = self._size_bytes + len(subkey) + _COUNTER_BYTES
         if size_bytes > self._clock.bytes_max:
             raise refuse_growth(size_bytes, self._clock)
         self._touch()
-        if len(self._tally.counts) < self._kind.capacity:
+        if len(self._counters.counts) < self._kind.capacity:
             self._insert(subkey, weight)
         else:
             self._displace(subkey, weight)
@@ -227,7 +227,7 @@ class TopKState(Generic[ItemT]):
     def top(self) -> list[tuple[ItemT, int]]:
         """Return the k heaviest items with their counts, the heaviest first."""
         decode, error = self._kind.typed.decode, self._error
-        ranked = sorted(self._tally.counts.items(), key=lambda each: (-each[1], each[0]))
+        ranked = sorted(self._counters.counts.items(), key=lambda each: (-each[1], each[0]))
         return [(decode(item), count - error) for item, count in ranked[: self._kind.k]]
 
     @property
@@ -238,7 +238,7 @@ class TopKState(Generic[ItemT]):
     def partial(self) -> TopKPartial:
         """Return the summary as a plain value."""
         error = self._error
-        counts = {item: count - error for item, count in self._tally.counts.items()}
+        counts = {item: count - error for item, count in self._counters.counts.items()}
         return TopKPartial(counts, error)
 
     def replace(self, partial: TopKPartial) -> None:
@@ -248,22 +248,22 @@ class TopKState(Generic[ItemT]):
             raise refuse_growth(size_bytes, self._clock)
         check_64_bits(partial.error + max(partial.counts.values(), default=0))
         self._touch()
-        for item in [item for item in self._tally.counts if item not in partial.counts]:
-            self._tally.put(item, None)
+        for item in [item for item in self._counters.counts if item not in partial.counts]:
+            self._counters.put(item, None)
         for item, count in partial.counts.items():
-            self._tally.put(item, count + partial.error)
+            self._counters.put(item, count + partial.error)
         self._error = self._floor = partial.error
         self._size_bytes = size_bytes
 
     def rollback(self) -> None:
         """See `Cell.rollback`."""
-        if owned := self._tally.rollback():
+        if owned := self._counters.rollback():
             self._error, self._size_bytes = owned
             self._floor = self._error
 
     def drain(self) -> list[ChangedRow]:
         """See `Cell.drain`."""
-        return [(WHOLE, self._encoded(), None)] if self._tally.settle() else []
+        return [(WHOLE, self._encoded(), None)] if self._counters.settle() else []
 
     def rows(self) -> list[StoredRow]:
         """See `Cell.rows`."""
@@ -282,25 +282,25 @@ class TopKState(Generic[ItemT]):
     @property
     def is_empty(self) -> bool:
         """See `Cell.is_empty`."""
-        return not self._tally.counts and not self._error
+        return not self._counters.counts and not self._error
 
     def _touch(self) -> None:
-        self._tally.touch(self._error, self._size_bytes)
+        self._counters.touch(self._error, self._size_bytes)
 
     def _insert(self, subkey: bytes, weight: int) -> None:
-        self._tally.put(subkey, self._error + weight)
+        self._counters.put(subkey, self._error + weight)
         self._size_bytes += len(subkey) + _COUNTER_BYTES
 
     def _displace(self, subkey: bytes, weight: int) -> None:
         """Take the same from the new item and from all counters, until one of them is used up."""
         if self._error + weight >= self._floor:
-            self._floor = min(self._tally.counts.values())
+            self._floor = min(self._counters.counts.values())
         taken = min(weight, self._floor - self._error)
         self._error += taken
         if self._error == self._floor:
-            empty = [item for item, count in self._tally.counts.items() if count == self._error]
+            empty = [item for item, count in self._counters.counts.items() if count == self._error]
             for item in empty:
-                self._tally.put(item, None)
+                self._counters.put(item, None)
                 self._size_bytes -= len(item) + _COUNTER_BYTES
         if weight > taken:
             self._insert(subkey, weight - taken)
@@ -413,17 +413,17 @@ class Quantiles(Kind):
 class QuantilesState:
     """`ctx.state` of a function with `state=Quantiles()`."""
 
-    __slots__ = ("_clock", "_kind", "_tally")
+    __slots__ = ("_clock", "_counters", "_kind")
 
     def __init__(self, kind: Quantiles, bins: dict[int, int], clock: StateClock) -> None:
         self._kind = kind
         self._clock = clock
-        self._tally: Tally[int] = Tally(bins)
+        self._counters: UndoableCounters[int] = UndoableCounters(bins)
 
     @property
     def undo(self) -> Any:
         """See `Cell.undo`."""
-        return self._tally.undo
+        return self._counters.undo
 
     def add(self, value: Number) -> None:
         """Count one finite number."""
@@ -439,7 +439,7 @@ class QuantilesState:
 
     def add_to_bin(self, key: int, count: int) -> None:
         """Count `count` values of one bin."""
-        tally = self._tally
+        tally = self._counters
         before = tally.counts.get(key)
         if before is not None:
             check_64_bits(before + count)
@@ -462,7 +462,7 @@ class QuantilesState:
         """
         if not 0 <= q <= 1:
             raise ValueError(f"q is {q}; allowed: 0..1")
-        bins = self._tally.counts
+        bins = self._counters.counts
         rank = math.floor(q * (self.count - 1))
         for key in sorted(bins):
             rank -= bins[key]
@@ -473,37 +473,37 @@ class QuantilesState:
     @property
     def count(self) -> int:
         """How many values were added."""
-        return sum(self._tally.counts.values())
+        return sum(self._counters.counts.values())
 
     def bins(self) -> dict[int, int]:
         """Return the sketch as a plain value."""
-        return dict(self._tally.counts)
+        return dict(self._counters.counts)
 
     def rollback(self) -> None:
         """See `Cell.rollback`."""
-        self._tally.rollback()
+        self._counters.rollback()
 
     def drain(self) -> list[ChangedRow]:
         """See `Cell.drain`."""
-        return [(WHOLE, self._encoded(), None)] if self._tally.settle() else []
+        return [(WHOLE, self._encoded(), None)] if self._counters.settle() else []
 
     def rows(self) -> list[StoredRow]:
         """See `Cell.rows`."""
         return [] if self.is_empty else [(WHOLE, self._encoded(), None)]
 
     def _encoded(self) -> bytes:
-        stored = _StoredQuantiles(_VERSION, self._kind.relative_error, self._tally.counts)
+        stored = _StoredQuantiles(_VERSION, self._kind.relative_error, self._counters.counts)
         return msgspec.msgpack.encode(stored)
 
     @property
     def size_bytes(self) -> int:
         """See `Cell.size_bytes`."""
-        return len(self._tally.counts) * _COUNTER_BYTES
+        return len(self._counters.counts) * _COUNTER_BYTES
 
     @property
     def is_empty(self) -> bool:
         """See `Cell.is_empty`."""
-        return not self._tally.counts
+        return not self._counters.counts
 
 
 def _distance(key: int) -> tuple[int, int]:

@@ -185,6 +185,11 @@ class Value(Kind, Generic[T]):
             return self.typed.empty()
         return self._default if self.typed.immutable else self.typed.decode(self._default)
 
+    @property
+    def has_fixed_size(self) -> bool:
+        """Tell whether a value takes the same memory whatever it is."""
+        return self._cell_class in _FIXED_SIZE_CELLS and self.ttl_ms is None
+
     def agree(self, of: Any) -> None:
         """Check a type that a handler names; where none is declared, this declares it."""
         if self.open:
@@ -313,6 +318,7 @@ class BytesCell(ImmutableCell):
             ImmutableCell.set(self, value)
 
 
+_FIXED_SIZE_CELLS: tuple[Callable[..., ValueCell], ...] = (IntCell, FloatCell, BoolCell)
 _SCALAR_CELLS: dict[Any, Callable[..., ValueCell]] = {
     int: IntCell,
     float: FloatCell,
