@@ -603,7 +603,7 @@ class ScalingRequest(_message.Message):
     def __init__(self, decisions: _Optional[int] = ..., passed_on: _Optional[bool] = ...) -> None: ...
 
 class ScalingReply(_message.Message):
-    __slots__ = ("leader", "token", "dry_run", "workers_min", "workers_max", "workers_wanted", "workers", "slots", "decisions", "price_hour", "spent", "spent_period", "spend_cap")
+    __slots__ = ("leader", "token", "dry_run", "workers_min", "workers_max", "workers_wanted", "workers", "slots", "decisions", "price_hour", "spent", "spent_period", "spend_cap", "redirects")
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
@@ -617,6 +617,7 @@ class ScalingReply(_message.Message):
     SPENT_FIELD_NUMBER: _ClassVar[int]
     SPENT_PERIOD_FIELD_NUMBER: _ClassVar[int]
     SPEND_CAP_FIELD_NUMBER: _ClassVar[int]
+    REDIRECTS_FIELD_NUMBER: _ClassVar[int]
     leader: str
     token: int
     dry_run: bool
@@ -630,23 +631,38 @@ class ScalingReply(_message.Message):
     spent: float
     spent_period: float
     spend_cap: str
-    def __init__(self, leader: _Optional[str] = ..., token: _Optional[int] = ..., dry_run: _Optional[bool] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[ScaledWorker, _Mapping]]] = ..., slots: _Optional[_Iterable[_Union[ScalingSlot, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., price_hour: _Optional[float] = ..., spent: _Optional[float] = ..., spent_period: _Optional[float] = ..., spend_cap: _Optional[str] = ...) -> None: ...
+    redirects: _containers.RepeatedCompositeFieldContainer[ScalingRedirect]
+    def __init__(self, leader: _Optional[str] = ..., token: _Optional[int] = ..., dry_run: _Optional[bool] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[ScaledWorker, _Mapping]]] = ..., slots: _Optional[_Iterable[_Union[ScalingSlot, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ..., price_hour: _Optional[float] = ..., spent: _Optional[float] = ..., spent_period: _Optional[float] = ..., spend_cap: _Optional[str] = ..., redirects: _Optional[_Iterable[_Union[ScalingRedirect, _Mapping]]] = ...) -> None: ...
+
+class ScalingRedirect(_message.Message):
+    __slots__ = ("function", "share", "lessees")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    LESSEES_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    share: float
+    lessees: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, function: _Optional[str] = ..., share: _Optional[float] = ..., lessees: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScaledWorker(_message.Message):
-    __slots__ = ("id", "launch", "state", "utilisation", "waiting_ms", "partitions")
+    __slots__ = ("id", "launch", "state", "utilisation", "waiting_ms", "partitions", "instances", "instances_starting")
     ID_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UTILISATION_FIELD_NUMBER: _ClassVar[int]
     WAITING_MS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_STARTING_FIELD_NUMBER: _ClassVar[int]
     id: str
     launch: str
     state: str
     utilisation: float
     waiting_ms: float
     partitions: int
-    def __init__(self, id: _Optional[str] = ..., launch: _Optional[str] = ..., state: _Optional[str] = ..., utilisation: _Optional[float] = ..., waiting_ms: _Optional[float] = ..., partitions: _Optional[int] = ...) -> None: ...
+    instances: int
+    instances_starting: int
+    def __init__(self, id: _Optional[str] = ..., launch: _Optional[str] = ..., state: _Optional[str] = ..., utilisation: _Optional[float] = ..., waiting_ms: _Optional[float] = ..., partitions: _Optional[int] = ..., instances: _Optional[int] = ..., instances_starting: _Optional[int] = ...) -> None: ...
 
 class ScalingSlot(_message.Message):
     __slots__ = ("slot", "policy", "paused", "failure", "figures")
@@ -748,7 +764,7 @@ class OpenLaneReply(_message.Message):
     def __init__(self, path: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("data", "hello", "welcome", "topology", "refused", "goodbye", "alive")
+    __slots__ = ("data", "hello", "welcome", "topology", "refused", "goodbye", "alive", "challenge", "proof")
     DATA_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -756,6 +772,8 @@ class Frame(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     hello: Hello
     welcome: Welcome
@@ -763,19 +781,41 @@ class Frame(_message.Message):
     refused: Refused
     goodbye: Goodbye
     alive: Alive
-    def __init__(self, data: _Optional[bytes] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+    challenge: Challenge
+    proof: Proof
+    def __init__(self, data: _Optional[bytes] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("endpoint", "protocol", "lane_token", "answers_alive")
+    __slots__ = ("endpoint", "protocol", "lane_token", "answers_alive", "called", "nonce", "code")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LANE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_ALIVE_FIELD_NUMBER: _ClassVar[int]
+    CALLED_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     endpoint: str
     protocol: int
     lane_token: str
     answers_alive: bool
-    def __init__(self, endpoint: _Optional[str] = ..., protocol: _Optional[int] = ..., lane_token: _Optional[str] = ..., answers_alive: _Optional[bool] = ...) -> None: ...
+    called: str
+    nonce: bytes
+    code: str
+    def __init__(self, endpoint: _Optional[str] = ..., protocol: _Optional[int] = ..., lane_token: _Optional[str] = ..., answers_alive: _Optional[bool] = ..., called: _Optional[str] = ..., nonce: _Optional[bytes] = ..., code: _Optional[str] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("nonce", "proof")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    proof: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class Proof(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: bytes
+    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("worker", "topology", "credit", "message_bytes_max", "key_bytes_max", "answers_alive")

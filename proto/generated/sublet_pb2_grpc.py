@@ -241,7 +241,8 @@ class SubletServicer:
 
     def Connect(self, request_iterator, context):
         """A link: frames in both directions until one side says goodbye. The first frame of the caller
-        is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
+        is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link; to another
+        worker first `challenge`, whose answer is `proof`). A
         stream that ends without `goodbye` was lost, whatever its gRPC status says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

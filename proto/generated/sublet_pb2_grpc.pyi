@@ -94,7 +94,8 @@ class SubletStub:
     """
     Connect: _grpc.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
-    is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
+    is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link; to another
+    worker first `challenge`, whose answer is `proof`). A
     stream that ends without `goodbye` was lost, whatever its gRPC status says.
     """
     OpenLane: _grpc.UnaryUnaryMultiCallable[_sublet_pb2.OpenLaneRequest, _sublet_pb2.OpenLaneReply]
@@ -155,7 +156,8 @@ class SubletAsyncStub(SubletStub):
     """
     Connect: _aio.StreamStreamMultiCallable[_sublet_pb2.Frame, _sublet_pb2.Frame]  # type: ignore[assignment]
     """A link: frames in both directions until one side says goodbye. The first frame of the caller
-    is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
+    is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link; to another
+    worker first `challenge`, whose answer is `proof`). A
     stream that ends without `goodbye` was lost, whatever its gRPC status says.
     """
     OpenLane: _aio.UnaryUnaryMultiCallable[_sublet_pb2.OpenLaneRequest, _sublet_pb2.OpenLaneReply]  # type: ignore[assignment]
@@ -309,7 +311,8 @@ class SubletServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sublet_pb2.Frame], _abc.AsyncIterator[_sublet_pb2.Frame]]:
         """A link: frames in both directions until one side says goodbye. The first frame of the caller
-        is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link). A
+        is `hello`, that of the worker `welcome` (or `goodbye`, if it does not want the link; to another
+        worker first `challenge`, whose answer is `proof`). A
         stream that ends without `goodbye` was lost, whatever its gRPC status says.
         """
 

@@ -144,6 +144,25 @@ class Hello(msgspec.Struct, frozen=True):
     """Only on a lane, where it proves that its bearer came by way of gRPC. Links fill it in."""
     answers_alive: bool = True
     """Whether the sender answers `Alive`, as our links do; others are not asked."""
+    called: str = ""
+    """Of who is no client: the worker that it takes the other end for."""
+    nonce: bytes = b""
+    """The same: for this opening alone. Links fill it in."""
+    code: str = ""
+    """Of an instance: the code that it has. A worker lends to the same code alone."""
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """A worker asks who calls itself a peer to prove it, and proves itself first."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The answer to a challenge."""
+
+    proof: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -188,5 +207,5 @@ class Alive(msgspec.Struct, frozen=True):
     """The next frame may take long."""
 
 
-Control = Hello | Welcome | Topology | Refused | Goodbye | Alive
+Control = Hello | Challenge | Proof | Welcome | Topology | Refused | Goodbye | Alive
 Frame = Data | Control

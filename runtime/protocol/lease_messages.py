@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from sublet.runtime.protocol.frames import ErrorInfo
-from sublet.runtime.protocol.messages import Message
+from sublet.runtime.protocol.messages import MessageColumns
 
 
 class LeaseId(NamedTuple):
@@ -69,9 +69,9 @@ class Offer(msgspec.Struct, array_like=True, tag=3):
     given, and what has changed of them is returned."""
     forced: bool
     """It is to be run in any case; there is no `Answer`."""
-    messages: list[Message]
-    time_left_ms: list[int]
-    """Of each message; -1: none."""
+    columns: MessageColumns
+    time_left_ms: int | list[int]
+    """One for all, or of each message; -1: none."""
     due_left_ms: float
     """Until the most urgent of them has to be finished there."""
     home_ms: float

@@ -448,6 +448,9 @@ class ScaledWorker(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float = 0.0
     waiting_ms: float = 0.0
     partitions: int = 0
+    instances: int = 0
+    """That serve it now."""
+    instances_starting: int = 0
 
 
 class ScalingSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -476,6 +479,14 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int = 0
 
 
+class ScalingRedirect(msgspec.Struct, frozen=True, kw_only=True):
+    """A share of a function's messages that runs at these workers or instances."""
+
+    function: str
+    share: float
+    lessees: list[str] = []
+
+
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     """How a cluster scales, as the worker says that leads."""
 
@@ -493,6 +504,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     spent: float = 0.0
     spent_period: float = 0.0
     spend_cap: str = ""
+    redirects: list[ScalingRedirect] = []
 
 
 class Service(Protocol):

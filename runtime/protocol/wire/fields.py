@@ -81,6 +81,18 @@ class Name(Field):
         return found
 
 
+class ShortBytes(Field):
+    """A few bytes that mean nothing."""
+
+    def __init__(self, length_max: int) -> None:
+        self.length_max = length_max
+
+    def read(self, found: bytes, where: str) -> bytes:
+        if len(found) > self.length_max:
+            raise WireError(f"{where} has {len(found)} bytes; allowed: 0..{self.length_max}")
+        return found
+
+
 class CutText(Field):
     """A text for people, cut where it is too long."""
 

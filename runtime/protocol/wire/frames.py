@@ -16,6 +16,7 @@ from sublet.proto import sublet_pb2 as pb
 from sublet.runtime.protocol.frames import (
     Alive,
     Batch,
+    Challenge,
     Control,
     Data,
     ErrorInfo,
@@ -24,6 +25,7 @@ from sublet.runtime.protocol.frames import (
     Goodbye,
     Hello,
     Kind,
+    Proof,
     Refused,
     Topology,
     Welcome,
@@ -42,11 +44,13 @@ from sublet.runtime.protocol.wire.fields import (
     Name,
     Number,
     One,
+    ShortBytes,
     SortedMap,
 )
 
 BATCH_COUNT_MAX = 100_000
 REASON_CHARACTERS_MAX = 1_000
+NONCE_BYTES_MAX = 64
 
 # Control frames
 
@@ -62,7 +66,14 @@ TOPOLOGY = ProtobufCodec(
     placement=SortedMap(),
     workers=SortedMap(),
 )
-HELLO = ProtobufCodec(Hello, pb.Hello, endpoint=Name())
+HELLO = ProtobufCodec(Hello, pb.Hello, endpoint=Name(), nonce=ShortBytes(NONCE_BYTES_MAX))
+CHALLENGE = ProtobufCodec(
+    Challenge,
+    pb.Challenge,
+    nonce=ShortBytes(NONCE_BYTES_MAX),
+    proof=ShortBytes(NONCE_BYTES_MAX),
+)
+PROOF = ProtobufCodec(Proof, pb.Proof, proof=ShortBytes(NONCE_BYTES_MAX))
 WELCOME = ProtobufCodec(
     Welcome,
     pb.Welcome,
@@ -93,6 +104,8 @@ CONTROL = Choice(
     refused=REFUSED,
     goodbye=GOODBYE,
     alive=ALIVE,
+    challenge=CHALLENGE,
+    proof=PROOF,
 )
 
 # All frames

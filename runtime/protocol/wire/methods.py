@@ -50,6 +50,7 @@ from sublet.runtime.protocol.rpc import (
     ResumeScaling,
     ScaledWorker,
     ScalingDecision,
+    ScalingRedirect,
     ScalingReport,
     ScalingRequest,
     ScalingSlot,
@@ -372,6 +373,7 @@ SCALING = Method(
         workers_wanted=OrNone(),
         workers=Each(ProtobufCodec(ScaledWorker, pb.ScaledWorker)),
         slots=Each(ProtobufCodec(ScalingSlot, pb.ScalingSlot)),
+        redirects=Each(ProtobufCodec(ScalingRedirect, pb.ScalingRedirect)),
         decisions=Each(ProtobufCodec(ScalingDecision, pb.ScalingDecision, ended_wall_ms=OrNone())),
     ),
 )

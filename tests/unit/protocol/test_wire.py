@@ -24,6 +24,7 @@ from sublet.runtime.protocol.frames import (
     Ack,
     Alive,
     Batch,
+    Challenge,
     Data,
     ErrorInfo,
     Extra,
@@ -32,6 +33,7 @@ from sublet.runtime.protocol.frames import (
     Goodbye,
     Hello,
     Kind,
+    Proof,
     Refused,
     Topology,
     Welcome,
@@ -90,6 +92,9 @@ FRAMES: list[Frame] = [
     Alive(asks=True),
     Alive(large_follows=True),
     Hello("~c", answers_alive=False),
+    Hello("w1", called="w2", nonce=b"\x00" * 32),
+    Challenge(b"\xff" * 32, b"proof"),
+    Proof(b"proof"),
 ]
 ENCODED = [encode_frame(frame) for frame in FRAMES]
 
