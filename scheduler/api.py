@@ -42,7 +42,7 @@ class QueueOrder(Protocol):
 class FollowsWork(Protocol):
     """An order that wants to know what begins to run."""
 
-    def begun(self, rank: float) -> None:
+    def started(self, rank: float) -> None:
         """Work of this rank has its turn."""
         ...
 

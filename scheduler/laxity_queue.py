@@ -110,7 +110,7 @@ class LaxityQueue(Generic[T]):
         """Tell whether a new entry would be in time, and all that are in time would stay so."""
         node, start_ms = self._root, now_ms
         # Entries that would stand behind it, with when all below them start.
-        behind: list[tuple[Entry[T], float]] = []
+        later: list[tuple[Entry[T], float]] = []
         while node is not None:
             if node.deadline_ms <= deadline_ms:
                 start_ms += node.cost_ms
@@ -118,11 +118,11 @@ class LaxityQueue(Generic[T]):
                     start_ms += node._left._all_cost_ms
                 node = node._right
             else:
-                behind.append((node, start_ms))
+                later.append((node, start_ms))
                 node = node._left
         if start_ms + cost_ms >= deadline_ms:
             return False
-        for node, start_ms in behind:
+        for node, start_ms in later:
             if node._left is not None:
                 start_ms += node._left._all_cost_ms
             start_ms += node.cost_ms
@@ -201,9 +201,9 @@ class LaxityQueue(Generic[T]):
 
         For k of them in O(k log n); O(1) if there is none.
         """
-        going: list[Entry[T]] = []
-        _sort_out(self._root, now_ms, going, self._count if limit is None else limit)
-        return going
+        violators: list[Entry[T]] = []
+        _sort_out(self._root, now_ms, violators, self._count if limit is None else limit)
+        return violators
 
     def entries(self) -> list[Entry[T]]:
         """Return all that waits, in order."""
@@ -279,46 +279,48 @@ def _in_time_ms(node: Entry[T], start_ms: float) -> float:
     return in_time_ms
 
 
-def _sort_out(node: Entry[T] | None, start_ms: float, going: list[Entry[T]], limit: int) -> float:
+def _sort_out(
+    node: Entry[T] | None, start_ms: float, violators: list[Entry[T]], limit: int
+) -> float:
     """Add the violators, up to the limit; return when what stays is finished."""
-    if node is None or len(going) >= limit:
+    if node is None or len(violators) >= limit:
         return start_ms
     if node._all_slack_ms > start_ms:
         return start_ms + node._all_cost_ms
-    start_ms = _sort_out(node._left, start_ms, going, limit)
-    if len(going) >= limit:
+    start_ms = _sort_out(node._left, start_ms, violators, limit)
+    if len(violators) >= limit:
         return start_ms
     if start_ms + node.cost_ms < node.deadline_ms:
         start_ms += node.cost_ms
     else:
-        going.append(node)
-    return _sort_out(node._right, start_ms, going, limit)
+        violators.append(node)
+    return _sort_out(node._right, start_ms, violators, limit)
 
 
 def _split(
     node: Entry[T] | None, key: tuple[float, int]
 ) -> tuple[Entry[T] | None, Entry[T] | None]:
-    """Return what comes before the key, and what comes behind it."""
+    """Return what comes before the key, and what comes after it."""
     if node is None:
         return None, None
     if key > node._key:
-        node._right, behind = _split(node._right, key)
+        node._right, later = _split(node._right, key)
         _sum_up(node)
-        return node, behind
+        return node, later
     before, node._left = _split(node._left, key)
     _sum_up(node)
     return before, node
 
 
-def _join(before: Entry[T] | None, behind: Entry[T] | None) -> Entry[T] | None:
+def _join(before: Entry[T] | None, later: Entry[T] | None) -> Entry[T] | None:
     if before is None:
-        return behind
-    if behind is None:
+        return later
+    if later is None:
         return before
-    if before._priority > behind._priority:
-        before._right = _join(before._right, behind)
+    if before._priority > later._priority:
+        before._right = _join(before._right, later)
         _sum_up(before)
         return before
-    behind._left = _join(before, behind._left)
-    _sum_up(behind)
-    return behind
+    later._left = _join(before, later._left)
+    _sum_up(later)
+    return later

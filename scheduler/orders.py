@@ -15,7 +15,7 @@ from math import inf, isfinite
 
 from sublet.scheduler.api import ArrivalOrder, QueueOrder, WorkView
 
-BEHIND_MS = 1e13
+LAST_MS = 1e13
 """Beyond all deadlines: over 300 years. A float still tells 2 µs apart there."""
 
 
@@ -50,7 +50,7 @@ class LeastLaxityLateLast:
     def rank(self, work: WorkView) -> float:
         start_ms = work.deadline_ms - work.cost_ms - work.path_ms
         if start_ms < work.arrived_ms:
-            return BEHIND_MS + work.arrived_ms
+            return LAST_MS + work.arrived_ms
         return start_ms
 
 
@@ -120,7 +120,7 @@ class TokenFair:
     def rank(self, work: WorkView) -> float:
         return self._tenants.get(work.tenant, self._others).take(work.count, self._now)
 
-    def begun(self, rank: float) -> None:
+    def started(self, rank: float) -> None:
         if self._now < rank < inf:
             self._now = rank
 
@@ -169,13 +169,13 @@ class SharedLaxity:
         self._tenants: dict[str, str] = {}
         """Function to its tenant."""
         self._now = 0.0
-        self.weigh(weights or {})
+        self.set_weights(weights or {})
 
     def rank(self, work: WorkView) -> float:
         self._tenants[work.function] = work.tenant
         return work.deadline_ms - work.cost_ms - work.path_ms
 
-    def weigh(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float]) -> None:
         """Let tenants have these weights from now on."""
         self._weights = {
             tenant: _checked_weight(f"weight of {tenant!r}", weight)

@@ -31,6 +31,10 @@ BATCH_SIZE_UNKNOWN = 16
 OUTLIER_FACTOR = 4.0
 OUTLIERS_BEFORE_TRUST = 3
 """So many slow runs in a row are no accident."""
+SHORT_MS = 0.1
+SHORT_LEARNED_EVERY = 8
+"""Of runs on the loop that take no longer, one in so many is learned from: there are thousands in
+a second, and all say that a function may stay there."""
 
 
 class CostModel:
@@ -39,17 +43,20 @@ class CostModel:
     Weighted least squares over exponentially forgotten sums: O(1) for each run.
     """
 
-    __slots__ = ("_a", "_b", "_n", "_nn", "_nt", "_t", "_w", "least_ms", "runs")
+    __slots__ = ("_n", "_nn", "_nt", "_t", "_w", "a", "b", "least_ms", "runs", "unlearned")
 
     FORGET = 0.95
     LEAST_GROWTH = 1.01
 
     def __init__(self) -> None:
         self.runs = 0
+        self.unlearned = 0
+        """Short runs since the last one that was learned from."""
         self.least_ms = math.inf
         """What the shortest of the latest runs took, about: one message takes no longer."""
         self._w = self._n = self._nn = self._t = self._nt = 0.0
-        self._a = self._b = 0.0
+        self.a = self.b = 0.0
+        """Of the latest fit, in ms, both at least 0."""
 
     def learn(self, count: int, elapsed_ms: float) -> None:
         keep = self.FORGET
@@ -61,11 +68,11 @@ class CostModel:
         self._t = self._t * keep + elapsed_ms
         self._nt = self._nt * keep + count * elapsed_ms
         # Once for each run, since they are asked for more often than that.
-        self._a, self._b = self._fit()
+        self.a, self.b = self._fit()
 
     def coefficients(self) -> tuple[float, float]:
         """Return (a, b) in ms, both at least 0."""
-        return self._a, self._b
+        return self.a, self.b
 
     def _fit(self) -> tuple[float, float]:
         mean_n, mean_t = self._n / self._w, self._t / self._w
@@ -78,7 +85,7 @@ class CostModel:
         return max(mean_t - b * mean_n, 0.0), b
 
     def expected_ms(self, count: int) -> float:
-        return self._a + self._b * count
+        return self.a + self.b * count
 
 
 class CostCurve(CostModel):
@@ -115,7 +122,7 @@ class LearnedPace:
     def expected_ms(self, function: Function, count: int) -> float:
         """Return what a run of so many messages is expected to take; 0 if nothing is known."""
         model = self._models.get(function.name)
-        return 0.0 if model is None else model.expected_ms(count)
+        return 0.0 if model is None else model.a + model.b * count
 
     def at_once(self, function: Function) -> int:
         """Return how many runs of a function may go on at once in a worker."""
@@ -138,10 +145,10 @@ class LearnedPace:
         return self._off_loop.get(function.name, True)
 
     def batch_size(self, function: Function, limit: int) -> int:
-        model = self.model(function)
-        if model.runs < RUNS_BEFORE_TRUST:
+        model = self._models.get(function.name)
+        if model is None or model.runs < RUNS_BEFORE_TRUST:
             return min(limit, BATCH_SIZE_UNKNOWN)
-        a, b = model.coefficients()
+        a, b = model.a, model.b
         quantum_ms = OFF_LOOP_QUANTUM_MS if self.off_loop(function) else self.quantum_ms
         if function.batch_size is not None:
             quantum_ms *= FIXED_QUANTA
@@ -161,6 +168,8 @@ class LearnedPace:
 
     def learn(self, function: Function, count: int, elapsed_ms: float) -> None:
         model = self.model(function)
+        if elapsed_ms <= SHORT_MS and self._may_skip(function.name, model):
+            return
         if model.runs >= RUNS_BEFORE_TRUST:
             most_ms = OUTLIER_FACTOR * max(model.expected_ms(count), 0.05)
             if elapsed_ms <= most_ms:
@@ -181,6 +190,13 @@ class LearnedPace:
         if model.runs < RUNS_BEFORE_TRUST:
             return
         self._choose_place(function, model)
+
+    def _may_skip(self, name: str, model: CostModel) -> bool:
+        """Tell whether a short run tells nothing new, most of the time."""
+        if self._off_loop.get(name, True) or name in self._outliers or name in self._curves:
+            return False
+        model.unlearned = (model.unlearned + 1) % SHORT_LEARNED_EVERY
+        return model.unlearned > 0
 
     def _is_accident(self, function: Function) -> bool:
         """Tell whether a slow run was interrupted by the operating system, or is how it is now."""

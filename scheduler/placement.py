@@ -249,7 +249,7 @@ class _Weighed:
         self._count[worker] += 1
         self._same[worker, function] = self._same.get((worker, function), 0) + 1
 
-    def _weigh(self, worker: str, owned: Collection[str]) -> None:
+    def _update_fill(self, worker: str, owned: Collection[str]) -> None:
         """Sum up what a worker has: exactly, so that all ways to the same placement agree."""
         self._fill[worker] = fsum(map(self._load, owned)) / self._hints.weight(worker)
 
@@ -272,7 +272,7 @@ class _Weighed:
         for name, owner in self.placed.items():
             owned[owner].add(name)
         for worker, names_ in owned.items():
-            self._weigh(worker, names_)
+            self._update_fill(worker, names_)
         # Who could not be helped may be after others were: until nothing moves.
         for _ in range(len(self.placed)):
             if not self._even_out_once(owned, names):
@@ -297,7 +297,7 @@ class _Weighed:
             owned[worker].difference_update(moved)
             owned[goal].update(moved)
             for each in (worker, goal):
-                self._weigh(each, owned[each])
+                self._update_fill(each, owned[each])
                 heappush(fullest, (-self._fill[each], each))
                 heappush(emptiest, (self._fill[each], each))
             has_moved = True

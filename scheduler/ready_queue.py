@@ -7,7 +7,7 @@ The messages themselves stay in their partitions until their turn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -41,6 +41,8 @@ class ReadyQueue(Generic[T]):
     def __init__(self, starvation_ms: float = STARVATION_MS) -> None:
         self._starvation_ms = starvation_ms
         self._places: dict[str, _Place[T]] = {}
+        self.waiting: Sized = self._places
+        """Who waits; for those who ask so often whether anybody does that a call is too much."""
         self._number = 0
         self._turns_by_rank = GUARD_EVERY
         # Keeps places that were taken or ranked anew meanwhile; they are skipped when met.
@@ -154,6 +156,7 @@ class LanedQueue(ReadyQueue[T]):
         self._queues: dict[str, ReadyQueue[T]] = {}
         self._lane_of: dict[str, str] = {}
         """Name to the lane that it waits in."""
+        self.waiting = self._lane_of
 
     def __len__(self) -> int:
         return len(self._lane_of)

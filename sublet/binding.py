@@ -5,7 +5,6 @@ from __future__ import annotations
 from sublet.scheduler.api import WorkView
 from sublet.scheduler.binding.policy import (
     Ask,
-    Asked,
     Bid,
     Bindable,
     BindingContext,
@@ -13,12 +12,12 @@ from sublet.scheduler.binding.policy import (
     Choice,
     Lend,
     Peer,
+    Trigger,
     binding_policy,
 )
 
 __all__ = [
     "Ask",
-    "Asked",
     "Bid",
     "Bindable",
     "BindingContext",
@@ -26,6 +25,7 @@ __all__ = [
     "Choice",
     "Lend",
     "Peer",
+    "Trigger",
     "WorkView",
     "binding_policy",
 ]

@@ -24,13 +24,13 @@ from sublet.scheduler.binding.policies import (
     RejectAndSend,
 )
 from sublet.scheduler.binding.policy import (
-    Asked,
     Bid,
     Bindable,
     BindingContext,
     BindingPolicy,
     Choice,
     Static,
+    Trigger,
     binding_policy,
 )
 
@@ -106,7 +106,7 @@ class Measured:
     """Share of them that were late; of those without deadline, none."""
     queued_ms: float = 0.0
     """What waits at this worker, of all functions."""
-    neighbours_queued_ms: float | None = None
+    peers_queued_ms: float | None = None
     """The mean of what waits at the peers; None if nothing was heard of them."""
     cost_ms: float = 0.0
     """What one message is expected to take."""
@@ -127,10 +127,10 @@ class Measured:
     @property
     def skew(self) -> float:
         """What waits here against a peer; 1 if nothing is known of them."""
-        if self.neighbours_queued_ms is None:
+        if self.peers_queued_ms is None:
             return 1.0
         unit_ms = max(self.cost_ms, SKEW_UNIT_MS_MIN)
-        return (self.queued_ms + unit_ms) / (self.neighbours_queued_ms + unit_ms)
+        return (self.queued_ms + unit_ms) / (self.peers_queued_ms + unit_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +184,13 @@ RULES = (
             fact.late and fact.level and fact.crowded and (fact.refused or not fact.lending)
         ),
         "peers have as much to do: {late:.1%} late with {queued_ms:.0f} ms waiting here, "
-        "{neighbours_queued_ms:.0f} ms there, {declined:.0%} refused",
+        "{peers_queued_ms:.0f} ms there, {declined:.0%} refused",
     ),
     Rule(
         LAXITY,
         lambda fact: fact.worth_asking and not fact.sending_some and (fact.late or fact.busy),
-        "messages are large, or their states can be merged, so questions cost little beside what "
-        "waiting costs: {cost_ms:.3g} ms and {state_bytes:.0f} bytes each, {late:.1%} late, "
+        "messages are large, or their states can be merged, so asking costs little compared to "
+        "waiting: {cost_ms:.3g} ms and {state_bytes:.0f} bytes each, {late:.1%} late, "
         "{skew:.1f} times a peer's queue",
     ),
     Rule(
@@ -224,7 +224,7 @@ RULES = (
 class AutoBinding:
     """Does what the policy does that suits a function best, by what was measured.
 
-    `asked` changes with it: read it each time.
+    `trigger` changes with it: read it each time.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class AutoBinding:
         self.changes = 0
         """How often it has chosen another one."""
         self._policy = self._policies[ACCEPT]
-        self.asked = self._policy.asked
+        self.trigger = self._policy.trigger
         self._facts = Facts()
         self._missing = 1.0
         """Share of lent messages whose states had to be sent, of those that were lent last."""
@@ -267,18 +267,18 @@ class AutoBinding:
         self._kept_ms = dwell_ms
         self._left_ms: dict[str, float] = {}
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        return self._policy.bind(works, scene)
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        return self._policy.bind(works, context)
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
         # If the one that asked is not followed any more, the messages stay, or go as they would
         # go now: both are allowed.
-        return self._policy.answered(works, bids, scene)
+        return self._policy.answered(works, bids, context)
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
-        return self._policy.declined(work, worker, scene)
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
+        return self._policy.declined(work, worker, context)
 
     def measured(self, figures: Measured) -> None:
         """Learn how the function fared; to be called a few times a second."""
@@ -297,15 +297,15 @@ class AutoBinding:
         elif self._agreed >= self._verdicts and figures.now_ms - self._changed_ms >= self._kept_ms:
             self._follow(rule.choice, figures.now_ms)
             self._explain(rule, figures)
-        self.asked = self._asked()
+        self.trigger = self._trigger_of()
 
-    def _asked(self) -> Asked:
+    def _trigger_of(self) -> Trigger:
         # Questions about each message are for large ones and for need. Both can end long before
         # the choice may change.
         facts = self._facts
-        if self._policy.asked is Asked.EACH and not (facts.worth_asking and facts.pressed):
-            return Asked.QUEUED
-        return self._policy.asked
+        if self._policy.trigger is Trigger.EACH and not (facts.worth_asking and facts.pressed):
+            return Trigger.QUEUED
+        return self._policy.trigger
 
     def _follow(self, choice: str, now_ms: float) -> None:
         self._left_ms[self.choice] = now_ms
@@ -323,7 +323,7 @@ class AutoBinding:
             late=figures.late,
             skew=figures.skew,
             queued_ms=figures.queued_ms,
-            neighbours_queued_ms=figures.neighbours_queued_ms or 0.0,
+            peers_queued_ms=figures.peers_queued_ms or 0.0,
             cost_ms=figures.cost_ms,
             state_bytes=figures.state_bytes,
             missing=self._missing,
@@ -349,7 +349,7 @@ class AutoBinding:
             late=LATE_SHARE.holds(figures.late, held=before.late),
             skewed=SKEW.holds(figures.skew, held=before.skewed),
             level=LEVEL.holds(1 / figures.skew, held=before.level),
-            crowded=CROWDED_MS.holds(figures.neighbours_queued_ms or 0.0, held=before.crowded),
+            crowded=CROWDED_MS.holds(figures.peers_queued_ms or 0.0, held=before.crowded),
             large=LARGE_MS.holds(cost_ms, held=before.large)
             and TRIPS.holds(trips, held=before.large),
             sizable=SIZABLE_MS.holds(cost_ms, held=before.sizable),

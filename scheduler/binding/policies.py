@@ -15,13 +15,13 @@ from typing import ClassVar
 
 from sublet.scheduler.binding.policy import (
     Ask,
-    Asked,
     Bid,
     Bindable,
     BindingContext,
     Choice,
     Lend,
     Peer,
+    Trigger,
     binding_policy,
 )
 
@@ -30,7 +30,7 @@ SEARCH_RANGE_MAX = 128
 FETCH_MS = 0.5
 FETCH_MS_MAX = 60_000.0
 EQUALS_DRAWN = 4
-"""So many workers are drawn by chance to win against others that are just as good; more would
+"""So many workers are drawn at random to win against others that are just as good; more would
 cost more than it spreads."""
 
 
@@ -79,10 +79,10 @@ class _Draw:
     def __init__(self) -> None:
         self._due = 0.0
 
-    def is_home_drawn(self, scene: BindingContext) -> bool:
+    def is_home_drawn(self, context: BindingContext) -> bool:
         """Tell whether the lessor is one of the two: as often as any other worker, but evenly
         spread, because chance is only offered among the peers."""
-        self._due += 2 / (len(scene.peers) + 1)
+        self._due += 2 / (len(context.peers) + 1)
         if self._due < 1 - 1e-9:
             return False
         self._due = max(self._due - 1, 0.0)
@@ -90,76 +90,76 @@ class _Draw:
 
 
 def _asked_directly(
-    works: Sequence[Bindable], draw: _Draw, scene: BindingContext
+    works: Sequence[Bindable], draw: _Draw, context: BindingContext
 ) -> Iterator[Choice]:
-    queued = scene.queued
+    queued = context.queued
     for work in works:
-        if draw.is_home_drawn(scene):
+        if draw.is_home_drawn(context):
             # Nobody has a shorter queue than a lessor with nothing else to do.
-            if queued <= work.work.count and scene.fits(work):
+            if queued <= work.work.count and context.fits(work):
                 continue
-            names = [each.name for each in scene.pick(1)]
+            names = [each.name for each in context.pick(1)]
         else:
-            names = [each.name for each in scene.pick(2)]
+            names = [each.name for each in context.pick(2)]
         yield Ask([work], names, len(names))
 
 
 @binding_policy("queue-direct")
 class QueueDirect:
-    """Asks two workers, drawn by chance, how much waits there; the shorter queue gets the
+    """Asks two workers, drawn at random, how much waits there; the shorter queue gets the
     messages, whatever they need and whenever they are due."""
 
-    asked = Asked.EACH
+    trigger = Trigger.EACH
 
     def __init__(self, *, cache_aware: bool = True) -> None:
         """`cache_aware`: of equal queues, the one that has more of the states."""
         self._fetches = _Fetches("queue-direct", cache_aware, 0.0)
         self._draw = _Draw()
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        return _asked_directly(works, self._draw, scene) if scene.peers else ()
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        return _asked_directly(works, self._draw, context) if context.peers else ()
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
         queued = {bid.worker: bid.queued for bid in bids}
         for work in works if bids else ():
             worker = min(queued, key=lambda name: (queued[name], -self._fetches.held(work, name)))
             # With fewer than two replies, the lessor was drawn itself, or stands in for a worker
             # that is silent.
-            if len(bids) < 2 and scene.queued <= queued[worker]:
+            if len(bids) < 2 and context.queued <= queued[worker]:
                 continue
             queued[worker] += work.work.count
             yield Lend(work, worker, forced=True)
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
         return ()
 
 
 @binding_policy("laxity-direct")
 class LaxityDirect:
-    """Asks two workers, drawn by chance, whether the messages would be in time there without
+    """Asks two workers, drawn at random, whether the messages would be in time there without
     making others late; if both say the same, the shorter queue gets them."""
 
-    asked = Asked.EACH
+    trigger = Trigger.EACH
 
     def __init__(self, *, cache_aware: bool = True, fetch_ms: float = FETCH_MS) -> None:
         """`cache_aware`: a state that a worker lacks makes its queue `fetch_ms` longer."""
         self._fetches = _Fetches("laxity-direct", cache_aware, fetch_ms)
         self._draw = _Draw()
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        return _asked_directly(works, self._draw, scene) if scene.peers else ()
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        return _asked_directly(works, self._draw, context) if context.peers else ()
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
         lent_ms = dict.fromkeys((bid.worker for bid in bids), 0.0)
         for work in works if bids else ():
             keys = {bid.worker: self._key(work, bid, lent_ms[bid.worker]) for bid in bids}
             worker = min(keys, key=keys.__getitem__)
             # As in `QueueDirect`: the lessor is the second of the two.
-            if len(bids) < 2 and self._home_key(work, scene) <= keys[worker]:
+            if len(bids) < 2 and self._home_key(work, context) <= keys[worker]:
                 continue
             lent_ms[worker] += work.cost_ms
             yield Lend(work, worker, forced=True)
@@ -168,10 +168,10 @@ class LaxityDirect:
         queued_ms = bid.queued_ms + lent_ms + self._fetches.cost_ms(work, bid.worker)
         return not bid.fits, queued_ms, bid.queued
 
-    def _home_key(self, work: Bindable, scene: BindingContext) -> tuple[bool, float, int]:
-        return not scene.fits(work), scene.queued_ms, scene.queued
+    def _home_key(self, work: Bindable, context: BindingContext) -> tuple[bool, float, int]:
+        return not context.fits(work), context.queued_ms, context.queued
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
         return ()
 
 
@@ -181,15 +181,15 @@ class LaxityDirect:
 class _Queues:
     """What should wait at the peers by now, and what one call has lent to them."""
 
-    def __init__(self, scene: BindingContext) -> None:
+    def __init__(self, context: BindingContext) -> None:
         self._places: dict[str, int] = {}
         self._heap: list[tuple[float, int, str]] = []
         self.queued_ms: dict[str, float] = {}
-        # Those drawn by chance come first, so that not all lessors take the same of equal queues.
-        for each in (*scene.pick(EQUALS_DRAWN), *scene.peers):
+        # Those drawn at random come first, so that not all lessors take the same of equal queues.
+        for each in (*context.pick(EQUALS_DRAWN), *context.peers):
             if each.name not in self._places:
                 place = self._places[each.name] = len(self._places)
-                queued_ms = _by_now_ms(each, scene.now_ms)
+                queued_ms = _by_now_ms(each, context.now_ms)
                 self.queued_ms[each.name] = queued_ms
                 self._heap.append((queued_ms, place, each.name))
         heapify(self._heap)
@@ -221,7 +221,7 @@ def _by_now_ms(peer: Peer, now_ms: float) -> float:
 
 
 class _Forwarding:
-    """Lends messages at once, to a worker by chance or to the shortest queue that is known."""
+    """Lends messages at once, to a random worker or to the shortest queue that is known."""
 
     def __init__(
         self,
@@ -236,18 +236,18 @@ class _Forwarding:
         self._is_random = _checked_flag(policy, "random_lessee", random_lessee)
         self._fetches = _Fetches(policy, cache_aware, fetch_ms)
 
-    def lend(self, works: Iterable[Bindable], scene: BindingContext) -> Iterator[Lend]:
+    def lend(self, works: Iterable[Bindable], context: BindingContext) -> Iterator[Lend]:
         """Lend in this order. What is due later than something that goes begins earlier here."""
-        if not scene.peers:
+        if not context.peers:
             return
-        queues = _Queues(scene)
+        queues = _Queues(context)
         # One after the other, so that chance does not give many messages of one call to one.
-        drawn = [each.name for each in scene.pick(len(scene.peers))] if self._is_random else []
-        eased_ms = going_ms = 0.0
+        drawn = [each.name for each in context.pick(len(context.peers))] if self._is_random else []
+        eased_ms = lent_ms = 0.0
         due_ms = inf
         for turn, work in enumerate(works):
             if work.work.deadline_ms > due_ms:
-                eased_ms, going_ms = eased_ms + going_ms, 0.0
+                eased_ms, lent_ms = eased_ms + lent_ms, 0.0
             due_ms = work.work.deadline_ms
             home_ms = work.home_ms - eased_ms
             if self._is_random:
@@ -261,7 +261,7 @@ class _Forwarding:
                 )
                 if self._is_forced or there_ms < home_ms:
                     queues.queued_ms[worker] = there_ms
-                    going_ms += work.cost_ms
+                    lent_ms += work.cost_ms
                     yield Lend(work, worker, self._is_forced)
                     break
 
@@ -288,7 +288,7 @@ class _ForwardFirst:
         cache_aware: bool = True,
         fetch_ms: float = FETCH_MS,
     ) -> None:
-        """`force_migrate`: the lessee may not refuse. `random_lessee`: by chance, instead of the
+        """`force_migrate`: the lessee may not refuse. `random_lessee`: a random one, instead of the
         shortest queue that is known, to which `fetch_ms` is added for each state that has to be
         sent there if `cache_aware`."""
         self._forwarding = _Forwarding(
@@ -300,11 +300,11 @@ class _ForwardFirst:
         )
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
         return ()
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
         return ()
 
 
@@ -314,11 +314,11 @@ class RejectAndSend(_ForwardFirst):
     has been let in stays."""
 
     name = "reject-and-send"
-    asked = Asked.LATE
+    trigger = Trigger.LATE
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
         urgent_first = sorted(works, key=lambda each: each.work.deadline_ms)
-        return self._forwarding.lend(urgent_first, scene)
+        return self._forwarding.lend(urgent_first, context)
 
 
 @binding_policy("accept-and-check")
@@ -327,11 +327,11 @@ class AcceptAndCheck(_ForwardFirst):
     least urgent first."""
 
     name = "accept-and-check"
-    asked = Asked.QUEUED
+    trigger = Trigger.QUEUED
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
         urgent_last = sorted(works, key=lambda each: -each.work.deadline_ms)
-        return self._forwarding.lend(urgent_last, scene)
+        return self._forwarding.lend(urgent_last, context)
 
 
 # Check first: asked before it is lent, when something would be late
@@ -356,14 +356,14 @@ class _Search:
         )
         self._fetches = _Fetches(policy, cache_aware, fetch_ms)
 
-    def candidates(self, works: Sequence[Bindable], scene: BindingContext) -> list[str]:
-        """Return whom to ask: by chance, but with the peer that has most of the states."""
-        names = [each.name for each in scene.pick(self.range)]
+    def candidates(self, works: Sequence[Bindable], context: BindingContext) -> list[str]:
+        """Return whom to ask: at random, but with the peer that has most of the states."""
+        names = [each.name for each in context.pick(self.range)]
         held: dict[str, int] = {}
         for work in works:
             for worker in self._fetches.holders(work):
                 held[worker] = held.get(worker, 0) + self._fetches.held(work, worker)
-        known = [each.name for each in scene.peers if each.name in held] if held else []
+        known = [each.name for each in context.peers if each.name in held] if held else []
         if known:
             best = max(known, key=held.__getitem__)
             if best not in names:
@@ -389,7 +389,7 @@ class _CheckFirst:
     """What policies have in common that ask before they lend, when something would be late."""
 
     name: ClassVar[str]
-    asked = Asked.QUEUED
+    trigger = Trigger.QUEUED
 
     def __init__(
         self,
@@ -410,11 +410,11 @@ class _CheckFirst:
         )
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
         return self._search.lend(works, bids)
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
         return ()
 
 
@@ -425,10 +425,10 @@ class CheckSequential(_CheckFirst):
 
     name = "check-sequential"
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        if not works or not scene.peers or scene.searches:
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        if not works or not context.peers or context.searches:
             return ()
-        names = self._search.candidates(works, scene)
+        names = self._search.candidates(works, context)
         return (Ask(works, names, min(self._search.replies, len(names))),)
 
 
@@ -455,14 +455,14 @@ class CheckPipelined(_CheckFirst):
             fetch_ms=fetch_ms,
         )
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        if not works or not scene.peers or self._is_waiting(scene):
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        if not works or not context.peers or self._is_waiting(context):
             return ()
-        names = self._search.candidates(works, scene)
+        names = self._search.candidates(works, context)
         return (Ask(works, names, len(names)),)
 
-    def _is_waiting(self, scene: BindingContext) -> bool:
-        return any(replied < self._search.replies for replied in scene.searches)
+    def _is_waiting(self, context: BindingContext) -> bool:
+        return any(replied < self._search.replies for replied in context.searches)
 
 
 @binding_policy("check-parallel")
@@ -473,10 +473,10 @@ class CheckParallel(_CheckFirst):
 
     name = "check-parallel"
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        if not works or not scene.peers:
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        if not works or not context.peers:
             return ()
-        names = self._search.candidates(works, scene)
+        names = self._search.candidates(works, context)
         parts = _parts(works, len(names))
         asks: list[Choice] = []
         for index, part in enumerate(parts):

@@ -9,15 +9,15 @@ A policy of one's own is a class with three methods, registered under a name::
 
     @binding_policy("nearest")
     class Nearest:
-        asked = Asked.LATE
+        trigger = Trigger.LATE
 
-        def bind(self, works, scene):
-            return [Lend(work, scene.peers[0].name) for work in works if scene.peers]
+        def bind(self, works, context):
+            return [Lend(work, context.peers[0].name) for work in works if context.peers]
 
-        def answered(self, works, bids, scene):
+        def answered(self, works, bids, context):
             return ()
 
-        def declined(self, work, worker, scene):
+        def declined(self, work, worker, context):
             return ()
 """
 
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from sublet.scheduler.api import WorkView
 
 
-class Asked(Enum):
+class Trigger(Enum):
     """When a policy wants to be asked."""
 
     NEVER = "never"
@@ -127,7 +127,7 @@ class BindingContext(Protocol):
         ...
 
     def pick(self, count: int) -> list[Peer]:
-        """Return so many different peers by chance; fewer if there are not as many."""
+        """Return so many different peers at random; fewer if there are not as many."""
         ...
 
     def fits(self, work: Bindable) -> bool:
@@ -158,19 +158,19 @@ Choice = Lend | Ask
 class BindingPolicy(Protocol):
     """Chooses where messages run. Whatever it does not speak of stays with the lessor."""
 
-    asked: Asked
+    trigger: Trigger
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        """Messages wait as `asked` says."""
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        """Messages wait as `trigger` says."""
         ...
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
         """Those that were asked have replied, or have not in time; the messages still wait."""
         ...
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
         """A worker has no room for what it was lent."""
         ...
 
@@ -178,17 +178,17 @@ class BindingPolicy(Protocol):
 class Static:
     """Binds every message to the owner of its partition: the baseline."""
 
-    asked = Asked.NEVER
+    trigger = Trigger.NEVER
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
         return ()
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
         return ()
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
         return ()
 
 

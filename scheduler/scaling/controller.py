@@ -14,9 +14,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from sublet.scheduler.binding.standing import LENDING_MS, WORTH_FACTOR, is_worth_lending
 from sublet.scheduler.scaling.actions import (
     REASON_MAX,
     Action,
+    AddInstances,
     AddWorkers,
     Decision,
     DrainWorker,
@@ -24,12 +26,21 @@ from sublet.scheduler.scaling.actions import (
     Migrate,
     Outcome,
     Redirect,
+    ReleaseInstances,
     Share,
     Slot,
     Weigh,
 )
 from sublet.scheduler.scaling.cost import WARNING_SHARE, Cap, Spending
-from sublet.scheduler.scaling.effects import Effect, Report, StartWorkers, StopWorker, WritePlan
+from sublet.scheduler.scaling.effects import (
+    Effect,
+    Report,
+    StartInstances,
+    StartWorkers,
+    StopWorker,
+    WritePlan,
+)
+from sublet.scheduler.scaling.instances import Instances
 from sublet.scheduler.scaling.intents import Ended, Pins, Starts, Stops
 from sublet.scheduler.scaling.journal import Journal
 from sublet.scheduler.scaling.observations import Observations
@@ -54,8 +65,11 @@ from sublet.scheduler.scaling.view import (
     FunctionFacts,
     Slo,
     WorkerFacts,
+    irreplaceable,
 )
 
+RESTS = "idle"
+"""In place of a policy: who decides that the last worker may go."""
 LAUNCHES_MAX = 256
 """Workers that may be starting at once."""
 WRITE_EVERY_MS = 5_000.0
@@ -92,6 +106,7 @@ class Controller:
         """The share of the cap at which people were warned last."""
         self._starts, self._stops = Starts(settings), Stops(settings)
         self._pins = Pins(settings)
+        self._instances = Instances(settings)
         self._begin(None, self.plan)
 
     def _begin(self, token: int | None, plan: Plan) -> None:
@@ -120,6 +135,7 @@ class Controller:
         self._starts.begin(token or 0)
         self._stops.begin()
         self._pins.begin()
+        self._instances.begin(token or 0)
 
     # Who leads
 
@@ -136,7 +152,11 @@ class Controller:
         plan = plan or Plan()
         self._now_ms, self._wall_ms = now_ms, wall_ms
         self._begin(token, plan)
-        self._spending = Spending(self._spending.cap, plan.spent)
+        spent = plan.spent
+        if plan.workers == 0:
+            # There was no worker since, and so nothing to pay for.
+            spent = msgspec.structs.replace(spent, until_ms=max(spent.until_ms, int(wall_ms)))
+        self._spending = Spending(self._spending.cap, spent)
         inherited = Plan() if self.settings.dry_run else plan
         for launch in inherited.launches[:LAUNCHES_MAX]:
             again = AddWorkers(count=1, because=f"launch {launch.id} of the controller before")
@@ -146,6 +166,7 @@ class Controller:
             self._stops.add(leaving, None, 1)
         for partition, worker in list(inherited.pins.items())[:PINS_MAX]:
             self._pins.add(partition, worker, None, now_ms)
+        self._instances.adopt(inherited.instances, now_ms)
         for seat in self._seats:
             memory = plan.memories.get(seat.slot.value)
             if memory is not None:
@@ -183,7 +204,10 @@ class Controller:
 
     def heard(self, sample: WorkerSample, now_ms: float) -> bool:
         """Take in a worker's sample; return False for one that makes no sense or came before."""
-        return self._observations.heard(sample, now_ms)
+        if not self._observations.heard(sample, now_ms):
+            return False
+        self._end(self._instances.heard(sample.worker, sample.instances, now_ms))
+        return True
 
     def written(self, number: int, now_ms: float) -> None:
         """The plan of this number is stored: what it intends may be done."""
@@ -214,10 +238,23 @@ class Controller:
             self._end(self._starts.failed(what, reason, number, now_ms, self._wall_ms))
         elif what in self._stops:
             self._end(self._stops.failed(what, Ending.FAILED, reason, self._members, number))
+        elif what in self._instances:
+            self._end(self._instances.failed(what, reason))
         else:
             return
         self._is_dirty = True
+        self._withdraw(now_ms)
         self._settled()
+        self._write()
+
+    def withdrawn(self, worker: str, reason: str) -> None:
+        """A worker that was about to leave stays: there is something to do after all."""
+        if worker not in self._stops:
+            return
+        decision = self._stops.cancel(worker)
+        self._workers = self._total + 1
+        self._is_dirty = True
+        self._end([(decision, Outcome(Ending.REFUSED, reason))])
         self._write()
 
     def pause(self, slot: Slot) -> None:
@@ -250,6 +287,7 @@ class Controller:
         if may_act:
             self._keep_count(now_ms)
             self._ask(now_ms)
+            self._rest(now_ms)
             if self._is_stale and now_ms - self._written_ms >= WRITE_EVERY_MS:
                 self._is_dirty = True
             self._write()
@@ -288,6 +326,7 @@ class Controller:
             redirects=dict(self._redirects),
             shares=dict(self._shares),
             memories=dict(self._memories),
+            instances=self._instances.planned(),
         )
         # In the order in which they can be done without. All else has bounds that fit together.
         for spare in ("loads", "memories", "pins"):
@@ -310,6 +349,9 @@ class Controller:
             return
         if launches := self._starts.act(number, now_ms):
             self._effects.append(StartWorkers(launches, self._total))
+        if instances := self._instances.act(number, now_ms):
+            self._spending.charge(len(instances) * self.settings.price_request)
+            self._effects.append(StartInstances(instances))
         for worker in self._stops.act(number, now_ms):
             self._effects.append(StopWorker(worker, self._total))
 
@@ -336,6 +378,9 @@ class Controller:
         ended += self._stops.settle(self._members, number, now_ms)
         # Of several that were asked for together, each that has joined is no launch any more.
         self._is_dirty |= bool(ended) or len(self._starts) != starting
+        helping = len(self._instances)
+        self._end(self._instances.settle(self._members, now_ms, self._wall_ms))
+        self._is_dirty |= len(self._instances) != helping
         moved = self._pins.settle(self._placement, self._members, self._stops, now_ms)
         # A pin to where the partition is harms nobody; another one has to go at once.
         self._is_stale |= bool(moved)
@@ -344,6 +389,7 @@ class Controller:
         for worker in [each for each in self._weights if each not in self._members]:
             del self._weights[worker]
             self._is_dirty = True
+        self._drop_lessees()
         self._withdraw(now_ms)
         self._settled()
 
@@ -361,16 +407,22 @@ class Controller:
 
     def _withdraw(self, now_ms: float) -> None:
         """Let go of drains that have not begun, and may not any more: others have died or fallen
-        silent since, while the plan could not be stored or nobody led."""
+        silent since, while the plan or the drain could not be stored, or nobody led."""
         for worker in self._stops.pending():
-            facts = self._members.get(worker)
-            serving = self._serving()
-            refusal = self._shrink_refusal(len(serving), [*serving, worker], now_ms)
-            if facts is not None and not facts.draining and refusal:
+            if refusal := self.why_not_stop(worker, now_ms):
                 decision = self._stops.cancel(worker)
                 self._workers = self._total + 1
                 self._is_dirty = True
                 self._end([(decision, Outcome(Ending.REFUSED, refusal))])
+
+    def why_not_stop(self, worker: str, now_ms: float) -> str:
+        """Return why a worker that is to leave may not be drained now; empty if it may."""
+        facts = self._members.get(worker)
+        if facts is None or facts.draining:
+            return ""
+        serving = self._serving()
+        refusal = self._unheired(worker, serving)
+        return refusal or self._shrink_refusal(len(serving), [*serving, worker], now_ms)
 
     def _end(self, ended: Iterable[Ended]) -> None:
         for decision, outcome in ended:
@@ -401,6 +453,28 @@ class Controller:
             because = f"{self._workers} workers, and the minimum is {self.settings.workers_min}"
             self._want("minimum", Slot.WORKERS, AddWorkers(count=count, because=because), now_ms)
 
+    # Nothing to do
+
+    def _rest(self, now_ms: float) -> None:
+        """Let the last worker go when there was nothing to do for a while, if there may be none.
+        Whoever keeps the ports starts one again."""
+        serving = self._serving()
+        if self.settings.workers_min or Slot.WORKERS in self._paused or len(serving) != 1:
+            return
+        if len(self._members) == 1 and not self._starts and not self._rest_refusal(serving[0]):
+            idle_s = self.settings.idle_after_ms / 1000
+            action = DrainWorker(worker=serving[0], because=f"nothing to do for {idle_s:g} s")
+            self._want(RESTS, Slot.WORKERS, action, now_ms)
+
+    def _rest_refusal(self, worker: str) -> str:
+        """Return why the last worker has to stay; empty if it need not."""
+        sample, idle_after_ms = self._observations.last_sample(worker), self.settings.idle_after_ms
+        if sample is None or sample.idle_ms < idle_after_ms:
+            return f"the last worker had something to do within {idle_after_ms / 1000:g} s"
+        if sample.timer_ms is not None and sample.timer_ms < idle_after_ms:
+            return f"a timer or window is due in {sample.timer_ms / 1000:.1f} s"
+        return ""
+
     # Money
 
     @property
@@ -415,7 +489,11 @@ class Controller:
             price if facts.price_hour is None else facts.price_hour
             for facts in self._members.values()
         )
-        return joined + price * self._starts.running
+        return joined + price * self._starts.running + self._instance_hour * self._instances.running
+
+    @property
+    def _instance_hour(self) -> float:
+        return self.settings.instance_gb * self.settings.price_gb_second * 3_600
 
     def _count_money(self, wall_ms: float) -> None:
         before = self._spending.spent
@@ -424,7 +502,12 @@ class Controller:
         self._is_stale |= spent.total != before.total
         if spent.period < before.period:
             self._warned = 0.0
-        for level, event in ((WARNING_SHARE, "near"), (1.0, "reached: no worker is added")):
+        if self._spending.is_exhausted and len(self._instances):
+            self._end(
+                self._instances.clear(f"the spend cap of {self.settings.spend_cap} is reached")
+            )
+            self._is_dirty = True
+        for level, event in ((WARNING_SHARE, "near"), (1.0, "reached: nothing is added")):
             if share >= level > self._warned:
                 self._warned = level
                 amount = round(spent.period, 6)
@@ -450,15 +533,23 @@ class Controller:
             functions=observed.functions(self._functions, now_ms),
             placement=self._placement,
             plan=self._build() if self._is_dirty else self.plan,
-            bounds=Bounds(workers_min=settings.workers_min, workers_max=settings.workers_max),
+            bounds=Bounds(
+                workers_min=settings.workers_min,
+                workers_max=settings.workers_max,
+                instances_max=settings.instances_max,
+            ),
             actuation=Actuation(
                 start_ms=self._starts.start_ms,
                 move_ms=settings.move_ms,
                 moves_max=settings.moves_max,
                 price_worker_hour=settings.price_worker_hour,
+                instance_start_ms=self._instances.start_ms,
+                instance_hour=self._instance_hour,
             ),
             history=observed.history,
             slos=self.slos,
+            instances=self._instances.serving(),
+            instances_starting=self._instances.starting(),
             traffic_of=observed.traffic,
             under_way=under_way,
             growth=not self._why_no_growth(now_ms),
@@ -519,21 +610,35 @@ class Controller:
                 return f"{LAUNCHES_MAX} workers are starting"
             case AddWorkers():
                 return self._why_no_growth(now_ms)
+            case AddInstances() if len(self._instances) >= self.settings.instances_max:
+                return f"there are {len(self._instances)} instances, the maximum"
+            case AddInstances() if action.worker not in self._serving():
+                return f"{action.worker} is leaving"
+            case AddInstances() if self._spending.is_exhausted:
+                return f"the spend cap of {self.settings.spend_cap} is reached"
             case DrainWorker():
                 return self._drain_refusal(action.worker, now_ms)
             case Migrate():
                 return self._move_refusal(action)
             case Share() if action.tenant not in self._shares and len(self._shares) >= SHARES_MAX:
                 return f"{SHARES_MAX} tenants have shares"
-            case Redirect() if self._is_full_of_redirects(action):
-                return f"{REDIRECTS_MAX} functions are redirected"
+            case Redirect() if action.share > 0:
+                return self._redirect_refusal(action, now_ms)
         return ""
 
     def _drain_refusal(self, worker: str, now_ms: float) -> str:
         serving = self._serving()
         if worker not in serving:
             return f"{worker} is leaving already"
-        return self._shrink_refusal(len(serving) - 1, serving, now_ms)
+        # The last one of all leaves nothing to others: it is started again for whoever comes.
+        refusal = self._unheired(worker, serving) if len(serving) > 1 else ""
+        return refusal or self._shrink_refusal(len(serving) - 1, serving, now_ms)
+
+    def _unheired(self, worker: str, serving: Sequence[str]) -> str:
+        """Return why a worker's partitions could not all go to others of those that serve."""
+        others = (self._members[each] for each in serving if each != worker)
+        function = irreplaceable(self._members[worker], others, self._functions)
+        return f"nobody else can serve {function}" if function else ""
 
     def _shrink_refusal(self, left: int, serving: Sequence[str], now_ms: float) -> str:
         """Return why there may not be only so many left of those that serve."""
@@ -542,7 +647,7 @@ class Controller:
         silent = [each for each in serving if self._observations.is_silent(each, now_ms)]
         if silent:
             return f"{silent[0]} has not been heard for {SILENT_MS / 1000:g} s"
-        return ""
+        return "" if left else self._rest_refusal(serving[0])
 
     def _move_refusal(self, action: Migrate) -> str:
         if action.partition in self._pins:
@@ -553,9 +658,38 @@ class Controller:
             return f"{action.worker} is leaving"
         return ""
 
-    def _is_full_of_redirects(self, action: Redirect) -> bool:
-        known = action.function in self._redirects
-        return action.share > 0 and not known and len(self._redirects) >= REDIRECTS_MAX
+    def _redirect_refusal(self, action: Redirect, now_ms: float) -> str:
+        if action.function not in self._redirects and len(self._redirects) >= REDIRECTS_MAX:
+            return f"{REDIRECTS_MAX} functions are redirected"
+        gone = [each for each in action.lessees if not self._may_borrow(each)]
+        if gone:
+            return f"{gone[0]} is leaving"
+        function = self.view(now_ms).functions.get(action.function)
+        if function is None or not function.facts.lendable:
+            return f"messages of {action.function} cannot be lent"
+        if not is_worth_lending(function.cost_ms, function.lease_ms):
+            lending_ms = function.lease_ms or LENDING_MS
+            return (
+                f"a message takes {function.cost_ms:.3g} ms, and lending one {lending_ms:.3g} ms; "
+                f"worth it from {WORTH_FACTOR:g} times that on"
+            )
+        return ""
+
+    def _may_borrow(self, lessee: str) -> bool:
+        """Tell whether a worker or an instance is there, and is to stay."""
+        return lessee in self._serving() or lessee in self._instances
+
+    def _drop_lessees(self) -> None:
+        """Take out of the plan who has gone or is leaving: that part runs at home already."""
+        for function, before in list(self._redirects.items()):
+            left = tuple(each for each in before.lessees if self._may_borrow(each))
+            if len(left) == len(before.lessees):
+                continue
+            self._is_dirty = True
+            del self._redirects[function]
+            if left:
+                share = before.share * len(left) / len(before.lessees)
+                self._redirects[function] = Redirection(share, left)
 
     def _intend(self, decision: Decision, action: Action, now_ms: float) -> None:
         """Enter what is wanted into the plan that is written next."""
@@ -572,6 +706,13 @@ class Controller:
                 self._stops.add(leaving, decision, number)
             case Migrate():
                 self._pins.add(action.partition, action.worker, decision, now_ms)
+            case AddInstances():
+                room = self.settings.instances_max - len(self._instances)
+                count = min(action.count, room)
+                self._instances.add(action.worker, count, decision, number, self._wall_ms)
+            case ReleaseInstances():
+                self._end(self._instances.release(action.worker, action.count))
+                self._applying.append((number, decision))
             case _:
                 self._set(action)
                 self._applying.append((number, decision))

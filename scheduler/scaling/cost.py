@@ -68,6 +68,13 @@ class Spending:
         until_ms = max(int(wall_ms), before.until_ms) if elapsed_ms else int(wall_ms)
         self.spent = Spent(before.total + amount, period, since_ms, until_ms)
 
+    def charge(self, amount: float) -> None:
+        """Charge something that is paid once."""
+        spent = self.spent
+        self.spent = Spent(
+            spent.total + amount, spent.period + amount, spent.period_since_ms, spent.until_ms
+        )
+
     @property
     def share(self) -> float:
         """How much of the cap is used; 0 without one."""

@@ -87,13 +87,15 @@ def utilisation(workers: Sequence[WorkerView]) -> float:
 
 def leavers(cluster: ClusterView, count: int) -> list[WorkerView]:
     """Return those whom the cluster misses least: whose functions change throughput least (Stela's
-    sum of ETPs); of equals, those with the least load, then the youngest."""
+    sum of ETPs); of equals, those with the least load, then the youngest. Nobody whose functions
+    no other has."""
     if count <= 0:
         return []
     owned, serving = cluster.owned(), cluster.serving
     etps = worker_etps(cluster, [each.id for each in serving])
     loads = {each.id: sum(map(cluster.load_of, owned[each.id])) for each in serving}
-    return sorted(
+    missed_least = sorted(
         serving,
         key=lambda each: (round(etps[each.id], 6), loads[each.id], -each.joined_ms, each.id),
-    )[:count]
+    )
+    return cluster.dispensable(missed_least, count)

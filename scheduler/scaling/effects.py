@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sublet.scheduler.scaling.plan import Plan
+from sublet.scheduler.scaling.plan import Instance, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,14 @@ class StopWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class StartInstances:
+    """Start these instances. Answered by what the workers tell that they serve, or by `failed`.
+    They are let go by the workers themselves, when the plan has them no longer."""
+
+    instances: Sequence[Instance]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Something that people should hear of."""
 
@@ -43,4 +51,4 @@ class Report:
     warning: bool = False
 
 
-Effect = WritePlan | StartWorkers | StopWorker | Report
+Effect = WritePlan | StartWorkers | StopWorker | StartInstances | Report

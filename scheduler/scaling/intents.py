@@ -215,8 +215,8 @@ class Stops:
         return [stop.leaving.worker for stop in due]
 
     def pending(self) -> list[str]:
-        """Return who has not been asked to leave yet."""
-        return [worker for worker, stop in self._stops.items() if not stop.attempts]
+        """Return who is yet to be asked to leave, for the first time or again."""
+        return [worker for worker, stop in self._stops.items() if stop.acted_ms is None]
 
     def cancel(self, worker: str) -> Decision | None:
         return self._stops.pop(worker).decision

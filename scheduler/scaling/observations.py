@@ -42,7 +42,7 @@ LOADS_KEPT_MS = 10_000.0
 INTERVAL_MS_MAX = 60_000.0
 
 
-class _FunctionTally:
+class _FunctionTotals:
     """One function in one second, over all workers."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class _FunctionTally:
         self.path_ms = max(self.path_ms, signals.path_ms)
         add_buckets(self.turn, signals.turn)
 
-    def merge(self, other: _FunctionTally) -> None:
+    def merge(self, other: _FunctionTotals) -> None:
         add_counts(self.arrived, other.arrived)
         add_counts(self.done, other.done)
         add_counts(self.sent, other.sent)
@@ -117,21 +117,21 @@ class _FunctionTally:
         return cost_ms(self.fixed_ms / done, self.message_ms / done, self.runs, done)
 
 
-class _Tally:
+class _Totals:
     """All functions in one second."""
 
     __slots__ = ("covered_ms", "functions", "traffic")
 
     def __init__(self) -> None:
         self.covered_ms = 0.0
-        self.functions: dict[str, _FunctionTally] = {}
+        self.functions: dict[str, _FunctionTotals] = {}
         self.traffic: dict[tuple[str, str], int] = {}
 
-    def of(self, function: str) -> _FunctionTally:
-        tally = self.functions.get(function)
-        if tally is None:
-            tally = self.functions[function] = _FunctionTally()
-        return tally
+    def of(self, function: str) -> _FunctionTotals:
+        totals = self.functions.get(function)
+        if totals is None:
+            totals = self.functions[function] = _FunctionTotals()
+        return totals
 
 
 class _Gauges:
@@ -155,8 +155,8 @@ class Observations:
         self._joined_ms: dict[str, float] = {}
         self._samples: dict[str, WorkerSample] = {}
         self._heard_ms: dict[str, float] = {}
-        self._now = _Tally()
-        self._tallies: deque[_Tally] = deque(maxlen=RATE_SECONDS)
+        self._now = _Totals()
+        self._tallies: deque[_Totals] = deque(maxlen=RATE_SECONDS)
         self._costs_ms: dict[str, float] = {}
         self._loads: dict[str, dict[str, tuple[float, float]]] = {}
         """Function to partition to (load, when it was told)."""
@@ -181,22 +181,25 @@ class Observations:
             return False
         self._samples[sample.worker] = sample
         self._heard_ms[sample.worker] = now_ms
-        tally = self._now
-        tally.covered_ms += sample.interval_ms
+        totals = self._now
+        totals.covered_ms += sample.interval_ms
         for signals in sample.functions:
-            tally.of(signals.function).add(signals)
+            totals.of(signals.function).add(signals)
             if signals.loads and signals.function != REST:
                 loads = self._loads.setdefault(signals.function, {})
                 for index, load in signals.loads.items():
                     loads[partition_name(signals.function, index)] = (load, now_ms)
         for sender, receiver, count in sample.traffic:
             pair = (sender, receiver)
-            tally.traffic[pair] = tally.traffic.get(pair, 0) + count
+            totals.traffic[pair] = totals.traffic.get(pair, 0) + count
         return True
 
     def is_silent(self, worker: str, now_ms: float) -> bool:
         since_ms = self._heard_ms.get(worker, self._joined_ms.get(worker, now_ms))
         return now_ms - since_ms >= SILENT_MS
+
+    def last_sample(self, worker: str) -> WorkerSample | None:
+        return self._samples.get(worker)
 
     def _present(self, now_ms: float) -> list[WorkerSample]:
         """Return the last samples of those that are heard."""
@@ -208,14 +211,14 @@ class Observations:
 
     def close_second(self, now_ms: float) -> Second | None:
         """End a second, and return it; None if nobody was heard in it."""
-        tally, self._now = self._now, _Tally()
+        totals, self._now = self._now, _Totals()
         samples = self._present(now_ms)
-        if not tally.covered_ms or not samples:
+        if not totals.covered_ms or not samples:
             return None
-        self._tallies.append(tally)
-        for function, each in tally.functions.items():
+        self._tallies.append(totals)
+        for function, each in totals.functions.items():
             self._learn_cost(function, each.cost_ms)
-        second = self._second(tally, samples, now_ms)
+        second = self._second(totals, samples, now_ms)
         self.history.append(second)
         return second
 
@@ -227,11 +230,11 @@ class Observations:
             cost_ms = COST_KEPT * known_ms + (1 - COST_KEPT) * cost_ms
         self._costs_ms[function] = cost_ms
 
-    def _second(self, tally: _Tally, samples: list[WorkerSample], now_ms: float) -> Second:
-        scale = len(samples) * 1000 / tally.covered_ms
+    def _second(self, totals: _Totals, samples: list[WorkerSample], now_ms: float) -> Second:
+        scale = len(samples) * 1000 / totals.covered_ms
         arrived = refused = done = late = 0
         load = work = entry_load = entry_work = turn_ms = 0.0
-        for function, each in tally.functions.items():
+        for function, each in totals.functions.items():
             cost_ms = self._costs_ms.get(function, COST_MS_UNKNOWN)
             entered, left = each.arrived.get(OUTSIDE, 0), each.done.get(OUTSIDE, 0)
             arrived += entered
@@ -307,7 +310,7 @@ class Observations:
         for known in (self._loads, self._costs_ms):
             for name in [name for name in known if name not in facts and name != REST]:
                 del known[name]
-        covered_ms = sum(tally.covered_ms for tally in self._tallies)
+        covered_ms = sum(totals.covered_ms for totals in self._tallies)
         scale = len(samples) * 1000 / covered_ms if covered_ms else 0.0
         return {
             name: self._function(each, gauges.get(name) or _Gauges(), scale, now_ms)
@@ -317,9 +320,9 @@ class Observations:
     def _function(
         self, facts: FunctionFacts, gauges: _Gauges, scale: float, now_ms: float
     ) -> FunctionView:
-        name, total = facts.name, _FunctionTally()
-        for tally in self._tallies:
-            each = tally.functions.get(name)
+        name, total = facts.name, _FunctionTotals()
+        for totals in self._tallies:
+            each = totals.functions.get(name)
             if each is not None:
                 total.merge(each)
         loads = self._loads.get(name, {})
@@ -348,8 +351,8 @@ class Observations:
     def traffic(self) -> dict[tuple[str, str], float]:
         """Return messages a second for the busiest pairs of partitions."""
         total: dict[tuple[str, str], int] = {}
-        for tally in self._tallies:
-            for pair, count in tally.traffic.items():
+        for totals in self._tallies:
+            for pair, count in totals.traffic.items():
                 total[pair] = total.get(pair, 0) + count
         seconds = max(1, len(self._tallies))
         return {pair: count / seconds for pair, count in total.items()}
@@ -360,6 +363,7 @@ def _makes_sense(sample: WorkerSample) -> bool:
     return (
         0 < sample.interval_ms <= INTERVAL_MS_MAX
         and 0 <= sample.utilisation <= 1
+        and sample.idle_ms >= 0
         and all(_is_finite(each) for each in sample.functions)
     )
 

@@ -17,6 +17,7 @@ PINS_MAX = 512
 LOADS_MAX = 512
 REDIRECTS_MAX = 128
 SHARES_MAX = 256
+INSTANCES_MAX = 512
 MEMORY_BYTES_MAX = 4 * 1024
 """What the policy of a slot may want to remember."""
 

@@ -17,11 +17,13 @@ from sublet.scheduler.scaling.actions import (
     ACTIONS,
     REASON_MAX,
     Action,
+    AddInstances,
     AddWorkers,
     DrainWorker,
     Migrate,
     Outcome,
     Redirect,
+    ReleaseInstances,
     Share,
     Slot,
     Weigh,
@@ -178,8 +180,17 @@ def _share(action: Any, cluster: ClusterView) -> str:
     return "" if fits else f"it gives {action.tenant!r} the weight {action.weight!r}"
 
 
+def _add_instances(action: Any, cluster: ClusterView) -> str:
+    fits = type(action.count) is int and 1 <= action.count <= WORKERS_MAX
+    if fits and action.worker in cluster.workers:
+        return ""
+    return f"it adds {action.count!r} instances for {action.worker!r}"
+
+
 def _redirect(action: Any, cluster: ClusterView) -> str:
-    known = action.function in cluster.functions and _are_known(action.lessees, cluster.workers)
+    helpers = {name for names in cluster.instances.values() for name in names}
+    lessees = cluster.workers.keys() | helpers
+    known = action.function in cluster.functions and _are_known(action.lessees, lessees)
     lends = _is_weight(action.share) and action.share <= 1
     if known and lends and (action.lessees or not action.share):
         return ""
@@ -189,6 +200,8 @@ def _redirect(action: Any, cluster: ClusterView) -> str:
 _CHECKS: Mapping[type[Action], Callable[[Any, ClusterView], str]] = {
     AddWorkers: _add,
     DrainWorker: _drain,
+    AddInstances: _add_instances,
+    ReleaseInstances: _add_instances,
     Migrate: _migrate,
     Weigh: _weigh,
     Share: _share,

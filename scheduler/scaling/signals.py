@@ -68,15 +68,13 @@ class FunctionSignals(msgspec.Struct, array_like=True, frozen=True, kw_only=True
     guests: int = 0
     """Messages run for other workers."""
     lease_ms: float = 0.0
-    """What one lent message costs the owner's CPU."""
+    """What one lent message takes of the owner's loop: offering it, and taking it back."""
     state_bytes: int = 0
     lag_ms: float = 0.0
     """How far the watermark is behind."""
     loads: Mapping[int, float] = {}
     """Partition index to its load: arrival rate * (message_ms + fixed_ms / mean batch), as a share
     of this worker. The busiest `PARTITIONS_MAX`."""
-    reads: Mapping[int, int] = {}
-    """Slot to reads, for functions with read handlers."""
 
 
 class WorkerSample(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -98,6 +96,10 @@ class WorkerSample(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     traffic: Sequence[tuple[str, str, int]] = ()
     """The busiest pairs of partitions: sender (at this worker), receiver, messages."""
     memory_bytes: int = 0
+    instances: Sequence[str] = ()
+    """Those that serve the worker."""
+    idle_ms: float = 0.0
+    """For how long nothing has come or run, nothing has waited and nobody has asked."""
 
 
 def cost_ms(fixed_ms: float, message_ms: float, runs: float, done: float) -> float:
@@ -153,7 +155,6 @@ def merged(signals: Iterable[FunctionSignals]) -> FunctionSignals | None:
     turn: list[int] = []
     laxity: list[int] = []
     loads: dict[int, float] = {}
-    reads: dict[int, int] = {}
     for each in parts:
         for into, counts in ((arrived, each.arrived), (done, each.done), (sent, each.sent)):
             add_counts(into, counts)
@@ -161,8 +162,6 @@ def merged(signals: Iterable[FunctionSignals]) -> FunctionSignals | None:
         add_buckets(laxity, each.laxity)
         for index, load in each.loads.items():
             loads[index] = loads.get(index, 0.0) + load
-        for slot, count in each.reads.items():
-            reads[slot] = reads.get(slot, 0) + count
     # Who has done nothing has learned no less: it counts a little.
     weights = [1e-9 + sum(each.done.values()) for each in parts]
     lent_weights = [1e-9 + each.lent for each in parts]
@@ -195,7 +194,6 @@ def merged(signals: Iterable[FunctionSignals]) -> FunctionSignals | None:
         state_bytes=sum(each.state_bytes for each in parts),
         lag_ms=max(each.lag_ms for each in parts),
         loads=loads,
-        reads=reads,
     )
 
 
@@ -208,7 +206,7 @@ def busiest(signals: Sequence[FunctionSignals], most: int = FUNCTIONS_MAX) -> li
     assert rest is not None
     # Partitions of different functions share their indexes.
     rest = msgspec.structs.replace(
-        rest, function=REST, tenant="", loads={0: sum(rest.loads.values())}, reads={}
+        rest, function=REST, tenant="", loads={0: sum(rest.loads.values())}
     )
     return [*ranked[: most - 1], rest]
 

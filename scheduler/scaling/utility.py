@@ -68,12 +68,12 @@ def latency_of(functions: Mapping[str, FunctionView]) -> float:
     """Return how long the longest way through a tenant's functions takes, by the 95th percentiles
     of their turns."""
 
-    def way(name: str, behind: frozenset[str]) -> float:
+    def way(name: str, visited: frozenset[str]) -> float:
         function = functions[name]
         further = [
-            way(child, behind | {name})
+            way(child, visited | {name})
             for child, sent in function.sent.items()
-            if sent > 0 and child in functions and child not in behind and child != name
+            if sent > 0 and child in functions and child not in visited and child != name
         ]
         return function.turn_ms + max(further, default=0.0)
 

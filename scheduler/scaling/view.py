@@ -6,7 +6,7 @@ over the last `RATE_SECONDS`; loads are in workers: 1.0 keeps one worker busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -53,6 +53,34 @@ class WorkerFacts:
     price_hour: float | None = None
     """None: as configured."""
     draining: bool = False
+    functions: Mapping[str, int] | None = None
+    """Those that it can serve, each with the latest version of its states that it can read; None:
+    all of them."""
+    upgrades: bool = False
+    """It has joined workers with other code, as in a rolling upgrade."""
+
+    def can_follow(self, other: WorkerFacts, function: str) -> bool:
+        """Tell whether it can take over a function's partitions from another worker."""
+        if self.functions is None:
+            return True
+        reads = self.functions.get(function, 0)
+        return reads >= (1 if other.functions is None else other.functions.get(function, 0))
+
+
+def irreplaceable(
+    worker: WorkerFacts, others: Iterable[WorkerFacts], functions: Collection[str]
+) -> str:
+    """Return a function that none of the others could take over from a worker; empty: all can be.
+    Where nobody else is, the last one is asked about by its number alone."""
+    served = functions if worker.functions is None else worker.functions.keys() & functions
+    # Mostly the first of them can take over all.
+    missing, has_others = set(served), False
+    for each in others:
+        has_others = True
+        missing = {name for name in missing if not each.can_follow(worker, name)}
+        if not missing:
+            break
+    return min(missing) if missing and has_others else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +205,10 @@ class Actuation:
     moves_max: int = 4
     """Partitions that move at once."""
     price_worker_hour: float = 0.0
+    instance_start_ms: float = 1_000.0
+    """From wanting an instance until it serves."""
+    instance_hour: float = 0.0
+    """What an instance costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +232,10 @@ class ClusterView:
     """The last seconds, newest last."""
     slos: Mapping[str, Slo] = field(default_factory=dict)
     """Tenant to what it wants."""
+    instances: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Worker to the instances that serve it."""
+    instances_starting: Mapping[str, int] = field(default_factory=dict)
+    """Worker to how many were asked for and have not come."""
     traffic_of: Callable[[], Mapping[tuple[str, str], float]] = dict
     """Summed up only for who asks."""
     under_way: Collection[str] = ()
@@ -215,6 +251,20 @@ class ClusterView:
             for _, each in sorted(self.workers.items())
             if not each.draining and not self._leaves(each.id)
         ]
+
+    def dispensable(self, by_preference: Sequence[WorkerView], count: int) -> list[WorkerView]:
+        """Return the first so many that can leave together: others can serve all their
+        functions. In a rolling upgrade, those with the former code go first."""
+        staying = {each.id: each.facts for each in self.serving}
+        chosen: list[WorkerView] = []
+        for each in sorted(by_preference, key=lambda each: each.facts.upgrades):
+            if len(chosen) >= count:
+                break
+            others = (facts for id_, facts in staying.items() if id_ != each.id)
+            if not irreplaceable(each.facts, others, self.functions):
+                chosen.append(each)
+                del staying[each.id]
+        return chosen
 
     def _leaves(self, worker: str) -> bool:
         return any(each.worker == worker for each in self.plan.leaving)

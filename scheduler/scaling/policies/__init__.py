@@ -11,4 +11,5 @@ from sublet.scheduler.scaling.policies import henge as henge
 from sublet.scheduler.scaling.policies import laxity as laxity
 from sublet.scheduler.scaling.policies import predictive as predictive
 from sublet.scheduler.scaling.policies import reactive as reactive
+from sublet.scheduler.scaling.policies import sponge as sponge
 from sublet.scheduler.scaling.policies import stela as stela

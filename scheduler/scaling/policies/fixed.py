@@ -28,7 +28,8 @@ class Fixed:
         because = f"{have} workers, {self._workers} wanted"
         if missing > 0:
             return [AddWorkers(count=missing, because=because)] if cluster.growth else ()
-        return [DrainWorker(worker=each.id, because=because) for each in cluster.serving[missing:]]
+        leaving = cluster.dispensable(cluster.serving[::-1], -missing)
+        return [DrainWorker(worker=each.id, because=because) for each in leaving]
 
     def ended(self, action: Action, outcome: Outcome, now_ms: float) -> None:
         pass

@@ -23,6 +23,8 @@ CLASSES_MAX = 8
 SAFE = 0.5
 """Of what a class can wait: more than that is not planned away."""
 RECOVERY_S_MAX = 10.0
+LIKE_BEFORE = 0.8
+"""Of a load with which deadlines were missed: below that, fewer workers are tried again."""
 AHEAD_S = 2
 """Seconds that a worker should be there before the first miss."""
 
@@ -67,6 +69,10 @@ class Laxity:
         self._coming: deque[tuple[float, int]] = deque()
         """When workers will serve that were asked for, and how many."""
         self._added_ms = -inf
+        self._too_few = (0, inf)
+        """Workers with which deadlines were missed, and the load at that time."""
+        self._left = (0, inf)
+        """Workers that were left by the last drain, and the load for which they seemed enough."""
 
     def decide(self, cluster: ClusterView, now_ms: float) -> Sequence[Action]:
         now = cluster.now
@@ -86,6 +92,10 @@ class Laxity:
         miss_s, backlog_s = first_miss(path, classes, self._capacities(cluster, ahead, now_ms))
         if now.laxity_ms <= 0:
             miss_s = 0.0
+        if not miss_s and not cluster.starting:
+            # By now a backlog adds to the load; what was there when others were let go counts.
+            left, load = self._left
+            self._too_few = (serving, min(max(path), load if left == serving else inf))
         self.figures = figures = {
             "workers": float(serving + cluster.starting),
             "load": round(self._demand.workers(cluster.history), 3),
@@ -143,8 +153,13 @@ class Laxity:
         seconds = [*(ratio * each for each in self._past), *path]
         enough = least_workers(seconds, bare, least, serving)
         enough = max(enough, min(serving, ceil(max(path) / self._target)))
+        too_few, load = self._too_few
+        if max(path) >= LIKE_BEFORE * load:
+            # Loads are not spread as evenly as is assumed here: what was seen counts for more.
+            enough = max(enough, too_few + 1)
         if enough >= serving:
             return ()
+        self._left = enough, max(path)
         because = f"{enough} workers would have met all deadlines of the last {len(self._past)} s"
         return [
             DrainWorker(worker=each.id, because=because, figures=self.figures)

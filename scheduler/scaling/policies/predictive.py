@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import Any
 
 from sublet.scheduler.scaling.actions import Action, AddWorkers, DrainWorker, Outcome, Slot
@@ -91,8 +91,13 @@ class Predictive:
         if by_backlog and by_backlog[0].count >= more:
             self._added_ms = now_ms
             return by_backlog
-        # Twice the margin: what only just would do, would not in the next minute.
-        enough = max(path) + 2 * self._margin * sigma
+        # Twice the margin: what only just would do, would not in the next minute. Errors grow with
+        # how far it looks: of the next seconds it is sure, also where a start takes long.
+        doubt = 2 * self._margin * sigma
+        enough = max(
+            each + doubt * min(1.0, sqrt(ahead_s / horizon))
+            for ahead_s, each in enumerate(path, start=1)
+        )
         self._note(ceil(enough / self._target), now_ms)
         more = min(more, cluster.bounds.workers_max - have)
         if more > 0:

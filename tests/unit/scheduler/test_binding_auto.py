@@ -25,12 +25,12 @@ from sublet.scheduler.binding.auto import (
 )
 from sublet.scheduler.binding.policy import (
     Ask,
-    Asked,
     Bid,
     Bindable,
     BindingPolicy,
     Lend,
     Peer,
+    Trigger,
     binding_named,
     binding_names,
 )
@@ -39,7 +39,7 @@ CALM = Measured(
     now_ms=0.0,
     messages=100,
     queued_ms=2.0,
-    neighbours_queued_ms=2.0,
+    peers_queued_ms=2.0,
     cost_ms=1.0,
     state_bytes=500.0,
     round_trip_ms=0.5,
@@ -48,7 +48,7 @@ CALM = Measured(
 HOT = replace(CALM, late=0.2, queued_ms=200.0, load=1.8)
 """Overloaded beside idle peers."""
 LARGE = replace(HOT, cost_ms=10.0, state_bytes=0.0)
-CROWDED = replace(HOT, neighbours_queued_ms=190.0)
+CROWDED = replace(HOT, peers_queued_ms=190.0)
 
 
 def told(
@@ -109,15 +109,15 @@ def messages() -> Bindable:
         (replace(LARGE, late=0.02, load=0.49), "laxity-direct"),
         (replace(LARGE, late=0.01, load=None), "laxity-direct"),
         (replace(LARGE, late=0.01, load=None, queued_ms=9.0), "accept-and-check"),
-        (replace(LARGE, neighbours_queued_ms=None), "laxity-direct"),
-        (replace(LARGE, queued_ms=10.0, neighbours_queued_ms=8.0), "laxity-direct"),
+        (replace(LARGE, peers_queued_ms=None), "laxity-direct"),
+        (replace(LARGE, queued_ms=10.0, peers_queued_ms=8.0), "laxity-direct"),
         (replace(HOT, declined=0.5), "check-parallel"),
         (replace(CALM, declined=0.5), "accept-and-check"),
         (CROWDED, "static"),
         (replace(CROWDED, lent=0.4, declined=0.6), "static"),
         (replace(CROWDED, lent=0.4, declined=0.1), "accept-and-check"),
         (replace(CROWDED, late=0.001), "accept-and-check"),
-        (replace(LARGE, neighbours_queued_ms=250.0), "static"),
+        (replace(LARGE, peers_queued_ms=250.0), "static"),
         (replace(HOT, state_bytes=150_000.0), "static"),
         (replace(HOT, state_bytes=150_000.0, lent=0.5, fetched=0.1), "accept-and-check"),
         (replace(HOT, state_bytes=150_000.0, is_mergeable=True), "laxity-direct"),
@@ -162,8 +162,8 @@ def test_before_anything_was_measured_it_says_so() -> None:
 
 def test_it_says_why_with_the_figures() -> None:
     assert chosen(LARGE).reason == (
-        "laxity-direct: messages are large, or their states can be merged, so questions cost "
-        "little beside what waiting costs: 10 ms and 0 bytes each, 20.0% late, 17.5 times a "
+        "laxity-direct: messages are large, or their states can be merged, so asking costs "
+        "little compared to waiting: 10 ms and 0 bytes each, 20.0% late, 17.5 times a "
         "peer's queue"
     )
     assert chosen(CROWDED).reason == (
@@ -222,7 +222,7 @@ def test_a_choice_is_kept_for_a_while() -> None:
             replace(HOT, cost_ms=0.19, state_bytes=0.0),
         ),
         (replace(HOT, state_bytes=99_000.0), replace(HOT, state_bytes=101_000.0)),
-        (replace(CROWDED, neighbours_queued_ms=159.0), replace(CROWDED, neighbours_queued_ms=162)),
+        (replace(CROWDED, peers_queued_ms=159.0), replace(CROWDED, peers_queued_ms=162)),
     ],
 )
 def test_near_a_threshold_it_changes_once(low: Measured, high: Measured) -> None:
@@ -239,10 +239,10 @@ def test_what_helps_is_not_given_up_because_it_helps() -> None:
     auto = chosen(LARGE)
 
     # Nothing is late and the queues are level, but only because most messages go elsewhere.
-    helped = replace(LARGE, late=0.0, queued_ms=15.0, neighbours_queued_ms=14.0, lent=0.6)
+    helped = replace(LARGE, late=0.0, queued_ms=15.0, peers_queued_ms=14.0, lent=0.6)
     told(auto, helped, times=100, from_ms=3_000)
 
-    assert (auto.choice, auto.asked) == ("laxity-direct", Asked.EACH)
+    assert (auto.choice, auto.trigger) == ("laxity-direct", Trigger.EACH)
 
 
 def test_turning_back_takes_longer_each_time() -> None:
@@ -283,7 +283,7 @@ figures = st.builds(
     messages=st.integers(0, 10_000),
     late=st.floats(0, 1),
     queued_ms=st.floats(0, 1e6),
-    neighbours_queued_ms=st.none() | st.floats(0, 1e6),
+    peers_queued_ms=st.none() | st.floats(0, 1e6),
     cost_ms=st.floats(0, 1e4),
     state_bytes=st.floats(0, 1e9),
     is_mergeable=st.booleans(),
@@ -310,7 +310,7 @@ def test_whatever_is_measured_changes_are_rare_and_cheap_work_is_not_asked_about
             changed_ms = 1_000.0 * second
         worth = SIZABLE_MS if each.is_mergeable else LARGE_MS
         if each.messages >= MESSAGES_MIN and each.cost_ms < worth.ends:
-            assert auto.asked is not Asked.EACH
+            assert auto.trigger is not Trigger.EACH
         assert auto.reason.startswith(f"{auto.choice}: ")
 
 
@@ -319,14 +319,14 @@ def test_whatever_is_measured_changes_are_rare_and_cheap_work_is_not_asked_about
 
 def test_in_calm_times_nobody_asks_it_anything() -> None:
     for cost_ms in (0.01, 1.0, 20.0):
-        assert chosen(replace(CALM, cost_ms=cost_ms)).asked in (Asked.LATE, Asked.QUEUED)
+        assert chosen(replace(CALM, cost_ms=cost_ms)).trigger in (Trigger.LATE, Trigger.QUEUED)
 
 
 def test_it_is_asked_when_its_choice_wants_to_be() -> None:
-    assert AutoBinding().asked is Asked.QUEUED
-    assert chosen(LARGE).asked is Asked.EACH
-    assert chosen(replace(HOT, cost_ms=0.05, state_bytes=0.0)).asked is Asked.LATE
-    assert chosen(CROWDED).asked is Asked.NEVER
+    assert AutoBinding().trigger is Trigger.QUEUED
+    assert chosen(LARGE).trigger is Trigger.EACH
+    assert chosen(replace(HOT, cost_ms=0.05, state_bytes=0.0)).trigger is Trigger.LATE
+    assert chosen(CROWDED).trigger is Trigger.NEVER
 
 
 @pytest.mark.parametrize("change", [replace(LARGE, cost_ms=0.1), replace(CALM, cost_ms=10.0)])
@@ -337,7 +337,7 @@ def test_asking_about_each_message_ends_at_once_when_they_are_cheap_or_all_is_ca
 
     told(auto, change, times=1, from_ms=3_000)
 
-    assert (auto.choice, auto.asked) == ("laxity-direct", Asked.QUEUED)
+    assert (auto.choice, auto.trigger) == ("laxity-direct", Trigger.QUEUED)
 
 
 def test_it_does_what_its_choice_does() -> None:

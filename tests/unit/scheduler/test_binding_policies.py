@@ -15,13 +15,13 @@ from sublet.scheduler.binding import policy as binding
 from sublet.scheduler.binding.policies import SEARCH_RANGE_MAX
 from sublet.scheduler.binding.policy import (
     Ask,
-    Asked,
     Bid,
     Bindable,
     BindingContext,
     Choice,
     Lend,
     Peer,
+    Trigger,
     binding_named,
     binding_names,
     binding_policy,
@@ -128,16 +128,16 @@ def test_without_messages_nobody_is_asked(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked"),
+    ("name", "trigger"),
     [
-        *((name, Asked.EACH) for name in DIRECT),
-        ("reject-and-send", Asked.LATE),
-        ("accept-and-check", Asked.QUEUED),
-        *((name, Asked.QUEUED) for name in CHECK_FIRST),
+        *((name, Trigger.EACH) for name in DIRECT),
+        ("reject-and-send", Trigger.LATE),
+        ("accept-and-check", Trigger.QUEUED),
+        *((name, Trigger.QUEUED) for name in CHECK_FIRST),
     ],
 )
-def test_only_the_direct_ones_are_asked_when_all_is_well(name: str, asked: Asked) -> None:
-    assert binding_named(name).asked is asked
+def test_only_the_direct_ones_are_asked_when_all_is_well(name: str, trigger: Trigger) -> None:
+    assert binding_named(name).trigger is trigger
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_wrong_parameter_is_refused_with_what_is_allowed(text: str, problem: s
     ],
 )
 def test_parameters_are_given_after_the_name(text: str) -> None:
-    assert binding_named(text).asked is not Asked.NEVER
+    assert binding_named(text).trigger is not Trigger.NEVER
 
 
 # Direct
@@ -604,7 +604,7 @@ def test_the_policy_of_the_module_s_docstring_plugs_in_by_name() -> None:
     policy = binding_named("nearest")
 
     assert "nearest" in binding_names()
-    assert policy.asked is Asked.LATE
+    assert policy.trigger is Trigger.LATE
     assert lent(policy.bind([work], FakeScene(peers({"a": 9, "b": 0})))) == [Lend(work, "a")]
     assert lessees(policy.bind([work], FakeScene())) == []
 
@@ -613,7 +613,7 @@ def test_the_policy_of_the_module_s_docstring_plugs_in_by_name() -> None:
 def test_a_policy_of_one_s_own_has_its_own_parameters() -> None:
     @binding_policy("least-used")
     class LeastUsed:
-        asked = Asked.QUEUED
+        trigger = Trigger.QUEUED
 
         def __init__(self, queued_max: int = 10) -> None:
             self.queued_max = queued_max

@@ -59,7 +59,7 @@ def served(
             heappush(waiting, (order.rank(each), len(coming) * -1, each))
         rank, _, each = heappop(waiting)
         if isinstance(order, FollowsWork):
-            order.begun(rank)
+            order.started(rank)
         now_ms += each.cost_ms
         done.append((now_ms, each))
     return done
@@ -203,7 +203,7 @@ def test_a_chunk_takes_a_token_for_each_message_and_ranks_by_its_last() -> None:
 def test_who_was_idle_begins_at_the_present() -> None:
     order = TokenFair({"a": 1.0, "b": 1.0})
     for _ in range(100):
-        order.begun(order.rank(work(tenant="a")))
+        order.started(order.rank(work(tenant="a")))
     assert order.rank(work(tenant="b")) == order.rank(work(tenant="a"))
 
 
@@ -211,7 +211,7 @@ def test_what_waits_while_others_work_keeps_its_place() -> None:
     order = TokenFair({"a": 1.0, "b": 1.0})
     first = order.rank(work(tenant="b"))
     for _ in range(100):
-        order.begun(order.rank(work(tenant="a")))
+        order.started(order.rank(work(tenant="a")))
     assert first < order.rank(work(tenant="a"))
 
 
@@ -225,7 +225,7 @@ def test_a_share_of_0_means_running_when_nothing_else_waits() -> None:
     order = TokenFair({"a": 0.0, "b": 1.0})
     assert order.rank(work(tenant="a")) == math.inf
     assert order.rank(work(tenant="stranger")) == math.inf
-    order.begun(math.inf)
+    order.started(math.inf)
     assert order.rank(work(tenant="b")) < math.inf
 
 

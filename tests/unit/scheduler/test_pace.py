@@ -12,6 +12,8 @@ from sublet.scheduler.pace import (
     OUTLIERS_BEFORE_TRUST,
     QUANTUM_MS,
     RUNS_BEFORE_TRUST,
+    SHORT_LEARNED_EVERY,
+    SHORT_MS,
     SMALL_RUN_EVERY,
     CostModel,
     LearnedPace,
@@ -249,3 +251,33 @@ def test_accidents_of_a_short_function_are_not_taken_for_what_its_runs_cost() ->
         pace.learn(each, 1, 1.5 if number % 20 == 0 else 0.02)
 
     assert pace.fixed_ms(each) < 0.05
+
+
+def test_of_short_runs_on_the_loop_one_in_a_few_is_learned_from() -> None:
+    pace, declared = taught(0.001), function()
+    learned = pace.model(declared).runs
+
+    for _ in range(10 * SHORT_LEARNED_EVERY):
+        pace.learn(declared, 1, SHORT_MS / 2)
+
+    assert pace.model(declared).runs == learned + 10
+
+
+def test_a_short_function_that_has_become_slow_is_noticed_as_soon_as_ever() -> None:
+    pace, declared = taught(0.001), function()
+    assert not pace.off_loop(declared)
+
+    for _ in range(OUTLIERS_BEFORE_TRUST):
+        pace.learn(declared, 1, 20.0)
+
+    assert pace.off_loop(declared)
+
+
+def test_a_short_run_between_slow_ones_shows_that_they_were_accidents() -> None:
+    pace, declared = taught(0.001), function()
+    for _ in range(3 * SHORT_LEARNED_EVERY):
+        for _ in range(OUTLIERS_BEFORE_TRUST - 1):
+            pace.learn(declared, 1, 20.0)
+        pace.learn(declared, 1, 0.001)
+
+    assert not pace.off_loop(declared)

@@ -97,7 +97,7 @@ def test_weights_count_from_when_they_change() -> None:
     worker.run({}, 500)
     assert worker.share("a") == pytest.approx(0.5, abs=0.01)
 
-    order.weigh({"a": 9.0, "b": 1.0})
+    order.set_weights({"a": 9.0, "b": 1.0})
     worker.time_ms.clear()
     worker.run({}, 1_000)
 
@@ -171,7 +171,7 @@ def test_weights_that_cannot_be_say_so() -> None:
         SharedLaxity(default_weight=float("inf"))
     order = SharedLaxity({"a": 2.0})
     with pytest.raises(ValueError, match="weight of 'b' is nan; allowed: 0 or more"):
-        order.weigh({"b": float("nan")})
+        order.set_weights({"b": float("nan")})
     assert order.weight_of("a") == 2.0
 
 

@@ -78,7 +78,12 @@ class Cluster:
         self.silent: set[str] = set()
         self.utilisation = 0.5
         self.rate = 100
+        self.message_ms = self.fixed_ms = 1.0
+        self.costly: list[str] = []
+        """Other functions of which there is something to tell."""
         self.waiting_ms = 0.0
+        self.idle_ms = 0.0
+        self.timer_ms: float | None = None
         self._numbers: dict[str, int] = {}
         self.token = 1
         self.tell_topology()
@@ -104,16 +109,22 @@ class Cluster:
             done={OUTSIDE: self.rate},
             sent={OUTSIDE: self.rate},
             runs=self.rate // 10,
-            message_ms=1.0,
-            fixed_ms=1.0,
+            message_ms=self.message_ms,
+            fixed_ms=self.fixed_ms,
             waiting_ms=self.waiting_ms,
         )
+        others = [
+            FunctionSignals(function=name, done={OUTSIDE: 1}, runs=1, message_ms=1.0)
+            for name in self.costly
+        ]
         return WorkerSample(
             worker=worker,
             number=number,
             interval_ms=1_000.0,
             utilisation=self.utilisation,
-            functions=[signals],
+            functions=[signals, *others],
+            idle_ms=self.idle_ms,
+            timer_ms=self.timer_ms,
         )
 
     def tick(self, seconds: int = 1, *, may_act: bool = True) -> list[Effect]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -338,6 +339,84 @@ def test_a_drain_that_was_not_written_is_withdrawn_when_others_have_gone() -> No
     assert cluster.stored.leaving == []
 
 
+def test_a_drain_that_failed_is_looked_at_again_before_it_is_asked_for_again() -> None:
+    """Others had died meanwhile, and the second attempt left fewer than the minimum."""
+    policy = Scripted()
+    cluster = Cluster({Slot.WORKERS: policy}, workers=3, workers_min=2)
+    cluster.tick()
+    policy.next = [DrainWorker(worker="w0")]
+    cluster.tick()
+    assert cluster.stopped == ["w0"]
+    cluster.leave("w2")
+    cluster.controller.failed("w0", "the directory is away", cluster.now_ms)
+    cluster.carry_out()
+    cluster.tick(3)
+    assert cluster.stopped == ["w0"]
+    assert policy.outcomes[0][1].detail == "1 workers would be left, and the minimum is 2"
+
+
+def of_two_apps() -> dict[str, WorkerFacts]:
+    """Only w0 has the first app's function, only w2 can read the newest states of the other's."""
+    return {
+        "w0": WorkerFacts(id="w0", functions={"shop/cart": 1, "web/page": 1}),
+        "w1": WorkerFacts(id="w1", functions={"web/page": 1}),
+        "w2": WorkerFacts(id="w2", functions={"web/page": 2}),
+    }
+
+
+@pytest.mark.parametrize(("worker", "function"), [("w0", "shop/cart"), ("w2", "web/page")])
+def test_nobody_leaves_whose_functions_no_other_can_serve(worker: str, function: str) -> None:
+    policy = Scripted()
+    cluster = Cluster({Slot.WORKERS: policy}, workers=3)
+    cluster.functions["web/page"] = FunctionFacts(name="web/page", partitions=2)
+    cluster.members = of_two_apps()
+    cluster.tell_topology()
+    cluster.tick()
+    policy.next = [DrainWorker(worker=worker), DrainWorker(worker="w1")]
+    cluster.tick()
+    assert cluster.stopped == ["w1"]
+    assert policy.outcomes[0][1].detail == f"nobody else can serve {function}"
+
+
+def test_who_is_the_last_with_a_function_by_the_time_of_its_drain_stays() -> None:
+    policy = Scripted()
+    cluster = Cluster({Slot.WORKERS: policy}, workers=3)
+    cluster.members |= {"w2": WorkerFacts(id="w2", functions={})}
+    cluster.tell_topology()
+    cluster.tick()
+    policy.next = [DrainWorker(worker="w0")]
+    cluster.store_is_away = True
+    cluster.tick()
+    cluster.leave("w1")
+    cluster.store_is_away = False
+    cluster.tick()
+    assert cluster.stopped == []
+    assert policy.outcomes[0][1].detail == "nobody else can serve shop/cart"
+
+
+@pytest.mark.parametrize("policy", ["fixed:workers=1", "reactive:cooldown=0,calm=0"])
+def test_policies_choose_those_who_can_leave(policy: str) -> None:
+    cluster = Cluster({Slot.WORKERS: policy}, workers=3)
+    cluster.functions["web/page"] = FunctionFacts(name="web/page", partitions=2)
+    cluster.members = of_two_apps()
+    cluster.utilisation, cluster.rate = 0.02, 10
+    cluster.tell_topology()
+    cluster.tick(20)
+    assert cluster.stopped == ["w1"]
+    assert all(each.outcome is None for each in cluster.controller.decisions)
+
+
+@pytest.mark.parametrize("policy", ["fixed:workers=1", "reactive:cooldown=0,calm=0"])
+def test_in_a_rolling_upgrade_those_with_the_former_code_leave_first(policy: str) -> None:
+    """The youngest were drained before: those that had just come with the next code."""
+    cluster = Cluster({Slot.WORKERS: policy}, workers=2)
+    cluster.members["w2"] = WorkerFacts(id="w2", upgrades=True)
+    cluster.utilisation, cluster.rate = 0.02, 10
+    cluster.tell_topology()
+    cluster.tick(20)
+    assert sorted(cluster.stopped) == ["w0", "w1"]
+
+
 def test_who_starts_does_not_count_as_serving() -> None:
     policy = Scripted()
     cluster = Cluster({Slot.WORKERS: policy}, workers=2, workers_min=2)
@@ -348,15 +427,114 @@ def test_who_starts_does_not_count_as_serving() -> None:
     assert cluster.stopped == []
 
 
-def test_the_last_worker_may_go_where_none_is_the_minimum() -> None:
+@pytest.fixture
+def idle() -> Cluster:
+    """A cluster of one worker that had nothing to do for 59 s, and may go after 60."""
+    cluster = Cluster({Slot.WORKERS: Scripted()}, workers=1, workers_min=0)
+    cluster.idle_ms = 59_000.0
+    cluster.tick(2)
+    return cluster
+
+
+def test_the_last_worker_goes_when_there_was_nothing_to_do_for_long_enough(idle: Cluster) -> None:
+    assert idle.stopped == []
+    idle.idle_ms = 60_000.0
+    idle.tick()
+    assert idle.stopped == ["w0"]
+    assert idle.stored is not None
+    assert idle.stored.workers == 0
+    assert (idle.last.policy, idle.last.action.because) == ("idle", "nothing to do for 60 s")
+
+
+def test_the_last_worker_stays_for_a_timer_that_is_due_soon(idle: Cluster) -> None:
+    idle.idle_ms, idle.timer_ms = 100_000.0, 59_999.0
+    idle.tick(3)
+    assert idle.stopped == []
+    idle.timer_ms = 60_000.0
+    idle.tick()
+    assert idle.stopped == ["w0"]
+
+
+def test_the_last_worker_stays_where_there_has_to_be_one() -> None:
+    cluster = Cluster({Slot.WORKERS: Scripted()}, workers=1, workers_min=1)
+    cluster.idle_ms = 1e9
+    cluster.tick(3)
+    assert cluster.stopped == []
+
+
+def test_the_last_worker_stays_while_the_number_of_workers_is_paused(idle: Cluster) -> None:
+    idle.controller.pause(Slot.WORKERS)
+    idle.idle_ms = 1e9
+    idle.tick(3)
+    assert idle.stopped == []
+    idle.controller.resume(Slot.WORKERS)
+    idle.tick()
+    assert idle.stopped == ["w0"]
+
+
+def test_the_last_worker_stays_while_another_is_leaving_or_starting(idle: Cluster) -> None:
+    idle.idle_ms = 1e9
+    idle.members["w1"] = WorkerFacts(id="w1", draining=True)
+    idle.tell_topology()
+    idle.tick(2)
+    assert idle.stopped == []
+
+
+def test_several_workers_without_work_are_for_the_policy_to_judge() -> None:
+    cluster = Cluster({Slot.WORKERS: Scripted()}, workers=2, workers_min=0)
+    cluster.idle_ms = 1e9
+    cluster.tick(3)
+    assert cluster.stopped == []
+
+
+def test_no_policy_may_drain_the_last_worker_while_it_has_work() -> None:
     policy = Scripted()
     cluster = Cluster({Slot.WORKERS: policy}, workers=1, workers_min=0)
     cluster.tick()
     policy.next = [DrainWorker(worker="w0")]
     cluster.tick()
-    assert cluster.stopped == ["w0"]
+    assert cluster.stopped == []
+    ((_, outcome),) = policy.outcomes
+    assert outcome.detail == "the last worker had something to do within 60 s"
+
+
+def test_work_that_comes_before_the_last_worker_was_asked_to_leave_keeps_it(idle: Cluster) -> None:
+    idle.store_is_away, idle.idle_ms = True, 60_000.0
+    idle.tick()
+    idle.store_is_away, idle.idle_ms = False, 0.0
+    idle.tick(2)
+    assert idle.stopped == []
+    assert idle.stored is not None
+    assert idle.stored.workers == 1
+
+
+def test_a_last_worker_that_stays_after_all_may_go_the_next_time(idle: Cluster) -> None:
+    idle.idle_ms = 60_000.0
+    idle.tick()
+    idle.controller.withdrawn("w0", "somebody has come meanwhile")
+    idle.idle_ms = 0.0
+    idle.tick()
+    assert idle.stored is not None
+    assert (idle.stored.workers, idle.stored.leaving) == (1, [])
+    assert idle.last.outcome is not None
+    assert idle.last.outcome.detail == "somebody has come meanwhile"
+    idle.idle_ms = 60_000.0
+    idle.tick()
+    assert idle.stopped == ["w0", "w0"]
+
+
+def test_time_without_workers_costs_nothing() -> None:
+    cluster = Cluster({}, workers=1, workers_min=0, price_worker_hour=3_600.0)
+    cluster.idle_ms = 1e9
+    cluster.tick(3)
     assert cluster.stored is not None
     assert cluster.stored.workers == 0
+    spent = cluster.controller.spending.spent.total
+    cluster.now_ms += 20_000.0
+    cluster.controller.lead(2, cluster.stored, cluster.now_ms, cluster.wall_ms)
+    cluster.idle_ms = 0.0
+    cluster.tick()
+    assert cluster.controller.spending.spent.total <= spent + 2.0
 
 
 def test_a_worker_that_is_not_heard_blocks_scale_in(cluster: Cluster, policy: Scripted) -> None:
@@ -471,6 +649,7 @@ def test_so_many_tenants_have_shares_and_functions_redirects_and_no_more() -> No
         f"a/f{number}": FunctionFacts(name=f"a/f{number}", partitions=1)
         for number in range(REDIRECTS_MAX + 1)
     }
+    cluster.costly = list(cluster.functions)
     cluster.tell_topology()
     cluster.tick()
     shares.next = [Share(tenant=f"t{number}", weight=1.0) for number in range(SHARES_MAX + 1)]
@@ -485,6 +664,79 @@ def test_so_many_tenants_have_shares_and_functions_redirects_and_no_more() -> No
     shares.next = [Share(tenant="t0", weight=9.0)]
     cluster.tick()
     assert cluster.stored.shares["t0"] == 9.0
+
+
+def redirecting(message_ms: float = 1.0) -> tuple[ScriptedPlacement, Cluster]:
+    placement = ScriptedPlacement()
+    placement.actions = frozenset({Redirect})  # type: ignore[attr-defined]
+    cluster = Cluster({Slot.PLACEMENT: placement}, workers=4)
+    cluster.message_ms = cluster.fixed_ms = message_ms
+    cluster.tick()
+    return placement, cluster
+
+
+def test_a_redirection_is_in_the_plan_until_its_share_is_nothing() -> None:
+    placement, cluster = redirecting()
+    placement.next = [Redirect(function="shop/cart", share=0.5, lessees=("w2", "w3"))]
+    cluster.tick()
+    assert cluster.stored is not None
+    assert cluster.stored.redirects == {"shop/cart": Redirection(0.5, ("w2", "w3"))}
+    placement.next = [Redirect(function="shop/cart", share=0.0)]
+    cluster.tick()
+    assert cluster.stored.redirects == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "message_ms", "lessee", "reason"),
+    [
+        (FunctionFacts(name="shop/cart", partitions=4), 0.001, "w3", "a message takes"),
+        (FunctionFacts(name="shop/cart", partitions=4, lendable=False), 9.0, "w3", "cannot be"),
+        (FunctionFacts(name="shop/cart", partitions=4), 9.0, "w0", "w0 is leaving"),
+    ],
+)
+def test_what_is_not_worth_redirecting_is_refused(
+    facts: FunctionFacts, message_ms: float, lessee: str, reason: str
+) -> None:
+    placement, cluster = redirecting(message_ms)
+    cluster.functions = {facts.name: facts}
+    cluster.members["w0"] = replace(cluster.members["w0"], draining=True)
+    cluster.tell_topology()
+    placement.next = [Redirect(function="shop/cart", share=0.5, lessees=(lessee,))]
+    cluster.tick()
+    (_, outcome) = placement.outcomes[-1]
+    assert outcome.ending is Ending.REFUSED
+    assert reason in outcome.detail
+    assert cluster.stored is not None
+    assert not cluster.stored.redirects
+
+
+def test_a_lessee_that_has_gone_is_taken_out_of_the_plan_with_its_part() -> None:
+    placement, cluster = redirecting()
+    placement.next = [Redirect(function="shop/cart", share=0.6, lessees=("w2", "w3"))]
+    cluster.tick()
+    del cluster.members["w3"]
+    cluster.tell_topology()
+    cluster.tick()
+    assert cluster.stored is not None
+    assert cluster.stored.redirects == {"shop/cart": Redirection(0.3, ("w2",))}
+    cluster.members["w2"] = replace(cluster.members["w2"], draining=True)
+    cluster.tell_topology()
+    cluster.tick()
+    assert cluster.stored.redirects == {}
+
+
+def test_a_successor_goes_on_with_what_is_redirected() -> None:
+    placement, cluster = redirecting()
+    placement.next = [Redirect(function="shop/cart", share=0.5, lessees=("w3",))]
+    cluster.tick()
+    before = cluster.stored
+    assert before is not None
+    cluster.controller.deposed()
+    cluster.controller.lead(2, before, cluster.now_ms, cluster.wall_ms)
+    cluster.carry_out()
+    cluster.tick()
+    assert cluster.stored is not None
+    assert (cluster.stored.token, cluster.stored.redirects) == (2, before.redirects)
 
 
 def test_a_plan_that_would_be_too_large_leaves_out_what_can_be_done_without() -> None:
@@ -686,7 +938,7 @@ def test_at_the_spend_cap_nobody_is_added() -> None:
     cluster.tick(81)
     assert cluster.said == ["the spend cap is near"]
     cluster.tick(20)
-    assert cluster.said == ["the spend cap is near", "the spend cap is reached: no worker is added"]
+    assert cluster.said == ["the spend cap is near", "the spend cap is reached: nothing is added"]
     policy.next = [AddWorkers(count=1)]
     cluster.tick()
     assert cluster.started == []

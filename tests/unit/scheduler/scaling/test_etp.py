@@ -92,3 +92,61 @@ def test_functions_that_call_each_other_in_a_circle_end() -> None:
         "b": Operator("b", 10, 10, {"a": 10}),
     }
     assert etps(operators, set()) == pytest.approx({"a": 1.0, "b": 1.0})
+
+
+def chain_with_room() -> dict[str, Operator]:
+    """A source that could bring more, and two operators behind it that have something to spare."""
+    return {
+        "a": Operator("a", 80, 80, {"b": 80}, instances=4, is_source=True, capacity=80),
+        "b": Operator("b", 80, 80, {"c": 80}, instances=4, capacity=99),
+        "c": Operator("c", 80, 80, instances=4, capacity=1_000),
+    }
+
+
+def test_who_has_something_to_spare_is_not_projected_to_be_congested() -> None:
+    chosen = [each.function for each in scale_out(chain_with_room(), 4)]
+    # 100 are more than b's 99; with one instance more it can do 124.
+    assert chosen == ["a", "b", "a", "a"]
+
+
+def test_who_is_not_known_to_have_anything_to_spare_is() -> None:
+    operators = chain_with_room()
+    for each in operators.values():
+        each.capacity = 0.0
+    assert [each.function for each in scale_out(operators, 4)] == ["a", "b", "c", "a"]
+
+
+def test_what_is_processed_beyond_is_projected_to_the_end() -> None:
+    operators = {
+        "a": Operator("a", 300, 100, {"b": 100}, is_source=True, capacity=100),
+        "b": Operator("b", 100, 100, {"c": 100}, capacity=150),
+        "c": Operator("c", 100, 100, capacity=140),
+    }
+    # a could bring 200, of which b does 150, of which c does 140.
+    choices = scale_out(operators, 3)
+    assert [(each.function, each.etp) for each in choices] == [("a", 1.0), ("c", 1.0), ("b", 1.0)]
+
+
+def test_a_projection_through_a_circle_ends() -> None:
+    operators = {
+        "a": Operator("a", 30, 10, {"b": 10}, out=5, is_source=True, capacity=10),
+        "b": Operator("b", 10, 10, {"a": 10}, capacity=1_000),
+    }
+    assert [each.function for each in scale_out(operators, 2)] == ["a", "a"]
+
+
+def test_a_projection_through_many_paths_ends_soon() -> None:
+    """All of twenty functions send to all that come after them."""
+    names = [f"{number:02}" for number in range(20)]
+    operators = {
+        name: Operator(
+            name,
+            100,
+            100,
+            dict.fromkeys(names[place + 1 :], 10.0),
+            capacity=150,
+            is_source=not place,
+        )
+        for place, name in enumerate(names)
+    }
+    assert scale_out(operators, 3)[0].function == "00"

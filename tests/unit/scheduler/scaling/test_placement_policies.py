@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from sublet.runtime.simulation.elastic.cluster import Flow, FlowCluster, Machines
 from sublet.runtime.simulation.elastic.flow import FlowFunction
-from sublet.scheduler.scaling.actions import Action, Migrate, Slot
+from sublet.scheduler.scaling.actions import Action, Migrate, Redirect, Slot
 from sublet.scheduler.scaling.controller import Controller
 from sublet.scheduler.scaling.demand import leavers
-from sublet.scheduler.scaling.plan import Plan
+from sublet.scheduler.scaling.plan import Plan, Redirection
 from sublet.scheduler.scaling.policies.balance import Balance
 from sublet.scheduler.scaling.policies.colocate import Colocate
 from sublet.scheduler.scaling.policies.stela import Stela
-from sublet.scheduler.scaling.policy import scaling_named
+from sublet.scheduler.scaling.policy import claims, scaling_named
 from sublet.scheduler.scaling.settings import ScalingSettings
 from sublet.scheduler.scaling.view import (
     Actuation,
@@ -195,10 +195,74 @@ def test_stela_gives_a_new_worker_to_the_congested_function() -> None:
     assert "an instance for a/inner (congested), ETP 100%" in actions[0].because
 
 
+def test_stela_fills_what_the_congested_leave_of_a_new_worker() -> None:
+    loads = {f"a/f/{n}": 0.2 for n in range(12)} | {f"a/inner/{n}": 0.01 for n in range(12)}
+    actions = Stela().decide(view(chain(3), 4, flows=FLOWS, loads=loads), 0.0)
+    moved = [each.partition for each in actions if isinstance(each, Migrate)]
+    # Its part is a quarter of 2.52 workers.
+    assert 0.6 < sum(loads[each] for each in moved) <= 0.63 + 0.2
+    assert any(each.startswith("a/f/") for each in moved)
+
+
+def test_stela_gives_a_new_worker_no_more_than_its_part() -> None:
+    loads = {f"a/f/{n}": 0.01 for n in range(12)} | {f"a/inner/{n}": 0.5 for n in range(12)}
+    actions = Stela().decide(view(chain(3), 4, flows=FLOWS, loads=loads), 0.0)
+    moved = sum(loads[each.partition] for each in actions if isinstance(each, Migrate))
+    # A quarter of 6.12 workers, and at most one partition more.
+    assert moved <= 1.53 + 0.5
+
+
 def test_stela_does_nothing_while_nobody_is_new() -> None:
     assert Stela().decide(view(chain(3), 3, flows=FLOWS), 0.0) == ()
     pinned = Plan(pins={"a/f/0": "w3"})
     assert Stela().decide(view(chain(3), 4, flows=FLOWS, plan=pinned), 0.0) == ()
+
+
+def one_each(
+    *, cost_ms: float = 5.0, lendable: bool = True, plan: Plan | None = None
+) -> ClusterView:
+    """A congested function with one partition on each of two workers, beside a new worker."""
+    flows = {"a/f": (200.0, 100.0, {"": 100.0})}
+    found = view({"a/f/0": "w0", "a/f/1": "w1"}, 3, flows=flows, plan=plan)
+    function = found.functions["a/f"]
+    function.cost_ms = cost_ms
+    function.facts = FunctionFacts(name="a/f", partitions=2, lendable=lendable)
+    return found
+
+
+def test_stela_redirects_a_share_where_no_partition_is_left_to_move() -> None:
+    (action,) = Stela().decide(one_each(), 0.0)
+    assert isinstance(action, Redirect)
+    assert (action.function, action.lessees) == ("a/f", ("w2",))
+    assert action.share == pytest.approx(1 / 3, abs=0.001)
+    assert "no partition left to move" in action.because
+
+
+def test_stela_does_not_redirect_what_is_cheap_or_cannot_be_lent() -> None:
+    assert not Stela().decide(one_each(cost_ms=0.01), 0.0)
+    assert not Stela().decide(one_each(lendable=False), 0.0)
+
+
+def test_stela_does_not_redirect_beside_somebody_who_does() -> None:
+    policy = scaling_named(Slot.PLACEMENT, "stela:redirect=false")
+    assert not policy.decide(one_each(), 0.0)
+    assert Redirect not in claims(policy)
+    assert Redirect in claims(Stela())
+
+
+def test_stela_does_not_give_a_lessee_to_somebody_else() -> None:
+    redirected = Plan(redirects={"a/f": Redirection(1 / 3, ("w2",))})
+    assert not Stela().decide(one_each(plan=redirected), 0.0)
+
+
+def test_stela_ends_a_redirection_that_nobody_needs() -> None:
+    redirected = Plan(redirects={"a/f": Redirection(1 / 3, ("w2",))})
+    calm = one_each(plan=redirected, cost_ms=1.0)
+    (action,) = Stela().decide(calm, 0.0)
+    assert isinstance(action, Redirect)
+    assert (action.function, action.share) == ("a/f", 0.0)
+    calm.functions["a/f"].waiting = 10
+    assert not Stela().decide(calm, 0.0)
 
 
 def test_stela_leaves_every_worker_a_partition() -> None:

@@ -187,6 +187,18 @@ def test_predictive_is_not_above_the_ideal_by_two_for_longer_than_it_cools_down(
     assert longest_s <= 30
 
 
+def test_predictive_lets_workers_go_though_starts_are_long() -> None:
+    """On the way down it looks no further than it must: of the next seconds it is sure."""
+
+    def hill(now_s: float) -> float:
+        return 1.0 + 6.0 * max(0.0, 1 - abs(now_s - 150) / 100)
+
+    plant = Plant("predictive", hill, start_s=30).run(250)
+    down = plant.moments[160:]
+    over = [each.workers - max(1, ceil(hill(each.second + 0.5) / 0.85)) for each in down]
+    assert sum(over) / len(over) < 3.5
+
+
 def test_predictive_does_not_stay_at_the_maximum_after_a_step() -> None:
     plant = Plant("predictive", lambda now_s: 1.0 if now_s < 60 else 3.0, most=40).run(180)
     assert max(each.workers for each in plant.moments) <= 8
