@@ -206,6 +206,15 @@ class Trouble(NamedTuple):
 
 
 @runtime_checkable
+class CommitsAtOnce(Protocol):
+    """A store of which nobody has to wait for an answer."""
+
+    def commit_at_once(self, commits: Sequence[Commit]) -> list[Outcome] | None:
+        """As `Store.commit`; None, with nothing done, if it has to be waited for after all."""
+        ...
+
+
+@runtime_checkable
 class TellsTrouble(Protocol):
     """A store that knows why it fails; not every one does."""
 
@@ -468,6 +477,14 @@ class Directory(Protocol):
         """
         ...
 
+    async def forget(self, expected_version: int, function: str) -> View | None:
+        """Forget that a function is known, and who has its partitions, if the version is still the
+        expected; None if it is not.
+
+        Whoever asks has seen in that version that no member has the function.
+        """
+        ...
+
     async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         """Mark a member as about to leave; return the new view, or None if it is no member.
 
@@ -495,6 +512,14 @@ class Directory(Protocol):
 
         None: somebody else leads, or this number of the token, or a later one, is written already.
         Raises ValueError for a plan above `PLAN_BYTES_MAX`.
+        """
+        ...
+
+    async def cluster_key(self, proposed: bytes) -> bytes:
+        """Return the key by which workers of the cluster know one another.
+
+        The proposed one is kept, and returned, if there is none yet. Whoever can read the directory
+        can be a worker.
         """
         ...
 

@@ -16,7 +16,7 @@ from itertools import islice
 import msgspec
 from sortedcontainers import SortedList
 
-from sublet.functions.address import split_partition_name
+from sublet.functions.address import partition_names, split_partition_name
 from sublet.statestore.contract import (
     AHEAD,
     DEAD,
@@ -65,6 +65,7 @@ class MemoryBackend:
         self.leaving: list[str] = []
         self.lead = Lead()
         self.plan = StoredPlan()
+        self.cluster_key = b""
 
 
 class MemoryStore:
@@ -81,6 +82,12 @@ class MemoryStore:
         return tables.recovered()
 
     async def commit(self, commits: Sequence[Commit]) -> list[Outcome]:
+        return [self._commit_one(each) for each in commits]
+
+    def commit_at_once(self, commits: Sequence[Commit]) -> list[Outcome] | None:
+        """See `CommitsAtOnce`."""
+        if type(self).commit is not MemoryStore.commit:
+            return None  # Whoever derives from this does it in its own way.
         return [self._commit_one(each) for each in commits]
 
     def _commit_one(self, commit: Commit) -> Outcome:
@@ -248,17 +255,18 @@ class _Partition:
     def _apply_state(self, rows: Iterable[StateRow]) -> None:
         state = self.state
         for row in rows:
-            if row.value is not None:
-                of_key = state.get(row.key)
+            key, subkey, value, expires_ms = row
+            if value is not None:
+                of_key = state.get(key)
                 if of_key is None:
-                    state[row.key] = {row.subkey: row}
+                    state[key] = {subkey: row}
                     self._order = None
                 else:
-                    of_key[row.subkey] = row
-                if row.expires_ms is not None:
-                    heappush(self._expiring, (row.expires_ms, row.key, row.subkey))
+                    of_key[subkey] = row
+                if expires_ms is not None:
+                    heappush(self._expiring, (expires_ms, key, subkey))
             else:
-                self._delete_state(row.key, row.subkey)
+                self._delete_state(key, subkey)
 
     def _delete_state(self, key: str, subkey: bytes) -> None:
         of_key = self.state.get(key)
@@ -279,13 +287,18 @@ class _Partition:
             self.sent.pop(destination, None)
         for destination, last in commit.outbox_acknowledged.items():
             entries = self.outbox.get(destination)
-            while entries and last_of(entries[0]) <= last:
+            while entries and entries[0].first + entries[0].length <= last + 1:
                 entries.popleft()
             if not entries:
                 self.outbox.pop(destination, None)
         for entry in commit.outbox:
-            self.outbox.setdefault(entry.destination, deque()).append(entry)
-            self.sent[entry.destination] = last_of(entry)
+            destination, first, length, _ = entry
+            kept = self.outbox.get(destination)
+            if kept is None:
+                self.outbox[destination] = deque((entry,))
+            else:
+                kept.append(entry)
+            self.sent[destination] = first + length - 1
 
     def _apply_egress(self, commit: Commit) -> None:
         for entry in commit.egress:
@@ -314,7 +327,7 @@ class _Partition:
 
     def _delete_expired(self, limit: int) -> None:
         expiring = self._expiring
-        for _ in range(limit):
+        for _ in range(limit) if expiring else ():
             if not expiring or expiring[0][0] >= self.clock_ms:
                 break
             expires_ms, key, subkey = heappop(expiring)
@@ -327,11 +340,6 @@ class _Partition:
                 break
             _, id_ = answered.pop(0)
             del self.records[IDEMPOTENCY][id_]
-
-
-def last_of(entry: OutboxEntry) -> int:
-    """Return the number of an entry's last message."""
-    return entry.first + entry.length - 1
 
 
 class MemoryDirectory:
@@ -385,6 +393,15 @@ class MemoryDirectory:
         backend.version = max(backend.version, above) + 1
         return self._view()
 
+    async def forget(self, expected_version: int, function: str) -> View | None:
+        backend = self._backend
+        if backend.version != expected_version:
+            return None
+        for each in partition_names(function, backend.functions.pop(function, 0)):
+            backend.placement.pop(each, None)
+        backend.version += 1
+        return self._view()
+
     async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         backend = self._backend
         member = backend.members.get(worker)
@@ -422,6 +439,10 @@ class MemoryDirectory:
             return None
         backend.plan = StoredPlan(former.version + 1, token, number, plan)
         return backend.plan.version
+
+    async def cluster_key(self, proposed: bytes) -> bytes:
+        self._backend.cluster_key = self._backend.cluster_key or proposed
+        return self._backend.cluster_key
 
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sublet.functions.address import partition_names
 from sublet.functions.errors import SubletError, UnavailableError
 from sublet.statestore.contract import (
     Lead,
@@ -125,6 +126,14 @@ class RedisDirectory:
         )
         return None if found is None else self._view(found, self._cached)
 
+    async def forget(self, expected_version: int, function: str) -> View | None:
+        count = (await self.view()).functions.get(function, 0)
+        partitions = partition_names(function, count)
+        found = await self._server.call(
+            "forget", self._key, expected_version, function, *partitions
+        )
+        return None if found is None else self._view(found, self._cached)
+
     async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         member = (await self.view()).members.get(worker)
         if member is None:
@@ -151,6 +160,9 @@ class RedisDirectory:
         check_plan(plan)
         version = await self._server.call("replan", self._key, token, number, plan)
         return None if version is None else int(version)
+
+    async def cluster_key(self, proposed: bytes) -> bytes:
+        return bytes(await self._server.call("cluster_key", self._key, proposed))
 
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         """Return once a version after this one was heard of, or after the timeout at the latest.

@@ -484,6 +484,17 @@ local function place(keys, args)
     return view(keys, {''})
 end
 
+-- ARGV: expected version, function, its partitions.
+local function forget(keys, args)
+    local d = keys[1]
+    stay(d)
+    if version_of(d) ~= args[1] then return false end
+    redis.call('HDEL', d .. ':functions', args[2])
+    many('HDEL', d .. ':placement', args, 3, #args)
+    changed(d)
+    return view(keys, {''})
+end
+
 -- ARGV: id, member, the controller's token if it is one that asks.
 local function drain(keys, args)
     local d = keys[1]
@@ -554,6 +565,13 @@ local function replan(keys, args)
     return version
 end
 
+local function cluster_key(keys, args)
+    local d = keys[1]
+    stay(d)
+    redis.call('HSETNX', d .. ':control', 'cluster_key', args[1])
+    return redis.call('HGET', d .. ':control', 'cluster_key')
+end
+
 local function register(name, callback, ...)
     redis.register_function{
         function_name = 'sublet_' .. name .. '_DIGEST', callback = callback, flags = {...}}
@@ -570,11 +588,13 @@ register('view', view, 'no-writes')
 register('join', join)
 register('beat', beat)
 register('place', place)
+register('forget', forget)
 register('drain', drain)
 register('leave', leave)
 register('lead', lead)
 register('plan', plan, 'no-writes')
 register('replan', replan)
+register('cluster_key', cluster_key)
 """
 for _name, _number in {
     "EXPIRED_MIN": EXPIRED_PER_COMMIT_MIN,

@@ -78,7 +78,7 @@ class _Outage:
         self._reason = str(error) or type(error).__name__
         if self._since_s is None:
             self._since_s = began_s
-            log.error("store_failing", redis=self._name, error=self._reason)
+            log.error("the store is failing", redis=self._name, error=self._reason)
 
     def worked(self, node: RedisNode) -> None:
         """It has taken what this one wrote."""
@@ -86,7 +86,7 @@ class _Outage:
         self._refused.discard(node)
         if self._since_s is not None and not self._refused:
             away_s = round(self._worked_s - self._since_s, 3)
-            log.warning("store_works_again", redis=self._name, away_s=away_s)
+            log.warning("the store has recovered", redis=self._name, away_s=away_s)
             self._since_s = None
 
     def trouble(self) -> Trouble | None:

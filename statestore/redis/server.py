@@ -223,7 +223,7 @@ class RedisServer:
             if "DB index is out of range" in str(error):
                 raise StoreServerError(
                     f"{named}, which the Redis at {self.name} has not; allowed: 0 up to one less "
-                    "than its setting databases (16 if nobody changed it)"
+                    "than its setting databases (16 by default)"
                 ) from error
             raise
         self._is_cluster = bool(int(info.get("cluster_enabled", 0)))

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sublet.functions.address import partition_names
 from sublet.functions.errors import SubletError
 from sublet.statestore.contract import (
     LEAVING_MAX,
@@ -133,6 +134,21 @@ class SqliteDirectory:
 
         return await self._thread.run(work)
 
+    async def forget(self, expected_version: int, function: str) -> View | None:
+        def work(connection: sqlite3.Connection) -> View | None:
+            with self._lock, transaction(connection):
+                before = self._read(connection)
+                if before.version != expected_version:
+                    return None
+                partitions = partition_names(function, before.functions.get(function, 0))
+                connection.execute("DELETE FROM function WHERE name = ?", (function,))
+                connection.executemany(
+                    "DELETE FROM placement WHERE partition = ?", [(each,) for each in partitions]
+                )
+                return self._changed(connection)
+
+        return await self._thread.run(work)
+
     async def drain(self, worker: str, *, token: int | None = None) -> View | None:
         def work(connection: sqlite3.Connection) -> View | None:
             with self._lock, transaction(connection):
@@ -205,6 +221,17 @@ class SqliteDirectory:
                     "UPDATE meta SET plan_version = plan_version + 1 RETURNING plan_version"
                 ).fetchone()
                 return int(version)
+
+        return await self._thread.run(work)
+
+    async def cluster_key(self, proposed: bytes) -> bytes:
+        def work(connection: sqlite3.Connection) -> bytes:
+            with self._lock, transaction(connection):
+                connection.execute(
+                    "UPDATE meta SET cluster_key = ? WHERE cluster_key = x''", (proposed,)
+                )
+                (kept,) = connection.execute("SELECT cluster_key FROM meta").fetchone()
+                return bytes(kept)
 
         return await self._thread.run(work)
 

@@ -494,7 +494,7 @@ class Writer:
         failure = error if isinstance(error, SubletError) else store_error(error, self._path)
         # Once a spell: the caller sends again and again until it works.
         if not self._failing:
-            log.error("store_failing", path=str(self._path), error=str(failure))
+            log.error("the store is failing", path=str(self._path), error=str(failure))
         self._failing = True
         return failure
 

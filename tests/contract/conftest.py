@@ -19,7 +19,7 @@ from sublet.statestore.sqlite.fold import FoldPolicy
 from sublet.statestore.sqlite.store import SqliteStore
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 # The changelog is folded at once, after three commits in small steps, or only when asked.
 FOLD_AT_ONCE = FoldPolicy(rows_max=1)
 FOLD_OFTEN = FoldPolicy(rows_max=3, chunk_rows_max=1)

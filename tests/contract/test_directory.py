@@ -48,6 +48,25 @@ async def test_who_joins_is_seen_by_the_others(make_directory: MakeDirectory) ->
     assert await one.view() == second
 
 
+async def test_a_function_is_forgotten_with_its_placement(make_directory: MakeDirectory) -> None:
+    directory = make_directory()
+    joined = await directory.join(member("a"), {"shop/cart": 2, "shop/stock": 1})
+    owners = dict.fromkeys(["shop/cart/0", "shop/cart/1", "shop/stock/0"], "a")
+    placed = await directory.place(joined.version, owners)
+    assert placed is not None
+    assert await directory.forget(joined.version, "shop/cart") is None
+
+    forgotten = await directory.forget(placed.version, "shop/cart")
+    assert forgotten is not None
+    assert forgotten.version > placed.version
+    assert forgotten.functions == {"shop/stock": 1}
+    assert forgotten.placement == {"shop/stock/0": "a"}
+    assert await directory.view() == forgotten
+    # With another number of partitions, as if it had never been.
+    again = await directory.join(member("b", 2), {"shop/cart": 4})
+    assert again.functions == {"shop/cart": 4, "shop/stock": 1}
+
+
 async def test_the_number_of_partitions_is_fixed_when_a_function_is_first_seen(
     make_directory: MakeDirectory,
 ) -> None:
@@ -579,3 +598,13 @@ async def test_a_plan_has_a_bound(make_directory: MakeDirectory) -> None:
 
 def test_the_controller_and_the_directory_have_the_same_bound_for_plans() -> None:
     assert WRITTEN_BYTES_MAX == PLAN_BYTES_MAX
+
+
+async def test_the_first_key_that_is_proposed_is_the_clusters(
+    make_directory: MakeDirectory,
+) -> None:
+    one, two = make_directory(), make_directory()
+    first, second = b"\x00\xff" * 16, b"two" * 8
+    assert await one.cluster_key(first) == first
+    assert await two.cluster_key(second) == first
+    assert await one.cluster_key(second) == first

@@ -25,7 +25,7 @@ from sublet.statestore.redis.store import RedisStore
 from tests.contract.conftest import settled
 from tests.redis_process import RedisClusterProcesses, RedisProcess
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NAMES = [f"shop/cart/{number}" for number in range(12)]
 OpenStore = Callable[..., RedisStore]
 

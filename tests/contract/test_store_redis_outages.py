@@ -17,8 +17,8 @@ from sublet.statestore.redis.store import RedisStore
 from tests.redis_process import RedisProcess
 
 P = "shop/cart/0"
-PATIENCE_S = 20.0
-FAILING, WORKS = "store_failing", "store_works_again"
+PATIENCE_S = 60.0
+FAILING, WORKS = "the store is failing", "the store has recovered"
 
 
 class Setting:
