@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # Marks a database file as ours, for `file` and for the check below ("Subl" in ASCII).
 APPLICATION_ID = 0x5375626C
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 STATEMENT_CACHE = 512
 BUSY_TIMEOUT_MS = 5_000
 RETRY_AFTER_MS = 1_000
@@ -72,7 +72,7 @@ CREATE TABLE meta (
     version INTEGER NOT NULL, store TEXT NOT NULL DEFAULT '',
     generation INTEGER NOT NULL DEFAULT 0, base INTEGER NOT NULL DEFAULT 0,
     holder TEXT NOT NULL DEFAULT '', token INTEGER NOT NULL DEFAULT 0,
-    plan_version INTEGER NOT NULL DEFAULT 0);
+    plan_version INTEGER NOT NULL DEFAULT 0, cluster_key BLOB NOT NULL DEFAULT x'');
 INSERT INTO meta (version, store, generation, base) VALUES (0, lower(hex(randomblob(8))), 1, 1);
 CREATE TABLE plan (token INTEGER NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL);
 INSERT INTO plan VALUES (0, 0, x'');
@@ -96,6 +96,7 @@ ALTER TABLE meta ADD COLUMN plan_version INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE plan (token INTEGER NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL);
 INSERT INTO plan VALUES (0, 0, x'');
 """,
+    8: "ALTER TABLE meta ADD COLUMN cluster_key BLOB NOT NULL DEFAULT x'';",
 }
 
 
