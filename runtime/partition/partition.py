@@ -20,7 +20,7 @@ calls, timers, windows, changes by hand) are `features`, each an attribute.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -91,7 +91,8 @@ class Partition:
             self, function, acquired, worker, states, streams, self.counters
         )
         # Those that most steps need; the others are asked for where they are.
-        self._pace, self._urgency, self._cells = worker.pace, worker.urgency, states.cells
+        self._pace, self._urgency, self._live = worker.pace, worker.urgency, worker.live
+        self._cells = states.cells
         self._pending = parts.pending
         self.in_flight_commit = parts.in_flight_commit
         """What the store has not answered."""
@@ -196,6 +197,21 @@ class Partition:
             or self._pending.needs_commit
         )
 
+    def needs_worker(self, functions: Container[str], now_ms: float) -> bool:
+        """Tell whether there is something that only a worker brings to its end: work, messages on
+        record, rows that a pipeline has sealed, messages for partitions of these functions, or a
+        source whose silence is being waited for. Timers and windows by the clock are not meant:
+        they are known by when they are due.
+        """
+        if not self.idle or self._awaiting.by_id or self._parts.parked.by_id:
+            return True
+        if self._staging.sealed_rows or self.delivery.is_due(functions):
+            return True
+        # A new owner waits for the whole silence again.
+        progress = self.progress
+        waits = progress.is_used and not progress.by_clock
+        return waits and progress.wake_ms(now_ms, self._clock.base_ms) is not None
+
     def clock_ms(self, now_ms: float) -> int:
         """The partition's own clock: starts where the last owner's ended, never goes back."""
         return self._clock.base_ms + int(now_ms)
@@ -225,15 +241,16 @@ class Partition:
         if not self.stopped:
             self._tell(self._admission.refuse(batch, reason, error), now_ms)
 
-    def _tell(self, told: Refuse | Acknowledge | None, now_ms: float) -> None:
+    def _tell(self, told: Sequence[Refuse | Acknowledge], now_ms: float) -> None:
         """Tell the sender of a batch; what it may hear only later has to be committed first."""
-        if told is not None:
-            self.effects.append(told)
-        elif self._pending.needs_commit:
+        self.effects.extend(told)
+        if self._pending.needs_commit and not any(isinstance(each, Acknowledge) for each in told):
             self.advance(now_ms)
 
     def _take_in(self, batch: Batch, skip: int, now_ms: float) -> None:
-        if batch.kind is Kind.REPLY:
+        if batch.kind is Kind.CALL or batch.kind is Kind.SEND:
+            self.line_up(batch, skip, now_ms)
+        elif batch.kind is Kind.REPLY:
             self.calls.take_replies(batch, skip)
         elif batch.kind is Kind.CANCEL_CALL:
             taken = self._parts.records.positions.take_each(batch, skip)
@@ -355,7 +372,7 @@ class Partition:
         answers: Sequence[Record],
         now_ms: float,
     ) -> None:
-        """The state that `Load` asked for is here."""
+        """The state that `LoadStates` asked for is here."""
         if not self.stopped:
             self._preparation.loaded(work, keys, rows, answers, now_ms)
 
@@ -507,8 +524,8 @@ class Partition:
             wake_ms = wake_ms if due_ms is None else min(wake_ms, due_ms)
         if self._queue.gathering_until_ms is not None:
             wake_ms = min(wake_ms, self._queue.gathering_until_ms)
-        if self._staging.fed_rows and now_ms < self._urgency.background_ms:
-            wake_ms = min(wake_ms, self._urgency.background_ms)
+        if self._staging.fed_rows and now_ms < self._live.background_from_ms:
+            wake_ms = min(wake_ms, self._live.background_from_ms)
         if self._pending.has_acknowledged and self.in_flight_commit.commit is None:
             wake_ms = min(wake_ms, now_ms + HOUSEKEEPING_MS)
         if self._wake_ms is None or wake_ms < self._wake_ms:

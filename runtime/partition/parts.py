@@ -6,6 +6,8 @@ messages end, the commit, runs, and the features around them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sublet.functions.app import Function
 from sublet.runtime.partition.commit.commit_budget import CommitBudget
 from sublet.runtime.partition.commit.commit_participant import CommitParticipant
@@ -43,7 +45,6 @@ from sublet.runtime.partition.model.environment import (
     StreamTopology,
     WorkerEnvironment,
 )
-from sublet.runtime.partition.model.step_machine import StepMachine
 from sublet.runtime.partition.queue.arrival_order import ArrivalOrder
 from sublet.runtime.partition.queue.awaiting_handlers import AwaitingHandlers
 from sublet.runtime.partition.queue.key_locks import KeyLocks
@@ -55,11 +56,14 @@ from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.recovery import RecoveredRecords
 from sublet.scheduler.batching import batching_of
 
+if TYPE_CHECKING:
+    from sublet.runtime.partition.partition import Partition
+
 
 class PartitionParts:
     def __init__(
         self,
-        steps: StepMachine,
+        steps: Partition,
         function: Function,
         acquired: Acquisition,
         worker: WorkerEnvironment,
@@ -67,7 +71,7 @@ class PartitionParts:
         streams: StreamTopology,
         counters: Counters,
     ) -> None:
-        """`steps` is the partition itself, of which parts know only that it goes on."""
+        """`steps` is the partition itself, of which most parts know only that it goes on."""
         limits, urgency = worker.limits, worker.urgency
 
         # What is durable
@@ -87,11 +91,9 @@ class PartitionParts:
         self.arrivals = arrivals = ArrivalOrder(progress, clock)
         self.locks = locks = KeyLocks(function.kind)
         self.leased = leased = LeasedWork(function, locks, states.cells, states.merger)
-        load = LoadTracker(steps, urgency, lends_parts=leased.mergeable)
+        load = LoadTracker(steps, worker, lends_parts=leased.mergeable)
         batching = batching_of(function, worker.curve)
-        self.queue = queue = WorkQueue(
-            steps, locks, inbox, urgency, load, batching, limits.batch_size_max
-        )
+        self.queue = queue = WorkQueue(steps, locks, inbox, worker, load, batching)
         self.awaiting = awaiting = AwaitingHandlers(limits.open_calls_max)
         self.parked = parked = ParkedMessages(
             pending=pending,
@@ -141,7 +143,7 @@ class PartitionParts:
         )
         self.background = background = BackgroundThrottle(
             queue=queue,
-            urgency=urgency,
+            live=worker.live,
             staging=staging,
             pending=pending,
             messages_max=limits.commit_messages_max,
@@ -246,8 +248,8 @@ class PartitionParts:
             cancellation=cancellation,
             pending=pending,
             parked=parked,
-            awaiting=awaiting,
             gate=gate,
+            leased=leased,
             queue=queue,
         )
         self.timers = Timers(steps, owner, index=records.timers, pending=pending, clock=clock)
@@ -309,7 +311,7 @@ class PartitionParts:
         )
         self.feasibility = Feasibility(
             function,
-            urgency,
+            load=load,
             inbox=inbox,
             arrivals=arrivals,
             positions=positions,

@@ -100,13 +100,18 @@ class CommitBudget(CommitParticipant):
         """Learn from a commit; at once when commits grow, slowly when they shrink."""
         if not contents.message_count:
             return
-        size_bytes = sum([len(entry.data) for entry in contents.outbox])
-        size_bytes += sum([len(entry.data) for entry in contents.egress])
-        size_bytes += ROW_BYTES * (len(contents.rows) + len(contents.records))
-        some = contents.rows[:ROWS_WEIGHED]
-        if some:
-            some_bytes = sum([len(row.value) for row in some if row.value is not None])
-            size_bytes += some_bytes * len(contents.rows) // len(some)
+        rows = contents.rows
+        size_bytes = ROW_BYTES * (len(rows) + len(contents.records))
+        for entry in contents.outbox:
+            size_bytes += len(entry.data)
+        for emitted in contents.egress:
+            size_bytes += len(emitted.data)
+        if rows:
+            some, some_bytes = rows[:ROWS_WEIGHED], 0
+            for row in some:
+                if row.value is not None:
+                    some_bytes += len(row.value)
+            size_bytes += some_bytes * len(rows) // len(some)
         each = size_bytes / contents.message_count
         known = self._message_bytes
         self._message_bytes = each if each > known else 0.8 * known + 0.2 * each

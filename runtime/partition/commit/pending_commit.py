@@ -15,7 +15,7 @@ import msgspec
 from sublet.functions.address import is_client, is_pipeline
 from sublet.functions.effects import Effect
 from sublet.runtime.partition.model.channel_names import REPLY_MARK, reply_channel
-from sublet.runtime.partition.model.work import Chunk, QueuedMessage
+from sublet.runtime.partition.model.work import Chunk, ColumnWork, QueuedMessage
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
 from sublet.statestore.contract import EgressEntry, OutboxEntry, Record, StateRow
 
@@ -220,6 +220,26 @@ class PendingCommit:
             _count(contents.ended_from, batch.source, count)
         self.message_count += count
         contents.ended += count
+        self.needs_commit = True
+
+    def consume_columns(self, work: ColumnWork, values: Sequence[Any]) -> None:
+        """Messages that were lent as columns end, each with its result."""
+        columns, contents = work.columns, self._contents
+        assert columns is not None
+        numbers = columns.each_number()
+        for start, stop, source, kind, *_ in work.origins:
+            if kind is Kind.CALL:
+                replies = self._replies_to(reply_channel(source))
+                replies.refs.extend(numbers[start:stop])
+                replies.values.extend(values[start:stop])
+            if is_client(source):
+                contents.ended_of_clients += stop - start
+            elif not is_pipeline(source):
+                _count(contents.ended_from, source, stop - start)
+        if any(each is not None for each in work.deadlines_ms):
+            contents.due.append((list(work.deadlines_ms), 0, work.count))
+        self.message_count += work.count
+        contents.ended += work.count
         self.needs_commit = True
 
     def discard(self, chunk: Chunk, count: int) -> None:

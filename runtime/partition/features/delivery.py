@@ -7,8 +7,9 @@ store has lost them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
+from sublet.functions.address import is_client
 from sublet.runtime.partition.commit.pending_commit import PendingCommit
 from sublet.runtime.partition.lifecycle.inflight_commit import InFlightCommit
 from sublet.runtime.partition.model.channel_names import endpoint_of
@@ -44,6 +45,16 @@ class Delivery:
         if not self._steps.stopped and self._outbox.acknowledge(destination, upto):
             # Only housekeeping: it rides on the next commit.
             self._pending.acknowledge(destination, upto)
+
+    def is_due(self, functions: Container[str]) -> bool:
+        """Tell whether something is to be delivered to partitions of these functions. What clients
+        have not taken waits for them."""
+        if not self._outbox.message_count:
+            return False
+        return any(
+            not is_client(destination) and endpoint_of(destination).rpartition("/")[0] in functions
+            for destination in self._outbox.entries
+        )
 
     def again(self, reaches: Callable[[str], bool]) -> None:
         """Endpoints have (re)connected or moved: send what they have not acknowledged."""

@@ -19,10 +19,11 @@ from sublet.runtime.partition.lifecycle.run_gate import RunGate
 from sublet.runtime.partition.lifecycle.run_preparation import RunPreparation
 from sublet.runtime.partition.lifecycle.run_results import RunResults
 from sublet.runtime.partition.lifecycle.settlement import RunSettlement
-from sublet.runtime.partition.model.effects import Load
+from sublet.runtime.partition.model.effects import LoadStates
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.step_machine import StepMachine
 from sublet.runtime.partition.model.work import Chunk, QueuedMessage, RunResult, Work
+from sublet.runtime.partition.queue.backlog import MessageRef
 from sublet.runtime.partition.queue.leased_work import LeasedWork
 from sublet.runtime.partition.queue.load_tracker import LoadTracker
 from sublet.runtime.partition.queue.work_queue import WorkQueue
@@ -55,7 +56,7 @@ class LeaseReturns:
         else:
             self._results.add(work, result)
             self._results.add_rows(leased.apply(result.rows))
-            self._settlement.settle(work.waiting, (), result, now_ms)
+            self._settlement.settle_lent(work, result, now_ms)
             for lock in leased.busy_locks(work):
                 self._load.is_hot(lock)
             self.merge_parts(now_ms)
@@ -69,9 +70,9 @@ class LeaseReturns:
             waiting.stays = True
             self._load.track_message(waiting, now_ms)
         if work.lease.partial:
-            self._settlement.settle_parts(work.waiting, result, now_ms)
+            self._settlement.settle_parts(work, result, now_ms)
         else:
-            self._settlement.settle(work.waiting, (), result, now_ms)
+            self._settlement.settle_lent(work, result, now_ms)
             self.merge_parts(now_ms)
         self._steps.advance(now_ms)
 
@@ -80,13 +81,13 @@ class LeaseReturns:
         if not self._leased.parts:
             return
         for merged in self._leased.merge(self._keys.in_hand()):
-            if isinstance(merged, Load):
+            if isinstance(merged, LoadStates):
                 self._steps.effects.append(merged)
                 continue
             (work, result), is_merged = merged
             if is_merged:
                 self._results.add(work, result)
-            self._settlement.settle_parts(work.waiting, result, now_ms)
+            self._settlement.settle_parts(work, result, now_ms)
 
     def forget_version(self, key: str) -> None:
         """The state of a key was changed here: no lessee has it as it is."""
@@ -156,8 +157,18 @@ class Leases:
         Returns whether there is anything in it; then `lease.work` is set, and `Lend` is said as
         soon as the states are in memory. `ended` follows.
         """
-        in_order = not lease.partial and self._steps.function.order == "key"
-        refs = self._queue.lend(parts, in_order=in_order)
+        refs = self._queue.lend(parts, in_order=self._keeps_order(lease))
+        return self._lend_refs(refs, lease, now_ms)
+
+    def lend_places(self, chunk: Chunk, places: Sequence[int], lease: Lease, now_ms: float) -> bool:
+        """As `lend`: these messages of a chunk, and what must run before them."""
+        refs = self._queue.lend_places(chunk, places, in_order=self._keeps_order(lease))
+        return self._lend_refs(refs, lease, now_ms)
+
+    def _keeps_order(self, lease: Lease) -> bool:
+        return not lease.partial and self._steps.function.order == "key"
+
+    def _lend_refs(self, refs: Sequence[MessageRef], lease: Lease, now_ms: float) -> bool:
         if not refs:
             return False
         work = self._dispatch.take_for_lease(refs, now_ms, in_parts=lease.partial)

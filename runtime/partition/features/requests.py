@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sublet.runtime.partition.commit.pending_commit import PendingCommit
 from sublet.runtime.partition.lifecycle.cancellation import MESSAGES, Cancellation
 from sublet.runtime.partition.lifecycle.parked_messages import ParkedMessages
 from sublet.runtime.partition.lifecycle.run_gate import RunGate
 from sublet.runtime.partition.model.step_machine import StepMachine
-from sublet.runtime.partition.model.work import QueuedMessage
-from sublet.runtime.partition.queue.awaiting_handlers import AwaitingHandlers
+from sublet.runtime.partition.model.work import ColumnWork, QueuedMessage
+from sublet.runtime.partition.queue.leased_work import LeasedWork
 from sublet.runtime.partition.queue.work_queue import WorkQueue
+
+Stage = Literal["running", "away", "queue"]
+"""What becomes of an open message now, in the words of `sublet why`; in the order of listing."""
+_STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class OpenMessage(NamedTuple):
@@ -25,8 +29,8 @@ class OpenMessage(NamedTuple):
     attempt: int
     arrived_ms: float | None
     """None if it arrived at an earlier owner of the partition."""
-    has_begun: bool
-    """Its handler runs or awaits something, here or elsewhere."""
+    stage: Stage
+    """`running`: its handler runs or awaits something here; `away`: a peer has it."""
 
 
 class Requests:
@@ -37,24 +41,22 @@ class Requests:
         cancellation: Cancellation,
         pending: PendingCommit,
         parked: ParkedMessages,
-        awaiting: AwaitingHandlers,
         gate: RunGate,
+        leased: LeasedWork,
         queue: WorkQueue,
     ) -> None:
         self._steps = steps
         self._cancellation = cancellation
         self._pending = pending
         self._parked = parked
-        self._awaiting = awaiting
         self._gate = gate
+        self._leased = leased
         self._queue = queue
 
     def open(self, limit: int) -> list[OpenMessage]:
         """Return what was taken and has not ended: what runs, then what waits, up to a bound."""
-        running = {
-            each.message.id for work in self._gate.in_flight.values() for each in work.waiting
-        }
-        running.update(self._awaiting.by_id)
+        begun: dict[str, Stage] = dict.fromkeys(self._leased.message_ids(), "away")
+        begun |= dict.fromkeys(self._gate.message_ids(), "running")
         parked = [
             OpenMessage(
                 message.source,
@@ -62,12 +64,14 @@ class Requests:
                 message.key,
                 message.attempt,
                 waiting.arrived_ms,
-                message.id in running,
+                begun.get(message.id, "queue"),
             )
             for waiting in self._parked.by_id.values()
             if (message := waiting.message).kind in MESSAGES
         ]
-        parked.sort(key=lambda each: (not each.has_begun, each.arrived_ms or 0.0))
+        for work in self._parked.lent.values():
+            parked += _lent(work)
+        parked.sort(key=lambda each: (_STAGES.index(each.stage), each.arrived_ms or 0.0))
         return [*parked[:limit], *islice(self._queued(), max(0, limit - len(parked)))]
 
     def _queued(self) -> Iterator[OpenMessage]:
@@ -76,7 +80,7 @@ class Requests:
             if batch.kind in MESSAGES:
                 number = batch.first + index
                 yield OpenMessage(
-                    batch.source, number, batch.keys[index], 1, chunk.arrived_ms, False
+                    batch.source, number, batch.keys[index], 1, chunk.arrived_ms, "queue"
                 )
 
     def cancel(self, source: str, number: int, now_ms: float) -> QueuedMessage | None:
@@ -97,3 +101,13 @@ class Requests:
         """Settle the ticket when everything until now is stored."""
         self._pending.add_ticket(ticket)
         self._steps.advance(now_ms)
+
+
+def _lent(work: ColumnWork) -> Iterator[OpenMessage]:
+    columns = work.columns
+    assert columns is not None
+    numbers = columns.each_number()
+    for start, stop, source, _, arrived_ms, *_ in work.origins:
+        for place in range(start, stop):
+            number, key = numbers[place], columns.keys[place]
+            yield OpenMessage(source, number, key, 1, arrived_ms, "away")

@@ -14,7 +14,7 @@ behind a refused one.
 
 from __future__ import annotations
 
-from sublet.functions.address import is_client
+from sublet.functions.address import CLIENT_MARK, is_client
 from sublet.runtime.partition.commit.pending_commit import PendingCommit
 from sublet.runtime.partition.lifecycle.backpressure import Backpressure
 from sublet.runtime.partition.model.effects import Acknowledge, Counters, Refuse
@@ -26,6 +26,13 @@ from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Kind, Refused
 
 DONE_AT_ONCE = (Kind.CANCEL_CALL, Kind.STAGE)
 """What does not wait in the queue."""
+
+Told = tuple[Refuse | Acknowledge, ...]
+"""What the sender of a batch hears at once; nothing if it knows, or has to wait for a commit."""
+
+
+def _some(told: Refuse | Acknowledge | None) -> Told:
+    return () if told is None else (told,)
 
 
 class Admission:
@@ -55,19 +62,20 @@ class Admission:
     def count(self, reason: str, messages: int) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + messages
 
-    def accept(self, batch: Batch, now_ms: float) -> int | Refuse | Acknowledge | None:
+    def accept(self, batch: Batch, now_ms: float) -> int | Told:
         """Accept what is new in a batch, and return how many messages before that are not; if
         nothing of it is taken, what its sender is told, unless it knows."""
         source = batch.source
-        if is_client(source):
+        if source[:1] == CLIENT_MARK:
             clients = self._clients
-            if source in clients.expired:
-                return self._refuse_expired(batch)
+            if clients.expired and source in clients.expired:
+                return (self._refuse_expired(batch),)
             if (heard := clients.heard(source, now_ms)) is not None:
                 self._pending.record(heard)
-            clients.gone.pop(source, None)
+            if clients.gone:
+                clients.gone.pop(source, None)
             if batch.kind is Kind.REPLY:
-                return None  # Nobody has called a client: there is nothing that it could answer.
+                return ()  # Nobody has called a client: there is nothing that it could answer.
             if batch.kind in DONE_AT_ONCE:
                 refusal = self._refusal_out_of_line(batch, now_ms)
             else:
@@ -79,28 +87,31 @@ class Admission:
         inbox = self._inbox
         skip = inbox.accept(source, batch.first, batch.count)
         if skip < 0:
-            return self._refuse_gap(batch)
+            return _some(self._refuse_gap(batch))
         self._counters.duplicates += skip
         if skip >= batch.count:
-            return self._acknowledge_again(batch)
+            return _some(self._acknowledge_again(batch))
         if inbox.refused:
             inbox.refused.pop(source, None)
         return skip
 
-    def refuse(self, batch: Batch, reason: str, error: ErrorInfo) -> Refuse | Acknowledge | None:
+    def refuse(self, batch: Batch, reason: str, error: ErrorInfo) -> Told:
         """Take nothing new from a batch; return what its sender is told.
 
-        Said as often as it is asked for: the sender waits for an answer each time.
+        Said as often as it is asked for: the sender waits for an answer each time. Of a batch that
+        a former owner has taken in part, that part is acknowledged: nobody else would.
         """
         expected = self._inbox.expected(batch.source)
         if batch.first > expected:
-            return self._refuse_gap(batch)
+            return _some(self._refuse_gap(batch))
+        again = self._acknowledge_again(batch) if batch.first < expected else None
         if batch.first + batch.count <= expected:
-            return self._acknowledge_again(batch)
+            return _some(again)
         fresh = batch.first + batch.count - expected
         self._counters.refused += fresh
         self.count(reason, fresh)
-        return self._refused(batch, expected, error)
+        refused = self._refused(batch, expected, error)
+        return (refused,) if again is None else (again, refused)
 
     def refuse_leaving(self, batch: Batch) -> Refuse:
         """Take nothing: another worker is to own the partition."""

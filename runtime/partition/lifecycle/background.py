@@ -8,7 +8,7 @@ from sublet.runtime.partition.commit.pending_commit import CommitContents, Pendi
 from sublet.runtime.partition.model.work import Work
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.staged_batches import Staging
-from sublet.scheduler.urgency import Urgency
+from sublet.scheduler.live_traffic import LiveTraffic
 
 BACKGROUND_MESSAGES_MAX = 200
 """Messages of the lowest urgency in one commit of a partition, while others are expected: these
@@ -16,20 +16,20 @@ would have to wait for it."""
 
 
 class BackgroundThrottle(CommitParticipant):
-    __slots__ = ("_messages_max", "_pending", "_queue", "_urgency", "staging")
+    __slots__ = ("_live", "_messages_max", "_pending", "_queue", "staging")
 
     def __init__(
         self,
         *,
         queue: WorkQueue,
-        urgency: Urgency,
+        live: LiveTraffic,
         staging: Staging,
         pending: PendingCommit,
         messages_max: int,
     ) -> None:
         """No commit has more messages than `messages_max`, whatever they are."""
         self._queue = queue
-        self._urgency = urgency
+        self._live = live
         self.staging = staging
         """Whose rows are background, mostly: without any in the queue, there is none."""
         self._pending = pending
@@ -48,9 +48,9 @@ class BackgroundThrottle(CommitParticipant):
         chunk = self._queue.backlog.first()
         if self._queue.ready or chunk is None or not chunk.is_background:
             return self._messages_max
-        if not self._urgency.is_live(now_ms):
+        if not self._live.is_expected(now_ms):
             return self._messages_max
-        if now_ms < self._urgency.background_ms:
+        if now_ms < self._live.background_from_ms:
             return 0
         return BACKGROUND_MESSAGES_MAX - self._pending.message_count
 
@@ -64,4 +64,4 @@ class BackgroundThrottle(CommitParticipant):
     def stored(self, contents: CommitContents, now_ms: float) -> None:
         """Let the store rest after a commit with background in it."""
         if contents.has_background:
-            self._urgency.background_stored(now_ms - contents.sealed_ms, now_ms)
+            self._live.background_stored(now_ms - contents.sealed_ms, now_ms)

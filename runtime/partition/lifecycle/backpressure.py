@@ -51,8 +51,15 @@ class Backpressure:
             if not self._staging.has_room_for(len(memoryview(batch.payloads))):
                 text = f"{name} is already storing as many staged rows as allowed"
                 return "storing", ErrorInfo("overloaded", text, 20)
-        elif (full := self._queue_full(batch)) is not None:
-            return "queue", ErrorInfo("overloaded", full, 50)
+        else:
+            backlog = self._backlog
+            # Rows of pipelines are there because there is room: nobody has to wait for them.
+            queued = backlog.count - self._staging.fed_rows
+            if queued + batch.count > limits.queue_max and queued > 0:
+                return "queue", ErrorInfo("overloaded", f"the queue of {name} is full", 50)
+            if backlog.size_bytes > limits.queue_bytes_max:
+                text = f"the queue of {name} holds {backlog.size_bytes} bytes"
+                return "queue", ErrorInfo("overloaded", text, 50)
         if outbox.message_count > outbox.messages_max:
             text = f"{name} has too many undelivered messages to other partitions"
             return "outbox", ErrorInfo("overloaded", text, 100)
@@ -60,20 +67,11 @@ class Backpressure:
         if owed is not None and (owed[0] > limits.client_credit or owed[1] > limits.link_bytes_max):
             text = f"{name} holds too many unacknowledged replies for this client"
             return "replies", ErrorInfo("overloaded", text, 100)
-        if outbox.owes_too_much and not self._departure.make_room(now_ms):
+        is_owing = bool(outbox.owed) and outbox.owes_too_much
+        if is_owing and not self._departure.make_room(now_ms):
             text = f"{name} holds too many unacknowledged replies"
             return "replies", ErrorInfo("overloaded", text, 100)
         if batch.kind is Kind.MARKER and not self._progress.has_room_for(batch.keys):
             text = f"{name} has {SOURCES_MAX} sources, the maximum"
             return "sources", ErrorInfo("rejected", text)
-        return None
-
-    def _queue_full(self, batch: Batch) -> str | None:
-        backlog, limits = self._backlog, self._limits
-        # Rows of pipelines are there because there is room: nobody else has to wait for them.
-        queued = backlog.count - self._staging.fed_rows
-        if queued + batch.count > limits.queue_max and queued > 0:
-            return f"the queue of {self._partition} is full"
-        if backlog.size_bytes > limits.queue_bytes_max:
-            return f"the queue of {self._partition} holds {backlog.size_bytes} bytes"
         return None

@@ -96,7 +96,7 @@ class Cancellation:
             self._completion.complete_queued(waiting, error, now_ms)
             return waiting, None
         message_id = f"{source}:{number}"
-        parked = self._parked.by_id.get(message_id)
+        parked = self._parked.find(source, number)
         if parked is None or parked.message.kind not in kinds:
             return None, None
         if parked.interrupted is not None:

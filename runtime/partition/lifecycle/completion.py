@@ -19,7 +19,7 @@ from sublet.runtime.partition.commit.pending_commit import CommitContents, Pendi
 from sublet.runtime.partition.lifecycle.parked_messages import ParkedMessages
 from sublet.runtime.partition.model.early_ends import CANCELLED, EXPIRED
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import QueuedMessage, Span
+from sublet.runtime.partition.model.work import ColumnWork, QueuedMessage, Span
 from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.records.dead_letters import DeadLetters
 from sublet.runtime.partition.records.idempotency import (
@@ -69,6 +69,11 @@ class MessageCompletion(CommitParticipant):
             pending.consume_span(chunk, start, stop, results)
             positions.took(batch.source, batch.first + stop - 1)
             place += count
+
+    def consume_columns(self, work: ColumnWork, values: Sequence[Any]) -> None:
+        """Every message that was lent as columns was handled."""
+        self._pending.consume_columns(work, values)
+        self._parked.columns_ended(work)
 
     def discard_span(self, span: Span) -> None:
         """Messages are done that nobody has to run."""

@@ -12,18 +12,18 @@ from sublet.runtime.partition.lifecycle.admission import Admission
 from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.model.work import Chunk
 from sublet.runtime.partition.queue.arrival_order import ArrivalOrder
+from sublet.runtime.partition.queue.load_tracker import LoadTracker
 from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.partition.records.positions import Positions
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
-from sublet.scheduler.urgency import Urgency
 
 
 class Feasibility:
     def __init__(
         self,
         function: Function,
-        urgency: Urgency,
         *,
+        load: LoadTracker,
         inbox: Inbox,
         arrivals: ArrivalOrder,
         positions: Positions,
@@ -32,8 +32,7 @@ class Feasibility:
     ) -> None:
         self.is_checked = function.infeasible == "refuse"
         """Calls of this function are answered at once if they cannot be in time."""
-        self._function = function
-        self._urgency = urgency
+        self._load = load
         self._inbox = inbox
         self._arrivals = arrivals
         self._positions = positions
@@ -62,7 +61,7 @@ class Feasibility:
             due_ms = chunk.deadline_ms(index)
             if index in removed_indexes:
                 continue
-            wait_ms = self._urgency.estimate_ms(self._function, ahead, due_ms or math.inf)
+            wait_ms = self._load.reply_after_ms(ahead, due_ms or math.inf)
             if due_ms is None or now_ms + wait_ms <= due_ms:
                 ahead += 1
                 continue

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublet.functions.address import CLIENT_MARK, is_client, is_pipeline
+from sublet.functions.address import CLIENT_MARK, PIPELINE_MARK
 from sublet.functions.app import Function
 from sublet.runtime.partition.commit.commit_participant import CommitParticipant
 from sublet.runtime.partition.commit.pending_commit import CommitContents, PendingCommit
@@ -77,7 +77,9 @@ class CommitRelease:
     def effects(self, contents: CommitContents, now_ms: float) -> list[StepEffect]:
         """Return what may be told; what leaves is kept until it is acknowledged."""
         gone, outbox, owner = self._gone, self._outbox, self._owner
-        effects: list[StepEffect] = [Settled(ticket) for ticket in contents.tickets]
+        effects: list[StepEffect] = []
+        if contents.tickets:
+            effects += [Settled(ticket) for ticket in contents.tickets]
         sent, answered = self._counters.sent, 0
         for entry in contents.outbox:
             destination = entry.destination
@@ -96,11 +98,13 @@ class CommitRelease:
             if source in gone:
                 continue
             self._inbox.taken[source] = upto
-            if is_pipeline(source):
-                continue  # Nobody waits for it but the store.
-            target = owner.partition + (REPLY_MARK if source.endswith(REPLY_MARK) else "")
-            context = None if is_client(source) else self._context_for(source, now_ms)
-            effects.append(Acknowledge(Ack(target, source, upto, context, owner.epoch)))
+            mark = source[:1]
+            if mark == CLIENT_MARK:
+                effects.append(Acknowledge(Ack(owner.partition, source, upto, None, owner.epoch)))
+            elif mark != PIPELINE_MARK:  # Nobody waits for it but the store.
+                target = owner.partition + (REPLY_MARK if source.endswith(REPLY_MARK) else "")
+                context = self._context_for(source, now_ms)
+                effects.append(Acknowledge(Ack(target, source, upto, context, owner.epoch)))
         return effects
 
     def _context_for(self, source: str, now_ms: float) -> list[tuple[str, float]] | None:

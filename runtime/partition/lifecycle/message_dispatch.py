@@ -13,7 +13,7 @@ from sublet.functions.app import Function
 from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.lifecycle.parked_messages import ParkedMessages
 from sublet.runtime.partition.model.early_ends import expired
-from sublet.runtime.partition.model.work import QueuedMessage, Span, Work
+from sublet.runtime.partition.model.work import QueuedMessage, Span, Work, gathered
 from sublet.runtime.partition.queue.arrival_order import ArrivalOrder
 from sublet.runtime.partition.queue.backlog import MessageRef
 from sublet.runtime.partition.queue.key_locks import KeyLocks
@@ -21,6 +21,9 @@ from sublet.runtime.partition.queue.leased_work import is_lendable
 from sublet.runtime.partition.queue.work_queue import WorkQueue
 from sublet.runtime.partition.records.positions import Positions
 from sublet.runtime.protocol.frames import ErrorInfo
+
+LENT_BYTES_MAX = 1024 * 1024
+"""Of larger batches each message is on record by itself while it is lent."""
 
 
 class MessageDispatch:
@@ -143,12 +146,56 @@ class MessageDispatch:
         self, refs: Sequence[MessageRef], now_ms: float, *, in_parts: bool
     ) -> Work | None:
         """Take messages that were pulled out of their lines, to run elsewhere."""
-        if in_parts:
+        work: Work | None
+        if self._are_plain(refs, now_ms):
+            work = self._take_columns(refs, now_ms, in_parts=in_parts)
+        elif in_parts:
             work = self._take_parts(refs, now_ms)
         else:
             work = self.take(refs, now_ms, many_runs=True)
         if work is not None:
             self._parked.count_lent(work.count)
+        return work
+
+    def _are_plain(self, refs: Sequence[MessageRef], now_ms: float) -> bool:
+        """Tell whether messages have nothing of their own, so that they can stay columns."""
+        if self._arrivals.keeps_times:
+            return False
+        payload_bytes = 0
+        for chunk in {chunk for chunk, _ in refs}:
+            if self._queue.is_single(chunk, now_ms):
+                return False
+            if not self._parked.keeps_columns(chunk.batch.source):
+                return False
+            payload_bytes += len(memoryview(chunk.batch.payloads))
+        return payload_bytes <= LENT_BYTES_MAX
+
+    def _take_columns(
+        self, refs: Sequence[MessageRef], now_ms: float, *, in_parts: bool
+    ) -> Work | None:
+        """Take messages as columns; those whose keys are busy wait for them by themselves."""
+        locks = self._locks
+        if not in_parts and locks.keys:
+            able: list[MessageRef] = []
+            busy: list[MessageRef] = []
+            for chunk, index in refs:
+                is_busy = locks.is_busy(chunk.batch.keys[index])
+                (busy if is_busy else able).append((chunk, index))
+            if busy:
+                self.take(busy, now_ms, many_runs=True)
+            if not able:
+                return None
+            refs = able
+        columns, deadlines_ms, origins = gathered(refs, self._arrivals.next_of(len(refs)))
+        work = self._queue.column_work(columns, deadlines_ms, origins)
+        numbers = columns.each_number()
+        for start, stop, source, *_ in origins:
+            self._positions.took_some(source, numbers[start:stop])
+        if not in_parts:
+            locks.hold_all(work.distinct_keys)
+        self._parked.park_columns(work)
+        first, last = refs[0][0], refs[-1][0]
+        work.rank, work.rank_last, work.arrived_ms = first.rank, last.rank, first.arrived_ms
         return work
 
     def _take_parts(self, refs: Sequence[MessageRef], now_ms: float) -> Work | None:

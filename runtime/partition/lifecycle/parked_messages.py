@@ -7,24 +7,36 @@ when it ends: what watermarks wait for, which rows of a pipeline have run, the j
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from sublet.functions.address import is_pipeline
 from sublet.runtime.partition.commit.pending_commit import PendingCommit
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import QueuedMessage
+from sublet.runtime.partition.model.work import ColumnWork, QueuedMessage
 from sublet.runtime.partition.queue.load_tracker import LoadTracker
 from sublet.runtime.partition.records.call_journal import CallJournal
 from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.runtime.partition.records.watermarks import StreamProgress
 from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.messages import LENT_MARK
 from sublet.statestore.contract import PARKED, Record
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class ParkedMessages:
-    __slots__ = ("_calls", "_counters", "_load", "_pending", "_progress", "_staging", "by_id")
+    __slots__ = (
+        "_calls",
+        "_counters",
+        "_load",
+        "_pending",
+        "_progress",
+        "_staging",
+        "by_id",
+        "lent",
+    )
 
     def __init__(
         self,
@@ -37,6 +49,8 @@ class ParkedMessages:
         counters: Counters,
     ) -> None:
         self.by_id: dict[str, QueuedMessage] = {}
+        self.lent: dict[str, ColumnWork] = {}
+        """What is lent and on record as columns, by the id of the record."""
         self._pending = pending
         self._progress = progress
         self._staging = staging
@@ -88,6 +102,52 @@ class ParkedMessages:
         self._pending.count_messages(1)
         self.park(waiting)
 
+    # Columns
+
+    def keeps_columns(self, source: str) -> bool:
+        """Tell whether messages of a source may be on record together: nobody has to know when each
+        of them ends."""
+        return not self._progress.is_used and not is_pipeline(source)
+
+    def park_columns(self, work: ColumnWork) -> None:
+        """Put messages that are lent together into the commit, as one record."""
+        assert work.columns is not None
+        self._counters.parked += work.count
+        work.record_id = id_ = f"{LENT_MARK}{work.columns.first_id}"
+        self.lent[id_] = work
+        work.on_split = self._split
+        self._pending.record(Record(PARKED, id_, _encode(work.columns)))
+
+    def columns_ended(self, work: ColumnWork) -> None:
+        """All messages of a lent work have ended."""
+        assert work.columns is not None
+        self._forget_columns(work)
+
+    def _forget_columns(self, work: ColumnWork) -> None:
+        del self.lent[work.record_id]
+        self._pending.record(Record(PARKED, work.record_id, None))
+
+    def _split(self, work: ColumnWork, messages: Sequence[QueuedMessage]) -> None:
+        """Put messages on record by themselves that were on record together."""
+        self._forget_columns(work)
+        for waiting in messages:
+            message = waiting.message
+            waiting.parked = True
+            self.by_id[message.id] = waiting
+            self._pending.record(Record(PARKED, message.id, _encode(message)))
+
+    def find(self, source: str, number: int) -> QueuedMessage | None:
+        """Return a message that is on record; None if it is not. Those that were on record together
+        with it are by themselves from now on."""
+        found = self.by_id.get(f"{source}:{number}")
+        if found is not None:
+            return found
+        for work in self.lent.values():
+            place = None if work.columns is None else work.columns.place_of(source, number)
+            if place is not None:
+                return work.waiting[place]
+        return None
+
     def count_lent(self, count: int) -> None:
         """So many messages were put on record to run elsewhere: they count in the commit."""
         self._pending.count_messages(count)
@@ -113,6 +173,8 @@ class ParkedMessages:
 
     def first_marker_came(self) -> None:
         """Until now nobody had to know what is open."""
+        for work in tuple(self.lent.values()):
+            work.waiting  # noqa: B018  # Each has to be known by itself.
         for waiting in self.by_id.values():
             self._progress.opened(waiting.message)
 

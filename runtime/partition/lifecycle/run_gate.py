@@ -12,6 +12,8 @@ more run has to wait
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sublet.functions.app import Function
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.commit.commit_budget import CommitBudget
@@ -64,6 +66,13 @@ class RunGate:
         self.in_flight[work.id] = work
         if not work.recorded:
             self.unrecorded = work
+
+    def message_ids(self) -> Iterator[str]:
+        """Return the messages whose handlers run or await something here."""
+        for work in self.in_flight.values():
+            for waiting in work.waiting:
+                yield waiting.message.id
+        yield from self._awaiting.by_id
 
     def ended(self, work: Work) -> None:
         del self.in_flight[work.id]

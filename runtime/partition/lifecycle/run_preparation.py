@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.lifecycle.run_gate import RunGate
-from sublet.runtime.partition.model.effects import Lend, Load, Run
+from sublet.runtime.partition.model.effects import Lend, LoadStates, Run
 from sublet.runtime.partition.model.step_machine import StepMachine
 from sublet.runtime.partition.model.work import QueuedMessage, Work
 from sublet.runtime.partition.queue.key_locks import KeyLocks
@@ -55,14 +55,14 @@ class RunPreparation:
     def load_or_begin(self, work: Work, now_ms: float) -> bool:
         """Let a work begin, or read first what it needs; return whether anything is left of it."""
         unknown: list[str] = []
-        if work.waiting:
+        if work.columns is None and work.waiting:
             work = self._without_repeated(work, unknown, now_ms)
             if not work.count:
                 self.ended(work)
                 return False
         missing = self._states.needed(work)
         if missing or unknown:
-            self._steps.effects.append(Load(work, missing, unknown))
+            self._steps.effects.append(LoadStates(work, missing, unknown))
         elif not (self._states.prefetches and self._states.waits(work)):
             self.begin(work, now_ms)
             return True
@@ -96,7 +96,7 @@ class RunPreparation:
         answers: Sequence[Record],
         now_ms: float,
     ) -> None:
-        """What `Load` asked for is here."""
+        """What `LoadStates` asked for is here."""
         self._states.loaded(keys, rows)
         if answers:
             left = self._completion.without_answered(work.waiting, answers, now_ms)

@@ -50,7 +50,7 @@ class RunResults:
         if not result.effects:
             self._pending.add_run(result.rows, ())
             return
-        waiting = work.waiting
+        waiting = work.waiting if work.columns is None else ()
         traced = bool(waiting) and any(each.traced is not None for each in waiting)
         self._add_run(result.rows, result.effects, traced)
 

@@ -13,7 +13,14 @@ from sublet.functions.app import Function
 from sublet.runtime.partition.lifecycle.completion import MessageCompletion
 from sublet.runtime.partition.lifecycle.parked_messages import ParkedMessages
 from sublet.runtime.partition.model.effects import Counters
-from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Span
+from sublet.runtime.partition.model.work import (
+    ColumnWork,
+    Failure,
+    QueuedMessage,
+    RunResult,
+    Span,
+    Work,
+)
 from sublet.runtime.partition.queue.key_locks import KeyLocks
 from sublet.runtime.partition.records.dead_letters import DeadLetters
 from sublet.runtime.partition.records.positions import Positions
@@ -91,11 +98,20 @@ class RunSettlement:
                 self._locks.release(lock)
         return suspended
 
-    def settle_parts(
-        self, messages: Sequence[QueuedMessage], result: RunResult, now_ms: float
-    ) -> None:
+    def settle_lent(self, work: Work, result: RunResult, now_ms: float) -> None:
+        """End messages that ran elsewhere with their states; those that could not run here."""
+        if isinstance(work, ColumnWork) and work.columns is not None and result.is_plain:
+            self._completion.consume_columns(work, result.values)
+            self._locks.release_all(work.distinct_keys)
+        else:
+            self.settle(work.waiting, (), result, now_ms)
+
+    def settle_parts(self, work: Work, result: RunResult, now_ms: float) -> None:
         """End messages that ran in parts; those that could not, or failed, run here."""
-        for index, waiting in enumerate(messages):
+        if isinstance(work, ColumnWork) and work.columns is not None and result.is_plain:
+            self._completion.consume_columns(work, result.values)
+            return
+        for index, waiting in enumerate(work.waiting):
             failure = result.failed.get(index)
             if index in result.unfinished:
                 self._locks.retry_at(now_ms, waiting)

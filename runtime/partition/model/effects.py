@@ -8,7 +8,7 @@ partition by calling the method that each effect names.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sublet.runtime.partition.model.lease import Lease
 
 
-class Load(NamedTuple):
+class LoadStates(msgspec.Struct):
     """Read the state of these keys (and these idempotency records), then `loaded`."""
 
     work: Work
@@ -31,13 +31,13 @@ class Load(NamedTuple):
     idempotency_ids: Sequence[str]
 
 
-class Fetch(NamedTuple):
+class Fetch(msgspec.Struct):
     """Read the state of these keys, which queued messages will need, then `fetched`."""
 
     keys: Sequence[str]
 
 
-class Ready(NamedTuple):
+class Ready(msgspec.Struct):
     """Something could run: call `take` when nobody with a smaller rank waits.
 
     Said again when the rank changes; `take` answers for all that was said before.
@@ -48,78 +48,78 @@ class Ready(NamedTuple):
     """Since when the oldest of it has been waiting, about."""
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct):
     """Run user code on the work, then `finished`."""
 
     work: Work
 
 
-class Lend(NamedTuple):
+class Lend(msgspec.Struct):
     """All that a lessee needs of the work is in memory: see `Lessor.loaded`."""
 
     work: Work
 
 
-class Store(NamedTuple):
+class Store(msgspec.Struct):
     """Send the commit to the store, then `committed`. On UNKNOWN it is sent again as it is."""
 
     commit: Commit
 
 
-class Deliver(NamedTuple):
+class Deliver(msgspec.Struct):
     """Bring committed messages to their destination, if it can be reached now."""
 
     entry: OutboxEntry
 
 
-class Redeliver(NamedTuple):
+class Redeliver(msgspec.Struct):
     """Bring them again, also if they were brought before; what is behind them follows."""
 
     entry: OutboxEntry
 
 
-class Acknowledge(NamedTuple):
+class Acknowledge(msgspec.Struct):
     ack: Ack
 
 
-class Refuse(NamedTuple):
+class Refuse(msgspec.Struct):
     refused: Refused
 
 
-class WakeAt(NamedTuple):
+class WakeAt(msgspec.Struct):
     """Call `woken` when the monotonic clock has reached this time."""
 
     at_ms: float
 
 
-class LoadTimers(NamedTuple):
+class LoadTimers(msgspec.Struct):
     """Read timers due before this time of the partition's clock, then `timers_loaded`."""
 
     until_ms: int
     limit: int
 
 
-class LoadWindows(NamedTuple):
+class LoadWindows(msgspec.Struct):
     """Read windows' ends due before this time, then `windows_loaded`."""
 
     until_ms: int
     limit: int
 
 
-class LoadStaged(NamedTuple):
+class LoadStaged(msgspec.Struct):
     """Read these staged rows, then `staged_loaded`."""
 
     ids: Sequence[str]
 
 
-class LoadPreimages(NamedTuple):
+class LoadPreimages(msgspec.Struct):
     """Read the states of these keys as they are before the commit under way, for readers of
     snapshots, then `preimages_loaded`: the commit waits for it."""
 
     keys: Sequence[str]
 
 
-class Resume(NamedTuple):
+class Resume(msgspec.Struct):
     """Give a waiting handler the result of its call, or of its side effect."""
 
     message_id: str
@@ -129,34 +129,34 @@ class Resume(NamedTuple):
     error: ErrorInfo | None
 
 
-class Perform(NamedTuple):
+class Perform(msgspec.Struct):
     """Let a waiting handler do its side effect, of which there is no record; then `performed`."""
 
     message_id: str
     name: str
 
 
-class Interrupt(NamedTuple):
+class Interrupt(msgspec.Struct):
     """Let a waiting handler end now, as if it had been cancelled; then `invocation_ended`."""
 
     message_id: str
     error: ErrorInfo
 
 
-class Recall(NamedTuple):
+class Recall(msgspec.Struct):
     """Let a lease end in vain: somebody has cancelled a message whose handler awaits something
     there. The others of the lease run here."""
 
     lease: Lease
 
 
-class Settled(NamedTuple):
+class Settled(msgspec.Struct):
     """The change that came with this ticket is committed."""
 
     ticket: object
 
 
-class Stop(NamedTuple):
+class Stop(msgspec.Struct):
     """The partition is not ours any more; forget it."""
 
     outcome: Outcome
@@ -164,7 +164,7 @@ class Stop(NamedTuple):
     """Ids of messages of which it is known that no commit can hold what they bring."""
 
 
-class PartitionReleased(NamedTuple):
+class PartitionReleased(msgspec.Struct):
     """All that was begun before `Partition.leave` is over: the partition can go to another."""
 
     last_index: int
@@ -175,7 +175,7 @@ class PartitionReleased(NamedTuple):
 
 StepEffect = (
     Ready
-    | Load
+    | LoadStates
     | Fetch
     | Run
     | Lend

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger, NoCells, Pace
+from sublet.runtime.partition.model.worker_backlog import LendableWork, WorkerBacklog
 from sublet.scheduler.batching import Curve
+from sublet.scheduler.live_traffic import LiveTraffic
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import Recovered
 
@@ -36,6 +38,13 @@ class WorkerEnvironment:
     pace: Pace
     urgency: Urgency = field(default_factory=Urgency)
     """Without one, what came first is the most urgent."""
+    live: LiveTraffic = field(default_factory=LiveTraffic)
+    backlog: WorkerBacklog | None = None
+    """Kept only where somebody has to be told whether a request can be in time."""
+    tracks_all: bool = False
+    """All messages enter the backlog as they come; otherwise only those that have to wait."""
+    lendable: LendableWork | None = None
+    """None where nothing is lent."""
     curve: Curve | None = None
     """Of costs. Without it, what there is runs, unless the function says how many should run
     together."""

@@ -44,7 +44,6 @@ class Lease:
     """Messages that somebody else works off, as the lessor sees it."""
 
     __slots__ = (
-        "begun_ms",
         "bindable",
         "ends_ms",
         "forced",
@@ -54,6 +53,7 @@ class Lease:
         "partial",
         "partition",
         "policy",
+        "started_ms",
         "state",
         "work",
     )
@@ -79,7 +79,7 @@ class Lease:
         self.forced = False
         self.is_loaded = False
         """The states that the lessee needs are in memory."""
-        self.begun_ms = now_ms
+        self.started_ms = now_ms
         self.ends_ms = now_ms
         self.work: Work
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from sublet.functions.address import is_client, is_pipeline
+from sublet.functions.address import CLIENT_MARK, PIPELINE_MARK
 from sublet.functions.codec import join_column, split_column
 from sublet.functions.effects import Effect
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
-from sublet.runtime.protocol.messages import NO_EXTRA, Message
-from sublet.scheduler.laxity_queue import Entry
+from sublet.runtime.protocol.messages import NO_EXTRA, Message, MessageColumns, common, consecutive
 from sublet.scheduler.urgency import BACKGROUND_MS
 from sublet.statestore.contract import StateRow
 
 if TYPE_CHECKING:
     from sublet.runtime.partition.model.lease import Lease
+    from sublet.runtime.partition.model.worker_backlog import BacklogEntry
     from sublet.runtime.protocol.lease_messages import PartialState
 
 
@@ -86,7 +88,7 @@ class QueuedMessage:
         self.ended = False
         self.cancelled = False
         """It has ended without effect, because somebody has cancelled it."""
-        self.entry: Entry[object] | None = None
+        self.entry: BacklogEntry | None = None
         """Its place among all that waits in the worker, if it is counted there."""
         self.stays = False
         """It has come home from a lease: from now on it waits for its turn here."""
@@ -155,8 +157,9 @@ class Chunk:
         removed_indexes: set[int] | None = None,
     ) -> None:
         self.batch = batch
-        self.from_client = is_client(batch.source)
-        self.from_partition = not (self.from_client or is_pipeline(batch.source))
+        mark = batch.source[:1]
+        self.from_client = mark == CLIENT_MARK
+        self.from_partition = mark != CLIENT_MARK and mark != PIPELINE_MARK
         self.start = start
         self.stop = batch.count
         self.removed_indexes = removed_indexes
@@ -184,7 +187,7 @@ class Chunk:
         """Place among the chunks of the partition; the smallest comes first."""
         self.rank = 0.0
         """Place among all that waits in the worker."""
-        self.entry: Entry[object] | None = None
+        self.entry: BacklogEntry | None = None
         """Its place among all that waits in the worker, where somebody wants to know."""
         self.seen = 0
         """Up to here, its keys were looked at for states to read ahead."""
@@ -290,6 +293,7 @@ class Work:
     __slots__ = (
         "_distinct",
         "arrived_ms",
+        "columns",
         "count",
         "exclusive",
         "gathering_ms",
@@ -311,6 +315,8 @@ class Work:
         self.id = number
         self.spans = spans
         self.waiting = waiting
+        self.columns: MessageColumns | None = None
+        """Only of a `ColumnWork`, as long as nobody has asked for its messages."""
         self.off_loop = False
         self.exclusive = True
         self.rank = self.arrived_ms = 0.0
@@ -377,6 +383,8 @@ class Work:
             if all(asked):
                 return True
             return {place for place, is_call in enumerate(asked) if is_call} or False
+        if len(self.spans) == 1:
+            return self.spans[0].chunk.batch.kind is Kind.CALL
         kinds = {chunk.batch.kind is Kind.CALL for chunk, _, _ in self.spans}
         if len(kinds) == 1:
             return kinds.pop()
@@ -422,6 +430,149 @@ class Work:
                 return chunk, start + index
             index -= stop - start
         raise IndexError(index)
+
+
+class Origin(NamedTuple):
+    """Messages `start` .. `stop` (exclusive) of a `ColumnWork` have come together."""
+
+    start: int
+    stop: int
+    source: str
+    kind: Kind
+    arrived_ms: float | None
+    age_ms: int
+    expires: bool
+    """See `Chunk.expires`."""
+
+
+class ColumnWork(Work):
+    """Messages that are lent, still as columns.
+
+    Whoever asks for its messages (`waiting`) gets objects, and it is a work of single messages from
+    then on: that is the way of all that fail, are cancelled or come home.
+    """
+
+    __slots__ = ("_waiting", "deadlines_ms", "on_split", "origins", "record_id")
+
+    def __init__(
+        self,
+        number: int,
+        columns: MessageColumns,
+        deadlines_ms: Sequence[float | None],
+        origins: Sequence[Origin] = (),
+    ) -> None:
+        self._waiting: Sequence[QueuedMessage] = ()
+        self.origins = origins
+        """Where its messages come from; of guests nobody has to know."""
+        self.deadlines_ms = deadlines_ms
+        self.record_id = ""
+        """Of the record that holds all of it, if one does."""
+        self.on_split: Callable[[ColumnWork, Sequence[QueuedMessage]], None] | None = None
+        """Told when its messages become objects."""
+        super().__init__(number, waiting=())
+        self.columns = columns
+        self.keys = columns.keys
+        self.count = len(columns.keys)
+
+    @property
+    def waiting(self) -> Sequence[QueuedMessage]:
+        columns, self.columns = self.columns, None
+        if columns is not None:
+            self._waiting = self._messages(columns)
+            if self.on_split is not None:
+                self.on_split(self, self._waiting)
+        return self._waiting
+
+    @waiting.setter
+    def waiting(self, waiting: Sequence[QueuedMessage]) -> None:
+        self._waiting = waiting
+
+    def _messages(self, columns: MessageColumns) -> list[QueuedMessage]:
+        found = [
+            QueuedMessage(message, deadline_ms)
+            for message, deadline_ms in zip(columns.messages(), self.deadlines_ms, strict=True)
+        ]
+        for start, stop, _, kind, arrived_ms, age_ms, expires in self.origins:
+            for waiting in found[start:stop]:
+                waiting.arrived_ms, waiting.age_ms = arrived_ms, age_ms
+                waiting.expires = expires and kind is Kind.CALL
+        return found
+
+    @property
+    def assigns(self) -> bool:
+        return False
+
+    @property
+    def is_background(self) -> bool:
+        return False
+
+    def payload_columns(self) -> list[tuple[Chunk | None, int, int, bytes | msgspec.Raw]]:
+        if self.columns is None:
+            return super().payload_columns()
+        return [(None, 0, self.count, self.columns.payloads)]
+
+    def calls(self) -> bool | Collection[int]:
+        if self.columns is None:
+            return super().calls()
+        kinds = self.columns.kinds
+        if not isinstance(kinds, list):
+            return kinds is Kind.CALL
+        return {place for place, kind in enumerate(kinds) if kind is Kind.CALL}
+
+    def message_ids(self) -> list[str]:
+        if self.columns is None:
+            return super().message_ids()
+        columns = self.columns
+        numbered = zip(columns.each_source(), columns.each_number(), strict=True)
+        return [f"{source}:{number}" for source, number in numbered]
+
+
+def gathered(
+    refs: Sequence[tuple[Chunk, int]], order: int
+) -> tuple[MessageColumns, list[float | None], list[Origin]]:
+    """Put messages of chunks into columns of their own, with their deadlines and where they come
+    from. They have no extras; the first of them gets this place in the order of arrival."""
+    sources: list[str] = []
+    numbers: list[int] = []
+    kinds: list[Kind] = []
+    keys: list[str] = []
+    raws: list[msgspec.Raw] = []
+    deadlines_ms: list[float | None] = []
+    origins: list[Origin] = []
+    payloads: msgspec.Raw | None = None
+    for chunk, group in groupby(refs, itemgetter(0)):
+        batch, places, start = chunk.batch, [index for _, index in group], len(keys)
+        first, count = batch.first, len(places)
+        if count == batch.count == len(refs):
+            keys, payloads = batch.keys, batch.payloads
+        else:
+            mine = batch.keys
+            keys += [mine[index] for index in places]
+            raws += [chunk.raw(index) for index in places]
+        numbers += [first + index for index in places]
+        sources += [batch.source] * count
+        kinds += [batch.kind] * count
+        due_ms = chunk.deadlines_ms
+        deadlines_ms += (
+            [due_ms[index] for index in places] if isinstance(due_ms, list) else [due_ms] * count
+        )
+        origins.append(
+            Origin(
+                start,
+                start + count,
+                batch.source,
+                batch.kind,
+                chunk.arrived_ms,
+                batch.age_ms,
+                chunk.expires,
+            )
+        )
+    if payloads is None:
+        payloads = msgspec.Raw(join_column(raws))
+    columns = MessageColumns(
+        common(sources), consecutive(numbers), common(kinds), keys, payloads, order
+    )
+    return columns, deadlines_ms, origins
 
 
 def no_traceback() -> str:

@@ -23,6 +23,17 @@ class ArrivalOrder:
         self.last += 1
         return self.last
 
+    def next_of(self, count: int) -> int:
+        """Give so many messages their places; return that of the first."""
+        first = self.last + 1
+        self.last += count
+        return first
+
+    @property
+    def keeps_times(self) -> bool:
+        """When a message arrived counts, and not only in which order."""
+        return self._progress.by_arrival
+
     def recovered(self, order: int) -> None:
         """An earlier owner has given this place."""
         self.last = max(self.last, order)

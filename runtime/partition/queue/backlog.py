@@ -163,7 +163,8 @@ class Backlog:
             )
         chunk.start = stop
         self.count -= stop - start
-        self._pass_holes(chunk)
+        if chunk.removed_indexes or stop == chunk.stop:
+            self._pass_holes(chunk)
         if self._on_change is not None:
             self._on_change(chunk)
         if chunk.urgent is not None and chunk.start < chunk.stop and chunk.urgent < chunk.start:
@@ -213,13 +214,32 @@ class Backlog:
         if in_order:
             head = self._head(chunk.batch.source)
             before = chunk.batch.first + wanted[0] - head.batch.first - head.start
+            if not before and len(wanted) == chunk.count:
+                # All of it, and nothing stands before it: nobody has to look at its keys.
+                return self._take_places(chunk, wanted)
             if before <= LOOKED_THROUGH_MAX:
                 return self._take_keys(chunk, wanted, count)
             if head.batch.kind in IN_LINE:
                 return []
             chunk, wanted = head, head.places()[:count]
-        for index in wanted:
-            self._remove(chunk, index)
+        return self._take_places(chunk, wanted)
+
+    def lend_places(
+        self, chunk: Chunk, places: Sequence[int], *, in_order: bool
+    ) -> list[MessageRef]:
+        """Take these messages of a chunk, which wait. If the order matters, behind the earlier ones
+        of their keys; if too many stand before them, none."""
+        if in_order:
+            head = self._head(chunk.batch.source)
+            before = chunk.batch.first + chunk.start - head.batch.first - head.start
+            if before > LOOKED_THROUGH_MAX:
+                return []
+            if before:
+                return self._take_keys(chunk, list(places), KEY_FACTOR * len(places))
+        return self._take_places(chunk, places)
+
+    def _take_places(self, chunk: Chunk, wanted: Sequence[int]) -> list[MessageRef]:
+        self._remove_all(chunk, wanted)
         if chunk.start < chunk.stop and chunk.urgent is not None:
             self._rank_anew(chunk)
         return [(chunk, index) for index in wanted]
@@ -256,9 +276,11 @@ class Backlog:
                 return
 
     def _take_out_all(self, refs: Sequence[MessageRef]) -> None:
+        places: dict[Chunk, list[int]] = {}
         for each, index in refs:
-            self._remove(each, index)
-        for each in {id(each): each for each, _ in refs}.values():
+            places.setdefault(each, []).append(index)
+        for each, indexes in places.items():
+            self._remove_all(each, indexes)
             if each.start < each.stop and each.urgent is not None:
                 self._rank_anew(each)
 
@@ -332,10 +354,13 @@ class Backlog:
             self._enter(chunk, chunk.priority + later_ms)
 
     def _remove(self, chunk: Chunk, index: int) -> None:
+        self._remove_all(chunk, (index,))
+
+    def _remove_all(self, chunk: Chunk, indexes: Sequence[int]) -> None:
         if chunk.removed_indexes is None:
             chunk.removed_indexes = set()
-        chunk.removed_indexes.add(index)
-        self.count -= 1
+        chunk.removed_indexes.update(indexes)
+        self.count -= len(indexes)
         self._pass_holes(chunk)
         if self._on_change is not None:
             self._on_change(chunk)

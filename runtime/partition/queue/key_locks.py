@@ -12,7 +12,7 @@ state; only itself, in one without.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from sublet.runtime.partition.model.work import QueuedMessage
@@ -41,6 +41,29 @@ class KeyLocks:
     def hold(self, waiting: QueuedMessage) -> None:
         """Let later messages of its key wait for this one."""
         self.keys.setdefault(self.lock_of(waiting.message), deque())
+
+    def is_busy(self, key: str) -> bool:
+        """Tell whether new messages of a key have to wait for others."""
+        kind = self._kind
+        return (key if kind == "keyed" else "") in self.keys and kind != "stateless"
+
+    def hold_all(self, keys: Iterable[str]) -> None:
+        """As `hold`, of messages of these keys that run together."""
+        if self._kind == "keyed":
+            held = self.keys
+            for key in keys:
+                if key not in held:
+                    held[key] = deque()
+        elif self._kind == "stateful":
+            self.keys.setdefault("", deque())
+
+    def release_all(self, keys: Iterable[str]) -> None:
+        """As `release`, of those that `hold_all` held."""
+        if self._kind == "keyed":
+            for key in keys:
+                self.release(key)
+        elif self._kind == "stateful":
+            self.release("")
 
     def requeue_front(self, lock: str, messages: Sequence[QueuedMessage]) -> None:
         """Put messages that came back from a run before those that were taken after them."""

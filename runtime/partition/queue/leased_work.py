@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from sublet.functions.app import Function
-from sublet.runtime.partition.model.effects import Cells, Load, Merger
+from sublet.runtime.partition.model.effects import Cells, LoadStates, Merger
 from sublet.runtime.partition.model.lease import Lease, StateVersions
 from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
 from sublet.runtime.partition.queue.key_locks import KeyLocks
@@ -134,6 +134,12 @@ class LeasedWork:
         lease.work = work
         self.works[work.id] = work
 
+    def message_ids(self) -> Iterator[str]:
+        """Return the messages that are away."""
+        for work in self.works.values():
+            for waiting in work.waiting:
+                yield waiting.message.id
+
     def interruptible_lease(self, waiting: QueuedMessage) -> Lease | None:
         """Return the lease under which a message is away, if its handler can be interrupted there:
         only one that can await something."""
@@ -184,12 +190,8 @@ class LeasedWork:
 
     def busy_locks(self, work: Work) -> set[str]:
         """Return which of the locks that a work needs are held, for others to wait for."""
-        locks = self._locks
-        return {
-            lock
-            for lock in {locks.lock_of(each.message) for each in work.waiting}
-            if lock in locks.keys
-        }
+        held = self._locks.keys
+        return {lock for lock in self.state_keys(work) if lock in held}
 
     def apply(self, rows: Sequence[StateRow]) -> list[StateRow]:
         """Take over what a lessee has changed; return what has to be stored beside it."""
@@ -209,7 +211,7 @@ class LeasedWork:
 
     # What comes back in parts
 
-    def merge(self, in_use: Collection[str]) -> Iterator[Load | tuple[Part, bool]]:
+    def merge(self, in_use: Collection[str]) -> Iterator[LoadStates | tuple[Part, bool]]:
         """Merge parts into states whose keys are not in use, and tell what is over.
 
         Each part comes once, with whether it was merged: otherwise all its messages are
@@ -227,7 +229,7 @@ class LeasedWork:
                 yield part, is_merged
             elif work.id not in self._reading:
                 self._reading[work.id] = missing
-                yield Load(work, missing, ())
+                yield LoadStates(work, missing, ())
 
     def _merge(self, keys: Collection[str], part: Part) -> bool:
         assert self._merger is not None
@@ -251,7 +253,7 @@ class LeasedWork:
         return False
 
     def part_read(self, work: Work) -> bool:
-        """What `Load` asked for is here; return whether `merge` did."""
+        """What `LoadStates` asked for is here; return whether `merge` did."""
         return self._reading.pop(work.id, None) is not None
 
     @property

@@ -16,17 +16,26 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sublet.runtime.partition.model.effects import Ready
-from sublet.runtime.partition.model.work import Chunk, QueuedMessage, Span, Work
+from sublet.runtime.partition.model.environment import WorkerEnvironment
+from sublet.runtime.partition.model.step_machine import StepMachine
+from sublet.runtime.partition.model.work import (
+    Chunk,
+    ColumnWork,
+    Origin,
+    QueuedMessage,
+    Span,
+    Work,
+)
 from sublet.runtime.partition.queue.backlog import IN_LINE, NOT_LENT, Backlog, MessageRef
 from sublet.runtime.partition.queue.key_locks import KeyLocks
-from sublet.runtime.partition.queue.load_tracker import LoadTracker, QueueOwner
+from sublet.runtime.partition.queue.load_tracker import LoadTracker
 from sublet.runtime.partition.records.channels import Inbox
 from sublet.runtime.protocol.frames import Kind
+from sublet.runtime.protocol.messages import MessageColumns
 from sublet.scheduler.batching import Batching
 from sublet.scheduler.grouped_queue import GroupedQueue
-from sublet.scheduler.orders import BEHIND_MS
+from sublet.scheduler.orders import LAST_MS
 from sublet.scheduler.pace import RUNS_AT_ONCE
-from sublet.scheduler.urgency import Urgency
 
 
 class Singly(NamedTuple):
@@ -40,19 +49,17 @@ class Singly(NamedTuple):
 class WorkQueue:
     def __init__(
         self,
-        owner: QueueOwner,
+        owner: StepMachine,
         locks: KeyLocks,
         inbox: Inbox,
-        urgency: Urgency,
+        worker: WorkerEnvironment,
         load: LoadTracker,
         batching: Batching | None,
-        batch_size_max: int,
     ) -> None:
-        """With `batching`, runs wait for more messages; `batch_size_max` is how many run together
-        where the function does not say it."""
-        function = owner.function
+        """With `batching`, runs wait for more messages."""
+        function, urgency = owner.function, worker.urgency
         self.backlog = Backlog(
-            None if urgency.waiting is None else load.changed,
+            None if worker.backlog is None else load.changed,
             in_order=not urgency.order.by_deadline,
         )
         self.ready = locks.ready
@@ -70,14 +77,17 @@ class WorkQueue:
         """The messages of the backlog by key, for functions that want runs of few keys."""
         if function.grouping:
             self._grouped = GroupedQueue(
-                batch_size=function.batch_size or function.batch_size_max or batch_size_max,
+                batch_size=function.batch_size
+                or function.batch_size_max
+                or worker.limits.batch_size_max,
                 batch_wait_ms=0.0,
                 executors_max=function.concurrency or RUNS_AT_ONCE,
             )
         self._name = owner.name
         self._function = function
         self._inbox = inbox
-        self._urgency = urgency
+        self._urgency, self._live = urgency, worker.live
+        self._lends = worker.lendable is not None
         self.load = load
         self._work_number = 0
 
@@ -93,6 +103,15 @@ class WorkQueue:
         self._work_number += 1
         return Work(self._work_number, spans=spans, waiting=waiting)
 
+    def column_work(
+        self,
+        columns: MessageColumns,
+        deadlines_ms: Sequence[float | None],
+        origins: Sequence[Origin],
+    ) -> ColumnWork:
+        self._work_number += 1
+        return ColumnWork(self._work_number, columns, deadlines_ms, origins)
+
     def close(self) -> None:
         """Forget everything, for good."""
         self.load.close()
@@ -104,7 +123,7 @@ class WorkQueue:
         """Let a chunk of so many messages wait in its place."""
         batch, urgency, backlog = chunk.batch, self._urgency, self.backlog
         if not chunk.is_background:
-            urgency.live_ms = now_ms
+            self._live.last_ms = now_ms
         if self.batching is not None:
             self.batching.arrived(fresh)
             if not backlog.count:
@@ -116,8 +135,8 @@ class WorkQueue:
             backlog.add(chunk, chunk.arrived_ms)
         else:
             # What the order puts behind everything else has no deadline to be kept any more.
-            backlog.add(chunk, rank if rank >= BEHIND_MS else chunk.earliest_ms)
-        if urgency.unseen is not None:
+            backlog.add(chunk, rank if rank >= LAST_MS else chunk.earliest_ms)
+        if self._lends:
             self.load.arrived(chunk)
         if self._grouped is not None and batch.kind not in IN_LINE:
             for index in chunk.places():
@@ -161,8 +180,8 @@ class WorkQueue:
 
     def begin(self) -> None:
         """The turn that was announced has come."""
-        if self._urgency.begun is not None and self.announced is not None:
-            self._urgency.begun(self.announced)
+        if self._urgency.started is not None and self.announced is not None:
+            self._urgency.started(self.announced)
         self.announced = None
 
     # Runs that wait for more messages
@@ -233,11 +252,15 @@ class WorkQueue:
             spans = self._take_heads(chunk, min(size, max(1, heads_max)), peers_only)
             refs = [(each, index) for each, start, end in spans for index in range(start, end)]
             return Singly(refs, spans)
-        spans = []
-        room = size
         rank = rank_last = chunk.rank
         arrived_ms, first = chunk.arrived_ms, chunk
-        while room and chunk is not None and not is_pulled:
+        span = backlog.take(chunk, size)
+        spans = [span]
+        room = size - (span.stop - span.start)
+        while room and backlog.count:
+            chunk, is_pulled = self._next_chunk(room, peers_only)
+            if chunk is None or is_pulled:
+                break
             if chunk.batch.kind in IN_LINE or self.is_single(chunk, now_ms):
                 break
             if not _goes_with(chunk, first):
@@ -247,9 +270,6 @@ class WorkQueue:
             span = backlog.take(chunk, room)
             spans.append(span)
             room -= span.stop - span.start
-            if not backlog.count:
-                break
-            chunk, is_pulled = self._next_chunk(room, peers_only)
         work = self.work(spans=spans)
         work.rank, work.rank_last, work.arrived_ms = rank, rank_last, arrived_ms
         return work
@@ -285,6 +305,14 @@ class WorkQueue:
             if is_lent and self._inbox.may_go_ahead(chunk.batch.source):
                 refs += self.backlog.lend(chunk, count, in_order=in_order)
         return refs
+
+    def lend_places(
+        self, chunk: Chunk, places: Sequence[int], *, in_order: bool
+    ) -> list[MessageRef]:
+        """Take these messages of a chunk, and what must run before them."""
+        if chunk.batch.kind in NOT_LENT or not self._inbox.may_go_ahead(chunk.batch.source):
+            return []
+        return self.backlog.lend_places(chunk, places, in_order=in_order)
 
     def is_single(self, chunk: Chunk, now_ms: float) -> bool:
         """Tell whether messages of the chunk have to be looked at one by one."""

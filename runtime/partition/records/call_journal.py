@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from sublet.functions.address import Address, split_partition_name
+from sublet.runtime.config.limits import Limits
 from sublet.runtime.partition.commit.commit_participant import CommitParticipant
 from sublet.runtime.partition.commit.pending_commit import (
     CommitContents,
@@ -47,6 +48,7 @@ class CallJournal(CommitParticipant):
     __slots__ = (
         "_function",
         "_in_flight",
+        "_limits",
         "_pending",
         "_performed",
         "_sent",
@@ -56,10 +58,11 @@ class CallJournal(CommitParticipant):
         "told",
     )
 
-    def __init__(self, function: str, pending: PendingCommit) -> None:
+    def __init__(self, function: str, pending: PendingCommit, limits: Limits) -> None:
         """`function` is the name under which the calls' chains know the callers."""
         self._function = function
         self._pending = pending
+        self._limits = limits
         self._sent: dict[tuple[str, int], tuple[QueuedMessage, int]] = {}
         """Destination and number to the caller and which of its calls it is."""
         self._unsent: list[tuple[OutgoingCall, QueuedMessage, int]] = []
@@ -163,9 +166,30 @@ class CallJournal(CommitParticipant):
         recorded = waiting.journal.get(name)
         if recorded is None:
             message_id = waiting.message.id
+            if (full := self._full(waiting)) is not None:
+                return Resume(message_id, name, NIL, full)
             self.performing.add((message_id, name))
             return Perform(message_id, name)
         return None if self._is_unstored(recorded) else _resume(recorded)
+
+    def _full(self, waiting: QueuedMessage) -> ErrorInfo | None:
+        """Say why a message may record no more; runs that gave their effects other names count."""
+        if not waiting.journal:
+            return None
+        sizes = [memoryview(each.result).nbytes for each in waiting.journal.values() if each.name]
+        count_max, bytes_max = self._limits.side_effects_max, self._limits.side_effects_bytes_max
+        if len(sizes) >= count_max:
+            has, allowed = f"{len(sizes)} side effects", f"{count_max} (side_effects_max)"
+        elif sum(sizes) >= bytes_max:
+            has = f"{sum(sizes)} bytes of side effects"
+            allowed = f"{bytes_max} (side_effects_bytes_max)"
+        else:
+            return None
+        return ErrorInfo(
+            "too_large",
+            f"{waiting.message.id} has recorded {has}; allowed: {allowed}; send the rest as "
+            "messages of their own",
+        )
 
     def performed(
         self, waiting: QueuedMessage, name: str, result: msgspec.Raw, error: ErrorInfo | None

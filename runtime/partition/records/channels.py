@@ -7,9 +7,9 @@ has taken it durably.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from sublet.functions.address import is_client
+from sublet.functions.address import CLIENT_MARK
 from sublet.runtime.config.limits import Limits
 from sublet.statestore.contract import OutboxEntry
 
@@ -97,6 +97,13 @@ class Inbox:
         self.ahead.setdefault(source, set()).add(number)
         return True
 
+    def reach_some(self, source: str, numbers: Sequence[int]) -> int | None:
+        """Messages are done; return up to where all are, or None if that has not changed."""
+        reached = self.reached.get(source, 0)
+        ahead = self.ahead.setdefault(source, set())
+        ahead.update(numbers)
+        return self.reach(source, reached) if reached + 1 in ahead else None
+
     def begin(self, source: str, first: int) -> None:
         """The first message of a new source has this number, and not 1."""
         self.received[source] = self.reached[source] = first - 1
@@ -158,15 +165,17 @@ class Outbox:
 
     def _count(self, entry: OutboxEntry, sign: int) -> None:
         destination, _, length, data = entry
-        if not is_client(destination):
-            self.message_count += sign * length
+        length *= sign
+        if destination[:1] != CLIENT_MARK:
+            self.message_count += length
             return
-        self.owed_count += sign * length
-        self.owed_bytes += sign * len(data)
+        added_bytes = sign * len(data)
+        self.owed_count += length
+        self.owed_bytes += added_bytes
         count, size_bytes = self.owed.get(destination, (0, 0))
-        count += sign * length
+        count += length
         if count:
-            self.owed[destination] = (count, size_bytes + sign * len(data))
+            self.owed[destination] = (count, size_bytes + added_bytes)
         else:
             del self.owed[destination]
 

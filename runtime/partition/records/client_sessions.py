@@ -69,7 +69,7 @@ class ClientSessions(CommitParticipant):
     def heard(self, client: str, now_ms: float) -> Record | None:
         """A client says something; return what has to be in the next commit, if anything has."""
         self.seen_ms[client] = now_ms
-        return self._unnoted(client)
+        return self._unnoted(client) if self._noted else None
 
     def forget(self, client: str) -> Record | None:
         """Forget when a client was heard of; return what has to be in the next commit."""

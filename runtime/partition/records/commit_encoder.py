@@ -43,13 +43,15 @@ class CommitEncoder(CommitParticipant):
         self._outbox = outbox
         self._egress = egress
         self._reply_bytes_max = reply_bytes_max
+        self._entry_bytes_max = min(ENTRY_BYTES_MAX, reply_bytes_max)
 
     def contribute(self, contents: CommitContents) -> None:
         """Number and pack all messages and values that leave."""
         outbox, now_ms = contents.outbox, contents.sealed_ms
         if contents.effects:
             self._pack_effects(contents)
-        outbox.extend([self._pack_call(call, now_ms) for call in contents.calls])
+        if contents.calls:
+            outbox.extend([self._pack_call(call, now_ms) for call in contents.calls])
         for destination, told in contents.markers.items():
             payloads = join_column([_encode(value_ms) for value_ms in told])
             sources = [self._partition] * len(told)
@@ -57,7 +59,16 @@ class CommitEncoder(CommitParticipant):
         for destination, numbers in contents.cancelled_calls.items():
             outbox.extend(self._pack_cancelled_calls(destination, numbers))
         for destination, replies in contents.replies.items():
-            outbox.extend(self._pack_replies(destination, replies))
+            column = _encode_results(replies)
+            if (
+                not replies.errors
+                and len(column) <= self._entry_bytes_max
+                and len(replies.refs) <= ENTRY_MESSAGES_MAX
+            ):
+                # Most of them: nothing to count, nothing to cut.
+                outbox.append(self._reply_entry(destination, replies.refs, column, {}))
+            else:
+                outbox.extend(self._pack_replies(destination, replies, column))
         if contents.runs > 1:
             contents.rows = _latest(contents.rows)
 
@@ -152,10 +163,11 @@ class CommitEncoder(CommitParticipant):
             payloads = join_column([b"\xc0"] * (stop - start))
             yield self._entry(destination, Kind.CANCEL_CALL, keys[start:stop], payloads, None)
 
-    def _pack_replies(self, destination: str, replies: Replies) -> Iterator[OutboxEntry]:
-        column = _encode_results(replies)
+    def _pack_replies(
+        self, destination: str, replies: Replies, column: bytes
+    ) -> Iterator[OutboxEntry]:
         size_bytes = len(column) + sum(len(each.message) for each in replies.errors.values())
-        fits = size_bytes <= min(ENTRY_BYTES_MAX, self._reply_bytes_max)
+        fits = size_bytes <= self._entry_bytes_max
         if fits and len(replies.refs) <= ENTRY_MESSAGES_MAX:
             yield self._reply_entry(destination, replies.refs, column, replies.errors)
             return

@@ -108,8 +108,10 @@ class DueIndex(CommitParticipant, Generic[T]):
 
     def contribute(self, contents: CommitContents) -> None:
         """What was noted so far is in the commit that starts now."""
-        self._over_sealed, self._over_pending = self._over_pending, []
-        self._far_sealed, self._far_pending = self._far_pending, []
+        if self._over_pending:
+            self._over_sealed, self._over_pending = self._over_pending, []
+        if self._far_pending:
+            self._far_sealed, self._far_pending = self._far_pending, []
 
     def stored(self, contents: CommitContents, now_ms: float) -> None:
         """From now on every load tells the truth about what the commit held."""

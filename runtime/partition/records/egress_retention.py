@@ -101,6 +101,8 @@ class EgressRetention(CommitParticipant):
         """Take note of what a commit writes, and of what became too old: it says from which
         position on each egress is kept, of those that lose something, and holds what the next owner
         has to know."""
+        if not (self._overdue or contents.egress):
+            return
         changed, self._overdue = self._overdue, set()
         for name, first, _, data in contents.egress:
             changed.add(name)

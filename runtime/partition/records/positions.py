@@ -7,7 +7,7 @@ messages is noted beside that number until those are taken, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -43,7 +43,10 @@ class Positions(CommitParticipant):
         inbox = self._inbox
         if source in inbox.ahead:
             self._pending.reach_ahead(source)
-        reached = inbox.reach(source, upto)
+            reached = inbox.reach(source, upto)
+        else:
+            # What `reach` does where nothing was done ahead, as mostly.
+            reached = inbox.reached[source] = upto
         self._pending.reach(source, reached)
         if self._staging.fed_rows and is_pipeline(source):
             self._pending.record_all(self._staging.reached(source, reached))
@@ -56,6 +59,22 @@ class Positions(CommitParticipant):
             self._pending.reach_ahead(source)
         else:
             self.took(source, number)
+
+    def took_some(self, source: str, numbers: Sequence[int]) -> None:
+        """As `took_ahead`, of several messages at once, none of which a pipeline has sent."""
+        if self._gone and source in self._gone:
+            self._pending.request_commit()
+            return
+        inbox = self._inbox
+        first, count = numbers[0], len(numbers)
+        in_line = first == inbox.reached.get(source, 0) + 1 and numbers[-1] == first + count - 1
+        if in_line and source not in inbox.ahead:
+            self._pending.reach(source, inbox.reach(source, numbers[-1]))
+            return
+        reached = inbox.reach_some(source, numbers)
+        self._pending.reach_ahead(source)
+        if reached is not None:
+            self._pending.reach(source, reached)
 
     def take_each(self, batch: Batch, skip: int) -> Iterator[int]:
         """Give the index of each message of a batch that is done at once, unless it was before;

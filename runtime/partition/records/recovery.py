@@ -8,6 +8,7 @@ needs, never all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -36,9 +37,10 @@ from sublet.runtime.partition.records.snapshots import Snapshots
 from sublet.runtime.partition.records.staged_batches import Staging
 from sublet.runtime.partition.records.timers import TimerIndex
 from sublet.runtime.partition.records.watermarks import StreamProgress
-from sublet.runtime.protocol.messages import Message
+from sublet.runtime.protocol.messages import LENT_MARK, Message, parked_messages
+from sublet.statestore.contract import PARKED, Record
 
-_decode_message = msgspec.msgpack.Decoder(Message).decode
+_encode = msgspec.msgpack.Encoder().encode
 _decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 
 
@@ -71,7 +73,7 @@ class RecoveredRecords:
             recovered.egress, recovered.egress_marks, limits, partition=name
         )
         self.encoder = CommitEncoder(name, self.outbox, self.egress, limits.message_bytes_max)
-        self.calls = CallJournal(function.name, pending)
+        self.calls = CallJournal(function.name, pending, limits)
         self.timers = TimerIndex(name, worker.due_loaded_max)
         self.progress = StreamProgress(
             function,
@@ -112,11 +114,16 @@ class RecoveredRecords:
             clock=self.clock,
             counters=counters,
         )
-        messages = [
-            decoded(_decode_message, name, each)
-            for each in recovered.parked
-            if each.value is not None
-        ]
+        messages: list[Message] = []
+        for each in recovered.parked:
+            if each.value is None:
+                continue
+            found = decoded(partial(parked_messages, each.id), name, each)
+            if each.id.startswith(LENT_MARK):
+                # Nobody has them any more: each goes on by itself.
+                pending.record(Record(PARKED, each.id, None))
+                pending.record_all([Record(PARKED, one.id, _encode(one)) for one in found])
+            messages += found
         messages.sort(key=lambda each: each.order)
         self.parked = [QueuedMessage(message, parked=True) for message in messages]
         """What an earlier owner has put on record, in the order of arrival."""

@@ -45,7 +45,7 @@ OfKey = Sequence[StateRow]
 class Snapshot:
     """The state of a partition at one commit, as far as it has to be remembered."""
 
-    __slots__ = ("begun_ms", "bytes", "floor", "id", "index", "kept", "keys", "used_ms")
+    __slots__ = ("bytes", "floor", "id", "index", "kept", "keys", "started_ms", "used_ms")
 
     def __init__(self, id_: str, index: int, keys: frozenset[str] | None, now_ms: float) -> None:
         self.id = id_
@@ -58,7 +58,7 @@ class Snapshot:
         self.kept: SortedDict[str, OfKey | tuple[()]] = SortedDict()
         """Keys that were changed since, with their old rows: none, if the key had no state."""
         self.bytes = 0
-        self.begun_ms = self.used_ms = now_ms
+        self.started_ms = self.used_ms = now_ms
 
     def lacks(self, key: str) -> bool:
         """Tell whether the key's state has to be kept before it changes."""
@@ -74,7 +74,7 @@ class Snapshots(CommitParticipant):
 
     def __init__(self, partition: str, room: SnapshotRoom) -> None:
         self.open: dict[str, Snapshot] = {}
-        self.begun = 0
+        self.started = 0
         self.ended_at_bounds = 0
         self._partition = partition
         self._room = room
@@ -97,7 +97,7 @@ class Snapshots(CommitParticipant):
                 f"{self._partition} is read by {SNAPSHOTS_MAX} snapshots, the maximum",
                 RETRY_AFTER_MS,
             )
-        self.begun += 1
+        self.started += 1
         wanted = None if keys is None else frozenset(keys)
         found = self.open[id_] = Snapshot(id_, index, wanted, now_ms)
         return found
@@ -113,7 +113,7 @@ class Snapshots(CommitParticipant):
         if after is not None and after != snapshot.floor:
             snapshot.floor = after
             for key in list(snapshot.kept.irange(maximum=after)):
-                self._weigh(snapshot, -_weight(key, snapshot.kept.pop(key)))
+                self._account(snapshot, -_weight(key, snapshot.kept.pop(key)))
         return snapshot
 
     def page_read(
@@ -153,7 +153,7 @@ class Snapshots(CommitParticipant):
         """Its reader has all that it wants."""
         snapshot = self.open.pop(id_, None)
         if snapshot is not None:
-            self._weigh(snapshot, -snapshot.bytes)
+            self._account(snapshot, -snapshot.bytes)
 
     # Commits
 
@@ -184,7 +184,7 @@ class Snapshots(CommitParticipant):
                 if snapshot.lacks(key):
                     old = tuple(of_key)
                     snapshot.kept[key] = old
-                    self._weigh(snapshot, _weight(key, old))
+                    self._account(snapshot, _weight(key, old))
         while self._room.bytes > self._room.bytes_max and self.open:
             self._end_at_bound(
                 max(self.open.values(), key=lambda each: each.bytes),
@@ -203,7 +203,7 @@ class Snapshots(CommitParticipant):
             if now_ms - snapshot.used_ms > IDLE_MS:
                 why = f"it was not read for {IDLE_MS // 1000} s"
                 self._end_at_bound(snapshot, why)
-            elif now_ms - snapshot.begun_ms > LIFE_MS:
+            elif now_ms - snapshot.started_ms > LIFE_MS:
                 why = f"it was not fully read within {LIFE_MS // 60_000} minutes"
                 self._end_at_bound(snapshot, f"{why}; read more partitions at once")
 
@@ -222,7 +222,7 @@ class Snapshots(CommitParticipant):
         self.ended_at_bounds += 1
         self._ended.append((snapshot.id, why))
 
-    def _weigh(self, snapshot: Snapshot, size_bytes: int) -> None:
+    def _account(self, snapshot: Snapshot, size_bytes: int) -> None:
         snapshot.bytes += size_bytes
         self._room.bytes += size_bytes
 

@@ -719,8 +719,11 @@ class Staging(CommitParticipant):
 
     def contribute(self, contents: CommitContents) -> None:
         """What was staged so far is in the commit that starts now."""
-        self._sealing, self._pending = self._pending, []
-        self._pending_bytes = 0
+        if self._pending:
+            self._sealing, self._pending = self._pending, []
+            self._pending_bytes = 0
+        if not (self._with_dead or self._spared):
+            return
         records = contents.records
         for source in sorted(self._with_dead):
             flow = self._flows.get(source)

@@ -22,9 +22,9 @@ from sublet.runtime.partition.model.effects import (
     Fetch,
     Interrupt,
     Lend,
-    Load,
     LoadPreimages,
     LoadStaged,
+    LoadStates,
     LoadTimers,
     LoadWindows,
     Merger,
@@ -52,9 +52,11 @@ from sublet.runtime.partition.model.environment import (
 )
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
+from sublet.runtime.partition.model.worker_backlog import LendableWork, WorkerBacklog
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Extra, Kind, Refused
 from sublet.scheduler.batching import Curve
+from sublet.scheduler.live_traffic import LiveTraffic
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     IDEMPOTENCY,
@@ -207,14 +209,21 @@ class Owner:
         now_ms: float = 0.0,
         timers_loaded_max: int = DUE_LOADED_MAX,
         urgency: Urgency | None = None,
+        backlog: WorkerBacklog | None = None,
+        lendable: LendableWork | None = None,
+        live: LiveTraffic | None = None,
         curve: Curve | None = None,
         prefetch_keys_max: int = 0,
         merger: Merger | None = None,
         refused: Stop | None = None,
         downstream: Sequence[str] = (),
     ) -> None:
-        """`refused`: why the owner before it has stopped, if it knows."""
+        """`backlog`: all that waits in the worker enters it. `refused`: why the owner before it
+        has stopped, if it knows."""
         self.urgency = urgency
+        self.backlog = backlog
+        self.lendable = lendable
+        self.live = live or LiveTraffic()
         self.now_ms = now_ms
         self.function = function or make_function()
         self.limits = limits or Limits()
@@ -223,7 +232,7 @@ class Owner:
         self.pace = FixedPace()
         self.timers_loaded_max = timers_loaded_max
         self.downstream = downstream
-        self.loads: list[Load] = []
+        self.loads: list[LoadStates] = []
         self.fetches: list[Sequence[str]] = []
         self.runs: list[Work] = []
         self.commits: list[Commit] = []
@@ -261,6 +270,10 @@ class Owner:
                 limits=self.limits,
                 pace=self.pace,
                 urgency=urgency or Urgency(),
+                backlog=backlog if lendable is None else lendable.backlog,
+                tracks_all=backlog is not None,
+                lendable=lendable,
+                live=self.live,
                 curve=curve,
                 due_loaded_max=timers_loaded_max,
             ),
@@ -289,6 +302,9 @@ class Owner:
             now_ms=self.now_ms,
             timers_loaded_max=self.timers_loaded_max,
             urgency=self.urgency,
+            backlog=self.backlog,
+            lendable=self.lendable,
+            live=self.live,
             refused=self.stopped if was_refused else None,
             downstream=self.downstream if downstream is None else downstream,
         )
@@ -316,7 +332,7 @@ class Owner:
                 self.interrupted.append(effect.message_id)
             case Recall():
                 self.recalled.append(effect.lease)
-            case Load():
+            case LoadStates():
                 self.loads.append(effect)
             case Fetch():
                 self.fetches.append(effect.keys)
@@ -389,7 +405,7 @@ class Owner:
         answers = now_done(self.store.records(NAME, IDEMPOTENCY, load.idempotency_ids))
         self.loaded(load, answers)
 
-    def loaded(self, load: Load, answers: Sequence[Record] = ()) -> None:
+    def loaded(self, load: LoadStates, answers: Sequence[Record] = ()) -> None:
         self.partition.loaded(load.work, load.keys, [], answers, self.now_ms)
         self.collect()
 

@@ -13,7 +13,7 @@ from sublet.functions.retry import NO_RETRY
 from sublet.functions.state import StateClock
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.partition.model.effects import Load, Ready, Run, Settled, Store
+from sublet.runtime.partition.model.effects import LoadStates, Ready, Run, Settled, Store
 from sublet.runtime.partition.model.environment import (
     Acquisition,
     StateAccess,
@@ -202,7 +202,7 @@ def test_a_wanted_commit_comes_after_the_one_under_way(desk: Desk) -> None:
 def kill(desk: Desk, extra: Extra | None = None) -> tuple[str, Message]:
     """Let a message die; return the id of its letter, and the message in it."""
     desk.send("k", 5, extra)
-    run = next(each for each in desk.take() if isinstance(each, Run | Load))
+    run = next(each for each in desk.take() if isinstance(each, Run | LoadStates))
     desk.finish(run.work, "broken")
     commit = desk.only(Store).commit
     ((id_, value),) = desk.records(commit, DEAD).items()

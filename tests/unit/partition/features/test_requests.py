@@ -214,11 +214,11 @@ def test_what_is_open_is_listed_what_runs_first() -> None:
     owner.arrive(2, ["b", "c", "d"], kind=Kind.SEND)
 
     found = owner.partition.requests.open(10)
-    assert [(each.number, each.key, each.has_begun) for each in found] == [
-        (1, "a", True),
-        (2, "b", False),
-        (3, "c", False),
-        (4, "d", False),
+    assert [(each.number, each.key, each.stage) for each in found] == [
+        (1, "a", "running"),
+        (2, "b", "queue"),
+        (3, "c", "queue"),
+        (4, "d", "queue"),
     ]
     assert [each.number for each in owner.partition.requests.open(2)] == [1, 2]
     assert owner.partition.requests.open(0) == []

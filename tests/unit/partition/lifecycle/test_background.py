@@ -6,8 +6,9 @@ import pytest
 
 from sublet.runtime.partition.lifecycle import background
 from sublet.runtime.protocol.pipeline_messages import LOWEST_LEFT_MS
+from sublet.scheduler.live_traffic import BACKGROUND_PAUSES, LIVE_MS
 from sublet.scheduler.orders import LeastLaxity
-from sublet.scheduler.urgency import BACKGROUND_PAUSES, LIVE_MS, Urgency
+from sublet.scheduler.urgency import Urgency
 from tests.unit.partition.harness import Owner, batch
 from tests.unit.partition.records.test_staged_batches import Driver, done_keys, seal, stage
 

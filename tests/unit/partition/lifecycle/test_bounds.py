@@ -88,8 +88,22 @@ def test_what_was_taken_is_acknowledged_and_not_refused_when_the_worker_is_full(
     owner.partition.refuse(batch(1, ["a", "b"]), "in_flight", FULL, owner.now_ms)
     owner.collect()
 
-    assert [ack.upto for ack in owner.acks] == [1]
+    assert [ack.upto for ack in owner.acks] == [1, 1]
     assert told(owner) == [(2, "overloaded")]
+
+
+def test_what_a_former_owner_took_of_a_batch_is_acknowledged_when_the_rest_is_refused() -> None:
+    """It stayed unacknowledged for ever otherwise: its sender's window never opened again."""
+    owner = Owner()
+    owner.arrive(1, ["a"])
+    owner.settle()
+    heir = owner.take_over()
+    heir.partition.refuse(batch(1, ["a", "b"]), "in_flight", FULL, heir.now_ms)
+    heir.collect()
+    heir.settle()
+
+    assert [ack.upto for ack in heir.acks] == [1]
+    assert told(heir) == [(2, "overloaded")]
 
 
 def test_a_gap_is_told_once_with_what_is_expected() -> None:

@@ -14,10 +14,8 @@ from tests.unit.partition.harness import PEER, Owner, TenMs, make_function
 
 def owner(**options: str) -> Owner:
     urgency = Urgency(LeastLaxity(), TenMs())
-    urgency.waiting = LaxityQueue()
-    urgency.weighs_all = True
     function = make_function(infeasible="refuse", **options)
-    made = Owner(function, urgency=urgency)
+    made = Owner(function, urgency=urgency, backlog=LaxityQueue())
     made.held = True
     return made
 
@@ -87,7 +85,7 @@ def test_what_was_taken_does_not_count_any_more() -> None:
 def test_a_partition_that_is_lost_takes_its_backlog_with_it() -> None:
     desk = owner()
     desk.arrive(1, ["a", "b", "c"], time_left_ms=1_000)
-    waiting = desk.partition._urgency.waiting
+    waiting = desk.backlog
     assert waiting is not None
     assert len(waiting) == 1
     next_owner = desk.take_over()

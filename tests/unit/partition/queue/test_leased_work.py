@@ -7,9 +7,10 @@ from typing import Any
 from sublet.functions.effects import Outgoing
 from sublet.functions.state import Sum
 from sublet.functions.windows import TumblingWindow
+from sublet.runtime.partition.lifecycle.message_dispatch import LENT_BYTES_MAX
 from sublet.runtime.partition.model.work import Failure
 from sublet.runtime.protocol.frames import ErrorInfo, Extra, Kind
-from sublet.scheduler.binding.policy import Asked
+from sublet.scheduler.binding.policy import Trigger
 from sublet.statestore.contract import PARKED, Outcome, StateRow
 from tests.unit.leases.harness import (
     Adder,
@@ -28,7 +29,7 @@ def lender(*, in_parts: bool = False, **options: Any) -> Lender:
     if in_parts:
         options.setdefault("function", make_function(state=Sum(), order="none", slo="1ms"))
         options.setdefault("merger", Adder())
-    return Lender(Scripted(lends_to("east"), asked=Asked.EACH), **options)
+    return Lender(Scripted(lends_to("east"), trigger=Trigger.EACH), **options)
 
 
 def stored(home: Lender, key: str) -> dict[bytes, StateRow]:
@@ -41,7 +42,7 @@ def stored(home: Lender, key: str) -> dict[bytes, StateRow]:
 def test_a_lent_key_waits_and_others_go_on() -> None:
     home = lender()
     (lease,) = home.lend(1, ["a"])
-    home.policy.asked = Asked.NEVER
+    home.policy.trigger = Trigger.NEVER
     home.arrive(2, ["a", "b", "a"])
     assert home.run_home() == [["b"]]
     home.give_back(lease)
@@ -75,7 +76,7 @@ def test_a_message_behind_a_lent_one_of_its_key_is_not_lent_to_another() -> None
 def test_messages_come_home_before_those_behind_them() -> None:
     home = lender()
     home.lend(1, ["a", "a"])
-    home.policy.asked = Asked.NEVER
+    home.policy.trigger = Trigger.NEVER
     home.arrive(3, ["a"])
     home.run_home()
     home.lose("east")
@@ -141,12 +142,96 @@ def test_what_is_lent_is_on_record_and_run_by_the_next_owner() -> None:
     home = lender()
     home.lend(1, ["a", "b"])
     home.owner.commit()
-    assert sorted(home.owner.records(PARKED)) == [f"{CLIENT}:1", f"{CLIENT}:2"]
+    assert sorted(home.owner.records(PARKED)) == [f"+{CLIENT}:1"]
 
     heir = home.owner.take_over()
     heir.settle()
     assert dict(heir.replies()) == {1: "done a", 2: "done b"}
     assert heir.records(PARKED) == {}
+
+
+def test_messages_that_are_lent_together_are_one_record_until_they_end() -> None:
+    home = lender()
+    (lease,) = home.lend(1, ["a", "b"])
+    assert lease.work.columns is not None
+    home.owner.commit()
+    assert len(home.owner.records(PARKED)) == 1
+    home.give_back(lease)
+    home.settle()
+    assert lease.work.columns is not None, "nobody had to look at a single message"
+    assert home.replies() == {1: "lent a", 2: "lent b"}
+    assert home.owner.records(PARKED) == {}
+
+
+def test_when_one_of_them_fails_each_is_on_record_by_itself() -> None:
+    home = lender()
+    (lease,) = home.lend(1, ["a", "b"])
+    home.owner.commit()
+    home.give_back(lease, failed={1: Failure(ErrorInfo("failed", "no"), True)})
+    home.owner.commit()
+    assert list(home.owner.records(PARKED)) == [f"{CLIENT}:2"]
+
+    heir = home.owner.take_over()
+    heir.settle()
+    assert dict(heir.replies()) == {1: "lent a", 2: "done b"}
+
+
+def test_what_came_home_is_on_record_for_the_next_owner_by_itself() -> None:
+    home = lender()
+    home.lend(1, ["a", "b"])
+    home.owner.commit()
+    home.lose("east")
+    home.owner.commit()
+    assert sorted(home.owner.records(PARKED)) == [f"{CLIENT}:1", f"{CLIENT}:2"]
+
+
+def test_the_next_owner_keeps_the_order_of_a_key_that_was_lent() -> None:
+    home = lender()
+    home.lend(1, ["a", "a"])
+    home.policy.trigger = Trigger.NEVER
+    home.arrive(3, ["a"])
+    home.run_home()
+    home.owner.commit()
+    home.owner.commit()
+    assert sorted(home.owner.records(PARKED)) == [f"+{CLIENT}:1", f"{CLIENT}:3"]
+
+    heir = home.owner.take_over()
+    heir.settle()
+    assert [number for number, _ in heir.replies()] == [1, 2, 3]
+
+
+def test_messages_with_something_of_their_own_are_on_record_by_themselves() -> None:
+    home = lender()
+    (lease,) = home.lend(1, ["a", "b"], extras={1: Extra(trace="00-abc-01")})
+    assert lease.work.columns is None
+    home.owner.commit()
+    assert len(home.owner.records(PARKED)) == 2
+
+
+def test_large_batches_are_on_record_message_by_message() -> None:
+    home = lender()
+    (lease,) = home.lend(1, ["a", "b"], payloads=[b"x" * (LENT_BYTES_MAX // 2)] * 2)
+    assert lease.work.columns is None
+
+
+def test_messages_that_are_lent_together_are_listed_and_one_of_them_can_be_cancelled() -> None:
+    home = lender()
+    home.lend(1, ["a", "b"])
+    assert [(each.number, each.key) for each in home.owner.partition.requests.open(9)] == [
+        (1, "a"),
+        (2, "b"),
+    ]
+    found = home.owner.cancel(2)
+    assert found is not None
+    assert found.interrupted is not None
+    home.owner.commit()
+    home.owner.commit()
+    assert sorted(home.owner.records(PARKED)) == [f"{CLIENT}:1", f"{CLIENT}:2"]
+    home.lose("east")
+    home.settle()
+    replies = home.replies()
+    assert replies[1] == "done a"
+    assert replies[2] != "done b"
 
 
 def test_effects_of_a_lessee_leave_with_the_commit_that_consumes_the_message() -> None:
@@ -222,7 +307,7 @@ def test_a_lent_handler_that_can_await_is_recalled_and_the_others_of_its_lease_r
     home = lender(function=make_function(is_async=True, slo="1ms"))
     (lease,) = home.lend(1, ["a", "a"])
     home.accept(lease)
-    home.policy.asked = Asked.NEVER
+    home.policy.trigger = Trigger.NEVER
     cancel(home, 1)
     assert home.revoked() == [("east", lease.id)]
     home.settle()
@@ -357,7 +442,7 @@ def test_what_runs_in_parts_holds_no_key() -> None:
     home = lender(in_parts=True, merger=adder)
     (first,) = home.lend(1, ["hot", "hot"])
     (second,) = home.lend(3, ["hot"])
-    home.policy.asked = Asked.NEVER
+    home.policy.trigger = Trigger.NEVER
     home.arrive(4, ["hot"])
     assert home.run_home() == [["hot"]]
     home.give_back(second, added=["hot"])
@@ -373,7 +458,7 @@ def test_parts_are_merged_when_the_run_that_uses_their_state_is_over() -> None:
     adder = Adder()
     home = lender(in_parts=True, merger=adder)
     (lease,) = home.lend(1, ["hot"])
-    home.policy.asked = Asked.NEVER
+    home.policy.trigger = Trigger.NEVER
     home.arrive(2, ["hot", "cold"])
     home.owner.take()
     home.give_back(lease, added=["hot"])
@@ -391,7 +476,7 @@ def test_parts_wait_for_a_handler_that_awaits_something() -> None:
     function = make_function(state=Sum(), order="none", slo="1ms", is_async=True)
     home = lender(in_parts=True, merger=adder, function=function)
     (lease,) = home.lend(1, ["hot"])
-    home.policy.asked = Asked.NEVER
+    home.policy.trigger = Trigger.NEVER
     home.arrive(2, ["hot"])
     home.owner.take()
     home.owner.finish(suspended=[0])

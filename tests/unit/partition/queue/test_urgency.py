@@ -810,8 +810,9 @@ def test_no_more_is_answered_as_infeasible_than_a_commit_should_hold(
 ) -> None:
     monkeypatch.setattr(channels, "AHEAD_MAX", 4)
     urgency = Urgency(LeastLaxity(), TenMs())
-    urgency.waiting = LaxityQueue()
-    owner = urgent_owner(function=make_function(infeasible="refuse"), urgency=urgency)
+    owner = urgent_owner(
+        function=make_function(infeasible="refuse"), urgency=urgency, backlog=LaxityQueue()
+    )
     owner.held = True
     owner.arrive(1, ["a"])
     for number in range(2, 12):
