@@ -31,11 +31,11 @@ from sublet.functions.errors import (
     TooLargeError,
     error_from_code,
 )
-from sublet.functions.side_effects import SideEffect, repeated_name
+from sublet.functions.side_effects import SideEffect, repeated_name, too_many
 from sublet.functions.state import Cell
 from sublet.runtime.execution.failures import failure_of
 from sublet.runtime.execution.side_effects import perform
-from sublet.runtime.execution.sync_runner import Place, RunScope, cut_at, decode_messages
+from sublet.runtime.execution.sync_runner import ExecutionEnv, RunScope, cut_at, decode_messages
 from sublet.runtime.execution.threads import (
     ONE_STEP,
     HandlerInterrupt,
@@ -119,6 +119,7 @@ class Invocation:
         "context",
         "coroutine",
         "effects",
+        "env",
         "expired",
         "first_await",
         "id",
@@ -129,7 +130,6 @@ class Invocation:
         "key",
         "loop",
         "message",
-        "place",
         "side",
         "started_s",
         "step_ms",
@@ -141,7 +141,7 @@ class Invocation:
     def __init__(
         self,
         scope: RunScope,
-        place: Place,
+        env: ExecutionEnv,
         index: int,
         key: str,
         on_call: Callable[[Opened], None],
@@ -150,8 +150,8 @@ class Invocation:
         self._asked = scope.asked
         self.index = index
         self.key = key
-        self.place = place
-        self.cell: Cell = place.cell(key)
+        self.env = env
+        self.cell: Cell = env.cell(key)
         self.effects = Effects()
         self.context = Context(_AsyncScope(scope, self), self.effects)
         self.context.key, self.context.state, self.context._index = key, self.cell, index
@@ -191,7 +191,7 @@ class Invocation:
         future: asyncio.Future[Any] = loop.create_future()
         self._futures[number] = (future, request)
         future.add_done_callback(partial(self._call_ended, number))
-        self._tell(CallOpened(self.place.partition, self.id, number, request))
+        self._tell(CallOpened(self.env.partition, self.id, number, request))
         return future
 
     def _tell(self, opened: Opened) -> None:
@@ -203,16 +203,18 @@ class Invocation:
     def perform(self, effect: SideEffect) -> Awaitable[Any]:
         """Do a side effect, unless there is a record of it, and return its result."""
         if effect.name in self._effects:
-            raise repeated_name(self.place.function.name, effect.name)
+            raise repeated_name(self.env.function.name, effect.name)
+        if len(self._effects) >= self.env.limits.side_effects_max:
+            raise too_many(self.env.function.name, self.env.limits.side_effects_max)
         self._effects[effect.name] = None
         return self._perform(effect)
 
     async def _perform(self, effect: SideEffect) -> Any:
-        partition, name = self.place.partition, effect.name
+        partition, name = self.env.partition, effect.name
         cause: BaseException | None = None
         outcome = await self._ask(name, EffectBegun(partition, self.id, name))
         if outcome is None:
-            result, error, cause = await perform(effect, self.place.limits.message_bytes_max)
+            result, error, cause = await perform(effect, self.env.limits.message_bytes_max)
             done = EffectPerformed(partition, self.id, name, result, error)
             outcome = await self._ask(name, done)
             assert outcome is not None
@@ -266,11 +268,11 @@ class Invocation:
 
     def fit(self, value: Any) -> Any:
         """Return the reply as it can be kept; `BadReplyError` if it is none."""
-        return self.place.replies.fit(value, self.index, self._asked)
+        return self.env.replies.fit(value, self.index, self._asked)
 
     def end(self, value: Any, error: BaseException | None) -> Ended:
         """Settle or roll back; return what the partition has to know."""
-        partition = self.place.partition
+        partition = self.env.partition
         rows: list[StateRow] = []
         if error is None:
             try:
@@ -284,12 +286,12 @@ class Invocation:
             else:
                 if self.expired and not isinstance(error, HandlerInterrupt):
                     error = HandlerInterrupt().with_traceback(error.__traceback__)
-                failure = failure_of(error, self.place.function, self.key)
+                failure = failure_of(error, self.env.function, self.key)
             return Ended(partition, self.id, None, failure, [], [], self.key, self.step_ms)
         if self.cell.undo:
             self.cell.undo.clear()
-            key = self.key if self.place.function.kind == "keyed" else ""
-            self.place.drain({key: self.cell}, rows)
+            key = self.key if self.env.function.kind == "keyed" else ""
+            self.env.drain({key: self.cell}, rows)
         effects = self.effects.items
         return Ended(partition, self.id, value, None, rows, effects, self.key, self.step_ms)
 
@@ -436,7 +438,7 @@ class Lane:
     def enter(self, invocation: Invocation) -> None:
         """User code starts now."""
         if self._watchdog is not None:
-            self._watchdog.enter(invocation.place.function, ONE_STEP)
+            self._watchdog.enter(invocation.env.function, ONE_STEP)
         else:
             self.guard.enter(invocation)
 
@@ -462,7 +464,7 @@ class Lane:
         self.prepare()
         spare = self._spare
         assert spare is not None
-        function = invocation.place.function
+        function = invocation.env.function
         invocation.loop = self._loop
         coroutine = (
             function.handler(invocation.context, message)
@@ -512,7 +514,7 @@ class Lane:
         if invocation.interrupted:
             # Between its first step and this line, which other threads cannot split twice.
             invocation.cancel()
-        timeout_ms = invocation.place.function.timeout_ms
+        timeout_ms = invocation.env.function.timeout_ms
         if timeout_ms is not None:
             handle = self._loop.call_later(timeout_ms / 1000, self._expire, invocation, spare)
             spare.add_done_callback(lambda _task: handle.cancel())
@@ -592,10 +594,10 @@ class AsyncRunner:
         running = None if side is None else side.guard.running
         if side is None or running is None:
             return None
-        return running[0].place.function, running[1], side.thread_id
+        return running[0].env.function, running[1], side.thread_id
 
     def run(
-        self, work: Work, place: Place, limit_s: float = inf
+        self, work: Work, env: ExecutionEnv, limit_s: float = inf
     ) -> tuple[RunResult, list[Invocation]]:
         """Step handlers once on this loop; return those that wait beside the result.
 
@@ -605,8 +607,8 @@ class AsyncRunner:
         started = time.perf_counter()
         result = RunResult()
         waiting: list[Invocation] = []
-        function = place.function
-        scope = RunScope(work, place)
+        function = env.function
+        scope = RunScope(work, env)
         messages = self._decode(work, function, result)
         dirty: dict[str, Cell] = {}
         blocked: set[str | int] = set()
@@ -623,8 +625,8 @@ class AsyncRunner:
             cell_key = key if function.kind == "keyed" else ""
             if cell_key in dirty:
                 # What is settled must be drained before a handler that may wait changes more.
-                place.drain({cell_key: dirty[cell_key]}, result.rows)
-            invocation = Invocation(scope, place, index, key, self._on_call)
+                env.drain({cell_key: dirty[cell_key]}, result.rows)
+            invocation = Invocation(scope, env, index, key, self._on_call)
             value, waits = self._first_step(invocation, messages[index], result)
             result.values.append(value)
             if waits:
@@ -639,9 +641,9 @@ class AsyncRunner:
                 if invocation.cell.undo:
                     invocation.cell.undo.clear()
                     dirty[cell_key] = invocation.cell
-        place.drain(dirty, result.rows)
-        if place.cache is not None and dirty:
-            place.cache.changed(dirty)
+        env.drain(dirty, result.rows)
+        if env.cache is not None and dirty:
+            env.cache.changed(dirty)
         result.elapsed_ms = (time.perf_counter() - started) * 1000
         return result, waiting
 
@@ -668,39 +670,39 @@ class AsyncRunner:
             raise
         except BaseException as error:
             invocation.cell.rollback()
-            function, key = invocation.place.function, invocation.key
+            function, key = invocation.env.function, invocation.key
             result.failed[invocation.index] = failure_of(error, function, key)
             return None, False
         if done:
             return value, False
         invocation.waits = True
         result.suspended.add(invocation.index)
-        self._open[invocation.place.partition, invocation.id] = invocation
+        self._open[invocation.env.partition, invocation.id] = invocation
         # The task that saw the first step is now spoken for; the next handler needs another.
         self._lane.go_on(invocation)
         return None, True
 
-    def run_aside(self, work: Work, place: Place) -> tuple[RunResult, list[Invocation]]:
+    def run_aside(self, work: Work, env: ExecutionEnv) -> tuple[RunResult, list[Invocation]]:
         """Start every handler on the second loop; all of them end later."""
         assert self._main is not None
         result = RunResult()
-        scope = RunScope(work, place)
-        messages = self._decode(work, place.function, result)
+        scope = RunScope(work, env)
+        messages = self._decode(work, env.function, result)
         result.values = [None] * work.count
         waiting: list[Invocation] = []
         blocked: set[str | int] = set()
         for index, key in enumerate(work.keys):
             if index in result.failed:
                 continue
-            lock = invocation_lock(place.function, index, key)
+            lock = invocation_lock(env.function, index, key)
             if lock in blocked:
                 result.unfinished.add(index)
                 continue
             blocked.add(lock)
-            invocation = Invocation(scope, place, index, key, self._call_from_aside)
+            invocation = Invocation(scope, env, index, key, self._call_from_aside)
             invocation.waits = True
             result.suspended.add(index)
-            self._open[place.partition, invocation.id] = invocation
+            self._open[env.partition, invocation.id] = invocation
             waiting.append(invocation)
         for invocation in waiting:
             invocation.message = messages[invocation.index]
@@ -751,15 +753,15 @@ class AsyncRunner:
 
     def _abandon(self, invocation: Invocation) -> None:
         """Go on without a handler that does not end."""
-        key = (invocation.place.partition, invocation.id)
+        key = (invocation.env.partition, invocation.id)
         if self._open.get(key) is not invocation:
             return
         del self._open[key]
         failure = INTERRUPTED
         if not invocation.interrupted:
-            failure = failure_of(HandlerInterrupt(), invocation.place.function, invocation.key)
+            failure = failure_of(HandlerInterrupt(), invocation.env.function, invocation.key)
         ended = Ended(
-            invocation.place.partition,
+            invocation.env.partition,
             invocation.id,
             None,
             failure,
@@ -793,14 +795,14 @@ class AsyncRunner:
             return  # The main loop is closed: the worker has stopped.
 
     def _unwanted(self, invocation: Invocation, call: int) -> None:
-        self._on_unwanted(invocation.place.partition, invocation.id, call)
+        self._on_unwanted(invocation.env.partition, invocation.id, call)
 
     def _unwanted_aside(self, invocation: Invocation, call: int) -> None:
         assert self._main is not None
         self._main.call_soon_threadsafe(self._unwanted, invocation, call)
 
     def _ended(self, invocation: Invocation, value: Any, error: BaseException | None) -> None:
-        key = (invocation.place.partition, invocation.id)
+        key = (invocation.env.partition, invocation.id)
         if self._open.get(key) is invocation:
             del self._open[key]
             self._on_end(invocation.end(value, error))
@@ -843,7 +845,7 @@ class AsyncRunner:
 
 
 def _is_overdue(invocation: Invocation, since_s: float) -> bool:
-    timeout_ms = invocation.place.function.timeout_ms
+    timeout_ms = invocation.env.function.timeout_ms
     if timeout_ms is None or not since_s:
         return False
     return time.monotonic() > since_s + timeout_ms / 1000 + ABANDON_GRACE_S

@@ -18,7 +18,7 @@ from sublet.functions.codec import INT_MAX, INT_MIN, split_column
 from sublet.functions.errors import EncodeError, PayloadError
 from sublet.runtime.execution.failures import BadReplyError
 
-Asked = bool | Collection[int]
+Calls = bool | Collection[int]
 """Whose replies somebody waits for, as `Work.calls` tells."""
 
 _FREE = frozenset({NoneType, bool, float})
@@ -66,7 +66,7 @@ class ReplyCheck:
         elif codec.exact is int:
             self.exact, self.ranged = int, (INT_MIN, INT_MAX)
 
-    def fit(self, value: Any, index: int, asked: Asked) -> Any:
+    def fit(self, value: Any, index: int, asked: Calls) -> Any:
         """Return a reply as it can be kept until it is sent; `BadReplyError` if it is none."""
         if asked is not True and (asked is False or index not in asked):
             return None
@@ -92,7 +92,7 @@ class ReplyCheck:
             return BadReplyError(f"returned what cannot be its reply: {error}")
         return BadReplyError("returned what cannot be its reply")
 
-    def fit_all(self, values: Sequence[Any], indexes: Sequence[int], asked: Asked) -> Sequence[Any]:
+    def fit_all(self, values: Sequence[Any], indexes: Sequence[int], asked: Calls) -> Sequence[Any]:
         """The same for the replies of one call of a handler."""
         if asked is False:
             return values

@@ -17,6 +17,7 @@ from sublet.functions.state import (
     StateClock,
     StateKind,
     StoredRow,
+    Value,
 )
 from sublet.functions.state.cell import WHOLE
 from sublet.functions.state_versions import MARK, StateVersions
@@ -88,6 +89,7 @@ class StateCache:
         """While every key that has a state is in memory, a missing key has none."""
         self._bytes_max = bytes_max
         """Asked each time: partitions share the worker's memory."""
+        self._has_fixed_sizes = isinstance(kind, Value) and kind.has_fixed_size
         self._order_matters = False
         self._sizes: dict[str, int] = {}
         self._versions = versions
@@ -143,6 +145,10 @@ class StateCache:
         self, key: str, stored: Sequence[StoredRow], versions: StateVersions | None = None
     ) -> None:
         cell = self._cell(key, stored) if versions is None else self._read(key, stored, versions)
+        self.adopt(key, cell)
+
+    def adopt(self, key: str, cell: Cell) -> None:
+        """Take over the cell of another cache, of a key that is not here."""
         self.cells[key] = cell
         self._sizes[key] = size = cell.size_bytes
         self.bytes += size + len(key) + ENTRY_BYTES
@@ -181,6 +187,8 @@ class StateCache:
 
     def changed(self, keys: Collection[str]) -> None:
         """Account for cells that a run has changed."""
+        if self._has_fixed_sizes:
+            return
         sizes, cells = self._sizes, self.cells
         for key in keys:
             cell = cells.get(key)

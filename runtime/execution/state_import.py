@@ -17,7 +17,7 @@ from sublet.functions.errors import PayloadError, StateTypeError, TooLargeError
 from sublet.functions.state import Fields, StateKind
 from sublet.runtime.execution.state_assignment import rows_of
 from sublet.runtime.execution.state_cache import BrokenCell
-from sublet.runtime.execution.sync_runner import Place, cut_at
+from sublet.runtime.execution.sync_runner import ExecutionEnv, cut_at
 from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.pipeline_messages import IF_EXISTS, Assignment
@@ -27,7 +27,7 @@ _any = codec_for(Any)
 _decode = msgspec.msgpack.Decoder(Assignment).decode
 
 
-def assign_states(work: Work, place: Place, limit_s: float) -> RunResult:
+def assign_states(work: Work, env: ExecutionEnv, limit_s: float) -> RunResult:
     """Let the states of a work's keys be what it brings; they are loaded.
 
     Messages that stand between them are left unfinished: no handler runs here. After the limit
@@ -48,10 +48,10 @@ def assign_states(work: Work, place: Place, limit_s: float) -> RunResult:
             continue
         has_begun = True
         try:
-            for row in _assigned(place, key, payload):
+            for row in _assigned(env, key, payload):
                 rows[row.key, row.subkey] = row
         except (PayloadError, TooLargeError, StateTypeError) as error:
-            text = f"{place.function.name}[{key}]: {error}"
+            text = f"{env.function.name}[{key}]: {error}"
             result.failed[index] = Failure(ErrorInfo(error.code, text), False)
     result.rows = list(rows.values())
     result.elapsed_ms = (time.perf_counter() - started_s) * 1000
@@ -66,10 +66,10 @@ def _items(work: Work) -> Iterator[tuple[Kind, str, msgspec.Raw]]:
             yield chunk.batch.kind, chunk.batch.keys[index], chunk.raw(index)
 
 
-def _assigned(place: Place, key: str, payload: msgspec.Raw) -> list[StateRow]:
+def _assigned(env: ExecutionEnv, key: str, payload: msgspec.Raw) -> list[StateRow]:
     """Change the state in memory; return what has to be stored."""
-    kind, cache = place.function.state_kind, place.cache
-    if kind is None or cache is None or place.function.kind != "keyed":
+    kind, cache = env.function.state_kind, env.cache
+    if kind is None or cache is None or env.function.kind != "keyed":
         raise PayloadError("the function no longer has state by key")
     try:
         asked = _decode(payload)
@@ -85,7 +85,7 @@ def _assigned(place: Place, key: str, payload: msgspec.Raw) -> list[StateRow]:
         if if_exists == "fail":
             raise PayloadError("the key already has a state (if_exists)")
     value = _without_nulls(kind, _any.decode(asked.value))
-    return cache.replace(key, rows_of(kind, value, place.clock))
+    return cache.replace(key, rows_of(kind, value, env.clock))
 
 
 def _without_nulls(kind: StateKind, value: Any) -> Any:

@@ -27,7 +27,7 @@ from sublet.runtime.execution.failures import failure_of
 from sublet.runtime.execution.replies import ReplyCheck
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.threads import HandlerInterrupt, Interruptible, Watchdog
-from sublet.runtime.partition.model.work import Failure, RunResult, Work
+from sublet.runtime.partition.model.work import ColumnWork, Failure, RunResult, Work
 from sublet.runtime.partition.records.watermarks import closing_of
 from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.statestore.contract import StateRow
@@ -87,22 +87,22 @@ class RunScope:
         "work",
     )
 
-    def __init__(self, work: Work, place: Place) -> None:
+    def __init__(self, work: Work, env: ExecutionEnv) -> None:
         self.work = work
         self.asked = work.calls()
         """Whose replies somebody waits for."""
-        self.function = place.function
-        self.partition = place.partition
-        self.routes = place.routes
-        self.clock = place.clock
+        self.function = env.function
+        self.partition = env.partition
+        self.routes = env.routes
+        self.clock = env.clock
         # Other runs of the partition let the clock go on while this one waits.
-        self.now_ms = place.clock.now_ms
-        self.message_bytes_max = place.limits.message_bytes_max
-        self.key_bytes_max = place.limits.key_bytes_max
-        self._next_timer = place.next_timer
-        self._clock_ms = place.clock_ms
-        self.progress = place.progress
-        self.monotonic_ms = place.monotonic_ms
+        self.now_ms = env.clock.now_ms
+        self.message_bytes_max = env.limits.message_bytes_max
+        self.key_bytes_max = env.limits.key_bytes_max
+        self._next_timer = env.next_timer
+        self._clock_ms = env.clock_ms
+        self.progress = env.progress
+        self.monotonic_ms = env.monotonic_ms
         self.context: Context | None = None
         """Of the message that runs now, in a plain `def`."""
         self.guard: Interruptible[int] | None = None
@@ -113,7 +113,7 @@ class RunScope:
         self.cut_wanted = False
         """Set by the loop, perhaps while the run goes on in a thread."""
         # Sampled messages are always single ones: whole columns have nothing of their own.
-        waiting = work.waiting
+        waiting = work.waiting if work.columns is None else ()
         self.traced = bool(waiting) and any(each.traced is not None for each in waiting)
 
     @property
@@ -145,6 +145,8 @@ class RunScope:
 
     def message_view(self, index: int) -> MessageView:
         work = self.work
+        if work.columns is not None:
+            return MessageView(work.message_ids()[index], 1, ())
         if work.waiting:
             message = work.waiting[index].message
             return MessageView(message.id, message.attempt, message.extra.chain)
@@ -155,6 +157,8 @@ class RunScope:
 
     def deadline_ms(self, index: int) -> float | None:
         work = self.work
+        if isinstance(work, ColumnWork):
+            return work.deadlines_ms[index]
         if work.waiting:
             return work.waiting[index].deadline_ms
         chunk, at = work.locate(index)
@@ -162,6 +166,8 @@ class RunScope:
 
     def arrived_ms(self, index: int) -> int:
         work = self.work
+        if work.columns is not None:
+            return self.now_ms
         if not work.waiting:
             return self._clock_ms(work.locate(index)[0].arrived_ms)
         waiting = work.waiting[index]
@@ -186,7 +192,7 @@ class RunScope:
         )
 
 
-class Place:
+class ExecutionEnv:
     """Where a partition's user code runs: its function, state and surroundings."""
 
     __slots__ = (
@@ -267,7 +273,12 @@ class Place:
 
 def decode_messages(work: Work, function: Function, failed: dict[int, Failure]) -> list[Any]:
     """Return the payloads as the handler's type; those that do not fit are failed at once."""
-    if work.waiting and any(each.message.kind is Kind.MARKER for each in work.waiting):
+    # Ends of windows are always single messages.
+    if (
+        work.columns is None
+        and work.waiting
+        and any(each.message.kind is Kind.MARKER for each in work.waiting)
+    ):
         return _decode_with_closings(work, function, failed)
     messages: list[Any] = []
     for chunk, start, stop, column in work.payload_columns():
@@ -313,20 +324,20 @@ class SyncRunner:
         self._watchdog = watchdog
         self._passes = watchdog.passes
 
-    def run(self, work: Work, place: Place, scope: RunScope | None = None) -> RunResult:
+    def run(self, work: Work, env: ExecutionEnv, scope: RunScope | None = None) -> RunResult:
         """Run the handler; the scope says where and for how long. Whatever user code raises is in
         the result."""
         started = time.perf_counter()
         result = RunResult()
         if scope is None:
-            scope = RunScope(work, place)
+            scope = RunScope(work, env)
         try:
             if work.off_loop:
-                self._run(work, place, scope, result)
+                self._run(work, env, scope, result)
             else:
-                self._watchdog.enter(place.function, scope)
+                self._watchdog.enter(env.function, scope)
                 try:
-                    self._run(work, place, scope, result)
+                    self._run(work, env, scope, result)
                 finally:
                     self._watchdog.leave()
         except self._passes:
@@ -334,33 +345,36 @@ class SyncRunner:
         except BaseException as error:
             # Not from a handler, where it would have been caught: types have code of their own,
             # and an interruption of the loop may come between two messages.
-            result = given_up(work, place.function, scope.index, error)
+            result = given_up(work, env.function, scope.index, error)
         result.elapsed_ms = (time.perf_counter() - started) * 1000
         return result
 
-    def _run(self, work: Work, place: Place, scope: RunScope, result: RunResult) -> None:
-        function = place.function
-        if function.takes_columns:
+    def _run(self, work: Work, env: ExecutionEnv, scope: RunScope, result: RunResult) -> None:
+        function = env.function
+        if function.batch == "columns":
             make_messages, columns = _guarded(gather_columns, scope)(work, function, result.failed)
-            self._run_batch(scope, place, work.keys, make_messages, result, columns)
+            self._run_batch(scope, env, work.keys, make_messages, result, columns)
             return
-        messages = _guarded(decode_messages, scope)(work, function, result.failed)
-        if function.batch is True:
-            self._run_batch(scope, place, work.keys, messages, result)
-        elif function.batch == "key":
-            self._run_by_key(scope, place, work.keys, messages, result)
+        if scope.guard is None:
+            messages = decode_messages(work, function, result.failed)
         else:
-            self._run_each(scope, place, work.keys, messages, result)
+            messages = _guarded(decode_messages, scope)(work, function, result.failed)
+        if function.batch is True:
+            self._run_batch(scope, env, work.keys, messages, result)
+        elif function.batch == "key":
+            self._run_by_key(scope, env, work.keys, messages, result)
+        else:
+            self._run_each(scope, env, work.keys, messages, result)
 
     def _run_each(  # noqa: C901, PLR0912, PLR0915  # One loop, without calls for each message.
         self,
         scope: RunScope,
-        place: Place,
+        env: ExecutionEnv,
         keys: Sequence[str],
         messages: list[Any],
         result: RunResult,
     ) -> None:
-        function = place.function
+        function = env.function
         handler = _handler_of(function, scope)
         effects = Effects(result.effects)
         context = scope.context = Context(scope, effects)
@@ -374,8 +388,8 @@ class SyncRunner:
         started_s = monotonic()
         # This loop runs for every message: what can be done once for all of them stands outside.
         careful = bool(failed)
-        cells = place.cells_of_each(keys)
-        asked, replies = scope.asked, place.replies
+        cells = env.cells_of_each(keys)
+        asked, replies = scope.asked, env.replies
         fit, exact = replies.fit, replies.exact
         low, high = replies.ranged or (0, 0)
         is_checked, is_ranged = asked is not False, bool(replies.ranged)
@@ -417,11 +431,12 @@ class SyncRunner:
                     self._give_up_rest(index, len(keys), result)
                     break
             else:
-                if cell.undo:
-                    cell.undo.clear()
+                if undo := cell.undo:
+                    undo.clear()
                     dirty[key if keyed else ""] = cell
-                mark = len(items)
-        place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
+                if items:
+                    mark = len(items)
+        env.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
     def _give_up_rest(self, index: int, count: int, result: RunResult) -> None:
         """The watchdog has fired once; what follows runs in another turn."""
@@ -433,13 +448,13 @@ class SyncRunner:
     def _run_by_key(
         self,
         scope: RunScope,
-        place: Place,
+        env: ExecutionEnv,
         keys: Sequence[str],
         messages: list[Any],
         result: RunResult,
     ) -> None:
         """One call for all messages of a key, in the order of the keys' first messages."""
-        function = place.function
+        function = env.function
         by_key: dict[str, list[int]] = {}
         for index, key in enumerate(keys):
             if index not in result.failed:
@@ -459,14 +474,14 @@ class SyncRunner:
                 result.unfinished.update(indexes)
                 continue
             last_run = max(last_run, indexes[-1] + 1)
-            cell = place.cell(key)
+            cell = env.cell(key)
             mark = len(effects.items)
             context.key, context.state, context._index = key, cell, indexes[0]
             try:
                 with scope.entered(indexes[0]) if scope.traced else nullcontext():
                     replies = handler(context, [messages[index] for index in indexes])
                 replies = _replies(function, replies, indexes)
-                replies = place.replies.fit_all(replies, indexes, scope.asked)
+                replies = env.replies.fit_all(replies, indexes, scope.asked)
                 for index, value in zip(indexes, replies, strict=True):
                     values[index] = value
             except self._passes:
@@ -483,19 +498,19 @@ class SyncRunner:
         if is_cut and not interrupted and last_run < len(keys):
             # Messages before the last that ran have to wait by themselves.
             cut_at(result, last_run)
-        place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
+        env.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
     def _run_batch(
         self,
         scope: RunScope,
-        place: Place,
+        env: ExecutionEnv,
         keys: Sequence[str],
         messages: list[Any] | Callable[[], list[Any]],
         result: RunResult,
         columns: Any = None,
     ) -> None:
         """One call for everything; fails or succeeds as a whole."""
-        function = place.function
+        function = env.function
         indexes: Sequence[int] = range(len(keys))
         if result.failed:
             indexes = [index for index in indexes if index not in result.failed]
@@ -506,7 +521,7 @@ class SyncRunner:
         if not keys:
             return
         distinct = dict.fromkeys(keys) if result.failed else scope.work.distinct_keys
-        cells = self._cells_of(place, distinct)
+        cells = self._cells_of(env, distinct)
         effects = Effects(result.effects)
         context = scope.context = Context(scope, effects)
         batch: Batch[Any] = Batch(context, keys, messages, BatchState(cells), columns)
@@ -515,7 +530,7 @@ class SyncRunner:
             with scope.entered(indexes[0]) if scope.traced else nullcontext():
                 replies = _guarded(function.handler, scope)(batch)
             replies = _replies(function, replies, indexes)
-            replies = place.replies.fit_all(replies, indexes, scope.asked)
+            replies = env.replies.fit_all(replies, indexes, scope.asked)
         except self._passes:
             raise
         except BaseException as error:
@@ -535,13 +550,13 @@ class SyncRunner:
             if cell.undo:
                 cell.undo.clear()
                 dirty[key] = cell
-        place.settle(dirty, result.rows, in_thread=scope.work.off_loop)
+        env.settle(dirty, result.rows, in_thread=scope.work.off_loop)
 
-    def _cells_of(self, place: Place, keys: Iterable[str]) -> dict[str, Cell]:
-        if place.cache is None:
+    def _cells_of(self, env: ExecutionEnv, keys: Iterable[str]) -> dict[str, Cell]:
+        if env.cache is None:
             return {}
-        cells = place.cache.cells
-        if place.function.kind == "stateful":
+        cells = env.cache.cells
+        if env.function.kind == "stateful":
             return {"": cells[""]}
         return {key: cells[key] for key in keys}
 
@@ -602,7 +617,8 @@ def _guarded(code: Callable[..., Any], scope: RunScope) -> Callable[..., Any]:
 
 def _handler_of(function: Function, scope: RunScope) -> Callable[[Context, Any], Any]:
     handler = function.handler if function.takes_message else _without_message(function)
-    handler = _guarded(handler, scope)
+    if scope.guard is not None:
+        handler = _guarded(handler, scope)
     if not scope.traced:
         return handler
 

@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from sublet.statestore.contract import Commit, Outcome, Store, TellsTrouble, Trouble
+from sublet.statestore.contract import (
+    Commit,
+    CommitsAtOnce,
+    Outcome,
+    Store,
+    TellsTrouble,
+    Trouble,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -25,6 +32,9 @@ class GroupCommitter:
     full, the store may be away. Nothing that depends on it leaves meanwhile. Other partitions go
     on: of a store of several nodes, one may be away alone. Once one is done that had to be sent
     again, all that wait are sent at once.
+
+    A store of which nobody has to wait for an answer gets the commits of a turn at its end, without
+    a task in between.
     """
 
     def __init__(
@@ -35,6 +45,13 @@ class GroupCommitter:
     ) -> None:
         """`on_group` hears how many ms each group took, and how many commits it had."""
         self._store = store
+        self._at_once: Callable[[Sequence[Commit]], list[Outcome] | None] | None = None
+        # Asked of its type: whoever stands for another store may have any name.
+        if hasattr(type(store), "commit_at_once") and isinstance(store, CommitsAtOnce):
+            self._at_once = store.commit_at_once
+        self._is_held = False
+        """A turn goes on, whose end commits."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._on_group = on_group
         self._on_outcome = on_outcome
         self._waiting: list[Commit] = []
@@ -56,26 +73,52 @@ class GroupCommitter:
 
     def add(self, commit: Commit) -> None:
         self._waiting.append(commit)
-        self._wanted.set()
+        if not self._is_held:
+            self._wanted.set()
+
+    def turn_begins(self) -> None:
+        """Many commits may follow, until the turn ends."""
+        self._is_held = self._at_once is not None
+
+    def turn_ended(self) -> None:
+        """Commit what the turn has brought, if the store answers at once; else `run` does."""
+        self._is_held = False
+        loop, at_once = self._loop, self._at_once
+        # What is under way comes first.
+        while self._waiting and loop is not None and at_once and self._began_s is None:
+            started_s = loop.time()
+            outcomes = at_once(self._waiting)
+            if outcomes is None:
+                self._at_once = at_once = None
+            else:
+                group, self._waiting = self._waiting, []
+                self._ended(group, outcomes, started_s, loop.time())
+        if self._waiting:
+            self._wanted.set()
 
     async def run(self) -> None:
         """Commit until cancelled."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         while True:
             group = await self._gathered(loop)
             started = self._began_s = loop.time()
             outcomes = await self._store.commit(group)
             self._began_s = None
-            elapsed_s = loop.time() - started
-            self.busy_s += elapsed_s
-            self.groups += 1
-            self.commits += len(group)
-            if self._on_group is not None:
-                self._on_group(elapsed_s * 1000, len(group))
-            self._note(group, outcomes, started, loop.time())
-            for commit, outcome in zip(group, outcomes, strict=True):
-                if outcome is not Outcome.UNKNOWN:
-                    self._on_outcome(commit, outcome)
+            self._ended(group, outcomes, started, loop.time())
+
+    def _ended(
+        self, group: Sequence[Commit], outcomes: Sequence[Outcome], began_s: float, now_s: float
+    ) -> None:
+        elapsed_s = now_s - began_s
+        self.busy_s += elapsed_s
+        self.groups += 1
+        self.commits += len(group)
+        if self._on_group is not None:
+            self._on_group(elapsed_s * 1000, len(group))
+        self._note(group, outcomes, began_s, now_s)
+        for commit, outcome in zip(group, outcomes, strict=True):
+            if outcome is not Outcome.UNKNOWN:
+                self._on_outcome(commit, outcome)
 
     async def _gathered(self, loop: asyncio.AbstractEventLoop) -> list[Commit]:
         """Wait for commits, those that may be sent again among them."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sublet.functions.state import StateClock
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.execution.sync_runner import Place
+from sublet.runtime.execution.sync_runner import ExecutionEnv
 from sublet.runtime.observability.telemetry import PartitionTimes
 from sublet.runtime.partition.model.work import Work
 from sublet.runtime.partition.partition import Partition
@@ -70,10 +70,10 @@ class Hosted:
         "cache",
         "clock",
         "committing",
+        "env",
         "loaded",
         "on_left",
         "partition",
-        "place",
         "tickets",
         "times",
         "wake",
@@ -82,14 +82,14 @@ class Hosted:
     def __init__(
         self,
         partition: Partition,
-        place: Place,
+        env: ExecutionEnv,
         cache: StateCache | None,
         clock: StateClock,
         times: PartitionTimes,
     ) -> None:
         self.partition = partition
         self.times = times
-        self.place = place
+        self.env = env
         self.cache = cache
         self.clock = clock
         self.wake: asyncio.TimerHandle | None = None

@@ -7,10 +7,8 @@ millisecond between which the loop is free; the rest runs beside it.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -37,7 +35,7 @@ from sublet.runtime.execution.async_runner import (
 from sublet.runtime.execution.loop_monitor import LoopMonitor, Running
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.state_import import assign_states
-from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner
+from sublet.runtime.execution.sync_runner import ExecutionEnv, RunScope, SyncRunner
 from sublet.runtime.execution.threads import (
     LoopWatchdog,
     Watchdog,
@@ -49,8 +47,8 @@ from sublet.runtime.hosting.store_reads import StoreReads
 from sublet.runtime.hosting.thread_runs import BusyTime, ThreadRun, ThreadRuns
 from sublet.runtime.hosting.turns import Turns
 from sublet.runtime.leases.adapter import Lending
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun
-from sublet.runtime.leases.lessor import TERM_MS
 from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.observability.telemetry import PartitionTimes, Telemetry
 from sublet.runtime.observability.throttled_log import Notices
@@ -62,9 +60,9 @@ from sublet.runtime.partition.model.effects import (
     Fetch,
     Interrupt,
     Lend,
-    Load,
     LoadPreimages,
     LoadStaged,
+    LoadStates,
     LoadTimers,
     LoadWindows,
     NoCells,
@@ -91,15 +89,16 @@ from sublet.runtime.partition.model.environment import (
 )
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Work
+from sublet.runtime.partition.model.worker_backlog import LendableWork, WorkerBacklog
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.snapshots import Snapshot
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo
 from sublet.runtime.protocol.handover_messages import Released
-from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.pace import QUANTA_MAX, LearnedPace
 from sublet.scheduler.ready_queue import STARVATION_MS
+from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.urgency import Urgency
 from sublet.statestore.contract import (
     Commit,
@@ -115,16 +114,6 @@ GUEST_ON_LOOP_MS = 2.0
 WARM_BYTES_MAX = 256 * 1024
 """So much state goes with a partition to its next owner, so that its first messages need not wait
 for the store."""
-
-
-class Binding(NamedTuple):
-    """By what messages are bound to workers."""
-
-    worker: str
-    policy_of: Callable[[Function], BindingPolicy]
-    term_ms: float = TERM_MS
-    has: Callable[[str, str], bool] = lambda worker, function: True
-    """Tells whether another worker has a function: only then it can be lent something of it."""
 
 
 class Host:
@@ -162,13 +151,16 @@ class Host:
         self.snapshot_room = SnapshotRoom(limits.snapshot_bytes_max)
         self.pace: Pace = pace or LearnedPace()
         self.urgency = urgency or Urgency()
-        self.urgency.weighs_all = any(each.infeasible == "refuse" for each in functions.values())
-        if self.urgency.weighs_all or binding is not None:
-            self.urgency.waiting = LaxityQueue()
+        tracks_all = any(each.infeasible == "refuse" for each in functions.values())
+        backlog: WorkerBacklog = LaxityQueue()
+        lendable = None if binding is None else LendableWork(backlog)
         self._environment = WorkerEnvironment(
             limits=limits,
             pace=self.pace,
             urgency=self.urgency,
+            backlog=backlog if tracks_all or binding is not None else None,
+            tracks_all=tracks_all,
+            lendable=lendable,
             curve=self.pace if isinstance(self.pace, LearnedPace) else None,
             snapshot_room=self.snapshot_room,
         )
@@ -190,6 +182,7 @@ class Host:
             self.urgency.order,
             starvation_ms,
             self._threads,
+            self.committer,
             take=self._take,
             monotonic_ms=clock.monotonic_ms,
             before=None if binding is None else self._look_before_turn,
@@ -200,6 +193,8 @@ class Host:
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup
         self._is_taking = False
+        self._watchers: set[asyncio.Event] = set()
+        """Set after each step of a partition, for those who wait for something of it."""
         self._left_lately: set[str] = set()
         """Partitions that are not here since this turn of the loop."""
         self._heavy: dict[str, frozenset[str]] = {}
@@ -207,8 +202,8 @@ class Host:
         that were alone in one."""
         self.lending: Lending | None = None
         """None where nothing is lent or taken."""
-        if binding is not None:
-            self.lending = self._open_lending(binding)
+        if binding is not None and lendable is not None:
+            self.lending = self._open_lending(binding, lendable)
 
     @property
     def threads_abandoned(self) -> int:
@@ -259,22 +254,19 @@ class Host:
             self._monitor.stop()
         self._watchdog.stop()
 
-    def _open_lending(self, binding: Binding) -> Lending:
-        self.urgency.unseen = deque()
+    def _open_lending(self, binding: Binding, lendable: LendableWork) -> Lending:
         return Lending(
-            binding.worker,
             self._functions,
             self,
+            binding,
             urgency=self.urgency,
+            lendable=lendable,
             async_guests=AsyncGuests(self._watchdog),
             routes=self._routes,
             limits=self._limits,
-            policy_of=binding.policy_of,
             tell=self._outside.send_to_peer,
             meet=self._outside.ensure_connected,
             monotonic_ms=self._clock.monotonic_ms,
-            has=binding.has,
-            term_ms=binding.term_ms,
         )
 
     # Partitions
@@ -323,7 +315,7 @@ class Host:
             ),
         )
         self._heavy.pop(name, None)
-        place = Place(
+        env = ExecutionEnv(
             name,
             function,
             cache=cache,
@@ -337,7 +329,7 @@ class Host:
         )
         hosted = self.partitions[name] = Hosted(
             partition,
-            place,
+            env,
             cache,
             state_clock,
             PartitionTimes(self.telemetry, name, function.name),
@@ -387,7 +379,7 @@ class Host:
         if hosted is None:
             return
         self._turns.discard(name)
-        self.telemetry.partition_left(hosted.place.function.name, hosted.partition)
+        self.telemetry.partition_left(hosted.env.function.name, hosted.partition)
         hosted.partition.stop(Outcome.FENCED)
         # Nobody has taken it away; and by then its name may be that of another owner here.
         hosted.partition.effects.clear()
@@ -407,6 +399,7 @@ class Host:
         if not self._left_lately:
             self._loop.call_soon(self._redeliver_after_handover)
         self._left_lately.add(name)
+        self._wake_watchers()
 
     def _redeliver_after_handover(self) -> None:
         """Offer again what partitions here have sent to some that have left: what those had not
@@ -429,7 +422,7 @@ class Host:
         for hosted in self.partitions.values():
             count = hosted.partition.unanswered_of_clients
             if count:
-                name = hosted.place.function.name
+                name = hosted.env.function.name
                 found[name] = found.get(name, 0) + count
         return found
 
@@ -450,7 +443,7 @@ class Host:
         hosted.partition.delivery.acknowledged(ack.target, ack.upto)
         if ack.context and not is_client(ack.target):  # Behind a client there is no way.
             target = endpoint_of(ack.target).rpartition("/")[0]
-            function = hosted.place.function.name
+            function = hosted.env.function.name
             self.urgency.paths.learn(function, target, ack.context, self._clock.monotonic_ms())
 
     def deliver_again(self, reaches: Callable[[str], bool]) -> None:
@@ -551,6 +544,25 @@ class Host:
                     self._wake_at(hosted, effect.at_ms)  # type: ignore[union-attr]
                 else:
                     self._carry_out_rare(hosted, effect)
+        if self._watchers:
+            self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Wait for something that a step of a partition brings about, or its removal."""
+        if happened():
+            return
+        stepped = asyncio.Event()
+        self._watchers.add(stepped)
+        try:
+            while not happened():
+                stepped.clear()
+                await stepped.wait()
+        finally:
+            self._watchers.discard(stepped)
 
     def _note_unrun(self, hosted: Hosted) -> None:
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
@@ -561,7 +573,14 @@ class Host:
     def _carry_out_rare(self, hosted: Hosted, effect: object) -> None:
         partition = hosted.partition
         match effect:
-            case Load() | Fetch() | LoadPreimages() | LoadTimers() | LoadWindows() | LoadStaged():
+            case (
+                LoadStates()
+                | Fetch()
+                | LoadPreimages()
+                | LoadTimers()
+                | LoadWindows()
+                | LoadStaged()
+            ):
                 self._tasks.create_task(self._reads.carry_out(hosted, effect))
             case Lend():
                 assert self.lending is not None
@@ -570,7 +589,8 @@ class Host:
                 self.lending.loaded(effect.work.lease)
             case Resume():
                 self._call_timeouts.end(partition.name, effect.message_id, effect.call)
-                self._async.resume(partition.name, *effect)
+                resumed = (effect.message_id, effect.call, effect.result, effect.error)
+                self._async.resume(partition.name, *resumed)
             case Perform():
                 self._async.perform(partition.name, effect.message_id, effect.name)
             case Interrupt():
@@ -581,7 +601,7 @@ class Host:
             case Redeliver():
                 self._outside.deliver_anew(partition.name, effect.entry)
             case Refuse():
-                self._notices.refused(hosted.place.function.name, effect.refused)
+                self._notices.refused(hosted.env.function.name, effect.refused)
                 self._outside.refuse(effect.refused)
             case Settled():
                 if effect.ticket in hosted.tickets and not effect.ticket.done():
@@ -626,7 +646,7 @@ class Host:
         self._turns.frame_arrived()
 
     def _line_up(self, hosted: Hosted, rank: float, arrived_ms: float) -> None:
-        off_loop = self._needs_thread(hosted.place.function)
+        off_loop = self._needs_thread(hosted.env.function)
         self._turns.put(hosted.partition.name, hosted, rank, arrived_ms, off_loop=off_loop)
         if off_loop and self._threads.is_full:
             self._threads.make_room_for(rank)
@@ -642,17 +662,17 @@ class Host:
 
     def _look_at_waiting(self) -> None:
         """Let the policies see what has to wait."""
-        lending, unseen = self.lending, self.urgency.unseen
+        lending = self.lending
         if lending is None:
             return
-        assert unseen is not None
-        if self._turns or self._threads.busy or self.urgency.waiting:
+        lendable = lending.lendable
+        if self._turns or self._threads.busy or lendable.backlog:
             lending.look(self._clock.monotonic_ms())
-        elif unseen and any(chunk.count for _, chunk in unseen):
+        elif lendable.has_unbound():
             # Behind runs that keep no core busy: of blocking handlers only so many go on at once.
             lending.look(self._clock.monotonic_ms())
         else:
-            unseen.clear()  # All of it has run.
+            lendable.unbound.clear()  # All of it has run.
 
     def _take(self, hosted: Hosted | BorrowedRun, now_ms: float) -> None:
         """It is the partition's turn, or a guest's."""
@@ -684,7 +704,7 @@ class Host:
             self._turns.put(hosted.partition.name, hosted, work.rank, work.arrived_ms)
 
     def _run_here(self, hosted: Hosted, work: Work) -> None:
-        partition, place = hosted.partition, hosted.place
+        partition, env = hosted.partition, hosted.env
         now_ms = self._clock.monotonic_ms()
         hosted.clock.now_ms = partition.clock_ms(now_ms)
         if work.waiting:
@@ -692,26 +712,26 @@ class Host:
         waiting: list[Invocation] = []
         limit_s = self._quantum_s
         if work.assigns:
-            self._finish(hosted, work, assign_states(work, place, limit_s), waiting)
+            self._finish(hosted, work, assign_states(work, env, limit_s), waiting)
             return
         if not work.is_background and not self._turns.is_more_urgent(work.rank_last):
             limit_s *= QUANTA_MAX
-        if place.function.is_async:
-            result, waiting = self._async.run(work, place, limit_s)
+        if env.function.is_async:
+            result, waiting = self._async.run(work, env, limit_s)
         else:
-            scope = RunScope(work, place)
+            scope = RunScope(work, env)
             scope.limit_s = limit_s
-            result = self._sync.run(work, place, scope)
+            result = self._sync.run(work, env, scope)
         self._finish(hosted, work, result, waiting)
 
     def _trace(self, hosted: Hosted, work: Work) -> None:
         """Begin the runs of sampled messages, of which most works have none."""
-        for waiting in work.waiting:
+        for waiting in work.waiting if work.columns is None else ():
             if waiting.message.extra.trace:
                 now_ms = self._clock.monotonic_ms()
                 arrived_ms = now_ms if waiting.arrived_ms is None else waiting.arrived_ms
                 waiting.traced = self._tracing.started(
-                    hosted.place.function.name,
+                    hosted.env.function.name,
                     hosted.partition.name,
                     waiting.message,
                     self._clock.wall_ms() - int(now_ms - arrived_ms),
@@ -725,7 +745,7 @@ class Host:
         if result.cut_at is not None:
             work = partition.cut(work, result)
         if result.is_tainted:
-            keys = work.keys if hosted.place.function.kind == "keyed" else [""]
+            keys = work.keys if hosted.env.function.kind == "keyed" else [""]
             partition.cells_tainted(set(keys))
         hosted.times.ran(work, result, now_ms, self._clock.wall_ms())
         dead_before = partition.counters.dead
@@ -812,26 +832,26 @@ class Host:
     def _tell_failures(self, hosted: Hosted, failures: Iterable[Failure], dead_before: int) -> None:
         partition = hosted.partition
         dead = partition.counters.dead - dead_before
-        self._notices.failed(hosted.place.function.name, partition.name, failures, dead)
+        self._notices.failed(hosted.env.function.name, partition.name, failures, dead)
 
     def _cell_key(self, hosted: Hosted, key: str) -> str:
-        return key if hosted.place.function.kind == "keyed" else ""
+        return key if hosted.env.function.kind == "keyed" else ""
 
     def _run_aside(self, hosted: Hosted, work: Work) -> None:
-        place = hosted.place
+        env = hosted.env
         hosted.clock.now_ms = hosted.partition.clock_ms(self._clock.monotonic_ms())
         self._trace(hosted, work)
         if work.assigns:
             # There is no user code in it that could take long.
-            self._finish(hosted, work, assign_states(work, place, self._quantum_s), [])
-        elif place.function.is_async:
-            result, waiting = self._async.run_aside(work, place)
+            self._finish(hosted, work, assign_states(work, env, self._quantum_s), [])
+        elif env.function.is_async:
+            result, waiting = self._async.run_aside(work, env)
             self._finish(hosted, work, result, waiting)
         else:
             self._run_in_thread(hosted, work)
 
     def _run_in_thread(self, hosted: Hosted | BorrowedRun, work: Work) -> None:
-        function, ends_ms = hosted.place.function, inf
+        function, ends_ms = hosted.env.function, inf
         if not function.blocking:
             expected_ms = self.urgency.expected_ms(function, work.count)
             ends_ms = self._clock.monotonic_ms() + expected_ms
@@ -857,6 +877,11 @@ class Host:
         """Learn who could be asked to run something."""
         if self.lending is not None:
             self.lending.workers_changed(workers)
+
+    def follow(self, plan: Plan) -> None:
+        """The controller has written another plan."""
+        if self.lending is not None:
+            self.lending.follow(plan)
 
     def peer_lost(self, worker: str) -> None:
         """A link to another worker has ended."""
@@ -890,7 +915,7 @@ class Host:
         """See `LendingHost`."""
         hosted = self.partitions[lease.partition.name]
         now_ms, counters = self._clock.monotonic_ms(), hosted.partition.counters
-        hosted.times.returned(lease.work, result, lease.begun_ms, now_ms, self._clock.wall_ms())
+        hosted.times.returned(lease.work, result, lease.started_ms, now_ms, self._clock.wall_ms())
         dead_before = counters.dead
         finish()
         if result.failed:
@@ -921,13 +946,13 @@ class Host:
         lending = self.lending
         assert lending is not None
         guest.begin()
-        lending.begun(guest)
+        lending.started(guest)
         if guest.function.is_async:
             lending.async_guests.run(guest, lending.guest_ran, self._quantum_s)
         elif guest.work.off_loop:
             self._run_in_thread(guest, guest.work)
         else:
-            result = self._sync.run(guest.work, guest.place)
+            result = self._sync.run(guest.work, guest.env)
             lending.guest_ran(guest, result, result.is_tainted)
 
 

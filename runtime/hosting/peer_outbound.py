@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from sublet.functions.address import is_client
 from sublet.runtime.links.link import Link
 from sublet.runtime.partition.model.channel_names import endpoint_of
 from sublet.runtime.protocol.frames import Ack, Batch, Data
@@ -27,10 +28,11 @@ class PeerOutbound:
         self, name: str, link: Link, on_room: Callable[[PeerOutbound], None], link_bytes_max: int
     ) -> None:
         self.name = name
+        self.is_client = is_client(name)
         self.link = link
         self.credit = 0
         """How many messages the other end lets us have unacknowledged; 0: does not count."""
-        self.behind = False
+        self.is_lagging = False
         self._on_room = on_room
         self._loop = asyncio.get_running_loop()
         self._batches: list[msgspec.Raw] = []
@@ -51,8 +53,8 @@ class PeerOutbound:
         sent = self._sent.get(channel)
         if (sent is not None and last <= sent) or channel in self._held:
             return
-        if self.behind or self._is_full():
-            self.behind = True
+        if self.is_lagging or self._is_full():
+            self.is_lagging = True
             return
         self._send(channel, entry)
 
@@ -73,7 +75,12 @@ class PeerOutbound:
         if sent is None:
             sent = self._acknowledged[channel] = entry.first - 1
         self._sent[channel] = last
-        self._unacknowledged += self._owed(channel, last) - self._owed(channel, sent)
+        # As `_owed` counts.
+        taken = self._acknowledged[channel]
+        if last > taken:
+            self._unacknowledged += last - (sent if sent > taken else taken)
+        elif sent > taken:
+            self._unacknowledged -= sent - taken
         if self._bytes and self._bytes + len(entry.data) > FRAME_BYTES:
             # Together they might be more than a frame may hold.
             self._flush()
@@ -116,16 +123,17 @@ class PeerOutbound:
         before = self._acknowledged.get(channel)
         if before is None or upto <= before:
             return
-        sent = self._sent[channel]
-        owed = self._owed(channel, sent)
         self._acknowledged[channel] = upto
-        self._unacknowledged += self._owed(channel, sent) - owed
-        self.look_for_room()
+        sent = self._sent[channel]
+        if sent > before:
+            self._unacknowledged -= min(sent, upto) - before
+        if self.is_lagging:
+            self.look_for_room()
 
     def room(self) -> None:
         """There is room again."""
-        if self.behind:
-            self.behind = False
+        if self.is_lagging:
+            self.is_lagging = False
             self._on_room(self)
 
     def rewind(self, partition: str, destination: str, first: int) -> None:
@@ -148,7 +156,7 @@ class PeerOutbound:
 
     def look_for_room(self) -> None:
         """What was taken back (`rewind`, `forget`) may have made room: nobody else says so."""
-        if self.behind and not self._is_full():
+        if self.is_lagging and not self._is_full():
             self.room()
 
     def forget(self, destination: str) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from typing import Protocol
 
 import msgspec
 import structlog
 
-from sublet.functions.address import CLIENT_MARK, is_client
+from sublet.functions.address import CLIENT_MARK, is_client, is_instance
 from sublet.functions.codec import split_column
 from sublet.functions.errors import UnavailableError
 from sublet.runtime.config.limits import Limits
@@ -47,8 +47,10 @@ RETRY_S = 0.05
 STOPPED_RETRY_MS = 500
 CONNECT_WAIT_S = 0.05
 CONNECT_WAIT_S_MAX = 1.0
-NEIGHBOURS_ASKED_MAX = 3
-NEIGHBOUR_ANSWERS_S = 1.0
+PEERS_ASKED_MAX = 3
+SERVED_KEPT_MAX = 100_000
+"""Instances whose names are remembered; each may come once."""
+PEER_ANSWERS_S = 1.0
 NOWHERE = Topology(0, [], {}, {})
 
 Connect = Callable[[str, Hello, LinkReceiver], Awaitable[Link]]
@@ -91,23 +93,30 @@ class Router:
         worker: str,
         limits: Limits,
         connect: Connect,
-        chance: Callable[[], float] = random.random,
+        uniform: Callable[[], float] = random.random,
         placed: Placed | None = None,
     ) -> None:
-        """`chance` returns numbers between 0 and 1: retries of many workers must not meet. Without
+        """`uniform` returns numbers between 0 and 1: retries of many workers must not meet. Without
         `placed`, partitions stay where they are."""
         self._host: Host
         self._placed: Placed = placed or PlacedForGood()
         self._worker = worker
         self._limits = limits
         self._connect = connect
-        self._chance = chance
+        self._uniform = uniform
         self._topology = NOWHERE
         self._clients: dict[str, PeerOutbound] = {}
         self._peers: dict[str, PeerOutbound] = {}
         self._connecting: set[str] = set()
+        self._peer_gone = asyncio.Event()
         self._callers: dict[str, PeerOutbound] = {}
         """Peers that have connected to us; what we tell them of leases goes the same way."""
+        self._instances: dict[str, PeerOutbound] = {}
+        """Of these, instances. They own nothing and are in no topology."""
+        self._served: dict[str, None] = {}
+        """Instances that have been here, and cannot come back."""
+        self.code = ""
+        """What instances must have, too."""
         self._sources: dict[str, PeerOutbound] = {}
         """Source to the link on which it was heard last."""
         self._also_heard: dict[str, dict[PeerOutbound, None]] = {}
@@ -143,10 +152,11 @@ class Router:
         for port in tuple(self._peers.values()):
             port.link.close("the worker is stopping")
 
-    @property
-    def has_said_goodbye(self) -> bool:
-        """Whether none of them is left, nor on its way."""
-        return not self._peers and not self._connecting
+    async def said_goodbye(self) -> None:
+        """Wait until none of them is left, nor on its way."""
+        while self._peers or self._connecting:
+            self._peer_gone.clear()
+            await self._peer_gone.wait()
 
     def close_intake(self) -> None:
         """Take nothing new from clients: the last worker that has our functions ends."""
@@ -156,7 +166,7 @@ class Router:
         """Ask some peers; tell whether one knows a newer placement, which does without us."""
         mine = self._topology
         others = sorted(name for name in mine.workers if name != self._worker)
-        some = sorted(others, key=lambda _: self._chance())[:NEIGHBOURS_ASKED_MAX]
+        some = sorted(others, key=lambda _: self._uniform())[:PEERS_ASKED_MAX]
         for name in some:
             theirs = await self._topology_of(mine.workers[name])
             if theirs.version > mine.version and self._worker not in theirs.workers:
@@ -169,7 +179,7 @@ class Router:
         # As a client, so that nothing which peers have under way with us is disturbed.
         hello = Hello(f"{CLIENT_MARK}{self._worker}")
         try:
-            async with asyncio.timeout(NEIGHBOUR_ANSWERS_S):
+            async with asyncio.timeout(PEER_ANSWERS_S):
                 link = await self._connect(address, hello, receiver)
         except (UnavailableError, TimeoutError):
             return NOWHERE
@@ -215,11 +225,26 @@ class Router:
                     self._forget_link(source, port)
         for worker in [name for name in self._peers if name not in topology.workers]:
             self._peers.pop(worker).link.close("the worker has left")
-        self._host.workers_changed(topology.workers)
+            self._peer_gone.set()
+        self._peers_changed()
         if moved:
             self._host.deliver_again(moved.__contains__)
             for port in (*self._clients.values(), *self._peers.values()):
                 port.look_for_room()
+
+    def _peers_changed(self) -> None:
+        self._host.workers_changed([*self._topology.workers, *self._instances])
+
+    def release(self, instance: str) -> None:
+        """Let an instance go: it returns what it has finished, and ends."""
+        port = self._instances.get(instance)
+        if port is not None:
+            port.link.close("released")
+
+    @property
+    def instances(self) -> Set[str]:
+        """Those that serve this worker now."""
+        return self._instances.keys()
 
     def partition_comes(self, partition: str) -> None:
         """A partition is about to be here, perhaps once more: what it sent then, and who took it,
@@ -268,12 +293,12 @@ class Router:
     # From partitions to others
 
     def deliver(self, partition: str, entry: OutboxEntry) -> None:
-        endpoint = endpoint_of(entry.destination)
-        if is_client(endpoint):
-            port = self._clients.get(endpoint)
+        if entry.destination[:1] == CLIENT_MARK:
+            port = self._clients.get(entry.destination)
             if port is not None:
                 port.offer(partition, entry)
             return
+        endpoint = endpoint_of(entry.destination)
         hosted = self._host.partitions.get(endpoint)
         if hosted is not None and not hosted.partition.leaving:
             self._host.batch_arrived(_decode_batch(entry.data), hosted)
@@ -303,14 +328,15 @@ class Router:
             self._tasks.create_task(self._connect_peer(worker))
 
     def acknowledge(self, ack: Ack) -> None:
-        if endpoint_of(ack.source) in self._host.partitions:
+        if ack.source[:1] != CLIENT_MARK and endpoint_of(ack.source) in self._host.partitions:
             self._host.acknowledged(ack)
         # If it is here and was heard from elsewhere, we may be the last to know that it has moved.
         port = self._sources.get(ack.source)
         if port is not None:
             port.acknowledge(ack)
-            for other in self._also_heard.get(ack.source, ()):
-                other.acknowledge(ack)
+            if self._also_heard:
+                for other in self._also_heard.get(ack.source, ()):
+                    other.acknowledge(ack)
 
     def send_to_peer(self, worker: str, message: bytes) -> bool:
         """Say something of leases to a peer; False if it cannot be reached now."""
@@ -350,6 +376,8 @@ class Router:
                 f"{self._worker} is cut off from its directory; ask another worker"
             )
         port = PeerOutbound(hello.endpoint, link, self._room, self._limits.link_bytes_max)
+        if is_instance(hello.endpoint):
+            return self._accept_instance(port, hello)
         from_client = is_client(hello.endpoint)
         credit = self._limits.client_credit if from_client else self._limits.outbox_max
         link.send(
@@ -372,6 +400,27 @@ class Router:
             self._callers[hello.endpoint] = port
         return _Receiver(self, port)
 
+    def _accept_instance(self, port: PeerOutbound, hello: Hello) -> LinkReceiver:
+        """An instance is told nothing of the cluster: it gets leases, and can do nothing else."""
+        name = port.name
+        if name in self._served:
+            raise UnavailableError(f"{name} has been here before; each instance may come once")
+        if hello.code != self.code:
+            raise UnavailableError(
+                f"{name} has the code {hello.code!r} and this worker {self.code!r}: deploy the "
+                "same code for instances"
+            )
+        self._served[name] = None
+        if len(self._served) > SERVED_KEPT_MAX:
+            del self._served[next(iter(self._served))]
+        limits = self._limits
+        port.link.send(
+            Welcome(self._worker, NOWHERE, 0, limits.message_bytes_max, limits.key_bytes_max)
+        )
+        self._callers[name] = self._instances[name] = port
+        self._peers_changed()
+        return _Receiver(self, port)
+
     async def _offer_missed(self, port: PeerOutbound) -> None:
         if self._clients.get(port.name) is port:
             self._host.deliver_again(port.name.__eq__)
@@ -385,7 +434,8 @@ class Router:
                 if address is None:
                     return
                 try:
-                    link = await self._connect(address, Hello(self._worker), receiver)
+                    hello = Hello(self._worker, called=worker)
+                    link = await self._connect(address, hello, receiver)
                 except UnavailableError:
                     await asyncio.sleep(self._about(wait_s))
                     if self._stopping:
@@ -408,6 +458,7 @@ class Router:
                 break
         finally:
             self._connecting.discard(worker)
+            self._peer_gone.set()
         self._room(port)
 
     def _room(self, port: PeerOutbound) -> None:
@@ -439,18 +490,19 @@ class Router:
         for sources in self._heard.values():
             sources -= gone
         if not is_client(port.name):
-            self._neighbour_left(port)
+            self._peer_left(port)
         if self._clients.get(port.name) is port:
             del self._clients[port.name]
             if clean and not self._stopping:
                 self._host.client_gone(port.name)
         elif self._peers.get(port.name) is port:
             del self._peers[port.name]
+            self._peer_gone.set()
             # Whoever owns those partitions now, or this peer when it is back, gets it again.
             self._loop_later(self._about(RETRY_S), lambda: self._room(port))
 
     def _about(self, wait_s: float) -> float:
-        return wait_s * (0.75 + self._chance() / 2)
+        return wait_s * (0.75 + self._uniform() / 2)
 
     def _heard_elsewhere(self, source: str, port: PeerOutbound) -> None:
         """A source speaks on another link than before, or for the first time."""
@@ -483,9 +535,12 @@ class Router:
             if not others:
                 del self._also_heard[source]
 
-    def _neighbour_left(self, port: PeerOutbound) -> None:
+    def _peer_left(self, port: PeerOutbound) -> None:
         if self._callers.get(port.name) is port:
             del self._callers[port.name]
+        if self._instances.get(port.name) is port:
+            del self._instances[port.name]
+            self._peers_changed()
         # What was said on this link may be lost, although there may be another one.
         self._host.peer_lost(port.name)
 
@@ -493,16 +548,19 @@ class Router:
         asyncio.get_running_loop().call_later(delay_s, call)
 
     def frame_received(self, port: PeerOutbound, frame: Frame) -> None:
-        if is_client(port.name) and self._clients.get(port.name) is not port:
+        if port.is_client and self._clients.get(port.name) is not port:
             return  # From before the client has reconnected; it sends all of it again.
         if type(frame) is Data:
             self._data_received(port, frame)
-        elif type(frame) is Refused:
+        elif type(frame) is Refused and not is_instance(port.name):
             self._refused(port, frame)
 
     def _data_received(self, port: PeerOutbound, data: Data) -> None:
         self.frames_in += 1
-        from_client = is_client(port.name)
+        from_client = port.is_client
+        if is_instance(port.name) and (data.batches or data.acks):
+            port.link.abandon("an instance may only serve leases")
+            return
         if data.acks:
             self._acknowledged(port, data.acks)
         if data.credit:
@@ -546,7 +604,7 @@ class Router:
             self._host.batch_arrived(batch, hosted)
 
     def _acknowledged(self, port: PeerOutbound, acks: Sequence[Ack]) -> None:
-        from_client = is_client(port.name)
+        from_client = port.is_client
         for ack in acks:
             if from_client and ack.target != port.name:
                 continue  # A client speaks for itself alone.
@@ -564,7 +622,7 @@ class Router:
                 continue
             if told is None:
                 self._host.lease_message(port.name, message)
-            else:
+            elif not is_instance(port.name):
                 self._placed.handover_message(port.name, told)
 
     def _has_room(self, count: int, hosted: Hosted) -> bool:
@@ -580,7 +638,7 @@ class Router:
             by_function = self._host.unanswered_by_function()
             self._open_at_most = total = sum(by_function.values())
             if total and total + count > room:
-                own = by_function.setdefault(hosted.place.function.name, 0)
+                own = by_function.setdefault(hosted.env.function.name, 0)
                 if own + count > room // len(by_function) or total + count > 2 * room:
                     return False
         self._open_at_most += count

@@ -17,9 +17,9 @@ from sublet.runtime.hosting.hosted import Clock, Hosted
 from sublet.runtime.observability.telemetry import Telemetry
 from sublet.runtime.partition.model.effects import (
     Fetch,
-    Load,
     LoadPreimages,
     LoadStaged,
+    LoadStates,
     LoadTimers,
     LoadWindows,
 )
@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 OLD_STATES_WAIT_S = 2.0
 """A commit waits no longer for what readers of snapshots need; they are told."""
 
-Read = Load | Fetch | LoadPreimages | LoadTimers | LoadWindows | LoadStaged
+Read = LoadStates | Fetch | LoadPreimages | LoadTimers | LoadWindows | LoadStaged
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class StoreReads:
 
     async def carry_out(self, hosted: Hosted, effect: Read) -> None:
         match effect:
-            case Load():
+            case LoadStates():
                 await self._load(hosted, effect)
             case Fetch():
                 await self._fetch(hosted, effect)
@@ -67,7 +67,7 @@ class StoreReads:
             case _:
                 await self._load_records(hosted, effect)
 
-    async def _load(self, hosted: Hosted, load: Load) -> None:
+    async def _load(self, hosted: Hosted, load: LoadStates) -> None:
         """Load the states that a run needs, with the answers that were given under its keys."""
         name = hosted.partition.name
 
@@ -96,7 +96,7 @@ class StoreReads:
     def _states_read(self, hosted: Hosted, keys: Sequence[str]) -> float:
         now_ms = self._clock.monotonic_ms()
         hosted.clock.now_ms = hosted.partition.clock_ms(now_ms)
-        self._telemetry.of(hosted.place.function.name).keys_loaded += len(keys)
+        self._telemetry.of(hosted.env.function.name).keys_loaded += len(keys)
         return now_ms
 
     async def _load_records(

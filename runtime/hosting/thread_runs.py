@@ -84,14 +84,14 @@ class ThreadRuns:
     def run(self, hosted: Hosted | BorrowedRun, work: Work, ends_ms: float) -> None:
         """`ends_ms`: when it should be over, by what is known of its function."""
         run = ThreadRun(hosted, work, self._runner, self._threads, self._ended)
-        if not hosted.place.function.blocking:
+        if not hosted.env.function.blocking:
             run.ends_ms = ends_ms
             self._busy.add(run)
         self._count(run, 1)
         run.start()
 
     def _count(self, run: ThreadRun, by: int) -> None:
-        function, now_s = run.hosted.place.function, time.monotonic()
+        function, now_s = run.hosted.env.function, time.monotonic()
         name = function.name if function.blocking else ""
         busy = self.busy_times.get(name)
         if busy is None:
@@ -133,7 +133,7 @@ class ThreadRun:
         self._threads = threads
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self.scope = RunScope(work, hosted.place)
+        self.scope = RunScope(work, hosted.env)
         if type(hosted) is BorrowedRun:
             # A guest is not cut: its lessor waits for all of it.
             self.scope.quantum_s = self.scope.limit_s = inf
@@ -141,7 +141,7 @@ class ThreadRun:
             self.scope.quantum_s = OFF_LOOP_QUANTUM_MS / 1000
             self.scope.limit_s = QUANTA_MAX * self.scope.quantum_s
         self._guard = Interruptible[int]()
-        self._timeout_ms = hosted.place.function.timeout_ms
+        self._timeout_ms = hosted.env.function.timeout_ms
         if self._timeout_ms is not None:
             self.scope.guard = self._guard
         self._thread: RunnerThread | None = None
@@ -164,10 +164,10 @@ class ThreadRun:
 
     def _run_in_thread(self) -> None:
         try:
-            result = self._runner.run(self.work, self.hosted.place, self.scope)
+            result = self._runner.run(self.work, self.hosted.env, self.scope)
         except BaseException as error:
             # Not a handler's. Nobody else would hear of it, and the partition wait for ever.
-            result = given_up(self.work, self.hosted.place.function, 0, error)
+            result = given_up(self.work, self.hosted.env.function, 0, error)
         try:
             self._loop.call_soon_threadsafe(self._end, result)
         except RuntimeError:
@@ -199,7 +199,7 @@ class ThreadRun:
             self._look()
             return
         assert self._thread is not None
-        function = self.hosted.place.function
+        function = self.hosted.env.function
         _log.error("abandoned a thread whose handler never ended", function=function.name)
         # What is behind it runs elsewhere from now on.
         self.scope.limit_s = 0.0

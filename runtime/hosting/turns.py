@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from sublet.runtime.hosting.group_commit import GroupCommitter
 from sublet.runtime.hosting.hosted import Hosted
 from sublet.runtime.hosting.thread_runs import ThreadRuns
 from sublet.runtime.leases.borrowed_runs import BorrowedRun
@@ -21,11 +22,12 @@ Runnable = Hosted | BorrowedRun
 
 
 class Turns:
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
         order: object,
         starvation_ms: float,
         threads: ThreadRuns,
+        committer: GroupCommitter,
         *,
         take: Callable[[Runnable, float], None],
         monotonic_ms: Callable[[], float],
@@ -38,6 +40,7 @@ class Turns:
         self._off_loop: ReadyQueue[Runnable] = ready_queue(order, starvation_ms)
         """What needs a thread."""
         self._threads = threads
+        self._committer = committer
         self._take = take
         self._before = before
         self._after = after
@@ -62,14 +65,14 @@ class Turns:
 
     def is_more_urgent(self, rank: float) -> bool:
         """Tell whether something on the loop's line comes before this rank."""
-        return bool(self._ready) and (self._ready.rank() or 0.0) < rank
+        return bool(self._ready.waiting) and (self._ready.rank() or 0.0) < rank
 
     def __bool__(self) -> bool:
         """Whether anything is in line."""
-        return bool(self._ready) or bool(self._off_loop)
+        return bool(self._ready.waiting or self._off_loop.waiting)
 
     def thread_freed(self) -> None:
-        if self._off_loop:
+        if self._off_loop.waiting:
             self.plan()
 
     def frame_arrived(self) -> None:
@@ -86,11 +89,12 @@ class Turns:
 
     def _turn(self) -> None:
         self._frames.ended()
-        self._run()
+        if self._ready.waiting or self._off_loop.waiting or self._before is not None:
+            self._run()
         if self._after is not None:
             self._after()
         # What was in line for the loop may have found that it needs a thread.
-        if self._ready or (self._off_loop and not self._threads.is_full):
+        if self._ready.waiting or (self._off_loop.waiting and not self._threads.is_full):
             self._loop.call_soon(self._turn)
         else:
             self._is_planned = False
@@ -98,15 +102,18 @@ class Turns:
     def _run(self) -> None:
         """Run the most urgent work for one turn, then let the loop breathe."""
         now_ms = self._monotonic_ms()
+        self._committer.turn_begins()
         if self._before is not None:
             self._before(now_ms)
-        while self._off_loop and not self._threads.is_full:
+        while self._off_loop.waiting and not self._threads.is_full:
             next_ = self._off_loop.pop(now_ms)
             assert next_ is not None
             self._take(next_, now_ms)
         until_ms = now_ms + TURN_MS
-        while self._ready and now_ms <= until_ms:
-            next_ = self._ready.pop(now_ms)
+        ready = self._ready
+        while ready.waiting and now_ms <= until_ms:
+            next_ = ready.pop(now_ms)
             assert next_ is not None
             self._take(next_, now_ms)
             now_ms = self._monotonic_ms()
+        self._committer.turn_ended()

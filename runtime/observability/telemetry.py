@@ -17,7 +17,14 @@ from typing import Protocol
 import msgspec
 
 from sublet.runtime.partition.model.effects import Counters, Traffic
-from sublet.runtime.partition.model.work import Failure, QueuedMessage, RunResult, Traced, Work
+from sublet.runtime.partition.model.work import (
+    ColumnWork,
+    Failure,
+    QueuedMessage,
+    RunResult,
+    Traced,
+    Work,
+)
 
 LATENCY_BOUNDS_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 LAXITY_BOUNDS_MS = (-10_000, -1_000, -100, -10, 0, 1, 5, 10, 25, 50, 100, 250, 1_000, 10_000)
@@ -43,19 +50,29 @@ class Counted(Protocol):
 class Histogram:
     """Counts values in fixed buckets; one observation may stand for many messages."""
 
-    __slots__ = ("bounds", "count", "counts", "total")
+    __slots__ = ("_counts", "bounds", "total", "zeros")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.count = 0
         self.total = 0.0
+        self.zeros = 0
+        """Observations of 0, of which some stages have thousands in a second: whoever has one may
+        add it here, without a call, if 0 is in the first bucket."""
+        self._counts = [0] * (len(bounds) + 1)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many observations there are in each bucket."""
+        return [self._counts[0] + self.zeros, *self._counts[1:]]
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts) + self.zeros
 
     def observe(self, value: float, times: int = 1) -> None:
         bounds = self.bounds
         # Most values of most histograms are in the first bucket.
-        self.counts[0 if value <= bounds[0] else bisect_left(bounds, value)] += times
-        self.count += times
+        self._counts[0 if value <= bounds[0] else bisect_left(bounds, value)] += times
         self.total += value * times
 
 
@@ -300,12 +317,15 @@ class PartitionTimes:
         "_ran_spans",
         "_suspended",
         "_telemetry",
+        "_times",
     )
 
     def __init__(self, telemetry: Telemetry, partition: str, function: str) -> None:
         self._telemetry = telemetry
         self._partition = partition
         self._function = function
+        self._times: FunctionTimes | None = None
+        """Those of the function, once something has run."""
         self._ran: list[tuple[SpanTimes, float | None, float, Traced | None]] = []
         self._committing: list[tuple[SpanTimes, float | None, float, Traced | None]] = []
         self._ran_spans: list[tuple[Work, float, float, int]] = []
@@ -316,7 +336,10 @@ class PartitionTimes:
 
     def ran(self, work: Work, result: RunResult, now_ms: float, wall_ms: int) -> None:
         """User code has run; what it finished goes into the next commit."""
-        self._telemetry.of(self._function).batch_size.observe(work.count)
+        function = self._times
+        if function is None:
+            function = self._times = self._telemetry.of(self._function)
+        function.batch_size.observe(work.count)
         started_ms = now_ms - result.elapsed_ms
         if work.spans and result.is_plain:
             self._ran_spans.append((work, result.elapsed_ms, now_ms, wall_ms))
@@ -339,12 +362,42 @@ class PartitionTimes:
         trip_ms = max(0.0, now_ms - offered_ms)
         function.leases.observe(trip_ms)
         away_ms = max(0.0, trip_ms - result.elapsed_ms)
+        if isinstance(work, ColumnWork) and work.columns is not None and result.is_plain:
+            self._columns_returned(work, now_ms - trip_ms, now_ms, wall_ms, away_ms)
+            return
         for index, waiting in enumerate(work.waiting):
             if index in result.failed:
                 if waiting.traced is not None:
                     waiting.traced.failed(result.failed[index].error)
             elif index not in result.unfinished:
                 self._ran_alone(waiting, now_ms - trip_ms, now_ms, wall_ms, work, away_ms=away_ms)
+
+    def _columns_returned(
+        self, work: ColumnWork, started_ms: float, now_ms: float, wall_ms: int, away_ms: float
+    ) -> None:
+        """As `_ran_alone`, once for messages that have come together."""
+        assert work.columns is not None
+        numbers, loading_ms = work.columns.each_number(), work.loading_ms
+        for start, stop, source, _, arrived_ms, age_ms, _ in work.origins:
+            arrived_ms = started_ms if arrived_ms is None else arrived_ms
+            waited_ms = max(0.0, started_ms - arrived_ms - loading_ms)
+            times = SpanTimes(
+                self._function,
+                self._partition,
+                source,
+                numbers[start],
+                stop - start,
+                wall_ms - int(now_ms - arrived_ms),
+                age_ms,
+                waited_ms,
+                loading_ms,
+                now_ms - started_ms - away_ms,
+                0.0,
+                away_ms=away_ms,
+            )
+            known_ms = [each for each in work.deadlines_ms[start:stop] if each is not None]
+            due_ms = min(known_ms, default=None)
+            self._ran.append((times, due_ms, now_ms, None))
 
     def ended(self, message_id: str, failure: Failure | None, now_ms: float, wall_ms: int) -> None:
         """A handler that had waited has ended."""
@@ -430,25 +483,36 @@ class PartitionTimes:
         self, work: Work, running_ms: float, ran_ms: float, wall_ms: int, now_ms: float
     ) -> None:
         """The way of most messages: what a run's spans have in common is counted once."""
-        telemetry = self._telemetry
-        function = telemetry.of(self._function)
-        stages, slow = function.stages, telemetry.slow
+        function = self._times
+        assert function is not None
+        stages, slow = function.stages, self._telemetry.slow
         count, loading_ms, committing_ms = work.count, work.loading_ms, now_ms - ran_ms
         function.messages += count
-        stages["state"].observe(loading_ms, count)
+        if loading_ms:
+            stages["state"].observe(loading_ms, count)
+        else:
+            stages["state"].zeros += count
         stages["running"].observe(running_ms, count)
         stages["committing"].observe(committing_ms, count)
         common_ms = loading_ms + running_ms + committing_ms
         for chunk, start, stop in work.spans:
             batch, length = chunk.batch, stop - start
-            waited_ms = max(0.0, ran_ms - running_ms - chunk.arrived_ms - loading_ms)
-            batch_ms = min(work.gathering_ms, waited_ms)
+            waited_ms = ran_ms - running_ms - chunk.arrived_ms - loading_ms
+            if waited_ms < 0.0:
+                waited_ms = 0.0
+            batch_ms = min(work.gathering_ms, waited_ms) if work.gathering_ms else 0.0
             queue_ms = waited_ms - batch_ms
             turn_ms = waited_ms + common_ms
             total_ms = batch.age_ms + turn_ms
-            stages["admission"].observe(batch.age_ms, length)
+            if batch.age_ms:
+                stages["admission"].observe(batch.age_ms, length)
+            else:
+                stages["admission"].zeros += length
             stages["queue"].observe(queue_ms, length)
-            stages["batch"].observe(batch_ms, length)
+            if batch_ms:
+                stages["batch"].observe(batch_ms, length)
+            else:
+                stages["batch"].zeros += length
             function.latency.observe(total_ms, length)
             if function.turns is not None:
                 function.turns.append((turn_ms, length))
@@ -487,5 +551,5 @@ def parse_request_id(text: str) -> tuple[str, str, int]:
     partition, mark, rest = text.partition("@")
     source, colon, number = rest.rpartition(":")
     if not mark or not colon or not number.isdigit():
-        raise ValueError(f"{text!r} is no request id; allowed: app/function/3@source:number")
+        raise ValueError(f"{text!r} is not a request id; allowed: app/function/3@source:number")
     return partition, source, int(number)

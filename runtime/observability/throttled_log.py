@@ -52,7 +52,7 @@ class Notices:
                     function=function,
                     partition=partition,
                     error=failure.error.message,
-                    exception=failure.traceback,
+                    traceback=failure.traceback,
                 )
         if dead_letters:
             self._tell(
@@ -66,7 +66,7 @@ class Notices:
         self,
         what: str,
         event: str,
-        exception: Callable[[], str] = no_traceback,
+        traceback: Callable[[], str] = no_traceback,
         **values: object,
     ) -> None:
         again = self._spells.note(what, self._monotonic_ms())
@@ -74,7 +74,8 @@ class Notices:
             return
         if again:
             values["times"] = again
-        elif text := exception():
-            # A traceback is told once, when its spell begins.
-            values["exception"] = text
+        elif text := traceback():
+            # A traceback is told once, when its spell begins. As `exception`, structlog before 26
+            # would warn of text that others have formatted.
+            values["stack"] = text
         _log.warning(event, **values)

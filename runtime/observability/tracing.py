@@ -89,14 +89,14 @@ class Tracing:
         *,
         sample_ratio: float = 0.0,
         with_keys: bool = False,
-        chance: Callable[[], float] = random.random,
+        uniform: Callable[[], float] = random.random,
     ) -> None:
         """`sample_ratio`: the share of requests without a trace that begins one. `with_keys`:
         spans tell keys as they are, not only their hashes."""
         self._tracer = tracer
         self._sample_ratio = sample_ratio
         self._with_keys = with_keys
-        self._chance = chance
+        self._uniform = uniform
 
     @contextmanager
     def request(self, name: str, header: str | None) -> Iterator[str]:
@@ -117,7 +117,7 @@ class Tracing:
     def _begins(self, header: str | None) -> bool:
         if header and _TRACEPARENT.fullmatch(header):
             return False  # Whoever began that trace has decided against it.
-        return bool(self._sample_ratio) and self._chance() < self._sample_ratio
+        return bool(self._sample_ratio) and self._uniform() < self._sample_ratio
 
     def started(self, function: str, partition: str, message: Message, arrived_ms: int) -> Traced:
         """A sampled message, which has arrived at this time of the wall clock, runs now."""

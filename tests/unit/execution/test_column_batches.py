@@ -18,7 +18,7 @@ from sublet.functions.key_column import column_of  # noqa: E402
 from sublet.functions.state import StateClock  # noqa: E402
 from sublet.runtime.config.limits import Limits  # noqa: E402
 from sublet.runtime.execution.state_cache import StateCache  # noqa: E402
-from sublet.runtime.execution.sync_runner import Place, SyncRunner  # noqa: E402
+from sublet.runtime.execution.sync_runner import ExecutionEnv, SyncRunner  # noqa: E402
 from sublet.runtime.execution.threads import Declared, Position, Watchdog  # noqa: E402
 from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Work  # noqa: E402
 from sublet.runtime.protocol import frames  # noqa: E402
@@ -93,7 +93,7 @@ def run(function: Function, *spans: Span) -> tuple[RunResult, StateCache | None]
             function.name, function.state_kind, clock, complete=True, bytes_max=lambda: 10**9
         )
         cache.missing(work.keys)
-    place = Place(
+    env = ExecutionEnv(
         f"{function.name}/0",
         function,
         cache=cache,
@@ -104,7 +104,7 @@ def run(function: Function, *spans: Span) -> tuple[RunResult, StateCache | None]
         monotonic_ms=lambda: 0.0,
     )
     seen.clear()
-    return SyncRunner(NoWatchdog()).run(work, place), cache
+    return SyncRunner(NoWatchdog()).run(work, env), cache
 
 
 def states(result: RunResult) -> dict[str, int]:

@@ -144,3 +144,31 @@ def test_what_was_dropped_may_have_a_state() -> None:
     cache.drop("k0")
 
     assert cache.newest(10_000, ()) == ([("k1", [(b"", b"\x01", None)])], False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "is_fixed"),
+    [
+        (Value(int), (1, 2**62), True),
+        (Value(float), (0.0, 1e300), True),
+        (Value(bool), (False, True), True),
+        (Value(str), ("", "x" * 1_000), False),
+        (Value(int, ttl="1h"), (1, 2), False),
+    ],
+)
+def test_a_state_is_weighed_again_after_a_run_unless_its_size_is_fixed(
+    kind: Value[Any], values: tuple[Any, Any], is_fixed: bool
+) -> None:
+    cache = a_cache(kind, "a")
+    weights = []
+    for value in values:
+        cell: Any = cache.cells["a"]
+        cell.set(value)
+        cell.undo.clear()
+        cell.drain()
+        cache.changed(["a"])
+        weights.append(cache.bytes)
+        assert cache.bytes == cell.size_bytes + len("a") + ENTRY_BYTES
+
+    assert kind.has_fixed_size == is_fixed
+    assert not is_fixed or weights[0] == weights[1]

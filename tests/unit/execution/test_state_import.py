@@ -17,7 +17,7 @@ from sublet.runtime.execution.state_assignment import schema_of
 from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.state_import import assign_states
 from sublet.runtime.execution.state_view import shown
-from sublet.runtime.execution.sync_runner import Place
+from sublet.runtime.execution.sync_runner import ExecutionEnv
 from sublet.runtime.partition.model.work import Chunk, QueuedMessage, RunResult, Span, Work
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.protocol.messages import Message
@@ -49,7 +49,7 @@ class Home:
             "app/f", handler.state_kind, state_clock, complete=True, bytes_max=lambda: 10**9
         )
         self.cache.insert([row.key for row in rows], rows)
-        self.place = Place(
+        self.env = ExecutionEnv(
             "app/f/0",
             handler,
             cache=self.cache,
@@ -72,7 +72,7 @@ class Home:
         self.cache.missing(keys)
         work = Work(1, spans=[Span(Chunk(batch, 0, 0.0, None), 0, len(keys))])
         assert work.assigns
-        return assign_states(work, self.place, limit_s)
+        return assign_states(work, self.env, limit_s)
 
     def value(self, key: str) -> Any:
         return shown(self.cache.cells[key])
@@ -193,7 +193,7 @@ def test_messages_between_states_stay_unfinished_and_no_limit_cuts_before_the_fi
     ]
     work = Work(1, waiting=waiting)
     assert work.assigns
-    result = assign_states(work, home.place, -1.0)
+    result = assign_states(work, home.env, -1.0)
 
     assert (result.unfinished, result.cut_at, home.value("b")) == ({0}, 2, 5)
     assert home.value("c") is None

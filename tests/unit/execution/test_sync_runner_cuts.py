@@ -13,7 +13,7 @@ from sublet.functions.context import Context
 from sublet.functions.state import StateClock
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.execution.sync_runner import LOOK_EVERY_MAX, Place, RunScope, SyncRunner
+from sublet.runtime.execution.sync_runner import LOOK_EVERY_MAX, ExecutionEnv, RunScope, SyncRunner
 from sublet.runtime.execution.threads import Declared, Position, Watchdog
 from sublet.runtime.partition.model.work import Chunk, RunResult, Span, Work
 from sublet.runtime.protocol.frames import Kind
@@ -59,7 +59,7 @@ def run(
         function.name, function.state_kind, clock, complete=True, bytes_max=lambda: 10**9
     )
     cache.missing(keys)
-    place = Place(
+    env = ExecutionEnv(
         f"{function.name}/0",
         function,
         cache=cache,
@@ -71,11 +71,11 @@ def run(
     )
     chunk = Chunk(batch(1, keys, payloads=payloads, kind=Kind.CALL), 0, 0.0, None)
     work = Work(1, spans=[Span(chunk, 0, len(keys))])
-    scope = RunScope(work, place)
+    scope = RunScope(work, env)
     scope.limit_s = limit_s
     for name, value in flags.items():
         setattr(scope, name, value)
-    return SyncRunner(NoWatchdog()).run(work, place, scope)
+    return SyncRunner(NoWatchdog()).run(work, env, scope)
 
 
 def test_a_run_within_its_time_is_not_cut() -> None:

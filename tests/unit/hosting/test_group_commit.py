@@ -9,7 +9,7 @@ from sublet.runtime.hosting.group_commit import UNKNOWN_WAIT_S, GroupCommitter
 from sublet.statestore.contract import Commit, Outcome, Trouble
 from sublet.statestore.memory import MemoryStore
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def commit(partition: str, index: int = 1) -> Commit:
@@ -180,3 +180,75 @@ async def test_all_that_wait_are_sent_when_one_is_done_again() -> None:
         await owners.until("f/late", Outcome.DONE)
         assert loop.time() - works_s < 4 * UNKNOWN_WAIT_S
         running.cancel()
+
+
+class Steps:
+    """A partition on a memory store that commits once more for each commit that is done."""
+
+    def __init__(self, store: MemoryStore, more: int = 0) -> None:
+        self.committer = GroupCommitter(store, self.ended)
+        self.done: list[tuple[str, int]] = []
+        self.changed = asyncio.Event()
+        self._more = more
+
+    def ended(self, ended: Commit, outcome: Outcome) -> None:
+        assert outcome is Outcome.DONE
+        self.done.append((ended.partition, ended.index))
+        self.changed.set()
+        if self._more:
+            self._more -= 1
+            self.committer.add(commit(ended.partition, ended.index + 1))
+
+
+async def running(committer: GroupCommitter, tasks: asyncio.TaskGroup) -> asyncio.Task[None]:
+    """Let the committer wait for commits."""
+    task = tasks.create_task(committer.run())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_store_that_answers_at_once_has_the_commits_of_a_turn_at_its_end() -> None:
+    store = MemoryStore()
+    await store.acquire("f/a/0", "one")
+    await store.acquire("f/b/0", "one")
+    steps = Steps(store, more=1)
+    async with asyncio.TaskGroup() as tasks:
+        task = await running(steps.committer, tasks)
+        steps.committer.turn_begins()
+        steps.committer.add(commit("f/a/0"))
+        steps.committer.add(commit("f/b/0"))
+        assert steps.done == []
+        steps.committer.turn_ended()
+        # What follows from them as well, without a turn of the loop in between.
+        assert steps.done == [("f/a/0", 1), ("f/b/0", 1), ("f/a/0", 2)]
+        assert (steps.committer.groups, steps.committer.commits) == (2, 3)
+        task.cancel()
+
+
+async def test_what_is_committed_outside_of_a_turn_needs_no_end_of_one() -> None:
+    store = MemoryStore()
+    await store.acquire("f/a/0", "one")
+    steps = Steps(store)
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
+        task = await running(steps.committer, tasks)
+        steps.committer.turn_begins()
+        steps.committer.turn_ended()
+        steps.committer.add(commit("f/a/0"))
+        await steps.changed.wait()
+        assert steps.done == [("f/a/0", 1)]
+        task.cancel()
+
+
+async def test_a_store_that_commits_in_its_own_way_is_waited_for() -> None:
+    store = HalfAway(set())
+    owners = Owners(store)
+    async with asyncio.TaskGroup() as tasks:
+        task = await running(owners.committer, tasks)
+        for partition in ("f/a", "f/b"):
+            owners.committer.turn_begins()
+            owners.committer.add(commit(partition))
+            owners.committer.turn_ended()
+        assert owners.outcomes == []
+        await owners.until("f/b", Outcome.DONE)
+        task.cancel()
+    assert store.groups == [["f/a", "f/b"]]

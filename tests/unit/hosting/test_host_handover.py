@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 
@@ -148,3 +149,45 @@ def test_an_outcome_of_a_former_owner_here_is_not_taken_for_that_of_the_present_
 
     machine.host._commit_ended(present, Outcome.DONE)
     assert [each.upto for each in acknowledged] == [1]
+
+
+def wait_for_rest(machine: Machine) -> asyncio.Task[None]:
+    return machine.loop.create_task(machine.host.until(machine.host.is_idle))
+
+
+def send_one(machine: Machine) -> None:
+    message = batch(1, ["a"], kind=Kind.SEND, payloads=[1], source="app/g/0")
+    machine.host.batch_arrived(message, machine.reach(NAME))
+
+
+def test_who_waits_for_a_host_to_rest_is_told_after_the_commit(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[Commit] = []
+    add = machine.host.committer.add
+    monkeypatch.setattr(machine.host.committer, "add", commits.append)
+    machine.loop.call_soon(send_one, machine)
+    machine.loop.run_ready()
+    waiting = wait_for_rest(machine)
+    machine.loop.run_ready()
+    assert not waiting.done()
+
+    add(*commits)
+    machine.loop.run_ready()
+    assert waiting.done()
+    assert not machine.host._watchers
+
+
+def test_who_waits_for_a_host_to_rest_is_told_when_the_partition_is_gone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.host.committer, "add", lambda commit: None)
+    machine.loop.call_soon(send_one, machine)
+    machine.loop.run_ready()
+    waiting = wait_for_rest(machine)
+    machine.loop.run_ready()
+    assert not waiting.done()
+
+    machine.loop.call_soon(machine.host.remove, NAME)
+    machine.loop.run_ready()
+    assert waiting.done()

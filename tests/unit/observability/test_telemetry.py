@@ -33,6 +33,14 @@ def span(total_ms: float, *, first: int = 1, count: int = 1, late: int = 0) -> S
     return SpanTimes("shop/cart", "shop/cart/0", "~c", first, count, 0, 0, total_ms, 0, 0, 0, late)
 
 
+def test_zeros_that_were_added_without_a_call_are_in_the_first_bucket() -> None:
+    histogram = Histogram((1, 10))
+    histogram.observe(5, 2)
+    histogram.zeros += 3
+
+    assert (histogram.counts, histogram.count, histogram.total) == ([3, 2, 0], 5, 10)
+
+
 def test_a_value_at_a_bound_belongs_to_the_bucket_that_ends_there() -> None:
     histogram = Histogram((1, 10))
 
@@ -224,8 +232,8 @@ def test_a_handlers_traceback_is_told_once_a_spell() -> None:
         notices.failed("a/f", "a/f/0", [fault(error)], 0)
 
     first, second = told
-    assert (first["event"], first["exception"]) == ("a handler failed", "Traceback …")
-    assert "exception" not in second
+    assert (first["event"], first["stack"]) == ("a handler failed", "Traceback …")
+    assert "stack" not in second
     assert second["times"] == 2
 
 

@@ -106,7 +106,7 @@ def test_without_a_tracer_a_trace_is_passed_on() -> None:
 
 def test_requests_begin_a_trace_as_often_as_they_should() -> None:
     chances = iter([0.2, 0.3])
-    tracing = Tracing(sample_ratio=0.25, chance=lambda: next(chances))
+    tracing = Tracing(sample_ratio=0.25, uniform=lambda: next(chances))
 
     with tracing.request("POST f", None) as first, tracing.request("POST f", None) as second:
         assert sampled_traceparent(first)
