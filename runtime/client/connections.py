@@ -21,10 +21,12 @@ from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.protocol.frames import (
     Alive,
+    Challenge,
     Data,
     Frame,
     Goodbye,
     Hello,
+    Proof,
     Refused,
     Topology,
     Welcome,
@@ -217,7 +219,7 @@ class SessionLinks:
                 if self.session.topology_changed(frame):
                     self._leave_those_who_left()
                     self._changed.set()
-            case Hello() | Welcome() | Goodbye() | Alive():
+            case Hello() | Challenge() | Proof() | Welcome() | Goodbye() | Alive():
                 return  # The link itself sees to these.
             case _:
                 assert_never(frame)

@@ -27,7 +27,7 @@ class Failover(NamedTuple):
 class _Open:
     workers: list[str]
     since_ms: float
-    begun_ms: float
+    started_ms: float
     partitions: int
     missing: set[str]
 
@@ -42,7 +42,7 @@ class Failovers:
     def __init__(self) -> None:
         self._open: list[_Open] = []
 
-    def begun(
+    def started(
         self, last_seen_ms: Mapping[str, float], partitions: Collection[str], now_ms: float
     ) -> None:
         """Workers are dead, and their partitions go to others. Said again, it changes nothing."""
@@ -59,7 +59,9 @@ class Failovers:
     def over(self, now_ms: float) -> list[Failover]:
         """Return those that have ended since the last time."""
         ended = [
-            each for each in self._open if not each.missing or now_ms - each.begun_ms >= TOLD_MS_MAX
+            each
+            for each in self._open
+            if not each.missing or now_ms - each.started_ms >= TOLD_MS_MAX
         ]
         self._open = [each for each in self._open if each not in ended]
         return [each.ended(now_ms) for each in ended]

@@ -308,7 +308,7 @@ class Moves:
             if now_ms - since_ms >= MOVE_MS_MAX:
                 del self._open[partition]
 
-    def begun(self, before: Mapping[str, str], after: Mapping[str, str], now_ms: float) -> None:
+    def started(self, before: Mapping[str, str], after: Mapping[str, str], now_ms: float) -> None:
         """Partitions that had an owner go to others."""
         for partition, worker in after.items():
             if before.get(partition, worker) != worker:

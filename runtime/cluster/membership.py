@@ -325,7 +325,7 @@ class Membership:
             except RetryLaterError as error:
                 # The store is full, busy or away: we may be taken for dead, which is safe.
                 self.problem = error.message
-                await self._ask_neighbours()
+                await self._ask_peers()
                 await asyncio.sleep(self._pause_s)
                 continue
             self.problem = ""
@@ -362,7 +362,7 @@ class Membership:
         """Tell whether the directory has not answered for a whole term."""
         return self._loop.time() - self._beaten_s > self._term_s
 
-    async def _ask_neighbours(self) -> None:
+    async def _ask_peers(self) -> None:
         """Find out, once a term, whether only we are cut off from the directory.
 
         If it is away for everybody, all wait with what they have. If it is not, others take us
@@ -494,7 +494,7 @@ class Membership:
             return  # Tried again at the next heartbeat.
         except msgspec.MsgspecError as error:
             self._plan_version = view.plan_version
-            _log.error("cannot read the scaling plan; going on without it", problem=str(error))
+            _log.error("cannot read the scaling plan; continuing without it", problem=str(error))
             return
         self._plan_version = stored.version
         # A directory that went back to older data has a plan of a former controller.
@@ -568,14 +568,14 @@ class Membership:
             orphaned = {each for each in wanted if view.placement.get(each) in dead}
             last_seen_ms = {each: self._deaths.seen_ms(each) for each in dead}
             # Before it is done: a new owner may be quicker than the answer.
-            self._failovers.begun(last_seen_ms, orphaned, now_ms)
+            self._failovers.started(last_seen_ms, orphaned, now_ms)
         try:
             placed = await self._directory.place(view.version, wanted, dead)
             if placed is None:
                 return await self._directory.view()
         except RetryLaterError:
             return view
-        self._moves.begun(served, placed.placement, now_ms)
+        self._moves.started(served, placed.placement, now_ms)
         if not self._directory.watched:
             look = _encode(Look(placed.version))
             for worker in alive:
@@ -816,10 +816,13 @@ class Membership:
 
     # The end
 
-    async def drain_worker(self, worker: str, *, token: int | None = None) -> None:
+    async def drain_worker(
+        self, worker: str, *, token: int | None = None, even_last: bool = False
+    ) -> None:
         """Mark any worker as one that is to give everything away and end.
 
-        With the token of a controller, nothing is done if there is another one.
+        With the token of a controller, nothing is done if there is another one, or if a function
+        would have nobody: people may want that, a controller never.
         """
         view = await self._directory.view()
         member = view.members.get(worker)
@@ -831,7 +834,10 @@ class Membership:
         if member is None:
             known = ", ".join(sorted(view.members)) or "none"
             raise RejectedError(f"there is no worker {worker!r}; known: {known}")
-        if not member.draining and not _can_take_some(view, member):
+        is_leaving = member.draining or even_last
+        if token is not None and not is_leaving and (orphan := _irreplaceable(view, member)):
+            raise RejectedError(f"nobody but {worker} can serve {orphan}")
+        if not (is_leaving or _can_take_some(view, member)):
             raise RejectedError(
                 f"{worker} is the last worker with its functions, so its partitions cannot move; "
                 "start another worker first, or stop this one with SIGTERM"
@@ -893,6 +899,12 @@ class Membership:
             if id_ != self._member.id
         )
 
+    async def successors_gone(self) -> None:
+        """Wait until no worker that stays has any of our functions."""
+        while self.has_successors():
+            self._changed.clear()
+            await self._changed.wait()
+
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for our heartbeat to stop."""
         try:
@@ -910,6 +922,18 @@ def _can_take_some(view: View, leaving: Member) -> bool:
         for function in view.functions
         if leaving.has(function)
     )
+
+
+def _irreplaceable(view: View, leaving: Member) -> str:
+    """Return a function that no worker that stays could take over with its states; or nothing, as
+    if nobody stays."""
+    staying = [each for each in view.members.values() if each is not leaving and not each.draining]
+    for function in filter(leaving.has, view.functions if staying else ()):
+        version = leaving.state_version(function)
+        able = (each.has(function) and each.state_version(function) >= version for each in staying)
+        if not any(able):
+            return function
+    return ""
 
 
 def _kind_of(function: str, view: View) -> str:

@@ -50,8 +50,8 @@ def reachable_host(
                 if _is_for_others(host):
                     return host
     raise ConfigError(
-        f"host is {listening!r}, to which nobody can connect, and this machine has neither a "
-        "default route nor a name whose address others can reach; set advertise "
+        f"host is {listening!r}, which is not an address to connect to, and this machine "
+        "has neither a default route nor a name whose address others can reach; set advertise "
         "(SUBLET_ADVERTISE) to the address by which they do"
     )
 

@@ -16,11 +16,12 @@ import msgspec
 from grpc import aio
 
 from sublet.functions.errors import SubletError, UnavailableError
+from sublet.runtime.links.identity import Claim, PeerKeys
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
 from sublet.runtime.links.raw_lane import LaneCarrier
 from sublet.runtime.observability.tracing import current_traceparent
-from sublet.runtime.protocol.frames import Frame, Hello, Welcome
+from sublet.runtime.protocol.frames import Challenge, Frame, Hello, Welcome
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     CallInfo,
@@ -57,6 +58,7 @@ ReplyT = TypeVar("ReplyT")
 # A frame somewhat above the limit still arrives, and is answered by a goodbye that says why.
 # One far above it is refused by gRPC itself, before it is in memory.
 _SLACK_BYTES = 64 * 2**10
+NO_WORKER = "another process answers there, not the worker of this cluster that was called"
 _STREAM_FAILED = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
 
 
@@ -74,14 +76,16 @@ def connection_options(limits: LinkLimits) -> list[tuple[str, int]]:
     ]
 
 
-def channel_options(limits: LinkLimits) -> list[tuple[str, int]]:
+def channel_options(limits: LinkLimits, *, retries: bool = False) -> list[tuple[str, int]]:
+    """`retries`: what a server that goes away has never seen is asked again, over a new
+    connection."""
     return [
         *connection_options(limits),
         # A worker that comes back on its old port is reached at once, not after the waiting time
         # that an earlier channel to it has run up.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),
+        ("grpc.enable_retries", int(retries)),
     ]
 
 
@@ -211,11 +215,13 @@ async def connect(
     *,
     lane: Literal["auto", "never"] = "auto",
     limits: LinkLimits | None = None,
+    peers: PeerKeys | None = None,
 ) -> Link:
     """Open a link to a worker's gRPC address and return it once the worker has welcomed us.
 
     The receiver has then got the `Welcome`. With `lane="auto"` the link is a raw lane, where the
     worker offers one that can be opened from here. Tasks of the link run in `tasks` until it ends.
+    Who is no client proves with what it knows of its `peers` that it is one.
     Raises `UnavailableError` if there is no worker, or if it does not want the link; the receiver
     hears nothing then.
     """
@@ -224,7 +230,8 @@ async def connect(
     try:
         async with asyncio.timeout(limits.hello_timeout_s):
             if lane == "auto":
-                link = await _connect_lane(channel, address, hello, receiver, limits)
+                greeter = Greeter(receiver, hello, peers)
+                link = await _connect_lane(channel, address, greeter, limits)
                 if link is not None:
                     await channel.close()
                     return link
@@ -234,11 +241,11 @@ async def connect(
     except BaseException:
         await channel.close()
         raise
-    return await _connect_stream(channel, address, hello, receiver, tasks, limits)
+    return await _connect_stream(channel, address, Greeter(receiver, hello, peers), tasks, limits)
 
 
 async def _connect_lane(
-    channel: aio.Channel, address: str, hello: Hello, receiver: LinkReceiver, limits: LinkLimits
+    channel: aio.Channel, address: str, greeter: Greeter, limits: LinkLimits
 ) -> FrameLink | None:
     """Return a welcomed link, or None if there is no way to have one as a lane."""
     open_lane: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
@@ -253,7 +260,6 @@ async def _connect_lane(
     offer = methods.OPEN_LANE.reply.decode(reply)
     if not offer.path:
         return None
-    greeter = Greeter(receiver)
 
     def link_made(carrier: LaneCarrier) -> FrameLink:
         return FrameLink(carrier, greeter, limits, f"{address} (lane)")
@@ -267,7 +273,7 @@ async def _connect_lane(
         # Another machine, another container, another user.
         return None
     link = carrier.link
-    link.send(msgspec.structs.replace(hello, lane_token=offer.token))
+    link.send(greeter.hello(offer.token))
     try:
         refusal = await greeter.answered
     except asyncio.CancelledError:
@@ -281,8 +287,7 @@ async def _connect_lane(
 async def _connect_stream(
     channel: aio.Channel,
     address: str,
-    hello: Hello,
-    receiver: LinkReceiver,
+    greeter: Greeter,
     tasks: asyncio.TaskGroup,
     limits: LinkLimits,
 ) -> FrameLink:
@@ -291,9 +296,8 @@ async def _connect_stream(
     )
     call = open_stream()
     carrier = GrpcCarrier(cast("Stream", call), limits, call.done_writing)
-    greeter = Greeter(receiver)
     link = FrameLink(carrier, greeter, limits, f"{address} (grpc)")
-    link.send(hello)
+    link.send(greeter.hello())
 
     async def run() -> None:
         try:
@@ -309,10 +313,21 @@ async def _connect_stream(
 class Greeter:
     """Receives for a link that waits for its `Welcome`, then hands it to the real receiver."""
 
-    def __init__(self, receiver: LinkReceiver) -> None:
+    def __init__(self, receiver: LinkReceiver, hello: Hello, peers: PeerKeys | None) -> None:
         self._receiver = receiver
+        self._hello = hello
+        self._peers = peers
+        self._claim: Claim | None = None
         self.answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """None when welcomed, else why not."""
+
+    def hello(self, lane_token: str = "") -> Hello:
+        """Return what to begin with."""
+        hello = msgspec.structs.replace(self._hello, lane_token=lane_token)
+        if self._peers is None:
+            return hello
+        self._claim = Claim(self._peers, hello)
+        return self._claim.hello
 
     async def welcomed(self, address: str, timeout_s: float, abort: Callable[[], None]) -> None:
         """Wait for the welcome; raise UnavailableError if there is none. Nobody who is not
@@ -331,8 +346,17 @@ class Greeter:
 
     def frame_received(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, FrameLink)
-        if not isinstance(frame, Welcome):
+        claim = self._claim
+        if isinstance(frame, Challenge) and claim is not None and not claim.is_answered:
+            proof = claim.answer(frame)
+            if proof is None:
+                link.fail(NO_WORKER)
+            else:
+                link.send(proof)
+        elif not isinstance(frame, Welcome):
             link.fail("the first frame must be welcome or goodbye")
+        elif claim is not None and not claim.is_answered:
+            link.fail(NO_WORKER)
         elif not self.answered.done():
             self.answered.set_result(None)
             link.adopt(self._receiver)
@@ -357,7 +381,8 @@ class UnaryClient:
         limits = limits or LinkLimits()
         self._address = address
         self._connect_timeout_s = limits.hello_timeout_s
-        self._channel = aio.insecure_channel(address, options=channel_options(limits))
+        options = channel_options(limits, retries=True)
+        self._channel = aio.insecure_channel(address, options=options)
 
     async def __aenter__(self) -> UnaryClient:
         return self

@@ -13,7 +13,16 @@ from typing import Protocol
 
 from sublet.functions.errors import TooLargeError
 from sublet.runtime.links.link import LinkLimits, LinkReceiver
-from sublet.runtime.protocol.frames import Alive, Data, Frame, Goodbye, Hello, Welcome
+from sublet.runtime.protocol.frames import (
+    Alive,
+    Challenge,
+    Data,
+    Frame,
+    Goodbye,
+    Hello,
+    Proof,
+    Welcome,
+)
 from sublet.runtime.protocol.wire.errors import WireError
 from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
 
@@ -182,7 +191,7 @@ class FrameLink:
             self._goodbye_received(frame.reason)
         elif isinstance(frame, Alive):
             self._alive_received(frame)
-        elif isinstance(frame, Hello | Welcome):
+        elif isinstance(frame, Hello | Challenge | Proof | Welcome):
             self._greeting_received(frame)
         else:
             self._receiver.frame_received(self, frame)
@@ -197,11 +206,12 @@ class FrameLink:
             self._said = True
             self._carrier.write(_ALIVE)
 
-    def _greeting_received(self, frame: Hello | Welcome) -> None:
+    def _greeting_received(self, frame: Hello | Challenge | Proof | Welcome) -> None:
         if self._adopted:
             self.fail("hello and welcome may only be the first frame of a link")
             return
-        self._answers = frame.answers_alive
+        if isinstance(frame, Hello | Welcome):
+            self._answers = frame.answers_alive
         self._receiver.frame_received(self, frame)
 
     def carrier_drained(self) -> None:

@@ -20,10 +20,12 @@ import msgspec
 import structlog
 from grpc import aio
 
+from sublet.functions.address import is_client
 from sublet.functions.errors import OverloadedError, SubletError, UnavailableError
 from sublet.runtime.config.addresses import joined
 from sublet.runtime.config.settings import PortTakenError
 from sublet.runtime.links.grpc_link import GrpcCarrier, Stream, server_options
+from sublet.runtime.links.identity import Challenged, NoPeers, PeerKeys
 from sublet.runtime.links.lifecycle import FrameLink
 from sublet.runtime.links.link import PROTOCOL, Link, LinkLimits, ReceiverFactory
 from sublet.runtime.links.raw_lane import (
@@ -33,7 +35,7 @@ from sublet.runtime.links.raw_lane import (
     remove_lane_socket,
 )
 from sublet.runtime.observability.tracing import TRACEPARENT_CHARS_MAX
-from sublet.runtime.protocol.frames import Frame, Goodbye, Hello
+from sublet.runtime.protocol.frames import Frame, Goodbye, Hello, Proof
 from sublet.runtime.protocol.rpc import (
     CallInfo,
     CallRequest,
@@ -57,6 +59,10 @@ Context = aio.ServicerContext[bytes, bytes]
 USED_S = 5.0
 """A worker that was called so recently is probably called again."""
 CLOSED_RETRY_MS = 500
+NO_PEER = (
+    "only workers of this cluster may use such a name, and you have not proved to be one; "
+    "names of clients begin with ~"
+)
 _DEADLINE_S_MAX = 365 * 24 * 3600.0
 
 
@@ -66,7 +72,7 @@ class LinkServer:
     The end says goodbye on every link and waits for the peers' answer, `close_timeout_s` at most.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Where it listens, and to whom, is all named.
         self,
         receiver_factory: ReceiverFactory,
         service: Service,
@@ -76,9 +82,10 @@ class LinkServer:
         or_any_port: bool = False,
         lane_path: str = "",
         limits: LinkLimits | None = None,
+        peers: PeerKeys | None = None,
     ) -> None:
         """Port 0 takes any free one, as does one that is taken with `or_any_port`. Without a lane
-        path there is no lane."""
+        path there is no lane; without `peers` only clients may open links."""
         self._receiver_factory = receiver_factory
         self._service = service
         self._host = host
@@ -87,12 +94,16 @@ class LinkServer:
         # Absolute: clients have their own working folders.
         self._lane_path = os.path.abspath(lane_path) if lane_path else ""
         self._limits = limits or LinkLimits()
+        self._peers = peers or NoPeers()
         self._tokens = LaneTokens()
         self._links: set[FrameLink] = set()
         self._link_gone = asyncio.Event()
+        self._call_ended = asyncio.Event()
         self._unary_calls = 0
         self._asked_calls = 0
         """Those of them that callers wait for."""
+        self.served = 0
+        """Calls of people and programs so far, those not counted that only look how a worker is."""
         self._called_s = -USED_S
         self._is_closed = False
         self._stopping = False
@@ -119,18 +130,38 @@ class LinkServer:
     @property
     def is_used(self) -> bool:
         """Whether unary calls are to be expected, as there were some lately."""
-        now_s = asyncio.get_running_loop().time()
-        return bool(self._asked_calls) or now_s < self._called_s + USED_S
+        return bool(self._asked_calls) or self._used_for_s() > 0
+
+    def _used_for_s(self) -> float:
+        return self._called_s + USED_S - asyncio.get_running_loop().time()
+
+    async def unused(self) -> None:
+        """Wait until no more unary calls are to be expected."""
+        while self.is_used:
+            if self._asked_calls:
+                await self._answered()
+            else:
+                await asyncio.sleep(self._used_for_s())
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody waits for the answer of a unary call."""
+        return bool(self._asked_calls)
 
     def close(self) -> None:
         """Refuse unary calls from now on; nothing has happened then. Those under way are answered,
         and links go on."""
         self._is_closed = True
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether, after `close`, every unary call has its reply."""
-        return self._is_closed and not self._asked_calls
+    async def closed(self) -> None:
+        """Wait, after `close`, until every unary call has its reply."""
+        assert self._is_closed
+        await self._answered()
+
+    async def _answered(self) -> None:
+        while self._asked_calls:
+            self._call_ended.clear()
+            await self._call_ended.wait()
 
     async def link_count_fallen(self, count: int) -> None:
         """Wait until there are no more than `count` links."""
@@ -184,9 +215,8 @@ class LinkServer:
 
     async def _connect(self, requests: object, context: Context) -> None:
         carrier = GrpcCarrier(cast("Stream", context), self._limits)
-        link = FrameLink(
-            carrier, _Doorkeeper(self._accept), self._limits, f"{context.peer()} (grpc)"
-        )
+        doorkeeper = _Doorkeeper(self._accept, self._peers)
+        link = FrameLink(carrier, doorkeeper, self._limits, f"{context.peer()} (grpc)")
         refusal = self._refusal()
         if refusal is not None:
             await context.write(encode_frame(Goodbye(refusal)))
@@ -202,7 +232,8 @@ class LinkServer:
         return LaneCarrier(self._limits, self._lane_opened, self._forget)
 
     def _lane_opened(self, carrier: LaneCarrier) -> FrameLink:
-        link = FrameLink(carrier, _Doorkeeper(self._accept_lane), self._limits, "lane")
+        doorkeeper = _Doorkeeper(self._accept, self._peers, self._tokens)
+        link = FrameLink(carrier, doorkeeper, self._limits, "lane")
         refusal = self._refusal()
         if refusal is not None:
             link.fail(refusal)
@@ -223,16 +254,7 @@ class LinkServer:
         self._links.discard(link)
         self._link_gone.set()
 
-    def _accept_lane(self, link: FrameLink, hello: Hello) -> None:
-        if self._tokens.take(hello.lane_token, asyncio.get_running_loop().time()):
-            self._accept(link, msgspec.structs.replace(hello, lane_token=""))
-        else:
-            link.fail("a lane opens with a fresh token from OpenLane")
-
     def _accept(self, link: FrameLink, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
-            link.fail(f"protocol {hello.protocol} is not supported; allowed: {PROTOCOL}")
-            return
         try:
             receiver = self._receiver_factory(link, hello)
         except SubletError as error:
@@ -259,7 +281,7 @@ class LinkServer:
             **unary(methods.DESCRIBE_FUNCTIONS, lambda *_: service.describe_functions()),
             **unary(methods.LIST_RECORDS, lambda request, _: service.list_records(request)),
             **unary(methods.EXPLAIN, lambda request, _: service.explain(request)),
-            **unary(methods.SCALING, lambda request, _: service.scaling(request)),
+            **unary(methods.SCALING, lambda request, _: service.scaling(request), is_served=False),
             **unary(methods.ADMINISTER, lambda request, _: service.administer(request)),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
@@ -270,8 +292,10 @@ class LinkServer:
         answer: Callable[[RequestT, Context], Awaitable[ReplyT]],
         *,
         is_asked: bool = True,
+        is_served: bool = True,
     ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-        """`is_asked`: other workers can answer it, too, so one that stops leaves it to them."""
+        """`is_asked`: other workers can answer it, too, so one that stops leaves it to them.
+        `is_served`: a worker that is asked this has something to do."""
 
         async def handle(encoded: bytes, context: Context) -> bytes:
             if self._unary_calls >= self._limits.unary_calls_max:
@@ -283,6 +307,7 @@ class LinkServer:
             self._asked_calls += is_asked
             if is_asked:
                 self._called_s = asyncio.get_running_loop().time()
+                self.served += is_served
             try:
                 request = method.request.decode(encoded)
                 return method.encode_reply(await answer(request, context), request)
@@ -294,6 +319,7 @@ class LinkServer:
             finally:
                 self._unary_calls -= 1
                 self._asked_calls -= is_asked
+                self._call_ended.set()
 
         return {method.name: grpc.unary_unary_rpc_method_handler(handle)}
 
@@ -318,17 +344,52 @@ class LinkServer:
 
 
 class _Doorkeeper:
-    """Receives for a link until its hello, and sees to it that this comes first."""
+    """Receives for a link until it is known who has opened it."""
 
-    def __init__(self, accept: Callable[[FrameLink, Hello], None]) -> None:
+    def __init__(
+        self,
+        accept: Callable[[FrameLink, Hello], None],
+        peers: PeerKeys,
+        tokens: LaneTokens | None = None,
+    ) -> None:
+        """The `tokens` are those of lanes, if it is one."""
         self._accept = accept
+        self._peers = peers
+        self._tokens = tokens
+        self._hello: Hello | None = None
+        self._challenged: Challenged | None = None
 
     def frame_received(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, FrameLink)
-        if isinstance(frame, Hello):
-            self._accept(link, frame)
+        if isinstance(frame, Hello) and self._hello is None:
+            self._hello = frame
+            self._hello_received(link, frame)
+        elif isinstance(frame, Proof) and self._challenged is not None and self._hello is not None:
+            if self._challenged.is_met(frame):
+                self._admit(link, self._hello)
+            else:
+                link.fail(NO_PEER)
         else:
             link.fail("the first frame must be hello")
+
+    def _hello_received(self, link: FrameLink, hello: Hello) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._tokens is not None and not self._tokens.take(hello.lane_token, now_s):
+            link.fail("a lane opens with a fresh token from OpenLane")
+        elif hello.protocol != PROTOCOL:
+            link.fail(f"protocol {hello.protocol} is not supported; allowed: {PROTOCOL}")
+        elif is_client(hello.endpoint):
+            self._admit(link, hello)
+        else:
+            self._challenged = Challenged(self._peers, hello)
+            challenge = self._challenged.challenge()
+            if challenge is None:
+                link.fail(NO_PEER)
+            else:
+                link.send(challenge)
+
+    def _admit(self, link: FrameLink, hello: Hello) -> None:
+        self._accept(link, msgspec.structs.replace(hello, lane_token="", nonce=b""))
 
     def link_drained(self, link: Link) -> None:
         pass

@@ -14,6 +14,7 @@ import msgspec
 from grpc import aio
 
 from sublet.runtime.links.grpc_link import channel_options, connect
+from sublet.runtime.links.identity import PeerKeys
 from sublet.runtime.links.link import Link, LinkLimits
 from sublet.runtime.links.server import LinkServer
 from sublet.runtime.protocol.frames import (
@@ -38,7 +39,7 @@ from sublet.runtime.protocol.rpc import (
 from sublet.runtime.protocol.wire.frames import decode_frame, encode_frame
 from sublet.runtime.protocol.wire.methods import OPEN_LANE, SERVICE
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 TOPOLOGY = Topology(
     version=3,
     functions=[FunctionInfo("shop/cart", 4, "keyed")],
@@ -246,7 +247,7 @@ class Setting:
 
 @asynccontextmanager
 async def setting(
-    lane: Lane, folder: Path, limits: LinkLimits | None = None
+    lane: Lane, folder: Path, limits: LinkLimits | None = None, peers: PeerKeys | None = None
 ) -> AsyncIterator[Setting]:
     def receiver(link: Link, hello: Hello) -> Keeper:
         return stage.receiver(link, hello)
@@ -255,7 +256,9 @@ async def setting(
     async with (
         asyncio.timeout(PATIENCE_S),
         asyncio.TaskGroup() as tasks,
-        LinkServer(receiver, NoService(), lane_path=lane_path, limits=limits) as server,
+        LinkServer(
+            receiver, NoService(), lane_path=lane_path, limits=limits, peers=peers
+        ) as server,
     ):
         stage = Setting(server, lane, tasks)
         yield stage

@@ -401,13 +401,14 @@ async def test_a_server_that_closes_answers_what_is_under_way_and_refuses_what_c
         await shop.entered.wait()
         assert server.is_used
         server.close()
-        assert not server.is_closed
+        closed = asyncio.ensure_future(server.closed())
         with pytest.raises(UnavailableError, match="ask another one"):
             await client.send(request)
         # Who looks for another worker is still told.
         assert await client.status() == STATUS
+        assert not closed.done()
         shop.go_on.set()
 
         assert await in_flight_commit == b"\x01"
-        assert server.is_closed
+        await closed
     assert shop.requests == [request]

@@ -13,7 +13,7 @@ def failovers() -> Failovers:
 
 
 def test_a_failover_is_over_when_all_its_partitions_are_served(failovers: Failovers) -> None:
-    failovers.begun({"w1": 100.0}, ["f/0", "f/1"], now_ms=2_100)
+    failovers.started({"w1": 100.0}, ["f/0", "f/1"], now_ms=2_100)
 
     failovers.took("f/0")
     assert failovers.over(2_200) == []
@@ -23,23 +23,23 @@ def test_a_failover_is_over_when_all_its_partitions_are_served(failovers: Failov
 
 
 def test_it_counts_from_the_last_sign_of_life_of_the_first_who_died(failovers: Failovers) -> None:
-    failovers.begun({"w2": 150.0, "w1": 100.0}, ["f/0"], now_ms=200)
+    failovers.started({"w2": 150.0, "w1": 100.0}, ["f/0"], now_ms=200)
 
     failovers.took("f/0")
     assert failovers.over(300) == [Failover(["w1", "w2"], 1, 0, 200)]
 
 
 def test_a_placement_that_is_proposed_again_begins_no_other_failover(failovers: Failovers) -> None:
-    failovers.begun({"w1": 100.0}, ["f/0"], now_ms=200)
-    failovers.begun({"w1": 100.0}, ["f/0"], now_ms=250)
+    failovers.started({"w1": 100.0}, ["f/0"], now_ms=200)
+    failovers.started({"w1": 100.0}, ["f/0"], now_ms=250)
 
     failovers.took("f/0")
     assert failovers.over(300) == [Failover(["w1"], 1, 0, 200)]
 
 
 def test_who_dies_during_a_failover_begins_one_of_its_own(failovers: Failovers) -> None:
-    failovers.begun({"w1": 100.0}, ["f/0"], now_ms=200)
-    failovers.begun({"w1": 100.0, "w2": 220.0}, ["f/0", "f/1"], now_ms=250)
+    failovers.started({"w1": 100.0}, ["f/0"], now_ms=200)
+    failovers.started({"w1": 100.0, "w2": 220.0}, ["f/0", "f/1"], now_ms=250)
 
     failovers.took("f/0")
     assert [each.workers for each in failovers.over(300)] == [["w1"]]
@@ -48,13 +48,13 @@ def test_who_dies_during_a_failover_begins_one_of_its_own(failovers: Failovers) 
 
 
 def test_who_had_no_partition_is_told_at_once(failovers: Failovers) -> None:
-    failovers.begun({"w1": 100.0}, [], now_ms=200)
+    failovers.started({"w1": 100.0}, [], now_ms=200)
 
     assert failovers.over(200) == [Failover(["w1"], 0, 0, 100)]
 
 
 def test_what_nobody_serves_is_told_as_missing_after_a_while(failovers: Failovers) -> None:
-    failovers.begun({"w1": 100.0}, ["f/0", "f/1"], now_ms=200)
+    failovers.started({"w1": 100.0}, ["f/0", "f/1"], now_ms=200)
     failovers.took("f/0")
 
     assert failovers.over(199 + TOLD_MS_MAX) == []
@@ -63,5 +63,5 @@ def test_what_nobody_serves_is_told_as_missing_after_a_while(failovers: Failover
 
 def test_who_comes_back_and_dies_again_is_told_again(failovers: Failovers) -> None:
     for _ in range(2):
-        failovers.begun({"w1": 100.0}, [], now_ms=200)
+        failovers.started({"w1": 100.0}, [], now_ms=200)
         assert len(failovers.over(200)) == 1

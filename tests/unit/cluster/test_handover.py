@@ -293,7 +293,7 @@ def test_a_message_of_a_handover_that_makes_no_sense_is_an_error() -> None:
 
 def test_only_so_many_partitions_move_at_once() -> None:
     moves = Moves(moves_max=2)
-    moves.begun({"f/0": "a", "f/1": "a"}, {"f/0": "b", "f/1": "a", "f/2": "b"}, 0.0)
+    moves.started({"f/0": "a", "f/1": "a"}, {"f/0": "b", "f/1": "a", "f/2": "b"}, 0.0)
 
     assert moves.room(0.0) == 1
     assert not moves.took("c", "f/0")
@@ -304,7 +304,7 @@ def test_only_so_many_partitions_move_at_once() -> None:
 
 def test_a_move_of_which_nothing_is_heard_keeps_nobody_waiting_for_ever() -> None:
     moves = Moves(moves_max=1)
-    moves.begun({"f/0": "a"}, {"f/0": "b"}, 0.0)
+    moves.started({"f/0": "a"}, {"f/0": "b"}, 0.0)
 
     assert moves.room(MOVE_MS_MAX - 1) == 0
     assert moves.room(MOVE_MS_MAX) == 1

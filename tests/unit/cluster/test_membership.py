@@ -35,7 +35,7 @@ from sublet.statestore.contract import (
 )
 from sublet.statestore.memory import MemoryBackend, MemoryDirectory, MemoryStore
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 FUNCTIONS = {"desk/add": 3}
 
 
@@ -761,6 +761,21 @@ async def test_a_worker_that_drains_keeps_what_only_it_has_until_it_ends() -> No
         assert cluster.owned == {"desk/old/0", "desk/old/1"}
         placement = await cluster.placement()
         assert {each for each, owner in placement.items() if owner == "x"} == DESK
+
+
+async def test_a_controller_drains_nobody_who_has_a_function_alone_and_people_may() -> None:
+    cluster = Cluster()
+    await cluster.others.join(member("x"), FUNCTIONS)
+
+    async with cluster.worker(functions={**FUNCTIONS, "desk/old": 2}) as membership:
+        await until(lambda: {"desk/old/0", "desk/old/1"} < cluster.owned)
+        led = await cluster.others.lead("x", 0)
+        assert led is not None
+        with pytest.raises(RejectedError, match="nobody but w can serve desk/old"):
+            await membership.drain_worker("w", token=led.lead.token)
+        assert not (await cluster.others.view()).members["w"].draining
+        await membership.drain_worker("w")
+        assert (await cluster.others.view()).members["w"].draining
 
 
 async def test_a_worker_of_another_app_cannot_take_over() -> None:
