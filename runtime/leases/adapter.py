@@ -7,32 +7,39 @@ turns what comes back into results for the partitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Protocol
 
 import msgspec
 import structlog
 
+from sublet.functions.address import is_instance
 from sublet.functions.app import Function
 from sublet.functions.effects import Routes
 from sublet.functions.errors import StateTypeError
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.state_cache import StateCache
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun, GuestStates, OfferError
 from sublet.runtime.leases.coordinator import LeaseCoordinator, LeaseHost
-from sublet.runtime.leases.lessor import TERM_MS
 from sublet.runtime.leases.results import LeaseResultError, decode_result, encode_result
 from sublet.runtime.partition.model.lease import Lease
-from sublet.runtime.partition.model.work import RunResult
+from sublet.runtime.partition.model.work import ColumnWork, RunResult, Work
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
+    Answer,
     LeaseMessage,
+    Needs,
     Offer,
+    Reply,
     Return,
     StoredState,
 )
-from sublet.scheduler.binding.policy import BindingPolicy
+from sublet.runtime.protocol.messages import MessageColumns, common
+from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.urgency import Urgency
 
 _log = structlog.get_logger(__name__)
@@ -42,6 +49,8 @@ GUEST_CACHE_PART = 8
 OFFER_BYTES_MAX = 4 * 1024 * 1024
 """What is larger is not worth its way, and stays home."""
 PATIENCE_LEFT_MS = 3_600_000.0
+
+SAID_BY_LESSEES = (Reply, Answer, Needs, Return)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LeaseMessage).decode
@@ -53,7 +62,7 @@ class LendingHost(LeaseHost, Protocol):
     def cache_of(self, partition: Partition) -> StateCache | None: ...
 
     def line_up_guest(self, guest: BorrowedRun, rank: float) -> None:
-        """Run a guest in its turn: `begun`, then `guest_ran`."""
+        """Run a guest in its turn: `started`, then `guest_ran`."""
         ...
 
     def discard_guest(self, guest: BorrowedRun) -> None:
@@ -68,23 +77,22 @@ class LendingHost(LeaseHost, Protocol):
 class Lending:
     def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
         self,
-        worker: str,
         functions: Mapping[str, Function],
         host: LendingHost,
+        binding: Binding,
         *,
         urgency: Urgency,
+        lendable: LendableWork,
         async_guests: AsyncGuests,
         routes: Routes,
         limits: Limits,
-        policy_of: Callable[[Function], BindingPolicy],
         tell: Callable[[str, bytes], bool],
         meet: Callable[[str], None],
         monotonic_ms: Callable[[], float],
-        has: Callable[[str, str], bool] = lambda worker, function: True,
-        term_ms: float = TERM_MS,
     ) -> None:
         self._functions = functions
         self._host = host
+        self.lendable = lendable
         self._urgency = urgency
         self._tell = tell
         self._meet = meet
@@ -98,20 +106,20 @@ class Lending:
             monotonic_ms,
         )
         self.desk = LeaseCoordinator[BorrowedRun](
-            worker,
             self,
             host,
+            binding,
             urgency=urgency,
-            policy_of=policy_of,
+            lendable=lendable,
             # Only to spread what is lent; the same worker chooses the same way each time.
-            chance=Random(worker),
+            rng=Random(binding.worker),
             monotonic_ms=monotonic_ms,
-            has=has,
-            term_ms=term_ms,
         )
         self.lessor, self.lessee = self.desk.lessor, self.desk.lessee
         for function in functions.values():
             self.lessor.policy(function)
+        self.guests_ran: Counter[str] = Counter()
+        """Messages of peers that ran here, by function."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -133,6 +141,10 @@ class Lending:
         """A link has ended: what was said on it may be lost."""
         self.desk.peer_lost(worker)
 
+    def follow(self, plan: Plan) -> None:
+        """The controller has written another plan: lend what it redirects."""
+        self.desk.follow(plan)
+
     def recall(self, lease: Lease) -> None:
         """Let a lease end in vain."""
         self.desk.recall(lease)
@@ -142,15 +154,22 @@ class Lending:
 
     def look(self, now_ms: float, *, at_once: bool = False) -> None:
         """Messages wait: ask the policies, now and then."""
+        stats = self.lessor.stats
+        before = {name: each.messages for name, each in stats.items()}
         self.desk.look(now_ms, at_once=at_once)
+        lent = {name: each.messages - before.get(name, 0) for name, each in stats.items()}
+        if total := sum(lent.values()):
+            spent_ms = self._monotonic_ms() - now_ms
+            for name, count in lent.items():
+                stats[name].spent_ms += spent_ms * count / total
 
     def loaded(self, lease: Lease) -> None:
         """The states for a lease are in memory."""
         self.desk.loaded(lease)
 
-    def begun(self, guest: BorrowedRun) -> None:
+    def started(self, guest: BorrowedRun) -> None:
         """A guest has its turn."""
-        self.desk.begun(guest)
+        self.desk.started(guest)
 
     def message(self, worker: str, raw: msgspec.Raw) -> None:
         """A peer says something."""
@@ -158,6 +177,10 @@ class Lending:
             message = _decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             _log.error("rejected a malformed peer message", peer=worker, error=str(error))
+            return
+        if is_instance(worker) and not isinstance(message, SAID_BY_LESSEES):
+            kind = type(message).__name__
+            _log.error("an instance may only serve leases", instance=worker, message=kind)
             return
         self.desk.message(worker, message)
 
@@ -205,11 +228,8 @@ class Lending:
             function=partition.function.name,
             partial=lease.partial,
             forced=lease.forced,
-            messages=[each.message for each in work.waiting],
-            time_left_ms=[
-                -1 if each.deadline_ms is None else max(0, int(each.deadline_ms - now_ms))
-                for each in work.waiting
-            ],
+            columns=columns_of(work),
+            time_left_ms=_times_left_ms(work, now_ms),
             due_left_ms=min(bindable.work.deadline_ms - now_ms, PATIENCE_LEFT_MS),
             home_ms=bindable.home_ms,
             cost_ms=bindable.cost_ms,
@@ -232,13 +252,13 @@ class Lending:
         cache, versions = self._host.cache_of(partition), partition.leases.versions
         if cache is None:
             return []
-        tally = self.lessor.tally(partition.function)
+        stats = self.lessor.stats_of(partition.function)
         states = []
         for key in partition.leases.state_keys(lease.work):
             known = versions.is_at(key, lessee)
             rows = None if known else cache.rows([key])[0][1]
-            tally.states_known += known
-            tally.states_sent += not known
+            stats.states_known += known
+            stats.states_sent += not known
             states.append(StoredState(key, versions.of(key), rows))
         return states
 
@@ -262,9 +282,10 @@ class Lending:
         self._host.returned(
             lease, result, lambda: self.lessor.finish(lease, result, home, reason, now_ms)
         )
-        if self._urgency.crowds:
+        self.lessor.stats_of(function).spent_ms += self._monotonic_ms() - now_ms
+        if self.lendable.hot_keys:
             # Before they run here: the lessee has their state.
-            self.lessor.look_at_crowds(now_ms, self._host.starts_ms(now_ms))
+            self.lessor.look_at_hot_keys(now_ms, self._host.starts_ms(now_ms))
 
     def knows(self, function: str) -> bool:
         is_known = function in self._functions
@@ -305,6 +326,7 @@ class Lending:
     def guest_ran(self, guest: BorrowedRun, result: RunResult, tainted: bool = False) -> None:
         """A guest has been worked off: bring it back. `tainted`: its states may change yet."""
         self._urgency.ran(guest.function, result.elapsed_ms)
+        self.guests_ran[guest.function.name] += guest.work.count
         if not self.desk.ended(guest):
             return
         now_ms, load = self._monotonic_ms(), self.desk.load
@@ -327,3 +349,22 @@ class Lending:
             reply_bytes_max=self._limits.message_bytes_max,
             reason="size",
         )
+
+
+def columns_of(work: Work) -> MessageColumns:
+    """Return what is lent, as it travels."""
+    if work.columns is not None:
+        return work.columns
+    return MessageColumns.of([each.message for each in work.waiting])
+
+
+def _times_left_ms(work: Work, now_ms: float) -> int | list[int]:
+    deadlines_ms: Sequence[float | None]
+    if isinstance(work, ColumnWork):
+        deadlines_ms = work.deadlines_ms
+    else:
+        deadlines_ms = [each.deadline_ms for each in work.waiting]
+    one = common(list(deadlines_ms))
+    if not isinstance(one, list):
+        return -1 if one is None else max(0, int(one - now_ms))
+    return [-1 if each is None else max(0, int(each - now_ms)) for each in deadlines_ms]

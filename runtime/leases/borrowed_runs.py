@@ -17,7 +17,9 @@ from math import inf
 from typing import Any, NamedTuple
 
 from sublet.functions.app import Function
+from sublet.functions.codec import check_column, column_length
 from sublet.functions.effects import Routes
+from sublet.functions.errors import PayloadError
 from sublet.functions.state import Cell, StateClock
 from sublet.functions.state.partial import runs_in_parts
 from sublet.functions.windows import BEGINNING_MS
@@ -30,13 +32,13 @@ from sublet.runtime.execution.async_runner import (
     invocation_lock,
 )
 from sublet.runtime.execution.state_cache import ENTRY_BYTES, StateCache
-from sublet.runtime.execution.sync_runner import Place
+from sublet.runtime.execution.sync_runner import ExecutionEnv
 from sublet.runtime.execution.threads import Watchdog
 from sublet.runtime.leases.partial_runs import gather, in_parts, partial_cache
 from sublet.runtime.leases.results import encode_result, lent_cells, timer_prefix
-from sublet.runtime.partition.model.work import QueuedMessage, RunResult, Work
+from sublet.runtime.partition.model.work import ColumnWork, QueuedMessage, RunResult, Work
 from sublet.runtime.partition.records.due_index import in_order
-from sublet.runtime.protocol.frames import ErrorInfo
+from sublet.runtime.protocol.frames import ErrorInfo, Kind
 from sublet.runtime.protocol.lease_messages import LeaseId, Offer, Return, StoredState, WorkerLoad
 from sublet.statestore.contract import StateRow
 
@@ -54,7 +56,7 @@ def offered_keys(offer: Offer, function: Function) -> Collection[str]:
     if offer.partial or function.state_kind is None:
         return ()
     if function.kind == "keyed":
-        return dict.fromkeys(each.key for each in offer.messages)
+        return dict.fromkeys(offer.columns.keys)
     return ("",)
 
 
@@ -155,9 +157,7 @@ class GuestStates:
                 cache.insert([key], [StateRow(key, *row) for row in state.rows])
             else:
                 assert kept is not None
-                cache.insert([key], ())
-                cache.cells[key] = kept.cell
-                cache.changed([key])
+                cache.adopt(key, kept.cell)
             home.lent[key] = offer.lease.number
         return cache
 
@@ -271,7 +271,7 @@ class CarriedTrace:
 
 
 class BorrowedRun:
-    """An accepted offer, ready to run: a `Work` with the `Place` for it.
+    """An accepted offer, ready to run: a `Work` with the `ExecutionEnv` for it.
 
     `begin`, run, then `finish`; or `drop` if nobody wants it any more. On the loop.
     """
@@ -282,10 +282,10 @@ class BorrowedRun:
         "_limits",
         "_states",
         "doubtful",
+        "env",
         "function",
         "lessor",
         "offer",
-        "place",
         "reason",
         "work",
     )
@@ -322,7 +322,7 @@ class BorrowedRun:
         self._home = states.home_of(offer.lease)
         self._home.told(offer.clock_ms, now_ms)
         self._home.advance(now_ms)
-        self.work = work = Work(number, waiting=_waiting_of(offer, now_ms))
+        self.work = work = _work_of(offer, number, function, now_ms)
         work.arrived_ms = now_ms
         prefix, numbers = timer_prefix(offer.lease), count(1)
         cache = (
@@ -330,7 +330,7 @@ class BorrowedRun:
             if offer.partial
             else states.take(offer, function, self._home)
         )
-        self.place = Place(
+        self.env = ExecutionEnv(
             offer.lease.partition,
             in_parts(function) if offer.partial else function,
             cache=cache,
@@ -350,7 +350,7 @@ class BorrowedRun:
     def begin(self) -> None:
         """It runs from now on: let its clock go on."""
         self._has_begun = True
-        self._home.advance(self.place.monotonic_ms())
+        self._home.advance(self.env.monotonic_ms())
 
     def goes_home(self, reason: str) -> None:
         """Some message goes home for this reason; the first that is known is told."""
@@ -373,10 +373,10 @@ class BorrowedRun:
             self.doubtful.update(lent_cells(self.work, self.function))
         partials = None
         if self.offer.partial:
-            assert self.place.cache is not None
+            assert self.env.cache is not None
             doubtful = bool(self.doubtful)
             partials, reason = gather(
-                self.function, self.place.cache, self.work, result, doubtful=doubtful
+                self.function, self.env.cache, self.work, result, doubtful=doubtful
             )
             self.goes_home(reason)
         returned = encode_result(
@@ -393,7 +393,7 @@ class BorrowedRun:
         return returned
 
     def _settle(self, changed: Collection[str]) -> None:
-        cache = self.place.cache
+        cache = self.env.cache
         if cache is not None and not self.offer.partial:
             versions = {each.key: each.version for each in self.offer.states}
             versions = {key: each for key, each in versions.items() if key in cache.cells}
@@ -401,25 +401,46 @@ class BorrowedRun:
 
 
 def _check_offer(offer: Offer, function: Function) -> None:
-    count, times = len(offer.messages), len(offer.time_left_ms)
+    columns, left_ms = offer.columns, offer.time_left_ms
+    count = columns.count
+    times = len(left_ms) if isinstance(left_ms, list) else count
     if not count or times != count:
         raise OfferError(
             f"{count} messages with {times} times left; allowed: one for each, and one at least"
         )
-    if len({(each.source, each.number) for each in offer.messages}) != count:
+    try:
+        payloads = column_length(columns.payloads)
+        check_column(columns.payloads)
+    except PayloadError as error:
+        raise OfferError(f"the payloads are not a column: {error}") from error
+    if payloads != count or not columns.is_even():
+        raise OfferError(f"{count} messages in columns of other lengths; allowed: one length")
+    if columns.has_doubles():
         raise OfferError("a message is offered twice")
     if offer.partial and not runs_in_parts(function):
         raise OfferError(f"{function.name} cannot run on partial state")
 
 
-def _waiting_of(offer: Offer, now_ms: float) -> list[QueuedMessage]:
-    waiting: list[QueuedMessage] = []
-    for message, left_ms in zip(offer.messages, offer.time_left_ms, strict=True):
-        each = QueuedMessage(message, None if left_ms < 0 else now_ms + left_ms)
-        if message.extra.trace:
-            each.traced = CarriedTrace(message.extra.trace)
-        waiting.append(each)
-    return waiting
+def _work_of(offer: Offer, number: int, function: Function, now_ms: float) -> Work:
+    """Return what is to be run: columns, unless messages have something of their own, or handlers
+    that end at different times."""
+    columns, left_ms = offer.columns, offer.time_left_ms
+    if isinstance(left_ms, list):
+        deadlines_ms = [None if each < 0 else now_ms + each for each in left_ms]
+    else:
+        deadlines_ms = [None if left_ms < 0 else now_ms + left_ms] * columns.count
+    is_plain = not columns.extras and columns.times_ms is None
+    if is_plain and not function.is_async and Kind.MARKER not in columns.each_kind():
+        return ColumnWork(number, columns, deadlines_ms)
+    try:
+        messages = list(columns.messages())
+    except PayloadError as error:
+        raise OfferError(f"the payloads are not a column: {error}") from error
+    waiting = [QueuedMessage(*each) for each in zip(messages, deadlines_ms, strict=True)]
+    for each in waiting:
+        if each.message.extra.trace:
+            each.traced = CarriedTrace(each.message.extra.trace)
+    return Work(number, waiting=waiting)
 
 
 OnGuestEnd = Callable[[BorrowedRun, RunResult], None]
@@ -569,9 +590,9 @@ class AsyncGuests:
         part = Work(guest.work.id, waiting=[guest.work.waiting[index] for index in indexes])
         part.off_loop = guest.work.off_loop
         if part.off_loop:
-            result, waiting = self._runner.run_aside(part, guest.place)
+            result, waiting = self._runner.run_aside(part, guest.env)
         else:
-            result, waiting = self._runner.run(part, guest.place, limit_s)
+            result, waiting = self._runner.run(part, guest.env, limit_s)
         total.rows.extend(result.rows)
         total.effects.extend(result.effects)
         total.elapsed_ms += result.elapsed_ms

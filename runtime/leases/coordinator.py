@@ -15,10 +15,12 @@ from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from sublet.functions.app import Function
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.lessee import Lessee
-from sublet.runtime.leases.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.leases.lessor import Changed, Lessor, OfferTo, SendTo
 from sublet.runtime.leases.measurements import LeaseMeasures
 from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
     Answer,
@@ -32,7 +34,7 @@ from sublet.runtime.protocol.lease_messages import (
     Revoke,
     WorkerLoad,
 )
-from sublet.scheduler.binding.policy import BindingPolicy
+from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.urgency import Urgency
 
 MET_MAX = 16
@@ -111,7 +113,7 @@ class LeaseShell(Protocol[G]):
         ...
 
     def line_up(self, guest: G, rank: float) -> None:
-        """Run a guest in its turn: `begun`, then `ended`."""
+        """Run a guest in its turn: `started`, then `ended`."""
         ...
 
     def discard(self, guest: G) -> None:
@@ -128,35 +130,29 @@ class LeaseShell(Protocol[G]):
 
 
 class LeaseCoordinator(Generic[G]):
-    def __init__(  # noqa: PLR0913  # Its surroundings are all named, and given once.
+    def __init__(
         self,
-        worker: str,
         shell: LeaseShell[G],
         host: LeaseHost,
+        binding: Binding,
         *,
         urgency: Urgency,
-        policy_of: Callable[[Function], BindingPolicy],
-        chance: Random,
+        lendable: LendableWork,
+        rng: Random,
         monotonic_ms: Callable[[], float],
-        has: Callable[[str, str], bool] = lambda worker, function: True,
-        term_ms: float = TERM_MS,
     ) -> None:
-        """`has` tells whether another worker has a function."""
-        assert urgency.waiting is not None
         self._shell = shell
         self._host = host
         self._monotonic_ms = monotonic_ms
         self._urgency = urgency
         self.lessor = Lessor(
-            worker,
+            binding,
             urgency,
-            policy_of,
-            chance,
+            lendable,
+            rng,
             queued=lambda: host.queued() + self.lessee.messages,
-            has=has,
-            term_ms=term_ms,
         )
-        self.lessee = Lessee(urgency.waiting)
+        self.lessee = Lessee(lendable.backlog)
         self.guests: dict[LeaseId, G] = {}
         """What waits or runs here for peers."""
         self.running: set[LeaseId] = set()
@@ -186,6 +182,11 @@ class LeaseCoordinator(Generic[G]):
         self.lessor.peer_lost(worker, self._monotonic_ms())
         for guest in [each for each in self.guests.values() if each.lessor == worker]:
             self._revoked(guest.lease)
+        self.flush()
+
+    def follow(self, plan: Plan) -> None:
+        """The controller has written another plan."""
+        self.lessor.follow(plan)
         self.flush()
 
     def recall(self, lease: Lease) -> None:
@@ -267,7 +268,7 @@ class LeaseCoordinator(Generic[G]):
     # As lessee
 
     def _probed(self, worker: str, probe: Probe, now_ms: float) -> None:
-        self.lessor.weigh_unseen()
+        self.lessor.track_unbound()
         start_ms = self._host.starts_ms(now_ms)
         fits = self.lessee.has_room(
             probe.cost_ms, probe.time_left_ms, probe.home_ms, now_ms, start_ms
@@ -285,10 +286,10 @@ class LeaseCoordinator(Generic[G]):
         if missing:
             shell.say(worker, Needs(id_, missing))
             return
-        self.lessor.weigh_unseen()
+        self.lessor.track_unbound()
         accepted = self.lessee.offered(
             id_,
-            len(offer.messages),
+            offer.columns.count,
             cost_ms=offer.cost_ms,
             left_ms=offer.due_left_ms,
             home_ms=offer.home_ms,
@@ -309,15 +310,15 @@ class LeaseCoordinator(Generic[G]):
             return False
         self.guests[id_] = guest
         rank = self._urgency.rank(
-            guest.function, id_.partition, len(offer.messages), now_ms, now_ms + offer.due_left_ms
+            guest.function, id_.partition, offer.columns.count, now_ms, now_ms + offer.due_left_ms
         )
         self._shell.line_up(guest, rank)
         return True
 
-    def begun(self, guest: G) -> None:
+    def started(self, guest: G) -> None:
         """A guest has its turn."""
         self.running.add(guest.lease)
-        self.lessee.begun(guest.lease)
+        self.lessee.started(guest.lease)
 
     def ended(self, guest: G) -> bool:
         """A guest has been worked off; return whether its lessor is to be told."""

@@ -7,8 +7,8 @@ both.
 
 from __future__ import annotations
 
+from sublet.runtime.partition.model.worker_backlog import BacklogEntry, WorkerBacklog
 from sublet.runtime.protocol.lease_messages import LeaseId, WorkerLoad
-from sublet.scheduler.laxity_queue import Entry, LaxityQueue
 
 GUEST_MESSAGES_MAX = 20_000
 """Messages that may wait or run here for peers."""
@@ -17,15 +17,15 @@ OVER_KEPT_MAX = 10_000
 
 
 class Lessee:
-    def __init__(
-        self, waiting: LaxityQueue[object], messages_max: int = GUEST_MESSAGES_MAX
-    ) -> None:
-        self._waiting = waiting
+    def __init__(self, backlog: WorkerBacklog, messages_max: int = GUEST_MESSAGES_MAX) -> None:
+        self._backlog = backlog
         self._messages_max = messages_max
-        self._guests: dict[LeaseId, tuple[int, Entry[object] | None]] = {}
+        self._guests: dict[LeaseId, tuple[int, BacklogEntry | None]] = {}
         self._over: dict[LeaseId, None] = {}
         self.messages = 0
         """Of guests that wait or run."""
+        self.is_closed = False
+        """Nothing more is taken: the process ends soon."""
         self.accepted = 0
         self.declined = 0
 
@@ -36,7 +36,7 @@ class Lessee:
 
     def load(self, own: int) -> WorkerLoad:
         """Return what waits here, of which so many messages are the worker's own."""
-        return WorkerLoad(own + self.messages, self._waiting.cost_ms)
+        return WorkerLoad(own + self.messages, self._backlog.cost_ms)
 
     def has_room(
         self, cost_ms: float, left_ms: float, home_ms: float, now_ms: float, start_ms: float
@@ -47,10 +47,12 @@ class Lessee:
         is late anyway should if it would be finished sooner than at its lessor's. Nothing here
         starts before `start_ms`.
         """
+        if self.is_closed:
+            return False
         due_ms = now_ms + left_ms
         if start_ms + cost_ms < due_ms:
-            return self._waiting.fits(due_ms, cost_ms, start_ms)
-        return start_ms - now_ms + self._waiting.cost_ms + cost_ms < home_ms
+            return self._backlog.fits(due_ms, cost_ms, start_ms)
+        return start_ms - now_ms + self._backlog.cost_ms + cost_ms < home_ms
 
     def offered(  # noqa: PLR0913  # All of it is about one offer.
         self,
@@ -64,25 +66,25 @@ class Lessee:
         now_ms: float,
         start_ms: float,
     ) -> bool:
-        """Take a lease, or decline it; a forced one is declined only at the bound."""
+        """Take a lease, or decline it; a forced one is declined only at the bound, or at the
+        end."""
         if lease in self:
             return False  # It was doubled on its way.
-        if self.messages + count > self._messages_max or not (
-            forced or self.has_room(cost_ms, left_ms, home_ms, now_ms, start_ms)
-        ):
+        is_full = self.is_closed or self.messages + count > self._messages_max
+        if is_full or not (forced or self.has_room(cost_ms, left_ms, home_ms, now_ms, start_ms)):
             self.declined += 1
             return False
-        entry = self._waiting.put(max(now_ms + left_ms, now_ms), cost_ms, None)
+        entry = self._backlog.put(max(now_ms + left_ms, now_ms), cost_ms, None)
         self._guests[lease] = (count, entry)
         self.messages += count
         self.accepted += 1
         return True
 
-    def begun(self, lease: LeaseId) -> None:
+    def started(self, lease: LeaseId) -> None:
         """The lease has its turn: it does not wait any more."""
         count, entry = self._guests[lease]
         if entry is not None:
-            self._waiting.remove(entry)
+            self._backlog.remove(entry)
             self._guests[lease] = (count, None)
 
     def ended(self, lease: LeaseId) -> bool:
@@ -96,5 +98,5 @@ class Lessee:
         count, entry = found
         self.messages -= count
         if entry is not None:
-            self._waiting.remove(entry)
+            self._backlog.remove(entry)
         return True

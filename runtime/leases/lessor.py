@@ -8,16 +8,18 @@ off or home again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import xxhash
 
 from sublet.functions.app import Function
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.partition.model.lease import Lease, LeaseState
 from sublet.runtime.partition.model.work import Chunk, QueuedMessage, RunResult
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.queue.backlog import KEY_FACTOR, NOT_LENT
 from sublet.runtime.protocol.lease_messages import (
@@ -31,21 +33,24 @@ from sublet.runtime.protocol.lease_messages import (
 )
 from sublet.scheduler.binding.policy import (
     Ask,
-    Asked,
     Bid,
     Bindable,
     BindingPolicy,
     Choice,
     Lend,
     Peer,
+    Static,
+    Trigger,
 )
+from sublet.scheduler.binding.standing import StandingLease, StandingLeases, is_worth_lending
+from sublet.scheduler.scaling.plan import Plan
 from sublet.scheduler.urgency import Urgency
 
 PIECE_MS = 20.0
 """Work that is lent together takes about so long: longer pieces would be returned late."""
 WORKS_MAX = 32
 """What one look may be about; the next one comes soon."""
-CROWD_MS = 20.0
+HOT_KEY_MS = 20.0
 """Behind a busy key of a mergeable function so much may wait before it is lent."""
 MARGIN_SHARE = 0.1
 MARGIN_SHARE_MAX = 0.6
@@ -53,13 +58,18 @@ MARGIN_SHARE_MAX = 0.6
 of it as long as some are late all the same."""
 ASK_MS = 50.0
 """Who has not replied by then is not waited for."""
-TERM_MS = 1_000.0
 TERM_MS_MAX = 60_000.0
 TERM_FACTOR = 4.0
 """A lease ends after its term and so many times what it is expected to take, with what waits at the
 lessee by what is known."""
 LEASES_MAX = 1_000
 """Open at once in a worker."""
+LOST_MS = 1_000.0
+"""So long nothing is redirected to a lessee that could not be reached, unless it is heard."""
+COSTED = 100
+"""What a message costs is asked of so many at once: a run has costs of its own."""
+NOBODY_ELSE = Static()
+"""Decides about what is redirected and declined: it runs at home."""
 
 
 class SendTo(NamedTuple):
@@ -84,11 +94,11 @@ class Changed(NamedTuple):
 LessorEffect = SendTo | OfferTo | Changed
 
 
-class Chance(Protocol):
+class Sampler(Protocol):
     def sample(self, population: Sequence[Peer], k: int) -> list[Peer]: ...
 
 
-class Crowd(NamedTuple):
+class HotKey(NamedTuple):
     """Messages that wait behind a busy key."""
 
     lock: str
@@ -98,18 +108,27 @@ Part = tuple[Chunk, int]
 """So many of the last messages of a chunk."""
 
 
+class Picked(NamedTuple):
+    """Certain messages of a chunk."""
+
+    chunk: Chunk
+    places: Sequence[int]
+
+
 class Piece:
     """Where the messages of a `Bindable` stand."""
 
     __slots__ = ("count", "partition", "place")
 
-    def __init__(self, partition: Partition, place: list[Part] | Crowd, count: int) -> None:
+    def __init__(
+        self, partition: Partition, place: list[Part] | HotKey | Picked, count: int
+    ) -> None:
         self.partition = partition
         self.place = place
         self.count = count
 
 
-class Tally:
+class LeaseStats:
     """What has become of a function's leases; read by metrics and by `auto`."""
 
     __slots__ = (
@@ -125,9 +144,11 @@ class Tally:
         "local_only",
         "messages",
         "partials_merged",
+        "redirected",
         "returned",
         "revoked",
         "round_trip_ms",
+        "spent_ms",
         "states_known",
         "states_sent",
     )
@@ -140,6 +161,10 @@ class Tally:
         self.local_only = 0
         """Messages that came back because they can only run at home."""
         self.partials_merged = 0
+        self.redirected = 0
+        """Messages that were lent because the plan says so; among `messages`."""
+        self.spent_ms = 0.0
+        """What lending has taken of this worker's own time."""
         self.states_sent = self.states_known = 0
         """States that went with offers, and states that lessees had already."""
         self.came_back = 0
@@ -171,37 +196,34 @@ class Question:
 class Lessor:
     def __init__(
         self,
-        worker: str,
+        binding: Binding,
         urgency: Urgency,
-        policy_of: Callable[[Function], BindingPolicy],
-        chance: Chance,
+        lendable: LendableWork,
+        rng: Sampler,
         *,
         queued: Callable[[], int],
-        has: Callable[[str, str], bool] = lambda worker, function: True,
-        term_ms: float = TERM_MS,
     ) -> None:
-        """`queued` tells how many messages wait in the worker, `has` whether another worker has a
-        function."""
-        assert urgency.waiting is not None
-        self.worker = worker
+        """`queued` tells how many messages wait in the worker."""
+        self.worker = binding.worker
         self.effects: list[LessorEffect] = []
         self.open: dict[LeaseId, Lease] = {}
-        self.tallies: dict[str, Tally] = {}
+        self.stats: dict[str, LeaseStats] = {}
         """By function."""
         self.peers: dict[str, Peer] = {}
         self._urgency = urgency
-        self._waiting = urgency.waiting
-        self._policy_of = policy_of
+        self._lendable = lendable
+        self._backlog = lendable.backlog
+        self._policy_of = binding.policy_of
         self.policies: dict[str, BindingPolicy] = {}
         """By function."""
         self.asks_each = False
         """Some policy wants to be asked before anything runs."""
         self._each: set[str] = set()
         """Functions whose policies do."""
-        self._chance = chance
+        self._rng = rng
         self._queued = queued
-        self._has = has
-        self._term_ms = term_ms
+        self._has = binding.has
+        self._term_ms = binding.term_ms
         self._ranges: dict[str, list[Peer]] = {}
         self._number = self._question = 0
         self._questions: dict[int, Question] = {}
@@ -210,6 +232,10 @@ class Lessor:
         """Functions whose messages came back, since they call others: they run at home."""
         self._whole: set[str] = set()
         """Functions that cannot run in parts, whatever their state is."""
+        self.standing = StandingLeases(self.worker)
+        """What is lent because the plan says so."""
+        self._lost_ms: dict[str, float] = {}
+        """Lessees that could not be reached, or were silent beyond a term, and when that was."""
         self.now_ms = self.start_ms = 0.0
         self.margin_share = MARGIN_SHARE
         self.drag = 1.0
@@ -224,6 +250,7 @@ class Lessor:
         for gone in [each for each in self.peers if each not in others]:
             del self.peers[gone]
             self.peer_lost(gone, now_ms)
+            self._lost_ms.pop(gone, None)
         for name in sorted(others):
             self.peers.setdefault(name, Peer(name))
         self._ranges.clear()
@@ -248,6 +275,7 @@ class Lessor:
         self.now_ms = now_ms
         if worker in self.peers:
             self.peers[worker].forget()
+            self._lost_ms[worker] = now_ms
         for lease in [each for each in self.open.values() if each.lessee == worker]:
             self._home(lease, LeaseState.REVOKED)
         for number, question in tuple(self._questions.items()):
@@ -267,7 +295,7 @@ class Lessor:
         for lease in [each for each in self.open.values() if each.partition is partition]:
             del self.open[lease.id]
             lease.state = LeaseState.REVOKED
-            self.tally(partition.function).revoked += 1
+            self.stats_of(partition.function).revoked += 1
             if lease.lessee:
                 self.effects.append(SendTo(lease.lessee, Revoke(lease.id)))
         self._ranges.pop(partition.name, None)
@@ -287,19 +315,19 @@ class Lessor:
         One that begins to ask about each message is asked about those that wait already, too:
         nobody else would be, however late they are.
         """
-        each = {name for name, policy in self.policies.items() if policy.asked is Asked.EACH}
-        begun, self._each = each - self._each, each
+        each = {name for name, policy in self.policies.items() if policy.trigger is Trigger.EACH}
+        each.update(self.standing.functions)
+        asking, self._each = each - self._each, each
         self.asks_each = bool(each)
-        unseen = self._urgency.unseen
-        assert unseen is not None
-        if begun:
-            seen = {id(chunk) for _, chunk in unseen}
-            for entry in self._waiting.entries():
+        unbound = self._lendable.unbound
+        if asking:
+            known = {id(chunk) for _, chunk in unbound}
+            for entry in self._backlog.entries():
                 if entry.item is None:
                     continue  # A guest.
-                partition, chunk = cast("tuple[Partition, Chunk]", entry.item)
-                if partition.function.name in begun and id(chunk) not in seen:
-                    unseen.append((partition, chunk))
+                partition, chunk = entry.item
+                if partition.function.name in asking and id(chunk) not in known:
+                    unbound.append((partition, chunk))
 
     def look(self, now_ms: float, start_ms: float) -> None:
         """Messages wait that cannot run at once: ask the policies about them.
@@ -307,30 +335,35 @@ class Lessor:
         Nothing that waits starts before `start_ms`.
         """
         self.now_ms, self.start_ms = now_ms, max(now_ms, start_ms)
-        unseen = self._urgency.unseen
-        assert unseen is not None
+        unbound = self._lendable.unbound
         wanted: dict[Partition, list[Part]] = {}
         late: dict[Partition, list[Part]] = {}
-        while unseen:
-            partition, chunk = unseen.popleft()
+        while unbound:
+            partition, chunk = unbound.popleft()
             if partition.stopped or not chunk.count or chunk.batch.kind in NOT_LENT:
                 continue
             if chunk.entry is not None:
                 partition.leases.untrack_load(chunk)  # It must not be compared with itself.
-            asked = self._asked(partition)
-            if asked is Asked.EACH or (asked is Asked.LATE and not self._fits(partition, chunk)):
+            if self.standing:
+                self._redirect(partition, chunk)
+                if not chunk.count or partition.stopped:
+                    continue
+            trigger = self._trigger_of(partition)
+            if trigger is Trigger.EACH or (
+                trigger is Trigger.LATE and not self._fits(partition, chunk)
+            ):
                 wanted.setdefault(partition, []).append((chunk, chunk.count))
                 continue
             partition.leases.track_load(chunk)
-            if asked is Asked.QUEUED and (excess := self._excess(chunk)):
+            if trigger is Trigger.QUEUED and (excess := self._excess(chunk)):
                 late.setdefault(partition, []).append((chunk, excess))
         for partition, parts in wanted.items():
             self._bind_arrived(partition, parts)
-        if self._urgency.crowds:
-            self._look_at_crowds()
+        if self._lendable.hot_keys:
+            self._look_at_hot_keys()
         for partition, parts in late.items():
             self._bind(self._works(partition, parts))
-        if not late and self._waiting.laxity_ms(self.start_ms) <= 0:
+        if not late and self._backlog.laxity_ms(self.start_ms) <= 0:
             self._look_at_queue()
 
     def _bind_arrived(self, partition: Partition, parts: Sequence[Part]) -> None:
@@ -339,21 +372,19 @@ class Lessor:
         for chunk, _ in parts:
             if chunk.count and not partition.stopped:
                 partition.leases.track_load(chunk)
-                if len(works) >= WORKS_MAX and self._urgency.unseen is not None:
+                if len(works) >= WORKS_MAX:
                     # There is more than was asked about.
-                    self._urgency.unseen.append((partition, chunk))
+                    self._lendable.unbound.append((partition, chunk))
 
-    def weigh_unseen(self) -> None:
+    def track_unbound(self) -> None:
         """Count what has come, without asking about it: somebody wants to know what waits."""
-        unseen = self._urgency.unseen
-        assert unseen is not None
-        for partition, chunk in unseen:
+        for partition, chunk in self._lendable.unbound:
             if not partition.stopped and chunk.count and chunk.entry is None:
                 partition.leases.track_load(chunk)
 
-    def _asked(self, partition: Partition) -> Asked:
+    def _trigger_of(self, partition: Partition) -> Trigger:
         policy = self.policy(partition.function)
-        return policy.asked if self._may_lend(partition) else Asked.NEVER
+        return policy.trigger if self._may_lend(partition) else Trigger.NEVER
 
     def _may_lend(self, partition: Partition) -> bool:
         name = partition.function.name
@@ -365,11 +396,11 @@ class Lessor:
         cost_ms = self._urgency.occupies_ms(partition.function, chunk.count)
         due_ms = self._urgency.due_ms(partition.function, chunk.earliest_ms)
         due_ms -= self._margin_ms(chunk, due_ms, cost_ms / chunk.count)
-        return self._waiting.fits(due_ms, cost_ms, self.start_ms)
+        return self._backlog.fits(due_ms, cost_ms, self.start_ms)
 
     def _ahead_ms(self, due_ms: float) -> float:
         """Return how long it takes to run all that is due before."""
-        return self.drag * self._waiting.cost_ahead_ms(due_ms)
+        return self.drag * self._backlog.cost_ahead_ms(due_ms)
 
     def _margin_ms(self, chunk: Chunk, due_ms: float, one_ms: float) -> float:
         """Return how much sooner than necessary messages should be done here: what is lent at the
@@ -428,7 +459,7 @@ class Lessor:
         cost_ms = self._urgency.expected_ms(function, count)
         in_parts = function.name not in self._whole and partition.leases.mergeable
         bindable = Bindable(view, cost_ms, home_ms, in_parts, ref=piece)
-        if not in_parts and isinstance(place, Crowd):
+        if not in_parts and isinstance(place, HotKey):
             bindable.holders = partition.leases.versions.holders([place.lock])
         elif not in_parts and isinstance(place, list):
             if partition.leases.versions:
@@ -444,38 +475,40 @@ class Lessor:
     def _look_at_queue(self) -> None:
         """Ask about what would have to go, so that all that stays is in time."""
         wanted: dict[Partition, list[Part]] = {}
-        for entry in self._waiting.violators(self.start_ms, WORKS_MAX):
+        for entry in self._backlog.violators(self.start_ms, WORKS_MAX):
             if entry.item is None:
                 continue  # A guest.
-            partition, chunk = cast("tuple[Partition, Chunk]", entry.item)
+            partition, chunk = entry.item
             if chunk.batch.kind in NOT_LENT:
                 continue
-            if self._asked(partition) is Asked.QUEUED and (excess := self._excess(chunk)):
+            if self._trigger_of(partition) is Trigger.QUEUED and (excess := self._excess(chunk)):
                 wanted.setdefault(partition, []).append((chunk, excess))
         for partition, parts in wanted.items():
             self._bind(self._works(partition, parts))
 
-    def look_at_crowds(self, now_ms: float, start_ms: float) -> None:
+    def look_at_hot_keys(self, now_ms: float, start_ms: float) -> None:
         """A key has been given back, behind which others wait: ask whether they go, too."""
         self.now_ms, self.start_ms = now_ms, max(now_ms, start_ms)
-        self._look_at_crowds()
+        self._look_at_hot_keys()
 
-    def _look_at_crowds(self) -> None:
+    def _look_at_hot_keys(self) -> None:
         """Ask about what waits behind keys: busy ones, whose messages can run in parts, and those
         that somebody has just given back."""
-        crowds = self._urgency.crowds
-        for name, lock in tuple(crowds):
-            partition: Partition = crowds[name, lock]
+        hot_keys = self._lendable.hot_keys
+        for name, lock in tuple(hot_keys):
+            partition = hot_keys[name, lock]
             in_parts = partition.leases.mergeable and partition.function.name not in self._whole
             waiting = (
                 [] if partition.stopped else partition.leases.hot_key_queue(lock, in_parts=in_parts)
             )
             if not waiting:
-                del crowds[name, lock]
-            elif self._asked(partition) is not Asked.NEVER:
-                self._bind(self._crowd_works(partition, lock, waiting, in_parts=in_parts))
+                del hot_keys[name, lock]
+            elif not in_parts and self._redirects_hot_key(partition, lock, len(waiting)):
+                continue
+            elif self._trigger_of(partition) is not Trigger.NEVER:
+                self._bind(self._hot_key_works(partition, lock, waiting, in_parts=in_parts))
 
-    def _crowd_works(
+    def _hot_key_works(
         self, partition: Partition, lock: str, waiting: Sequence[QueuedMessage], *, in_parts: bool
     ) -> list[Bindable]:
         function, urgency = partition.function, self._urgency
@@ -494,16 +527,94 @@ class Lessor:
             ahead_ms = self.start_ms - self.now_ms + self._ahead_ms(due_ms)
             home_ms = ahead_ms + count * one_ms
             if self.now_ms + home_ms >= due_ms:
-                works.append(self._bindable(Piece(partition, Crowd(lock), count), due_ms, home_ms))
+                works.append(self._bindable(Piece(partition, HotKey(lock), count), due_ms, home_ms))
             return works
-        stay = max(1, int(CROWD_MS / one_ms))
+        stay = max(1, int(HOT_KEY_MS / one_ms))
         for at in range(stay, len(waiting), size):
-            piece = Piece(partition, Crowd(lock), min(size, len(waiting) - at))
+            piece = Piece(partition, HotKey(lock), min(size, len(waiting) - at))
             home_ms = (at + piece.count) * one_ms
             works.append(self._bindable(piece, due_ms, home_ms))
             if len(works) >= WORKS_MAX:
                 break
         return works
+
+    # What the plan says
+
+    def follow(self, plan: Plan) -> None:
+        """Lend what a plan redirects, and no longer what it does not."""
+        if self.standing.follow(plan):
+            self.policies_changed()
+
+    def _standing_of(self, partition: Partition) -> StandingLease | None:
+        """Return how a function is redirected; None if it is not, or may not be now."""
+        function = partition.function
+        standing = self.standing.of(function.name)
+        if standing is None or not self._may_lend(partition):
+            return None
+        stats = self.stats_of(function)
+        lending_ms = stats.spent_ms / stats.messages if stats.messages else 0.0
+        cost_ms = self._urgency.expected_ms(function, COSTED) / COSTED
+        return standing if is_worth_lending(cost_ms, lending_ms) else None
+
+    def _able(self, partition: Partition) -> set[str]:
+        """Return the workers that can be lent something, as far as is known."""
+        return {
+            each.name
+            for each in self.range_of(partition)
+            if self.now_ms - self._lost_ms.get(each.name, -inf) >= LOST_MS
+        } - self.standing.leaving
+
+    def _redirect(self, partition: Partition, chunk: Chunk) -> None:
+        """Lend the share of a chunk that the plan says; the rest of it is bound as usual."""
+        standing = self._standing_of(partition)
+        if standing is None:
+            return
+        able, function = self._able(partition), partition.function
+        one_ms = self._urgency.expected_ms(function, 1)
+        size = max(1, int(PIECE_MS / one_ms)) if one_ms > 0 else chunk.count
+        in_parts = partition.leases.mergeable and function.name not in self._whole
+        places = chunk.places()
+        found: list[tuple[str, list[int]]] = []
+        if in_parts or function.kind == "stateless":
+            for lessee, count in standing.pieces(len(places), size):
+                if lessee in able:
+                    found.append((lessee, places[-count:]))
+                    del places[-count:]
+        elif function.kind == "stateful":
+            lessee_of_all = standing.lessee_of(partition.name)
+            if lessee_of_all is not None and lessee_of_all in able:
+                found.append((lessee_of_all, places))
+        else:
+            found = _by_key(chunk, places, standing, able, size)
+        for lessee, mine in found:
+            self._lend_standing(Piece(partition, Picked(chunk, mine), len(mine)), lessee)
+
+    def _redirects_hot_key(self, partition: Partition, lock: str, count: int) -> bool:
+        """Lend what waits behind a key that is redirected; return whether it is."""
+        standing = self._standing_of(partition)
+        if standing is None:
+            return False
+        lessee = standing.lessee_of(lock if partition.function.kind == "keyed" else partition.name)
+        if lessee is None or lessee not in self._able(partition):
+            return False
+        one_ms = self._urgency.expected_ms(partition.function, 1)
+        if one_ms > 0:
+            count = min(count, KEY_FACTOR * max(1, int(PIECE_MS / one_ms)))
+        return self._lend_standing(Piece(partition, HotKey(lock), count), lessee)
+
+    def _lend_standing(self, piece: Piece, lessee: str) -> bool:
+        urgency, function = self._urgency, piece.partition.function
+        due_ms = self.now_ms + urgency.patience_ms
+        if isinstance(piece.place, Picked):
+            due_ms = urgency.due_ms(function, piece.place.chunk.earliest_ms)
+        home_ms = self.start_ms - self.now_ms + self._ahead_ms(due_ms)
+        home_ms += urgency.occupies_ms(function, piece.count)
+        lease = self._lease_of(self._bindable(piece, due_ms, home_ms), NOBODY_ELSE)
+        if lease is None:
+            return False
+        self.stats_of(function).redirected += lease.work.count
+        self._offer(lease, lessee, forced=True)
+        return True
 
     # Choices
 
@@ -511,11 +622,11 @@ class Lessor:
         if works:
             partition: Partition = works[0].ref.partition
             policy = self.policy(partition.function)
-            self._apply(policy.bind(works, self._scene(partition, policy)), partition, policy)
+            self._apply(policy.bind(works, self._context(partition, policy)), partition, policy)
 
-    def _scene(self, partition: Partition, policy: BindingPolicy) -> CurrentScene:
+    def _context(self, partition: Partition, policy: BindingPolicy) -> LessorContext:
         searches = [len(each.bids) for each in self._questions.values() if each.policy is policy]
-        return CurrentScene(self, self.range_of(partition), searches)
+        return LessorContext(self, self.range_of(partition), searches)
 
     def _apply(
         self, choices: Iterable[Choice], partition: Partition, policy: BindingPolicy
@@ -549,21 +660,23 @@ class Lessor:
         lease = Lease(id_, partition, policy, work, partial=partial, now_ms=self.now_ms)
         self.open[id_] = lease
         # Until it has found out whether there is anything to lend: effects look at the table.
-        taken = (
-            partition.leases.lend_hot_key(piece.place.lock, piece.count, lease, self.now_ms)
-            if isinstance(piece.place, Crowd)
-            else partition.leases.lend(piece.place, lease, self.now_ms)
-        )
+        match piece.place:
+            case HotKey(lock):
+                taken = partition.leases.lend_hot_key(lock, piece.count, lease, self.now_ms)
+            case Picked(chunk, places):
+                taken = partition.leases.lend_places(chunk, places, lease, self.now_ms)
+            case parts:
+                taken = partition.leases.lend(parts, lease, self.now_ms)
         self.effects.append(Changed(partition))
         if not taken:
             del self.open[id_]
             return None
         work.ref = lease
         work.cost_ms = self._urgency.expected_ms(partition.function, lease.work.count)
-        tally = self.tally(partition.function)
-        tally.lent += 1
-        tally.lent_partial += partial
-        tally.messages += lease.work.count
+        stats = self.stats_of(partition.function)
+        stats.lent += 1
+        stats.lent_partial += partial
+        stats.messages += lease.work.count
         lease.ends_ms = inf
         return lease
 
@@ -575,7 +688,7 @@ class Lessor:
         lease.lessee = worker
         lease.forced = forced
         lease.state = LeaseState.OFFERED
-        lease.begun_ms = self.now_ms
+        lease.started_ms = self.now_ms
         expected_ms = lease.bindable.cost_ms + peer.queued_ms
         # What is due long after may wait there until then.
         left_ms = lease.bindable.work.deadline_ms - self.now_ms
@@ -594,7 +707,7 @@ class Lessor:
             return
         lease.is_loaded = True
         if lease.state is LeaseState.OFFERED and lease.id in self.open:
-            lease.begun_ms = now_ms
+            lease.started_ms = now_ms
             self.effects.append(OfferTo(lease))
 
     def _ask(
@@ -642,8 +755,8 @@ class Lessor:
             lease.bindable.ref = lease
         works = [lease.bindable for lease in open_leases]
         if works:
-            scene = self._scene(question.partition, question.policy)
-            choices = question.policy.answered(works, question.bids, scene)
+            context = self._context(question.partition, question.policy)
+            choices = question.policy.answered(works, question.bids, context)
             self._apply(choices, question.partition, question.policy)
         for lease in open_leases:
             is_over = lease.state is not LeaseState.ASKED or lease.id not in self.open
@@ -659,13 +772,13 @@ class Lessor:
         lease = self.open.get(answer.lease)
         if lease is None or lease.lessee != worker or lease.state is not LeaseState.OFFERED:
             return
-        self._answered_after(lease.partition.function, lease.begun_ms)
+        self._answered_after(lease.partition.function, lease.started_ms)
         if answer.accepted:
             lease.state = LeaseState.RUNNING
             return
         lease.state, lease.lessee = LeaseState.ASKED, ""
-        scene = self._scene(lease.partition, lease.policy)
-        choices = lease.policy.declined(lease.bindable, worker, scene)
+        context = self._context(lease.partition, lease.policy)
+        choices = lease.policy.declined(lease.bindable, worker, context)
         self._apply(choices, lease.partition, lease.policy)
         if lease.state is LeaseState.ASKED and not self._is_asked_again(lease):
             self._home(lease, LeaseState.DECLINED)
@@ -687,8 +800,8 @@ class Lessor:
         lease = self.open.get(id_)
         if lease is None or lease.lessee != worker:
             function = id_.partition.rpartition("/")[0]
-            if function in self.tallies:
-                self.tallies[function].late_returns += 1
+            if function in self.stats:
+                self.stats[function].late_returns += 1
             return None
         return lease
 
@@ -699,19 +812,19 @@ class Lessor:
         del self.open[lease.id]
         lease.state = LeaseState.RETURNED
         function = lease.partition.function
-        tally = self.tally(function)
-        tally.returned += 1
-        tally.came_back += lease.work.count - local_only
-        tally.elapsed_ms += result.elapsed_ms
-        tally.round_trip_ms += now_ms - lease.begun_ms
+        stats = self.stats_of(function)
+        stats.returned += 1
+        stats.came_back += lease.work.count - local_only
+        stats.elapsed_ms += result.elapsed_ms
+        stats.round_trip_ms += now_ms - lease.started_ms
         if local_only:
-            tally.local_only += local_only
+            stats.local_only += local_only
             if reason == "calls":
                 self._local_only.add(function.name)
             elif lease.partial:
                 self._whole.add(function.name)
         if lease.partial:
-            tally.partials_merged += 1
+            stats.partials_merged += 1
         partition, changed = lease.partition, {row.key for row in result.rows}
         if not lease.partial:
             for key in partition.leases.state_keys(lease.work):
@@ -725,12 +838,13 @@ class Lessor:
         self._home(lease, LeaseState.REVOKED)
 
     def _answered_after(self, function: Function, asked_ms: float) -> None:
-        tally = self.tally(function)
-        tally.answers += 1
-        tally.answer_ms += self.now_ms - asked_ms
+        stats = self.stats_of(function)
+        stats.answers += 1
+        stats.answer_ms += self.now_ms - asked_ms
 
     def _heard(self, worker: str, load: WorkerLoad) -> None:
         peer = self.peers.get(worker)
+        self._lost_ms.pop(worker, None)
         if peer is not None:
             peer.queued, peer.queued_ms = load.queued, load.queued_ms
             peer.heard_ms = self.now_ms
@@ -755,28 +869,29 @@ class Lessor:
             ends_ms, _, lease = heappop(self._terms)
             if lease.id in self.open and lease.ends_ms == ends_ms:
                 self.effects.append(SendTo(lease.lessee, Revoke(lease.id)))
+                self._lost_ms[lease.lessee] = now_ms
                 self._home(lease, LeaseState.EXPIRED)
 
     def _home(self, lease: Lease, state: LeaseState) -> None:
         """End a lease that was not worked off: its messages run at home."""
         del self.open[lease.id]
         lease.state = state
-        tally = self.tally(lease.partition.function)
-        setattr(tally, state.value, getattr(tally, state.value) + 1)
+        stats = self.stats_of(lease.partition.function)
+        setattr(stats, state.value, getattr(stats, state.value) + 1)
         lease.partition.leases.ended(lease, None, self.now_ms)
         self.effects.append(Changed(lease.partition))
 
-    def tally(self, function: Function) -> Tally:
-        tally = self.tallies.get(function.name)
-        if tally is None:
-            tally = self.tallies[function.name] = Tally()
-        return tally
+    def stats_of(self, function: Function) -> LeaseStats:
+        stats = self.stats.get(function.name)
+        if stats is None:
+            stats = self.stats[function.name] = LeaseStats()
+        return stats
 
-    # For scenes
+    # For contexts
 
     @property
     def queued_ms(self) -> float:
-        return self._waiting.cost_ms
+        return self._backlog.cost_ms
 
     @property
     def queued(self) -> int:
@@ -785,13 +900,37 @@ class Lessor:
     def fits(self, work: Bindable) -> bool:
         function = work.ref.partition.function
         cost_ms = self._urgency.occupies_ms(function, work.work.count)
-        return self._waiting.fits(work.work.deadline_ms, cost_ms, self.start_ms)
+        return self._backlog.fits(work.work.deadline_ms, cost_ms, self.start_ms)
 
     def pick(self, peers: Sequence[Peer], count: int) -> list[Peer]:
-        return self._chance.sample(peers, min(count, len(peers)))
+        return self._rng.sample(peers, min(count, len(peers)))
 
 
-class CurrentScene:
+def _by_key(
+    chunk: Chunk, places: Sequence[int], standing: StandingLease, able: Collection[str], size: int
+) -> list[tuple[str, list[int]]]:
+    """Return which messages of a chunk go to whom: all of a key to one lessee, together with so
+    many of other keys that it is about `size`."""
+    by_key: dict[str, list[int]] = {}
+    for index in places:
+        by_key.setdefault(chunk.batch.keys[index], []).append(index)
+    found: list[tuple[str, list[int]]] = []
+    filling: dict[str, list[int]] = {}
+    for key, mine in by_key.items():
+        lessee = standing.lessee_of(key)
+        if lessee is None or lessee not in able:
+            continue
+        piece = filling.get(lessee)
+        if piece is None or len(piece) + len(mine) > size:
+            piece = filling[lessee] = []
+            found.append((lessee, piece))
+        piece += mine
+    for _, piece in found:
+        piece.sort()
+    return found
+
+
+class LessorContext:
     """See `scheduler.binding.policy.BindingContext`."""
 
     def __init__(self, lessor: Lessor, peers: Sequence[Peer], searches: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sublet.runtime.leases.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, Lessor, Tally
+from sublet.runtime.leases.lessor import MARGIN_SHARE, MARGIN_SHARE_MAX, LeaseStats, Lessor
 from sublet.runtime.partition.partition import Partition
 from sublet.scheduler.binding.auto import AutoBinding, Measured
 from sublet.scheduler.urgency import Urgency
@@ -69,11 +69,11 @@ class LeaseMeasures:
             lessor.drag += DRAG_WEIGHT * (drag - lessor.drag)
         self._adapt_margin(list(since.values()))
         load = max(0.0, busy_ms / elapsed_ms) if elapsed_ms > 0 else None
-        neighbours_ms = self._neighbours_ms(now_ms)
+        peers_ms = self._peers_ms(now_ms)
         for name, mine in by_function.items():
             policy = lessor.policy(mine[0].function)
             if isinstance(policy, AutoBinding):
-                policy.measured(self._measured(since[name], mine, now_ms, neighbours_ms, load))
+                policy.measured(self._measured(since[name], mine, now_ms, peers_ms, load))
 
     def _adapt_margin(self, since: Sequence[_Seen]) -> None:
         """What is late although others could have done it was lent too late."""
@@ -87,25 +87,25 @@ class LeaseMeasures:
         lessor.margin_share = max(share, MARGIN_SHARE)
 
     def _since(self, name: str, partitions: list[Partition]) -> _Seen:
-        tally = self._lessor.tallies.get(name) or Tally()
+        stats = self._lessor.stats.get(name) or LeaseStats()
         seen = _Seen(
             sum([each.counters.consumed for each in partitions]),
             sum([each.counters.late for each in partitions]),
-            tally.lent,
-            tally.messages,
-            tally.declined,
-            tally.came_back,
-            tally.answers,
-            tally.answer_ms,
-            tally.states_sent,
-            tally.states_known,
+            stats.lent,
+            stats.messages,
+            stats.declined,
+            stats.came_back,
+            stats.answers,
+            stats.answer_ms,
+            stats.states_sent,
+            stats.states_known,
         )
         before = self._seen.get(name, _Seen())
         self._seen[name] = seen
         # A partition that has left takes its counts with it.
         return _Seen(*[max(0, now - then) for now, then in zip(seen, before, strict=True)])
 
-    def _neighbours_ms(self, now_ms: float) -> float | None:
+    def _peers_ms(self, now_ms: float) -> float | None:
         heard = [
             each.queued_ms
             for each in self._lessor.peers.values()
@@ -118,7 +118,7 @@ class LeaseMeasures:
         since: _Seen,
         partitions: list[Partition],
         now_ms: float,
-        neighbours_ms: float | None,
+        peers_ms: float | None,
         load: float | None,
     ) -> Measured:
         function = partitions[0].function
@@ -128,7 +128,7 @@ class LeaseMeasures:
             messages=int(since.consumed),
             late=min(1.0, since.late / since.consumed) if since.consumed else 0.0,
             queued_ms=self._lessor.queued_ms,
-            neighbours_queued_ms=neighbours_ms,
+            peers_queued_ms=peers_ms,
             cost_ms=self._urgency.expected_ms(function, 1),
             state_bytes=max([each.leases.state_bytes for each in partitions]),
             is_mergeable=partitions[0].leases.mergeable,

@@ -12,13 +12,13 @@ import structlog
 
 from sublet.scheduler.binding.policy import (
     Ask,
-    Asked,
     Bid,
     Bindable,
     BindingContext,
     BindingPolicy,
     Choice,
     Lend,
+    Trigger,
 )
 
 _log = structlog.get_logger(__name__)
@@ -37,40 +37,40 @@ class GuardedPolicy:
         self._failure = ""
 
     @property
-    def asked(self) -> Asked:
-        asked = Asked.NEVER if self._failure else getattr(self._policy, "asked", None)
-        return asked if isinstance(asked, Asked) else Asked.NEVER
+    def trigger(self) -> Trigger:
+        trigger = Trigger.NEVER if self._failure else getattr(self._policy, "trigger", None)
+        return trigger if isinstance(trigger, Trigger) else Trigger.NEVER
 
-    @asked.setter
-    def asked(self, asked: Asked) -> None:
-        self._policy.asked = asked
+    @trigger.setter
+    def trigger(self, trigger: Trigger) -> None:
+        self._policy.trigger = trigger
 
     @property
     def reason(self) -> str:
         """What the policy says of itself, or why it is not asked any more."""
         return self._failure or str(getattr(self._policy, "reason", ""))
 
-    def bind(self, works: Sequence[Bindable], scene: BindingContext) -> Iterable[Choice]:
-        return self._choices(lambda: self._policy.bind(works, scene), works, scene)
+    def bind(self, works: Sequence[Bindable], context: BindingContext) -> Iterable[Choice]:
+        return self._choices(lambda: self._policy.bind(works, context), works, context)
 
     def answered(
-        self, works: Sequence[Bindable], bids: Sequence[Bid], scene: BindingContext
+        self, works: Sequence[Bindable], bids: Sequence[Bid], context: BindingContext
     ) -> Iterable[Choice]:
-        return self._choices(lambda: self._policy.answered(works, bids, scene), works, scene)
+        return self._choices(lambda: self._policy.answered(works, bids, context), works, context)
 
-    def declined(self, work: Bindable, worker: str, scene: BindingContext) -> Iterable[Choice]:
-        return self._choices(lambda: self._policy.declined(work, worker, scene), [work], scene)
+    def declined(self, work: Bindable, worker: str, context: BindingContext) -> Iterable[Choice]:
+        return self._choices(lambda: self._policy.declined(work, worker, context), [work], context)
 
     def _choices(
         self,
         choose: Callable[[], Iterable[Choice]],
         works: Sequence[Bindable],
-        scene: BindingContext,
+        context: BindingContext,
     ) -> list[Choice]:
         """Return the choices that can be carried out; none if the policy fails."""
         if self._failure:
             return []
-        known = {each.name for each in scene.peers}
+        known = {each.name for each in context.peers}
         given = {id(each) for each in works}
         try:
             return [each for each in choose() if _is_possible(each, given, known)]

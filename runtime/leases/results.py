@@ -31,7 +31,7 @@ from sublet.runtime.partition.model.work import Failure, RunResult, Work, no_tra
 from sublet.runtime.partition.records.commit_encoder import reply_too_large
 from sublet.runtime.partition.records.dead_letters import TRACEBACKS_MAX
 from sublet.runtime.partition.records.due_index import in_order
-from sublet.runtime.protocol.frames import ErrorInfo, Kind
+from sublet.runtime.protocol.frames import ErrorInfo
 from sublet.runtime.protocol.lease_messages import LeaseId, PartialState, Return, WorkerLoad
 from sublet.statestore.contract import StateRow
 
@@ -83,9 +83,16 @@ def lent_cells(work: Work, function: Function) -> Collection[str]:
 
 def covers_of(work: Work, without: Collection[int]) -> list[tuple[str, int, int]]:
     """Return the numbers of a work's messages, but for some, as ranges: source, first, last."""
-    messages = [each.message for index, each in enumerate(work.waiting) if index not in without]
+    columns = work.columns
+    if columns is None:
+        numbered = [(each.message.source, each.message.number) for each in work.waiting]
+    elif isinstance(columns.sources, str) and isinstance(columns.numbers, int) and not without:
+        return [(columns.sources, columns.numbers, columns.numbers + work.count - 1)]
+    else:
+        numbered = list(zip(columns.each_source(), columns.each_number(), strict=True))
     ranges: list[tuple[str, int, int]] = []
-    for source, number in sorted((each.source, each.number) for each in messages):
+    left = [each for index, each in enumerate(numbered) if index not in without]
+    for source, number in sorted(left):
         if ranges and ranges[-1][0] == source and ranges[-1][2] == number - 1:
             ranges[-1] = (source, ranges[-1][1], number)
         else:
@@ -124,9 +131,13 @@ def encode_result(  # noqa: PLR0913  # Who says it, what of, and what is not in 
         for index, failure in result.failed.items()
         if index not in home
     }
-    for index, waiting in enumerate(work.waiting):
-        if waiting.message.kind is not Kind.CALL or index in failed or index in home:
-            values[index] = None
+    asked = work.calls()
+    if asked is False:
+        values = [None] * count
+    else:
+        for index in range(count):
+            if (asked is not True and index not in asked) or index in failed or index in home:
+                values[index] = None
     covers = [] if partials is None else covers_of(work, {*home, *failed})
     column = _encode_values(values, failed, reply_bytes_max)
     rows: list[tuple[str, bytes, bytes | None, int | None]] = []
@@ -305,7 +316,7 @@ def _decode_effect(
     tag = fields[0] if fields else None
     form = _FORMS.get(tag) if type(tag) is int else None
     if form is None:
-        raise LeaseResultError(f"{tag!r:.40} is no effect; allowed: 0..{len(_FORMS) - 1}")
+        raise LeaseResultError(f"{tag!r:.40} is not an effect; allowed: 0..{len(_FORMS) - 1}")
     make, allowed = form
     types = tuple(map(type, fields[1:]))
     if types not in allowed:

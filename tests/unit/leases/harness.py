@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -10,9 +9,11 @@ import msgspec
 
 from sublet.functions.app import Function
 from sublet.functions.effects import Effect
-from sublet.runtime.leases.lessor import TERM_MS, Changed, Lessor, OfferTo, SendTo
+from sublet.runtime.leases.binding import TERM_MS, Binding
+from sublet.runtime.leases.lessor import Changed, Lessor, OfferTo, SendTo
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import Failure, RunResult
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.protocol.lease_messages import (
     Answer,
     LeaseId,
@@ -23,7 +24,15 @@ from sublet.runtime.protocol.lease_messages import (
     Revoke,
     WorkerLoad,
 )
-from sublet.scheduler.binding.policy import Ask, Asked, Bid, Bindable, BindingContext, Choice, Peer
+from sublet.scheduler.binding.policy import (
+    Ask,
+    Bid,
+    Bindable,
+    BindingContext,
+    Choice,
+    Peer,
+    Trigger,
+)
 from sublet.scheduler.binding.policy import Lend as LendTo
 from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.scheduler.orders import LeastLaxity
@@ -35,12 +44,8 @@ from tests.unit.partition.harness import KnownCells, Owner, TenMs, make_function
 IDLE = WorkerLoad(0, 0.0)
 
 
-def lending_urgency(costs: Costs | None = None) -> Urgency:
-    """Return how a worker that lends knows what waits in it."""
-    urgency = Urgency(LeastLaxity(), costs or TenMs())
-    urgency.waiting = LaxityQueue()
-    urgency.unseen = deque()
-    return urgency
+def urgency_of(costs: Costs | None = None) -> Urgency:
+    return Urgency(LeastLaxity(), costs or TenMs())
 
 
 def result_of(
@@ -99,11 +104,11 @@ class Scripted:
         self,
         bind: Callable[[Sequence[Bindable], BindingContext], Iterable[Choice]],
         *,
-        asked: Asked = Asked.QUEUED,
+        trigger: Trigger = Trigger.QUEUED,
         answered: Callable[[Sequence[Bindable], Sequence[Bid]], Iterable[Choice]] | None = None,
         declined: Callable[[Bindable, str], Iterable[Choice]] | None = None,
     ) -> None:
-        self.asked = asked
+        self.trigger = trigger
         self.works: list[list[Bindable]] = []
         self.scenes: list[BindingContext] = []
         self.bids: list[list[Bid]] = []
@@ -180,21 +185,25 @@ class Lender:
         backend: MemoryBackend | None = None,
     ) -> None:
         self.policy = policy
-        self.urgency = lending_urgency(costs)
+        self.urgency = urgency_of(costs)
+        self.lendable = LendableWork(LaxityQueue())
         function = function or make_function(slo="1ms")
         self.owner = Owner(
-            function, urgency=self.urgency, merger=merger, cells=cells, backend=backend
+            function,
+            urgency=self.urgency,
+            lendable=self.lendable,
+            merger=merger,
+            cells=cells,
+            backend=backend,
         )
         self.owner.held = True
         self.owner.pace.aside = True
         self.lessor = Lessor(
-            "home",
+            Binding("home", lambda _: policy, term_ms, lambda worker, _: worker not in lacking),
             self.urgency,
-            lambda _: policy,
+            self.lendable,
             First(),
             queued=lambda: self.owner.partition.queued,
-            has=lambda worker, _: worker not in lacking,
-            term_ms=term_ms,
         )
         self.said: list[tuple[str, LeaseMessage]] = []
         self.offers: list[Lease] = []
@@ -332,6 +341,6 @@ class Lender:
         """Nothing is open, and everything that was lent has ended in one way."""
         assert not self.lessor.open
         assert self.lessor.wakes_ms == float("inf")
-        for tally in self.lessor.tallies.values():
-            ends = tally.returned + tally.declined + tally.expired + tally.revoked
-            assert ends == tally.lent
+        for stats in self.lessor.stats.values():
+            ends = stats.returned + stats.declined + stats.expired + stats.revoked
+            assert ends == stats.lent

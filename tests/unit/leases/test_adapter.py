@@ -18,15 +18,18 @@ from sublet.runtime.execution.state_cache import StateCache
 from sublet.runtime.execution.sync_runner import SyncRunner
 from sublet.runtime.execution.threads import Declared, Position, Watchdog
 from sublet.runtime.leases.adapter import OFFER_BYTES_MAX, Lending
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.borrowed_runs import AsyncGuests, BorrowedRun
 from sublet.runtime.leases.state_merge import StateMerger
 from sublet.runtime.partition.model.lease import Lease
 from sublet.runtime.partition.model.work import RunResult
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import LeaseMessage, Needs, Offer, Return
-from sublet.scheduler.binding.policy import Asked
+from sublet.scheduler.binding.policy import Trigger
+from sublet.scheduler.laxity_queue import LaxityQueue
 from sublet.statestore.contract import StateRow
-from tests.unit.leases.harness import Scripted, keeps, lending_urgency, lends_to
+from tests.unit.leases.harness import Scripted, keeps, lends_to, urgency_of
 from tests.unit.partition.harness import Owner
 
 app = App("app", partitions=1)
@@ -82,17 +85,18 @@ class Side:
         self.guests: list[BorrowedRun] = []
         self.outbox: list[tuple[str, bytes]] = []
         self.reachable = True
-        self.urgency = lending_urgency()
+        self.urgency = urgency_of()
+        self.lendable = LendableWork(LaxityQueue())
         self.limits = limits
         self.lending = Lending(
-            name,
             app.functions,
             self,
+            Binding(name, lambda _: policy),
             urgency=self.urgency,
+            lendable=self.lendable,
             async_guests=AsyncGuests(NoWatchdog()),
             routes=Sent(),
             limits=limits,
-            policy_of=lambda _: policy,
             tell=self._tell,
             meet=lambda _: None,
             monotonic_ms=lambda: self.now_ms,
@@ -112,6 +116,7 @@ class Side:
         self.owner = Owner(
             function,
             urgency=self.urgency,
+            lendable=self.lendable,
             limits=self.limits,
             cells=cache,  # type: ignore[arg-type]  # As real ones are.
             merger=merger,
@@ -165,8 +170,8 @@ class Side:
         guests, self.guests = self.guests, []
         for guest in guests:
             guest.begin()
-            self.lending.begun(guest)
-            self.lending.guest_ran(guest, SyncRunner(NoWatchdog()).run(guest.work, guest.place))
+            self.lending.started(guest)
+            self.lending.guest_ran(guest, SyncRunner(NoWatchdog()).run(guest.work, guest.env))
 
 
 class Pair:
@@ -174,7 +179,9 @@ class Pair:
 
     def __init__(self, function: Function = join, *, limits: Limits | None = None) -> None:
         limits = limits or Limits()
-        self.home = Side("home", Scripted(lends_to("away", forced=True), asked=Asked.EACH), limits)
+        self.home = Side(
+            "home", Scripted(lends_to("away", forced=True), trigger=Trigger.EACH), limits
+        )
         self.away = Side("away", Scripted(keeps), limits)
         self.home.own(function)
         self.said: list[LeaseMessage] = []
@@ -225,8 +232,8 @@ class Pair:
     def of(self, kind: type[Any]) -> list[Any]:
         return [each for each in self.said if isinstance(each, kind)]
 
-    def tally(self) -> Any:
-        return self.home.lending.lessor.tally(self.home.partition.function)
+    def stats(self) -> Any:
+        return self.home.lending.lessor.stats_of(self.home.partition.function)
 
     def stop(self) -> None:
         for each in (self.home, self.away):
@@ -247,7 +254,7 @@ async def test_an_unchanged_state_is_not_sent_again(pair: Pair) -> None:
         assert pair.settle()[pair.number - 1] == expected
     sent = [[state.rows for state in each.states] for each in pair.of(Offer)]
     assert sent == [[[]], [None], [None]]
-    assert (pair.tally().states_sent, pair.tally().states_known) == (1, 2)
+    assert (pair.stats().states_sent, pair.stats().states_known) == (1, 2)
 
 
 async def test_a_state_that_was_changed_at_home_is_sent_again(pair: Pair) -> None:
@@ -282,7 +289,7 @@ async def test_an_offer_that_is_too_large_stays_home(pair: Pair) -> None:
     pair.lend(["k"], [b"x" * OFFER_BYTES_MAX])
     assert pair.of(Offer) == []
     assert pair.home_runs() == [["k"]]
-    assert pair.tally().revoked == 1
+    assert pair.stats().revoked == 1
 
 
 async def test_an_offer_as_large_as_allowed_is_sent(pair: Pair) -> None:
@@ -323,7 +330,7 @@ async def test_what_was_lent_runs_at_home_when_its_states_are_gone_before_it_is_
     pair.lend(["k"], [b"a"])
     assert pair.of(Offer) == []
     assert not lending.lessor.open
-    assert pair.tally().revoked == 1
+    assert pair.stats().revoked == 1
 
 
 async def test_what_cannot_be_sent_runs_at_home(pair: Pair) -> None:
@@ -352,14 +359,14 @@ async def test_a_return_that_does_not_fit_its_lease_counts_for_nothing(pair: Pai
     pair.carry()
 
     assert pair.home_runs() == [["k"]]
-    assert pair.tally().revoked == 1
+    assert pair.stats().revoked == 1
 
 
 async def test_a_function_that_is_not_known_there_is_declined(pair: Pair) -> None:
     pair.away.lending._functions = {}
     pair.lend(["k"], [b"a"])
     assert pair.home_runs() == [["k"]]
-    assert pair.tally().declined == 1
+    assert pair.stats().declined == 1
 
 
 async def test_everything_said_twice_is_heard_once(pair: Pair) -> None:
@@ -372,7 +379,7 @@ async def test_everything_said_twice_is_heard_once(pair: Pair) -> None:
             pair.away.lending.message("home", msgspec.Raw(msgspec.msgpack.encode(offer)))
         assert pair.away.guests == []
     assert pair.settle() == {1: 1, 2: 3, 3: 3}
-    assert (pair.tally().returned, pair.tally().late_returns) == (3, 3)
+    assert (pair.stats().returned, pair.stats().late_returns) == (3, 3)
 
 
 async def test_a_guest_of_a_lessor_that_is_lost_does_not_run(pair: Pair) -> None:
@@ -388,7 +395,7 @@ async def test_an_expired_lease_that_returns_late_changes_nothing(pair: Pair) ->
     (lease,) = pair.home.lending.lessor.open.values()
     pair.home.now_ms = lease.ends_ms
     (guest,) = pair.away.guests
-    pair.away.lending.begun(guest)
+    pair.away.lending.started(guest)
     pair.home.lending.desk.woken()
     pair.carry()
     assert pair.home_runs() == [["k"]]
@@ -398,7 +405,7 @@ async def test_an_expired_lease_that_returns_late_changes_nothing(pair: Pair) ->
     pair.run()
 
     assert pair.settle() == {1: "done k"}
-    assert (pair.tally().expired, pair.tally().late_returns) == (1, 1)
+    assert (pair.stats().expired, pair.stats().late_returns) == (1, 1)
     # Whatever the lessee has made of it, it is given the state anew.
     pair.lend(["k"], [b"x"])
     assert [state.rows for state in pair.of(Offer)[-1].states] == [[]]

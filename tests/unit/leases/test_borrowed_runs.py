@@ -35,10 +35,10 @@ from sublet.runtime.protocol.lease_messages import (
     StoredState,
     WorkerLoad,
 )
-from sublet.runtime.protocol.messages import Message
+from sublet.runtime.protocol.messages import Message, MessageColumns
 from sublet.statestore.contract import StateRow
 
-PATIENCE_S = 5
+PATIENCE_S = 60.0
 LOAD = WorkerLoad(0, 0.0)
 PARTITION = "app/f/0"
 encode = msgspec.msgpack.encode
@@ -149,7 +149,7 @@ class Lessee:
     def run(self, offered: Offer, function: Function, **options: Any) -> Return:
         guest = self.accept(offered, function)
         guest.begin()
-        return self.finish(guest, self.sync.run(guest.work, guest.place), **options)
+        return self.finish(guest, self.sync.run(guest.work, guest.env), **options)
 
 
 def offer(
@@ -172,7 +172,7 @@ def offer(
         "function": "add",
         "partial": False,
         "forced": True,
-        "messages": messages,
+        "columns": MessageColumns.of(messages),
         "time_left_ms": [-1] * len(messages),
         "due_left_ms": 50.0,
         "home_ms": 0.0,
@@ -183,6 +183,18 @@ def offer(
         "states": list(states),
     }
     return Offer(**{**given, **fields})
+
+
+def columns(keys: list[str], given_payloads: list[Any], /, **fields: Any) -> MessageColumns:
+    """Return columns of which some may be wrong."""
+    given: dict[str, Any] = {
+        "sources": "~c",
+        "numbers": 1,
+        "kinds": Kind.CALL,
+        "keys": keys,
+        "payloads": msgspec.Raw(encode(given_payloads)),
+    }
+    return MessageColumns(**{**given, **fields})
 
 
 def stored(key: str, version: int, value: Any = None) -> StoredState:
@@ -196,7 +208,7 @@ def known(key: str, version: int) -> StoredState:
 def at_home(
     offered: Offer, returned: Return, function: Function, *, partial: bool = False
 ) -> RunResult:
-    work = Work(1, waiting=[QueuedMessage(each) for each in offered.messages])
+    work = Work(1, waiting=[QueuedMessage(each) for each in offered.columns.messages()])
     return decode_result(returned, work, function, 0.0, partial=partial)
 
 
@@ -263,7 +275,7 @@ def test_what_a_guest_has_made_of_a_state_is_not_taken_for_what_it_was() -> None
     lessee = Lessee()
     guest = lessee.accept(offer(["a"], [1], [stored("a", 5, 10)]), add)
     guest.begin()
-    lessee.sync.run(guest.work, guest.place)
+    lessee.sync.run(guest.work, guest.env)
     guest.drop()
 
     assert lessee.states.missing(offer(["a"], [1], [known("a", 5)], number=2), add) == ["a"]
@@ -274,8 +286,8 @@ def test_a_late_end_of_an_earlier_lease_does_not_replace_a_later_state() -> None
     given_up = lessee.accept(offer(["a"], [1], [stored("a", 5, 10)]), add)
     # At home, meanwhile, something else happened.
     later = lessee.accept(offer(["a"], [-1], [stored("a", 6, 70)], number=2), add)
-    lessee.finish(later, lessee.sync.run(later.work, later.place))
-    lessee.finish(given_up, lessee.sync.run(given_up.work, given_up.place))
+    lessee.finish(later, lessee.sync.run(later.work, later.env))
+    lessee.finish(given_up, lessee.sync.run(given_up.work, given_up.env))
 
     third = offer(["a"], [1], [known("a", 6)], number=3)
     assert replies(at_home(third, lessee.run(third, add), add)) == [71]
@@ -285,7 +297,7 @@ def test_an_earlier_lease_that_ends_first_leaves_nothing_behind() -> None:
     lessee = Lessee()
     given_up = lessee.accept(offer(["a"], [1], [stored("a", 5, 10)]), add)
     lessee.accept(offer(["a"], [1], [stored("a", 6, 70)], number=2), add)
-    lessee.finish(given_up, lessee.sync.run(given_up.work, given_up.place))
+    lessee.finish(given_up, lessee.sync.run(given_up.work, given_up.env))
 
     assert len(lessee.states) == 0
 
@@ -332,7 +344,7 @@ def test_a_former_owner_gets_its_work_done_and_leaves_nothing() -> None:
 def test_a_state_in_doubt_is_not_used_again() -> None:
     lessee = Lessee()
     guest = lessee.accept(offer(["a"], [1], [stored("a", 1)]), add)
-    lessee.finish(guest, lessee.sync.run(guest.work, guest.place), tainted=True)
+    lessee.finish(guest, lessee.sync.run(guest.work, guest.env), tainted=True)
 
     assert len(lessee.states) == 0
     assert lessee.states.bytes == 0
@@ -351,8 +363,8 @@ def test_a_lessee_comes_to_the_same_as_its_lessor(function: Function) -> None:
     cache = StateCache("f", function.state_kind, StateClock(), complete=True, bytes_max=lambda: 0)
     cache.insert(keys, [StateRow("a", b"", encode(10)), StateRow("b", b"", encode(20))])
     home = Lessee().accept(offered, function)
-    home.place.cache = cache
-    expected = SyncRunner(NoWatchdog()).run(home.work, home.place)
+    home.env.cache = cache
+    expected = SyncRunner(NoWatchdog()).run(home.work, home.env)
     assert replies(result) == expected.values
     assert sorted(result.rows) == sorted(expected.rows)
     assert result.elapsed_ms > 0
@@ -392,10 +404,10 @@ def test_a_run_that_is_cut_sends_the_rest_home() -> None:
     offered = offer(["a", "b", "c"], [1, 2, 3], [stored(key, 1) for key in "abc"])
     guest = lessee.accept(offered, add)
     guest.work.off_loop = True
-    scope = RunScope(guest.work, guest.place)
+    scope = RunScope(guest.work, guest.env)
     scope.limit_s = 0.0
     result = at_home(
-        offered, lessee.finish(guest, lessee.sync.run(guest.work, guest.place, scope)), add
+        offered, lessee.finish(guest, lessee.sync.run(guest.work, guest.env, scope)), add
     )
     assert result.unfinished == {1, 2}
 
@@ -408,7 +420,7 @@ def test_time_left_and_the_clock_go_on_from_where_the_lessor_was() -> None:
 
     lessee.clock.now_ms += 15
     guest.begin()
-    result = at_home(offered, lessee.finish(guest, lessee.sync.run(guest.work, guest.place)), look)
+    result = at_home(offered, lessee.finish(guest, lessee.sync.run(guest.work, guest.env)), look)
     assert replies(result) == [["~c:1", 1, 25, 700_015], ["~c:2", 1, None, 700_015]]
 
 
@@ -458,7 +470,7 @@ def test_a_delay_of_a_guest_counts_from_when_its_handler_asks_for_it() -> None:
 
 def test_a_trace_goes_on_through_a_guest() -> None:
     offered = offer(["a"], ["x"], [stored("a", 1)])
-    offered.messages[0].extra = Extra(trace="00-abc-01")
+    offered.columns.extras = {0: Extra(trace="00-abc-01")}
     result = at_home(offered, Lessee().run(offered, remind), remind)
 
     assert isinstance(result.effects[0], Outgoing)
@@ -468,8 +480,14 @@ def test_a_trace_goes_on_through_a_guest() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"messages": [], "time_left_ms": []}, "0 messages"),
+        ({"columns": columns([], []), "time_left_ms": []}, "0 messages"),
         ({"time_left_ms": [1, 2]}, "1 messages with 2 times left"),
+        ({"columns": columns(["a"], [1], numbers=[1, 2])}, "columns of other lengths"),
+        ({"columns": columns(["a"], [1], sources=["~c", "~d"])}, "columns of other lengths"),
+        ({"columns": columns(["a"], [1], kinds=[])}, "columns of other lengths"),
+        ({"columns": columns(["a"], [1], times_ms=[])}, "columns of other lengths"),
+        ({"columns": columns(["a"], [1, 2])}, "columns of other lengths"),
+        ({"columns": columns(["a"], [1], payloads=msgspec.Raw(b"\x01"))}, "not a column"),
         ({"partial": True}, "cannot run on partial state"),
     ],
 )
@@ -480,8 +498,8 @@ def test_an_offer_that_makes_no_sense_is_refused(fields: dict[str, Any], text: s
 
 def test_a_message_is_offered_once() -> None:
     offered = offer(["a"], [1], [stored("a", 1)])
-    offered.messages *= 2
-    offered.time_left_ms *= 2
+    offered.columns = columns(["a", "a"], [1, 1], numbers=[1, 1])
+    offered.time_left_ms = -1
     with pytest.raises(OfferError, match="offered twice"):
         Lessee().accept(offered, add)
 
@@ -514,7 +532,7 @@ def test_windows_are_opened_at_a_lessee_and_closed_at_another() -> None:
 
     rows = [(row.subkey, row.value, row.expires_ms) for row in opened.rows if row.value is not None]
     ends = offer(["a"], [None], [StoredState("a", 2, rows)], number=2, watermark_ms=15_000)
-    ends.messages[0] = closing_message("a3.a1.a1", "a", 1)
+    ends.columns = MessageColumns.of([closing_message("a3.a1.a1", "a", 1)])
     closed = at_home(ends, Lessee().run(ends, clicks), clicks)
     assert closed.effects == [Emitted("counts", "a", encode([0, 1]))]
 
@@ -915,8 +933,10 @@ def test_windows_are_filled_in_parts_and_closed_at_home() -> None:
         [Click(1_000), Click(12_000), Click(2_000), Click(-5_000), Click(3_000)],
         partial=True,
     )
-    offered.messages.append(closing_message("3.1", "a", 9))
-    offered.time_left_ms.append(-1)
+    offered.columns = MessageColumns.of(
+        [*offered.columns.messages(), closing_message("3.1", "a", 9)]
+    )
+    offered.time_left_ms = -1
     returned = Lessee().run(offered, clicks)
 
     assert [(each.key, each.start_ms, each.end_ms) for each in returned.partials] == [

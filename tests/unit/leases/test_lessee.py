@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sublet.runtime.leases.lessee import GUEST_MESSAGES_MAX, OVER_KEPT_MAX, Lessee
+from sublet.runtime.partition.model.worker_backlog import WorkerBacklog
 from sublet.runtime.protocol.lease_messages import LeaseId
 from sublet.scheduler.laxity_queue import LaxityQueue
 
@@ -21,7 +22,7 @@ class Door:
     """A lessee with what waits in its worker."""
 
     def __init__(self, messages_max: int = GUEST_MESSAGES_MAX) -> None:
-        self.waiting: LaxityQueue[object] = LaxityQueue()
+        self.waiting: WorkerBacklog = LaxityQueue()
         self.lessee = Lessee(self.waiting, messages_max)
 
     def offer(
@@ -88,8 +89,8 @@ def test_what_was_taken_waits_with_everything_else_until_its_turn(door: Door) ->
     assert lease(1) in door.lessee
     assert door.lessee.load(4).queued == 7
     assert door.lessee.load(0).queued_ms == 30.0
-    door.lessee.begun(lease(1))
-    door.lessee.begun(lease(1))
+    door.lessee.started(lease(1))
+    door.lessee.started(lease(1))
     assert door.lessee.load(0).queued_ms == 0.0
     assert door.lessee.load(0).queued == 3, "it runs"
     assert door.lessee.ended(lease(1))
@@ -152,7 +153,7 @@ def test_so_many_messages_of_neighbours_are_taken_and_no_more(forced: bool) -> N
     assert not door.offer(2, 2, forced=forced)
     assert door.offer(3, 1, forced=forced)
     assert door.lessee.messages == GUEST_MESSAGES_MAX
-    door.lessee.begun(lease(1))
+    door.lessee.started(lease(1))
     assert not door.offer(4, 1, forced=forced), "those that run count, too"
     door.lessee.ended(lease(3))
     assert door.offer(4, 1, forced=forced)

@@ -10,20 +10,23 @@ import pytest
 
 from sublet.functions.app import Function
 from sublet.functions.state import Sum
+from sublet.runtime.leases.binding import TERM_MS
 from sublet.runtime.leases.lessor import (
     ASK_MS,
-    CROWD_MS,
+    HOT_KEY_MS,
     LEASES_MAX,
+    LOST_MS,
     PIECE_MS,
     TERM_FACTOR,
-    TERM_MS,
     WORKS_MAX,
 )
 from sublet.runtime.partition.model.lease import Lease, LeaseState
 from sublet.runtime.protocol.frames import Kind
 from sublet.runtime.protocol.lease_messages import WorkerLoad
-from sublet.scheduler.binding.policy import Asked, Bindable
+from sublet.scheduler.binding.policy import Bindable, Trigger
 from sublet.scheduler.binding.policy import Lend as LendTo
+from sublet.scheduler.binding.standing import StandingLease
+from sublet.scheduler.scaling.plan import Leaving, Plan, Redirection
 from sublet.statestore.contract import Outcome, StateRow
 from tests.unit.leases.harness import (
     Adder,
@@ -34,7 +37,7 @@ from tests.unit.leases.harness import (
     keeps,
     lends_to,
 )
-from tests.unit.partition.harness import PEER, make_function
+from tests.unit.partition.harness import PEER, TenMs, make_function
 
 ONE_MS = 10.0
 """What each message takes, as the harness has it."""
@@ -49,7 +52,19 @@ def mergeable() -> Function:
     return make_function(state=Sum(), order="none", slo="1ms")
 
 
+def stages(home: Lender) -> list[tuple[str, str]]:
+    return [(each.key, each.stage) for each in home.owner.partition.requests.open(10)]
+
+
 # One life cycle
+
+
+def test_what_is_away_is_listed_as_such() -> None:
+    home = forwarder()
+    (lease,) = home.lend(1, ["a", "b"])
+    assert stages(home) == [("a", "away"), ("b", "away")]
+    home.accept(lease)
+    assert stages(home) == [("a", "away"), ("b", "away")]
 
 
 def test_a_lease_is_offered_runs_and_returns_its_replies() -> None:
@@ -65,8 +80,8 @@ def test_a_lease_is_offered_runs_and_returns_its_replies() -> None:
 
     assert lease.state is LeaseState.RETURNED
     assert home.replies() == {1: "lent a", 2: "lent b"}
-    tally = home.lessor.tallies["app/f"]
-    assert (tally.lent, tally.messages, tally.returned) == (1, 2, 1)
+    stats = home.lessor.stats["app/f"]
+    assert (stats.lent, stats.messages, stats.returned) == (1, 2, 1)
     home.check()
 
 
@@ -118,7 +133,7 @@ def test_a_declined_lease_runs_at_home() -> None:
     assert home.keys_run_home() == ["a", "b"]
     home.settle()
     assert home.replies() == {1: "done a", 2: "done b"}
-    assert home.lessor.tallies["app/f"].declined == 1
+    assert home.lessor.stats["app/f"].declined == 1
     home.check()
 
 
@@ -160,7 +175,7 @@ def test_two_offers_of_one_moment_end_in_one_way() -> None:
 
     assert lease.state is LeaseState.EXPIRED
     assert home.revoked() == [("west", lease.id)]
-    assert home.lessor.tallies["app/f"].expired == 1
+    assert home.lessor.stats["app/f"].expired == 1
     home.check()
 
 
@@ -181,8 +196,8 @@ def test_a_lease_expires_after_its_term_and_a_late_return_is_dropped(is_running:
     assert not home.give_back(lease)
     home.settle()
     assert home.replies() == {1: "done a", 2: "done b"}
-    tally = home.lessor.tallies["app/f"]
-    assert (tally.expired, tally.late_returns, tally.returned) == (1, 1, 0)
+    stats = home.lessor.stats["app/f"]
+    assert (stats.expired, stats.late_returns, stats.returned) == (1, 1, 0)
     home.check()
 
 
@@ -243,9 +258,9 @@ def test_a_lease_ends_once_whatever_else_is_heard_of_it(first: str, second: str)
 
     assert lease.state is state
     assert home.replies() == {1: "lent a" if first == "returned" else "done a"}
-    tally = home.lessor.tallies["app/f"]
-    assert tally.lent == 1
-    assert tally.returned + tally.declined + tally.expired + tally.revoked == 1
+    stats = home.lessor.stats["app/f"]
+    assert stats.lent == 1
+    assert stats.returned + stats.declined + stats.expired + stats.revoked == 1
     home.check()
 
 
@@ -433,7 +448,7 @@ def test_what_nobody_has_room_for_runs_at_home() -> None:
     assert home.keys_run_home() == ["a", "b"]
     home.settle()
     assert home.replies() == {1: "done a", 2: "done b"}
-    assert home.lessor.tallies["app/f"].declined == 1
+    assert home.lessor.stats["app/f"].declined == 1
     home.check()
 
 
@@ -458,7 +473,7 @@ def test_a_policy_may_ask_others_before_it_gives_up() -> None:
 
     (lease,) = home.offers
     assert lease.lessee == "west"
-    assert home.lessor.tallies["app/f"].declined == 0
+    assert home.lessor.stats["app/f"].declined == 0
 
 
 def test_a_question_whose_partition_has_left_is_of_no_consequence() -> None:
@@ -490,13 +505,13 @@ def test_what_neighbours_say_of_their_queues_is_remembered() -> None:
 
 
 def test_a_static_policy_is_never_asked() -> None:
-    home = Lender(Scripted(lends_to("east"), asked=Asked.NEVER))
+    home = Lender(Scripted(lends_to("east"), trigger=Trigger.NEVER))
     assert home.lend(1, ["a"] * 50) == []
     assert home.policy.works == []
 
 
 def test_each_is_asked_about_everything_that_comes_once() -> None:
-    home = Lender(Scripted(keeps, asked=Asked.EACH))
+    home = Lender(Scripted(keeps, trigger=Trigger.EACH))
     home.arrive(1, ["a", "b"], time_left_ms=10_000)
     home.arrive(3, ["c"], time_left_ms=10_000)
     home.look()
@@ -506,14 +521,14 @@ def test_each_is_asked_about_everything_that_comes_once() -> None:
 
 
 def test_who_begins_to_be_asked_about_each_is_asked_about_what_waits_already() -> None:
-    home = Lender(Scripted(keeps, asked=Asked.LATE))
+    home = Lender(Scripted(keeps, trigger=Trigger.LATE))
     home.arrive(1, ["a", "b"], time_left_ms=10_000)
     home.look()
     assert home.policy.works == []
 
-    home.policy.asked = Asked.EACH
+    home.policy.trigger = Trigger.EACH
     home.arrive(3, ["c"], time_left_ms=10_000)
-    home.lessor.weigh_unseen()
+    home.lessor.track_unbound()
     home.lessor.policies_changed()
     home.look()
     home.lessor.policies_changed()
@@ -523,7 +538,7 @@ def test_who_begins_to_be_asked_about_each_is_asked_about_what_waits_already() -
 
 
 def test_late_is_asked_about_what_arrives_and_would_be_late() -> None:
-    home = Lender(Scripted(keeps, asked=Asked.LATE))
+    home = Lender(Scripted(keeps, trigger=Trigger.LATE))
     home.arrive(1, ["a"], time_left_ms=1_000)
     home.arrive(2, ["b"], time_left_ms=5)
     home.look()
@@ -533,7 +548,7 @@ def test_late_is_asked_about_what_arrives_and_would_be_late() -> None:
 
 
 def test_late_is_asked_about_what_would_make_others_late() -> None:
-    home = Lender(Scripted(keeps, asked=Asked.LATE))
+    home = Lender(Scripted(keeps, trigger=Trigger.LATE))
     home.arrive(1, ["a"] * 4, time_left_ms=60)
     home.arrive(1, ["b"] * 3, time_left_ms=50, source="~other")
     home.look()
@@ -554,15 +569,17 @@ def test_queued_is_asked_about_so_much_that_the_rest_is_in_time() -> None:
     assert home.policy.works == []
 
 
-@pytest.mark.parametrize(("asked", "count"), [(Asked.QUEUED, 2), (Asked.LATE, 9)])
-def test_what_would_be_finished_at_the_last_moment_is_asked_about(asked: Asked, count: int) -> None:
+@pytest.mark.parametrize(("trigger", "count"), [(Trigger.QUEUED, 2), (Trigger.LATE, 9)])
+def test_what_would_be_finished_at_the_last_moment_is_asked_about(
+    trigger: Trigger, count: int
+) -> None:
     # Of 100 ms, a tenth and the time of one message are left for the way.
-    home = Lender(Scripted(keeps, asked=asked))
+    home = Lender(Scripted(keeps, trigger=trigger))
     home.arrive(1, [f"k{number}" for number in range(7)], time_left_ms=100)
     home.look()
     assert home.policy.works == []
 
-    home = Lender(Scripted(keeps, asked=asked))
+    home = Lender(Scripted(keeps, trigger=trigger))
     home.arrive(1, [f"k{number}" for number in range(9)], time_left_ms=100)
     home.look()
     assert sum(home.policy.counts) == count
@@ -577,14 +594,14 @@ def test_queued_is_asked_again_as_long_as_something_would_be_late() -> None:
 
 
 def test_what_tells_time_or_takes_back_is_not_lent() -> None:
-    home = Lender(Scripted(lends_to("east"), asked=Asked.EACH))
+    home = Lender(Scripted(lends_to("east"), trigger=Trigger.EACH))
     home.arrive(1, ["t1"], kind=Kind.CANCEL_TIMER, source=PEER)
     home.look()
     assert home.policy.works == []
 
 
 def test_work_goes_in_pieces_of_about_equal_cost() -> None:
-    home = Lender(Scripted(keeps, asked=Asked.EACH))
+    home = Lender(Scripted(keeps, trigger=Trigger.EACH))
     home.arrive(1, [f"k{number}" for number in range(5)], time_left_ms=1)
     home.look()
 
@@ -602,7 +619,7 @@ def test_the_last_messages_of_a_chunk_go_first() -> None:
 
 
 def test_one_look_is_about_a_bounded_number_of_works() -> None:
-    home = Lender(Scripted(keeps, asked=Asked.EACH))
+    home = Lender(Scripted(keeps, trigger=Trigger.EACH))
     home.arrive(1, [f"k{number}" for number in range(1_000)], time_left_ms=1)
     home.look()
     assert len(home.policy.counts) == WORKS_MAX
@@ -617,7 +634,7 @@ def test_one_look_is_about_a_bounded_number_of_works() -> None:
 
 def test_so_many_leases_are_open_and_no_more() -> None:
     size = int(PIECE_MS / ONE_MS)
-    home = Lender(Scripted(lends_to("east"), asked=Asked.EACH))
+    home = Lender(Scripted(lends_to("east"), trigger=Trigger.EACH))
     count = size * WORKS_MAX
     assert LEASES_MAX % WORKS_MAX, "otherwise the bound would be met by chance"
     for source in range(LEASES_MAX // WORKS_MAX + 5):
@@ -641,7 +658,7 @@ def test_so_many_workers_with_the_lessor_may_work_for_a_partition(
 ) -> None:
     names = [f"w{number}" for number in range(9)]
     home = Lender(
-        Scripted(keeps, asked=Asked.EACH),
+        Scripted(keeps, trigger=Trigger.EACH),
         workers=names,
         function=make_function(parallelism_range=size, slo="1ms"),
     )
@@ -680,8 +697,8 @@ def test_a_mergeable_function_is_lent_in_parts_and_its_key_goes_on_at_home() -> 
     assert adder.absorbed == ["hot"]
     home.settle()
     assert home.replies() == {1: "done hot", 2: "lent hot", 3: "lent hot"}
-    tally = home.lessor.tallies["app/f"]
-    assert (tally.lent_partial, tally.partials_merged) == (1, 1)
+    stats = home.lessor.stats["app/f"]
+    assert (stats.lent_partial, stats.partials_merged) == (1, 1)
     home.check()
 
 
@@ -691,7 +708,7 @@ def test_a_function_that_does_more_than_add_is_lent_whole_from_then_on() -> None
     home.give_back(lease, home=[0], reason="reads")
     home.settle()
     assert home.replies() == {1: "done a"}
-    assert home.lessor.tallies["app/f"].local_only == 1
+    assert home.lessor.stats["app/f"].local_only == 1
 
     (lease,) = home.lend(2, ["b"])
     assert not lease.partial
@@ -722,7 +739,7 @@ def test_messages_that_come_home_for_their_size_do_not_keep_others_from_being_le
     assert len(home.lend(2, ["b"])) == 1
 
 
-def crowded(policy: Scripted, count: int, **options: Any) -> Lender:
+def hot_key_home(policy: Scripted, count: int, **options: Any) -> Lender:
     """A run of a hot key goes on here, and so many messages wait behind it."""
     home = Lender(policy, function=mergeable(), merger=Adder(), **options)
     home.arrive(1, ["hot"], time_left_ms=10_000)
@@ -735,9 +752,9 @@ def crowded(policy: Scripted, count: int, **options: Any) -> Lender:
 
 
 def test_what_waits_behind_a_hot_key_is_lent_but_for_what_is_run_soon() -> None:
-    home = crowded(Scripted(lends_to("east")), 10)
+    home = hot_key_home(Scripted(lends_to("east")), 10)
     home.look()
-    stay = int(CROWD_MS / ONE_MS)
+    stay = int(HOT_KEY_MS / ONE_MS)
     assert sum([each.work.count for each in home.offers]) == 10 - stay
     assert all(each.partial for each in home.offers)
     for lease in home.offers:
@@ -750,28 +767,28 @@ def test_what_waits_behind_a_hot_key_is_lent_but_for_what_is_run_soon() -> None:
     home.check()
 
 
-def test_a_small_crowd_is_not_lent() -> None:
-    home = crowded(Scripted(lends_to("east")), int(CROWD_MS / ONE_MS))
+def test_a_short_queue_behind_a_hot_key_is_not_lent() -> None:
+    home = hot_key_home(Scripted(lends_to("east")), int(HOT_KEY_MS / ONE_MS))
     home.look()
     assert home.offers == []
 
 
-def test_a_crowd_that_has_gone_is_forgotten() -> None:
-    home = crowded(Scripted(lends_to("east")), 2)
+def test_a_hot_key_without_waiters_is_forgotten() -> None:
+    home = hot_key_home(Scripted(lends_to("east")), 2)
     home.owner.finish()
     home.settle()
     home.look()
-    assert home.urgency.crowds == {}
+    assert home.lendable.hot_keys == {}
 
 
-def test_a_crowd_is_lent_in_a_bounded_number_of_works_a_look() -> None:
-    home = crowded(Scripted(keeps), 400)
+def test_a_hot_key_queue_is_lent_in_a_bounded_number_of_works_a_look() -> None:
+    home = hot_key_home(Scripted(keeps), 400)
     home.look()
     assert len(home.policy.counts) == WORKS_MAX
 
 
-def test_the_crowd_of_a_function_that_reads_stays() -> None:
-    home = crowded(Scripted(lends_to("east")), 10)
+def test_the_hot_key_queue_of_a_function_that_reads_stays() -> None:
+    home = hot_key_home(Scripted(lends_to("east")), 10)
     home.look()
     for lease in home.offers:
         home.give_back(lease, home=range(lease.work.count), reason="reads")
@@ -783,16 +800,16 @@ def test_the_crowd_of_a_function_that_reads_stays() -> None:
 def given_back(*, slo: str = "1ms", late: bool = True) -> Lender:
     """A key was given back behind which three messages wait."""
     home = forwarder(function=make_function(slo=slo))
-    home.policy.asked = Asked.EACH
+    home.policy.trigger = Trigger.EACH
     (lease,) = home.lend(1, ["a"])
-    home.policy.asked = Asked.NEVER
+    home.policy.trigger = Trigger.NEVER
     home.arrive(2, ["a"] * 3)
     home.run_home()
-    home.policy.asked = Asked.QUEUED if late else Asked.NEVER
+    home.policy.trigger = Trigger.QUEUED if late else Trigger.NEVER
     home.owner.partition.leases.versions.of("a")
     home.give_back(lease)
     home.offers.clear()
-    home.lessor.look_at_crowds(home.now_ms, home.now_ms)
+    home.lessor.look_at_hot_keys(home.now_ms, home.now_ms)
     home.carry_out()
     return home
 
@@ -825,7 +842,7 @@ def test_what_waits_behind_a_key_that_comes_back_stays_if_it_is_in_time_or_nobod
 
 
 def test_a_bindable_tells_what_the_policy_may_know() -> None:
-    home = Lender(Scripted(keeps, asked=Asked.EACH), function=mergeable(), merger=Adder())
+    home = Lender(Scripted(keeps, trigger=Trigger.EACH), function=mergeable(), merger=Adder())
     home.arrive(1, ["a"], time_left_ms=70)
     home.look()
     work: Bindable = home.policy.works[0][0]
@@ -838,3 +855,129 @@ def test_a_bindable_tells_what_the_policy_may_know() -> None:
     assert scene.fits(work)
     assert [each.name for each in scene.pick(1)] == ["east"]
     assert len(scene.pick(10)) == 2
+
+
+# What the plan redirects
+
+
+def redirect(
+    home: Lender, share: float, *lessees: str, token: int = 1, number: int = 1, **plan: Any
+) -> None:
+    redirects = {home.owner.partition.function.name: Redirection(share, lessees)}
+    home.lessor.follow(Plan(token=token, number=number, redirects=redirects, **plan))
+
+
+def redirecting(share: float, *lessees: str, **options: Any) -> Lender:
+    """A lessor that would lend nothing by itself."""
+    home = Lender(Scripted(keeps, trigger=Trigger.NEVER), **options)
+    redirect(home, share, *lessees)
+    return home
+
+
+def in_parts() -> dict[str, Any]:
+    return {
+        "function": make_function(state=Sum(), order="none"),
+        "merger": Adder(),
+    }
+
+
+def test_a_share_of_the_keys_is_lent_to_the_lessees_that_the_plan_names() -> None:
+    home = redirecting(0.5, "east", "west")
+    keys = [f"k{number}" for number in range(40)]
+    leases = home.lend(1, keys)
+    lease_of = StandingLease(0.5, ["east", "west"]).lessee_of
+    found = {(key, lease.lessee) for lease in leases for key in lease.work.keys}
+    assert found == {(key, at) for key in keys if (at := lease_of(key)) is not None}
+    assert all(lease.forced for lease in leases)
+    for lease in leases:
+        home.give_back(lease)
+    home.settle()
+    home.check()
+    assert len(home.replies()) == 40
+    assert home.lessor.stats_of(home.owner.partition.function).redirected == len(found)
+
+
+def test_messages_of_a_redirected_key_follow_it_when_it_comes_back() -> None:
+    home = redirecting(1.0, "east")
+    (first,) = home.lend(1, ["a"])
+    assert home.lend(2, ["a", "a"]) == []
+    home.give_back(first)
+    home.lessor.look_at_hot_keys(home.now_ms, home.now_ms)
+    home.carry_out()
+    again = home.offers[-1]
+    assert (again.lessee, list(again.work.keys)) == ("east", ["a", "a"])
+
+
+def test_what_can_be_merged_is_redirected_in_turn() -> None:
+    home = redirecting(1.0, "east", "west", **in_parts())
+    leases = home.lend(1, ["a"] * 4)
+    assert [(lease.lessee, lease.work.count, lease.partial) for lease in leases] == [
+        ("east", 2, True),
+        ("west", 2, True),
+    ]
+
+
+def test_the_part_of_a_lessee_that_is_gone_runs_at_home() -> None:
+    home = redirecting(1.0, "east", "west", **in_parts())
+    home.lessor.workers_changed(["home", "west"], home.now_ms)
+    leases = home.lend(1, ["a"] * 4)
+    assert [(lease.lessee, lease.work.count) for lease in leases] == [("west", 2)]
+    assert home.run_home() == [["a", "a"]]
+
+
+def test_the_part_of_a_lessee_that_leaves_runs_at_home() -> None:
+    home = redirecting(1.0, "east")
+    redirect(home, 1.0, "east", number=2, leaving=[Leaving("east", 0)])
+    assert home.lend(1, ["a"]) == []
+
+
+def test_a_lessee_that_was_lost_drops_out_at_once_and_comes_back_when_it_is_heard() -> None:
+    home = redirecting(1.0, "east")
+    home.lend(1, ["a"])
+    home.lose("east")
+    assert home.keys_run_home() == ["a"]
+    assert home.lend(2, ["b"]) == []
+    home.reply("east", 99)
+    assert [lease.lessee for lease in home.lend(3, ["c"])] == ["east"]
+
+
+def test_a_lessee_that_lets_a_term_pass_drops_out_for_a_while() -> None:
+    home = redirecting(1.0, "east", term_ms=100.0)
+    (lease,) = home.lend(1, ["a"])
+    home.pass_time(lease.ends_ms - home.now_ms)
+    assert home.lend(2, ["b"]) == []
+    home.pass_time(LOST_MS)
+    assert len(home.lend(3, ["c"])) == 1
+
+
+def test_a_plan_of_a_former_controller_redirects_nothing() -> None:
+    home = redirecting(1.0, "east")
+    redirect(home, 0.0, token=2)
+    redirect(home, 1.0, "east", token=1, number=9)
+    assert home.lend(1, ["a"]) == []
+
+
+def test_what_does_not_cost_three_times_its_lending_stays() -> None:
+    class Cheap(TenMs):
+        def expected_ms(self, function: Function, count: int) -> float:
+            return 0.01 * count
+
+    home = redirecting(1.0, "east", costs=Cheap())
+    assert home.lend(1, ["a"]) == []
+
+
+def test_what_waits_when_a_redirection_begins_is_redirected_too() -> None:
+    home = Lender(Scripted(keeps, trigger=Trigger.NEVER))
+    assert home.lend(1, ["a"]) == []
+    redirect(home, 1.0, "east")
+    home.look()
+    assert [lease.lessee for lease in home.offers] == ["east"]
+
+
+def test_the_rest_of_a_chunk_is_bound_by_the_functions_own_policy() -> None:
+    home = Lender(Scripted(lends_to("west"), trigger=Trigger.EACH))
+    redirect(home, 0.5, "east")
+    keys = [f"k{number}" for number in range(20)]
+    lessees = {key: lease.lessee for lease in home.lend(1, keys) for key in lease.work.keys}
+    lease_of = StandingLease(0.5, ["east"]).lessee_of
+    assert lessees == {key: lease_of(key) or "west" for key in keys}

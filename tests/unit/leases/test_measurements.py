@@ -21,18 +21,16 @@ class Measured:
         self.home = Lender(Scripted(keeps))
         self.partition = self.home.owner.partition
         self.lessor = self.home.lessor
-        urgency = self.partition._urgency
-        assert urgency.waiting is not None
-        self.waiting = urgency.waiting
+        self.backlog = self.home.lendable.backlog
         self.now_ms = 0.0
-        self.measures = LeaseMeasures(self.lessor, urgency, self.now_ms)
+        self.measures = LeaseMeasures(self.lessor, self.home.urgency, self.now_ms)
 
     def measure(self, *, consumed: int, late: int = 0, lent: int = 0, came_back: int = 0) -> None:
-        counters, tally = self.partition.counters, self.lessor.tally(self.partition.function)
+        counters, stats = self.partition.counters, self.lessor.stats_of(self.partition.function)
         counters.consumed += consumed
         counters.late += late
-        tally.lent += lent
-        tally.came_back += came_back
+        stats.lent += lent
+        stats.came_back += came_back
         self.now_ms += MEASURE_EVERY_MS
         assert self.measures.is_due(self.now_ms)
         self.measures.measure([self.partition], self.now_ms)
@@ -74,7 +72,7 @@ def test_who_lends_nothing_learns_nothing_about_the_margin(worker: Measured) -> 
 
 
 def test_a_full_worker_learns_how_much_slower_than_expected_it_is(worker: Measured) -> None:
-    worker.waiting.put(1_000.0, 10_000.0, None)
+    worker.backlog.put(1_000.0, 10_000.0, None)
     for _ in range(50):
         # Messages of 10 ms: 20 of them are half of the time, and what others ran is not ours.
         worker.measure(consumed=50, came_back=30)
@@ -83,7 +81,7 @@ def test_a_full_worker_learns_how_much_slower_than_expected_it_is(worker: Measur
 
 
 def test_nobody_is_taken_for_slower_than_a_bound(worker: Measured) -> None:
-    worker.waiting.put(1_000.0, 10_000.0, None)
+    worker.backlog.put(1_000.0, 10_000.0, None)
     for _ in range(50):
         worker.measure(consumed=1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from sublet.binding import Ask, Asked, Bid, Bindable, BindingContext, Choice, Lend, Peer, WorkView
+from sublet.binding import Ask, Bid, Bindable, BindingContext, Choice, Lend, Peer, Trigger, WorkView
 from sublet.runtime.leases.policy_guard import GuardedPolicy, guarded
 from sublet.scheduler.binding.policy import Static, binding_named
 
@@ -41,7 +41,7 @@ def work() -> Bindable:
 class Says:
     """A policy that says what it was given to say."""
 
-    asked = Asked.LATE
+    trigger = Trigger.LATE
     reason = "it was told to"
 
     def __init__(self, *choices: Any) -> None:
@@ -75,7 +75,7 @@ def test_choices_that_can_be_carried_out_pass() -> None:
     assert list(policy.bind([mine], SCENE)) == choices
     assert list(policy.answered([mine], [], SCENE)) == choices
     assert list(policy.declined(mine, "w3", SCENE)) == choices
-    assert policy.asked is Asked.LATE
+    assert policy.trigger is Trigger.LATE
 
 
 def test_choices_that_make_no_sense_are_left_out() -> None:
@@ -99,17 +99,17 @@ def test_what_is_no_choice_ends_a_policy() -> None:
     with structlog.testing.capture_logs() as told:
         assert policy.bind([work()], SCENE) == []
 
-    assert policy.asked is Asked.NEVER
+    assert policy.trigger is Trigger.NEVER
     assert "a choice is 'w2'; allowed: Lend, Ask" in policy.reason
     assert [each["log_level"] for each in told] == ["error"]
 
 
-@pytest.mark.parametrize("asked", [None, "late", 1])
-def test_a_policy_that_does_not_say_when_is_never_asked(asked: Any) -> None:
+@pytest.mark.parametrize("trigger", [None, "late", 1])
+def test_a_policy_that_does_not_say_when_is_never_asked(trigger: Any) -> None:
     policy = Says()
-    policy.asked = asked
+    policy.trigger = trigger
 
-    assert guarded(policy).asked is Asked.NEVER
+    assert guarded(policy).trigger is Trigger.NEVER
 
 
 class Raises(Says):
@@ -130,7 +130,7 @@ def test_a_policy_that_raises_lends_nothing_and_is_not_asked_again() -> None:
         assert policy.answered([mine], [], SCENE) == []
 
     assert len(told) == 1
-    assert policy.asked is Asked.NEVER
+    assert policy.trigger is Trigger.NEVER
     assert policy.reason == ("it failed and is disabled: ZeroDivisionError: by nothing")
 
 
@@ -138,7 +138,7 @@ def test_a_policy_may_change_when_it_wants_to_be_asked() -> None:
     mine = Says()
     policy = guarded(mine)
 
-    mine.asked = Asked.EACH
-    assert policy.asked is Asked.EACH
-    policy.asked = Asked.QUEUED
-    assert mine.asked is Asked.QUEUED
+    mine.trigger = Trigger.EACH
+    assert policy.trigger is Trigger.EACH
+    policy.trigger = Trigger.QUEUED
+    assert mine.trigger is Trigger.QUEUED
