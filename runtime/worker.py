@@ -14,11 +14,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
 import structlog
 
+from sublet.functions.address import is_client, is_instance
 from sublet.functions.app import Function
-from sublet.functions.errors import RetryLaterError
+from sublet.functions.errors import RetryLaterError, SubletError
 from sublet.functions.renaming import RenameError, as_stored, find_function
+from sublet.runtime.cluster.cluster_key import ClusterKey
 from sublet.runtime.cluster.membership import (
     Membership,
     Ownership,
@@ -28,11 +31,13 @@ from sublet.runtime.cluster.membership import (
 from sublet.runtime.cluster.own_address import reachable_host
 from sublet.runtime.cluster.partition_routes import PartitionRoutes
 from sublet.runtime.config.addresses import is_loopback_host, is_wildcard_host, joined
+from sublet.runtime.config.code_version import code_digest
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.hosting.hosted import Clock, SystemClock
-from sublet.runtime.hosting.partition_host import Binding, Host
+from sublet.runtime.hosting.partition_host import Host
 from sublet.runtime.hosting.router import Router
 from sublet.runtime.hosting.thread_runs import THREADS_BUSY_MAX
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.policy_guard import guarded
 from sublet.runtime.links.grpc_link import connect
 from sublet.runtime.links.link import Link, LinkLimits, LinkReceiver
@@ -41,6 +46,8 @@ from sublet.runtime.observability.tracing import Tracing, open_tracing
 from sublet.runtime.protocol.frames import FunctionInfo, Hello, Topology
 from sublet.runtime.protocol.handover_messages import HandoverMessage, Released, Sampled
 from sublet.runtime.scaling.actuators import Actuator, NoActuator
+from sublet.runtime.scaling.due import first_due_ms
+from sublet.runtime.scaling.instances import InstanceStarter, NoInstances
 from sublet.runtime.scaling.shares import follow_shares
 from sublet.runtime.services.worker_service import WorkerService
 from sublet.scheduler.pace import LearnedPace
@@ -50,6 +57,7 @@ from sublet.statestore.contract import Directory, Member, Recovered, Store
 from sublet.statestore.open import open_directory, open_store
 
 if TYPE_CHECKING:
+    from sublet.runtime.http.routes import HttpApp
     from sublet.runtime.http.server import HttpServer
     from sublet.runtime.scaling.shell import Scaling
 
@@ -58,7 +66,8 @@ _log = structlog.get_logger(__name__)
 HANDED_ON_S = 1.0
 """What callers without a link (HTTP, unary) have asked for is with its partition within this time;
 and replies are with them."""
-_LOOK_S = 0.01
+DUE_READ_S_MAX = 5.0
+"""When the next timer is due is found out within this time, or a worker is started to do it."""
 SOCKET_PATH_BYTES_MAX = 107
 
 
@@ -71,6 +80,8 @@ class Listening(NamedTuple):
     """The same; None: nowhere."""
     http_listener: socket.socket | None = None
     """Listens already, and goes on when the worker ends: who comes then waits for the next one."""
+    http_front: socket.socket | None = None
+    """The same, for all workers of a supervisor, beside the worker's own."""
 
 
 class _StoppedError(Exception):
@@ -93,10 +104,12 @@ class Worker:
         versions: Mapping[str, str] | None = None,
         launch: str = "",
         actuator: Actuator | None = None,
+        instances: InstanceStarter | None = None,
     ) -> None:
         """Store, directory and tracing are made from the configuration where none is given; the
         clock is the system's. `versions` say which code of each app this is; `launch` under which
-        id a controller has asked for this worker; the `actuator` starts others."""
+        id a controller has asked for this worker; the `actuator` starts others, and
+        `instances` those that help for a while."""
         self.id = new_worker_id()
         self.declared = functions
         """By the names that the code has for them."""
@@ -108,8 +121,6 @@ class Worker:
         if config.code_version:
             apps = {name.partition("/")[0] for name in functions}
             self.versions = dict.fromkeys(sorted(apps), config.code_version)
-        self.order: str = config.order
-        self.binding: str = config.binding
         self.ready = asyncio.Event()
         self.address = ""
         """Where others reach it; not always where it listens."""
@@ -131,6 +142,9 @@ class Worker:
         """Whether it ends because somebody has drained it in the directory."""
         self._server: LinkServer
         self._http_server: HttpServer | None = None
+        self._http_app: HttpApp | None = None
+        self._served = 0
+        """What callers without a link had asked for when that was looked at last."""
         self.tracing: Tracing
         self.host: Host
         self.router: Router
@@ -139,7 +153,21 @@ class Worker:
         self.scaling: Scaling | None = None
         """None where nothing scales."""
         self._launch = launch
+        self.cluster_key: ClusterKey
+        self.invited: set[str] = set()
+        """Instances that may come to serve this worker."""
         self._actuator = actuator or NoActuator()
+        self._starter = instances or NoInstances()
+
+    @property
+    def order(self) -> str:
+        """In which order what waits runs."""
+        return self._config.order
+
+    @property
+    def binding(self) -> str:
+        """By which policy messages are lent, where their function does not say."""
+        return self._config.binding
 
     def stop(self) -> None:
         """Give everything to others, leave the cluster and end `run`."""
@@ -278,10 +306,22 @@ class Worker:
     ) -> None:
         config, limits = self._config, self._config.limits
         link_limits = link_limits_of(config)
+        self.cluster_key = peers = ClusterKey(
+            self.id, directory, lambda instance: instance in self.invited
+        )
+        tasks.create_task(peers.follow())
 
         async def open_link(address: str, hello: Hello, receiver: LinkReceiver) -> Link:
             lane: Literal["auto", "never"] = "auto" if config.lane else "never"
-            return await connect(address, hello, receiver, tasks, lane=lane, limits=link_limits)
+            return await connect(
+                address,
+                hello,
+                receiver,
+                tasks,
+                lane=lane,
+                limits=link_limits,
+                peers=None if is_client(hello.endpoint) else peers,
+            )
 
         routes = PartitionRoutes(
             {name: (each.partition_count, each.kind) for name, each in self.functions.items()},
@@ -305,6 +345,7 @@ class Worker:
             tracing=self.tracing,
             binding=self._binding(),
         )
+        router.code = code_digest(self.versions)
         router.attach(host)
         router.start(tasks)
         host.start(tasks)
@@ -320,6 +361,7 @@ class Worker:
                     or_any_port=config.port is None,
                     lane_path=lane_path,
                     limits=link_limits,
+                    peers=peers,
                 ) as server,
                 service,
             ):
@@ -336,7 +378,8 @@ class Worker:
     def _binding(self) -> Binding | None:
         """Return by what messages are bound; None if all run where their partition is."""
         config, texts = self._config, {each.binding for each in self.functions.values()}
-        if not texts - {None, "static"} and config.binding == "static":
+        lends_by_plan = config.burst or config.redirects
+        if not texts - {None, "static"} and config.binding == "static" and not lends_by_plan:
             return None
         for function in self.functions.values():
             try:
@@ -347,13 +390,16 @@ class Worker:
             self.id,
             lambda function: guarded(config.binding_policy(function.binding)),
             config.lease_term_ms,
-            self._neighbour_has,
+            self._peer_has,
         )
 
-    def _neighbour_has(self, worker: str, function: str) -> bool:
+    def _peer_has(self, worker: str, function: str) -> bool:
+        if is_instance(worker):
+            # It has the same code, or it would not be here.
+            return self.functions[function].burst
         view = self.membership.view
         member = None if view is None else view.members.get(worker)
-        if member is None or not member.has(function):
+        if member is None or member.draining or not member.has(function):
             return False
         # What other code makes of a state is for its own worker only.
         app = function.partition("/")[0]
@@ -390,11 +436,17 @@ class Worker:
         async with HttpServer(
             app,
             tasks,
-            ListenAt(config.host, port or 0, config.http_port is None, listening.http_listener),
+            ListenAt(
+                config.host,
+                port or 0,
+                config.http_port is None,
+                listening.http_listener,
+                listening.http_front,
+            ),
             limits=config.limits,
-            begin=None if listening.http_listener is None else self.ready,
+            begin=self.ready if listening.http_listener or listening.http_front else None,
         ) as server:
-            self._http_server = server
+            self._http_server, self._http_app = server, app
             self.http_address = joined(self._advertised_host, server.port)
             _log.info("serving HTTP", worker=self.id, http=self.http_address)
             closing = tasks.create_task(self._closing.wait())
@@ -521,7 +573,9 @@ class Worker:
         tasks.create_task(self._announce(membership))
         async with self._controlling(tasks, directory, membership):
             await self.stopping.wait()
-        await self._drain(membership)
+        is_rest = await self._drain(membership, tasks)
+        if self._config.rests:
+            await self._actuator.rest(await self._wake_in_ms(store) if is_rest else None)
         self.router.stop()
         # Otherwise its next heartbeat would find that it is no member, and join again.
         taking_part.cancel()
@@ -539,11 +593,22 @@ class Worker:
             return
         # Most clusters do not scale, and should not wait for its modules.
         from sublet.runtime.scaling.sampler import ProcessSampler
-        from sublet.runtime.scaling.shell import Scaling, new_controller
+        from sublet.runtime.scaling.shell import Bursts, Scaling, new_controller
+        from sublet.scheduler.scaling.signals import WorkerSample
 
         sampler = ProcessSampler(
-            self.id, self.functions, self.host, self.router.refusals, self._clock.monotonic_ms()
+            self.id,
+            self.functions,
+            self.host,
+            self.router.refusals,
+            self._clock.monotonic_ms(),
+            self._is_asked,
         )
+
+        def sample(now_ms: float) -> WorkerSample:
+            instances = tuple(self.router.instances)
+            return msgspec.structs.replace(sampler.sample(now_ms), instances=instances)
+
         self.scaling = Scaling(
             self.id,
             self.functions,
@@ -552,7 +617,8 @@ class Worker:
             cluster=membership,
             peers=self.router,
             actuator=self._actuator,
-            sample=sampler.sample,
+            bursts=Bursts(self._starter, self.cluster_key.key_between),
+            sample=sample,
             clock=self._clock,
             term_ms=self._config.member_term_ms,
         )
@@ -562,42 +628,69 @@ class Worker:
         finally:
             controlling.cancel()
 
+    def _is_asked(self) -> bool:
+        """Tell whether callers without a link have come since the last time, or wait."""
+        app = self._http_app
+        served = self._server.served + (app.served if app is not None else 0)
+        is_new, self._served = served != self._served, served
+        return is_new or self._server.is_asked or (app is not None and app.serving > 0)
+
     def _planned(self, plan: Plan) -> None:
         """The controller has written another plan: what is decided here follows it."""
         follow_shares(self.host.urgency.order, plan, self._config.tenant_shares)
+        self.invited = {each.id for each in plan.instances if each.worker == self.id}
+        for name in self.router.instances - self.invited:
+            self.router.release(name)
+        self.host.follow(plan)
 
     async def _say_goodbye(self) -> None:
         """Let no peer take our end for a loss: it would warn of it, and count it."""
         self.router.say_goodbye()
         with suppress(TimeoutError):
             async with asyncio.timeout(link_limits_of(self._config).close_timeout_s):
-                await _until(lambda: self.router.has_said_goodbye)
+                await self.router.said_goodbye()
 
-    async def _drain(self, membership: Membership) -> None:
+    async def _wake_in_ms(self, store: Store) -> float | None:
+        """Return when there is something to do for a worker, of what nobody else has: 0 if that is
+        now, or cannot be known; None if that is for others to say."""
+        now_ms = self._clock.monotonic_ms()
+        partitions = [each.partition for each in self.host.partitions.values()]
+        if any(each.needs_worker(self.functions, now_ms) for each in partitions):
+            return 0.0
+        try:
+            async with asyncio.timeout(DUE_READ_S_MAX):
+                return await first_due_ms(store, partitions, now_ms)
+        except (TimeoutError, SubletError) as error:
+            _log.warning("cannot tell when the next timer is due", problem=repr(error))
+            return 0.0
+
+    async def _drain(self, membership: Membership, tasks: asyncio.TaskGroup) -> bool:
         """Let others take over, and callers go to them; answer what was begun. All of it for a
-        bounded time."""
+        bounded time. Return whether what is left here is nobody's."""
         if self._http_server is not None:
             self._http_server.drain()
-        timeout_s, is_last = self._config.drain_timeout_s, False
+        timeout_s, is_last, is_known = self._config.drain_timeout_s, False, False
         loop = asyncio.get_running_loop()
         noticed = loop.time() + self._config.drain_notice_within_s
         ends = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(ends) as limit:
                 is_last = not await membership.drain()
-                await self._let_callers_notice(membership, noticed)
+                is_known = True
+                await self._let_callers_notice(membership, noticed, tasks)
                 await self._close_doors()
                 if is_last:
                     # What callers have asked for is on its way to its partition, and must get
                     # there.
-                    handed_on = loop.time() + HANDED_ON_S
-                    await _until(lambda: self._has_answered or loop.time() > handed_on)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(HANDED_ON_S):
+                            await self._answered()
                     self.router.close_intake()
-                    await _until(self.host.is_idle)
+                    await self.host.until(self.host.is_idle)
                     # What waits for its next try is on record.
                     limit.reschedule(min(ends, loop.time() + HANDED_ON_S))
-                    await _until(lambda: not self.host.unanswered_of_clients())
-                await _until(lambda: self._has_answered)
+                    await self.host.until(lambda: not self.host.unanswered_of_clients())
+                await self._answered()
         except TimeoutError:
             if not is_last:
                 _log.warning(
@@ -605,20 +698,27 @@ class Worker:
                     seconds=timeout_s,
                 )
             await self._close_doors()
+        return is_last or not is_known
 
-    async def _let_callers_notice(self, membership: Membership, noticed: float) -> None:
+    async def _let_callers_notice(
+        self, membership: Membership, noticed: float, tasks: asyncio.TaskGroup
+    ) -> None:
         """Serve callers without a link (HTTP, unary) until whoever sends them here had the time to
         see that this worker is not ready; others own what they ask for. Without another worker
         they have nowhere to go."""
-        loop = asyncio.get_running_loop()
-
-        def is_over() -> bool:
-            is_used = self._http_server is not None or self._server.is_used
-            return not is_used or loop.time() >= noticed or not membership.has_successors()
-
-        if not is_over():
-            _log.info("serving until load balancers have moved on", worker=self.id)
-        await _until(is_over)
+        is_used = self._http_server is not None or self._server.is_used
+        left_s = noticed - asyncio.get_running_loop().time()
+        if not is_used or left_s <= 0 or not membership.has_successors():
+            return
+        _log.info("serving until load balancers have moved on", worker=self.id)
+        ends = [tasks.create_task(membership.successors_gone())]
+        if self._http_server is None:
+            ends.append(tasks.create_task(self._server.unused()))
+        try:
+            await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in ends:
+                each.cancel()
 
     async def _close_doors(self) -> None:
         """Take nothing new from callers without a link."""
@@ -627,11 +727,11 @@ class Worker:
         if self._http_server is not None:
             await self._http_server.close()
 
-    @property
-    def _has_answered(self) -> bool:
-        """Whether, with doors closed, nobody waits for a reply but on a link."""
-        http = self._http_server
-        return self._server.is_closed and (http is None or http.is_closed)
+    async def _answered(self) -> None:
+        """Wait, with doors closed, until nobody waits for a reply but on a link."""
+        await self._server.closed()
+        if self._http_server is not None:
+            await self._http_server.closed()
 
     def _tell_placed(self, event: str, partition: str, epoch: int | None) -> None:
         # There are many at once; `ready` and `failed over` say how many.
@@ -649,11 +749,6 @@ class Worker:
             **http,
             partitions=len(self.host.partitions),
         )
-
-
-async def _until(happened: Callable[[], bool]) -> None:
-    while not happened():  # noqa: ASYNC110  # Many have a part in it; nobody tells.
-        await asyncio.sleep(_LOOK_S)
 
 
 def link_limits_of(config: WorkerConfig) -> LinkLimits:

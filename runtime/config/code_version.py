@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,12 @@ def code_versions(apps: Iterable[App], directory: Path) -> dict[str, str]:
     """
     found = {app.name: _version(app, directory.resolve()) for app in apps}
     return {name: version for name, version in found.items() if version}
+
+
+def code_digest(versions: Mapping[str, str]) -> str:
+    """Return one text for the versions of all apps of a process."""
+    text = "\n".join(f"{name}={version}" for name, version in sorted(versions.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def _version(app: App, directory: Path) -> str:

@@ -36,6 +36,12 @@ class Limits:
     open_calls_max: int = 1_000
     """Waiting handlers of a partition. At the limit it accepts nothing new from clients, but still
     from other partitions, which those handlers may be waiting for."""
+    side_effects_max: int = 1_000
+    """Side effects (`ctx.run`) that one message may record; the next is an error of its handler,
+    before anything is done."""
+    side_effects_bytes_max: int = 16 * 1024 * 1024
+    """Bytes of results that one message may record; once it has as many, the next side effect is
+    an error of its handler, before anything is done."""
     outbox_max: int = 50_000
     """Outgoing messages of a partition that are not yet acknowledged; at the limit it accepts
     nothing from clients."""

@@ -120,7 +120,7 @@ class WorkerConfig:
     hash of their source files."""
     upgrade: bool = False
     """Join workers that run other code of the same app, as in a rolling upgrade. Otherwise the
-    worker refuses to start beside them."""
+    worker refuses to join them."""
     lane: bool = True
     """Also offer a Unix socket to clients and workers on this machine."""
     workers_expected: int = 1
@@ -165,20 +165,23 @@ class WorkerConfig:
     """A lease expires if it is not returned after this long and four times its expected
     duration."""
     scaling: str = ""
-    """Who decides how many workers there are: a scaling policy's name, with parameters such as
-    `fixed:workers=3`. Not set: nobody; with `run --workers MIN..MAX`, it has to be."""
+    """Scaling policy, with parameters such as `fixed:workers=3`. Not set: the number of workers
+    does not change. Required with `run --workers MIN..MAX`."""
     placement: str = ""
-    """Who decides which worker has which partitions: a placement policy's name. Not set: they are
-    evened out by number."""
+    """Placement policy: which worker owns which partitions. Not set: every worker gets about the
+    same number."""
     tenancy: str = ""
     """Who decides how tenants share the workers, with the order `shared-laxity`: a policy's name.
     Not set: `shares` say."""
     workers_min: int = 1
-    """With `scaling`: there are never fewer workers. `run --workers MIN..MAX` sets it."""
+    """With `scaling`: there are never fewer workers. `run --workers MIN..MAX` sets it. 0: without
+    work there is none, and `run` keeps the ports and starts one for the next request."""
     workers_max: int = 1
     """With `scaling`: there are never more workers. `run --workers MIN..MAX` sets it."""
+    idle_after_s: float = 60.0
+    """With `workers_min` 0: the last worker ends when there was nothing to do for this long."""
     scaling_dry_run: bool = False
-    """Decide how to scale and tell it (`sublet scale explain`), but do nothing."""
+    """Report scaling decisions (`sublet scale explain`) without carrying them out."""
     actuator: str = ""
     """With `scaling`: who starts and stops workers. `kubernetes:deployment/NAME` (or
     `statefulset/NAME`) asks the API server of Kubernetes, from inside a pod. Not set: `sublet run`
@@ -186,6 +189,22 @@ class WorkerConfig:
     node: str = ""
     """The name of this worker's host as the actuator knows it. Not set: the host name, which in
     Kubernetes is the name of the pod."""
+    burst: str = ""
+    """Who decides when instances help for a while, such as `sponge`; see `instances`. Not set:
+    nobody."""
+    instances: str = ""
+    """With `burst`: who starts instances. `local`: processes of this machine; an HTTP address:
+    a service that starts one for each POST."""
+    instances_max: int = 8
+    """With `burst`: there are never more instances."""
+    instance_gb: float = 1.769
+    """The memory of an instance, for which is paid; AWS Lambda gives a core to 1.769 GB."""
+    instance_life_s: float = 900.0
+    """How long an instance may stay."""
+    price_gb_second: float = 0.0
+    """What a gigabyte of an instance costs for a second. Not set: money is not counted."""
+    price_request: float = 0.0
+    """What starting an instance costs."""
     start_timeout_s: float = 60.0
     """With `scaling`: a worker that was asked for and has not joined after this long is started
     once more, then given up."""
@@ -287,8 +306,8 @@ class WorkerConfig:
             ) from None
         if is_wildcard_host(host):
             raise ConfigError(
-                f"advertise is {self.advertise!r}, to which nobody can connect; allowed: an "
-                "address or name by which others reach this machine"
+                f"advertise is {self.advertise!r}, which is not an address to connect to; "
+                "allowed: an address or name by which others reach this machine"
             )
         if port is not None and not self.port:
             raise ConfigError(
@@ -333,17 +352,57 @@ class WorkerConfig:
     @property
     def scales(self) -> bool:
         """Whether anything of the cluster is decided by a scaling policy."""
-        return bool(self.scaling or self.placement or self.tenancy)
+        return bool(self.scaling or self.placement or self.tenancy or self.burst)
+
+    @property
+    def rests(self) -> bool:
+        """Whether there may be no worker while there is nothing to do."""
+        return bool(self.scaling) and not self.workers_min
+
+    @property
+    def redirects(self) -> bool:
+        """Whether a scaling policy may redirect messages: then workers lend, whatever `binding`
+        says."""
+        if not self.scales:
+            return False
+        from sublet.scheduler.scaling.actions import Redirect
+        from sublet.scheduler.scaling.seats import seats_of
+
+        try:
+            return any(Redirect in each.claims for each in seats_of(self.scaling_policies()))
+        except ValueError:
+            return False  # The controller says what is wrong.
 
     def _check_scaling(self) -> None:
         _check_range("workers_max", self.workers_max, 1, WORKERS_MAX)
-        _check_range("workers_min", self.workers_min, 1, self.workers_max)
+        _check_range("workers_min", self.workers_min, 0, self.workers_max)
+        _check_range("idle_after_s", self.idle_after_s, 0.1, 86_400)
         _check_range("start_timeout_s", self.start_timeout_s, 1, 3_600)
         _check_range("price_worker_hour", self.price_worker_hour, 0, 1e6)
+        _check_range("instances_max", self.instances_max, 1, 512)
+        _check_range("instance_gb", self.instance_gb, 0.1, 1_024)
+        _check_range("instance_life_s", self.instance_life_s, 10, 86_400)
+        _check_range("price_gb_second", self.price_gb_second, 0, 1e3)
+        _check_range("price_request", self.price_request, 0, 1e3)
+        if self.burst and not self.instances:
+            raise ConfigError(
+                f"burst is {self.burst!r}, and nobody starts instances; set instances=local, or "
+                "the address of a service that starts one for each POST"
+            )
         if self.actuator and not self.actuator.startswith("kubernetes:"):
             raise ConfigError(
                 f"actuator is {self.actuator!r:.200}; allowed: kubernetes:deployment/NAME or "
                 "kubernetes:statefulset/NAME"
+            )
+        if not self.workers_min and not self.scaling:
+            raise ConfigError(
+                "workers_min is 0, but nobody decides how many workers there are; choose a policy "
+                "with --scaling, such as --scaling reactive"
+            )
+        if not self.workers_min and self.actuator:
+            raise ConfigError(
+                f"workers_min is 0, but actuator is {self.actuator!r:.200}, and without a pod "
+                "nobody would take requests; allowed with an actuator: 1 or more"
             )
         if self.tenancy and self.order != "shared-laxity":
             raise ConfigError(
@@ -368,7 +427,11 @@ class WorkerConfig:
                 scaling_named(slot, text)
             except ValueError as error:
                 if name in scaling_names(slot) or not re.fullmatch(r"[\w-]+", name):
-                    setting = {Slot.WORKERS: "scaling", Slot.PLACEMENT: "placement"}
+                    setting = {
+                        Slot.WORKERS: "scaling",
+                        Slot.PLACEMENT: "placement",
+                        Slot.INSTANCES: "burst",
+                    }
                     raise ConfigError(f"{setting.get(slot, 'tenancy')}: {error}") from None
 
     def scaling_policies(self) -> dict[Slot, str]:
@@ -379,6 +442,7 @@ class WorkerConfig:
             Slot.WORKERS: self.scaling,
             Slot.PLACEMENT: self.placement,
             Slot.SHARES: self.tenancy,
+            Slot.INSTANCES: self.burst,
         }
         return {slot: text for slot, text in texts.items() if text}
 
@@ -391,8 +455,14 @@ class WorkerConfig:
                 workers_max=self.workers_max,
                 start_timeout_ms=self.start_timeout_s * 1000,
                 drain_timeout_ms=(self.drain_timeout_s + 30.0) * 1000,
+                instances_max=self.instances_max if self.burst else 0,
+                instance_life_ms=self.instance_life_s * 1000,
+                instance_gb=self.instance_gb,
+                price_gb_second=self.price_gb_second,
+                price_request=self.price_request,
                 price_worker_hour=self.price_worker_hour,
                 spend_cap=self.spend_cap,
+                idle_after_ms=self.idle_after_s * 1000,
                 dry_run=self.scaling_dry_run,
             )
         except ValueError as error:

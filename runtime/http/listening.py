@@ -39,6 +39,8 @@ class ListenAt(NamedTuple):
     """Take any free one if the port is taken."""
     kept: socket.socket | None = None
     """Listens already, and goes on when the worker ends; then the rest does not count."""
+    front: socket.socket | None = None
+    """Listens beside the other, for all workers of a supervisor, and goes on when they end."""
 
     def open(self) -> socket.socket:
         if self.kept is not None:

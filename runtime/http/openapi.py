@@ -683,6 +683,8 @@ _SCALING_SCHEMA = _record(
             utilisation={"type": "number"},
             waiting_ms={"type": "number"},
             partitions=_COUNT,
+            instances=_COUNT,
+            instances_starting=_COUNT,
         ),
     },
     slots={
@@ -710,6 +712,14 @@ _SCALING_SCHEMA = _record(
     spent={"type": "number"},
     spent_period={"type": "number"},
     spend_cap=_TEXT,
+    redirects={
+        "type": "array",
+        "items": _record(
+            function=_TEXT,
+            share={"type": "number", "minimum": 0, "maximum": 1},
+            lessees={"type": "array", "items": _TEXT},
+        ),
+    },
 )
 
 _LEASES_SCHEMA: Json = {

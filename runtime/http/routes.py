@@ -94,6 +94,8 @@ REQUEST_ID = "sublet-request-id"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EGRESS_NAME_CHARS_MAX = 200
 EGRESS_WAIT_PIECE_MS = 500
+PROBES = ("/health", "/ready", "/metrics", "/leases", "/scaling")
+"""Paths at which people and programs look how a worker is. That gives it nothing to do."""
 _PARTITION = re.compile(r"[0-9]{1,4}")
 Endpoint = Callable[[Request], Awaitable[Response]]
 _NO_STORE = {"cache-control": "no-store"}
@@ -156,6 +158,10 @@ class HttpApp:
         self._limits = limits
         self._is_local = is_local
         self._open = OpenRequests()
+        self.served = 0
+        """Requests so far, those not counted that only look how the worker is."""
+        self.serving = 0
+        """Of these, those that are not answered yet; streams among them."""
         self._client: Client | None = None
         self._openapi: bytes = b""
         self._page: str = ""
@@ -196,6 +202,17 @@ class HttpApp:
         scope["path"] = scope["raw_path"].decode("ascii")
         # Lets the router raise where nothing fits, instead of answering by itself.
         scope["app"] = self
+        if scope["path"] in PROBES:
+            await self._answer(scope, receive, send)
+            return
+        self.served += 1
+        self.serving += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.serving -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check_origin(scope)
             await self._router(scope, receive, send)
@@ -377,8 +394,8 @@ class HttpApp:
             for entry in page.entries
             for offset, value in enumerate(msgspec.msgpack.decode(entry.values))
         ]
-        behind = str(EgressCursor.at(page.next))
-        return _json({"values": values, "cursor": behind, "lost": page.lost})
+        next_cursor = str(EgressCursor.at(page.next))
+        return _json({"values": values, "cursor": next_cursor, "lost": page.lost})
 
     async def _page_of(self, asked: EgressRequest) -> EgressPage:
         """Read a page; wait for it in pieces, so that a worker that stops need not wait, too."""

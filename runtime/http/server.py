@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -38,7 +38,7 @@ class HttpServer:
     """Serves between `async with` and its end, which lets requests finish for a short while.
 
     Its end in good order has three steps: `drain` lets callers go elsewhere, `close` takes nothing
-    new, and once `is_closed` nobody waits for a reply.
+    new, and once `closed` nobody waits for a reply.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class HttpServer:
         self._port = at.port
         self._limits = limits
         self._is_draining = False
+        self._connection_ended = asyncio.Event()
         self._server: _Server
         self._serving: asyncio.Task[None]
 
@@ -84,9 +85,17 @@ class HttpServer:
         for connection in tuple(self._connections):
             connection.leave()
 
+    async def closed(self) -> None:
+        """Wait, after `close`, until every request has its reply."""
+        while not self.is_closed:
+            if tasks := self._server.server_state.tasks:
+                await asyncio.wait(tasks)
+            else:
+                self._connection_ended.clear()
+                await self._connection_ended.wait()
+
     @property
     def is_closed(self) -> bool:
-        """Whether, after `close`, every request has its reply."""
         state = self._server.server_state
         return not state.tasks and all(each.has_ended for each in self._connections)
 
@@ -95,11 +104,16 @@ class HttpServer:
         return self._server.server_state.connections  # type: ignore[return-value]  # All are ours.
 
     async def __aenter__(self) -> HttpServer:
-        listener = self._at.open()
+        listener, front = self._at.open(), self._at.front
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http=partial(BoundedProtocol, self._limits, lambda: self._is_draining),  # type: ignore[arg-type]  # Makes one.
+            http=partial(  # type: ignore[arg-type]  # Makes one.
+                BoundedProtocol,
+                self._limits,
+                lambda: self._is_draining,
+                self._connection_ended.set,
+            ),
             ws="none",
             loop="none",
             interface="asgi3",
@@ -115,16 +129,20 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
-        self._server = _Server(config, listener, is_shared=self._at.kept is not None)
-        self._serving = self._tasks.create_task(self._serve(listener))
-        while not (self._begin or self._server.started or self._serving.done()):  # noqa: ASYNC110  # Nobody tells.
-            await asyncio.sleep(0)
+        shared = [each for each in (self._at.kept, front) if each is not None]
+        self._server = _Server(config, [] if self._at.kept is not None else [listener], shared)
+        self._serving = self._tasks.create_task(self._serve())
+        if self._begin is None:
+            await self._server.listening.wait()
         return self
 
-    async def _serve(self, listener: socket.socket) -> None:
+    async def _serve(self) -> None:
         if self._begin is not None:
             await self._begin.wait()
-        await self._server.serve([listener])
+        try:
+            await self._server.serve(self._server.listeners)
+        finally:
+            self._server.listening.set()  # Nobody waits for what has failed.
 
     async def __aexit__(
         self,
@@ -139,10 +157,21 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, *, is_shared: bool) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        own: Sequence[socket.socket],
+        shared: Sequence[socket.socket],
+    ) -> None:
+        """`shared`: who has connected there is accepted by another worker, or by the next one."""
         super().__init__(config)
-        self._listener = listener
-        self._is_shared = is_shared
+        self.listening = asyncio.Event()
+        self._own = own
+        self.listeners = [*own, *shared]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,15 +179,16 @@ class _Server(uvicorn.Server):
         yield
 
     async def stop_accepting(self) -> None:
-        if self._listener.fileno() < 0:
+        if all(each.fileno() < 0 for each in self.listeners):
             return
-        if not self._is_shared:
-            let_nobody_connect(self._listener)
+        if self._own:
+            for each in self._own:
+                let_nobody_connect(each)
             await asyncio.sleep(ACCEPTED_S)
-        # Who has connected to a socket that others have, too, is accepted by the next worker.
         for server in self.servers if self.started else ():
             server.close()
-        self._listener.close()
+        for each in self.listeners:
+            each.close()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -169,11 +199,18 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     def __init__(
-        self, limits: Limits, is_draining: Callable[[], bool], *arguments: Any, **named: Any
+        self,
+        limits: Limits,
+        is_draining: Callable[[], bool],
+        on_ended: Callable[[], None],
+        *arguments: Any,
+        **named: Any,
     ) -> None:
+        """`on_ended` is called whenever `has_ended` may have changed."""
         super().__init__(*arguments, **named)
         self._limits = limits
         self._is_draining = is_draining
+        self._on_ended = on_ended
         self._lingering: LingeringTransport | None = None
         self._is_leaving = False
         self._last_cycle: RequestResponseCycle | None = None
@@ -202,7 +239,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 )
             )
             return
-        self._lingering = LingeringTransport(transport, self.loop)
+        self._lingering = LingeringTransport(transport, self.loop, self._on_ended)
         super().connection_made(self._lingering)  # type: ignore[arg-type]  # Does what one does.
         self._arm_read_timer()
 
@@ -213,6 +250,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._lingering is not None:
             self._lingering.lost()
         self._is_lost = True
+        self._on_ended()
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
             on_lost()
@@ -318,6 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._write_timer = None
         if self.flow is not None:
             super().resume_writing()
+        self._on_ended()
 
     def _reader_stalled(self) -> None:
         self._write_timer = None

@@ -121,9 +121,9 @@ class EgressFeeds:
             yield f"retry: {RECONNECT_MS}\n\n".encode()
             while not self._stopping:
                 changed = watch.changed
-                behind = _behind(watch.heads, positions)
-                if behind:
-                    for partition in behind:
+                lagging = _lagging(watch.heads, positions)
+                if lagging:
+                    for partition in lagging:
                         bounds = watch.heads[partition]
                         async for piece in self._page(egress, partition, bounds, positions):
                             yield piece
@@ -189,7 +189,7 @@ class EgressFeeds:
             await asyncio.sleep(self._look_every_s)
 
 
-def _behind(heads: Heads, positions: EgressCursor) -> list[str]:
+def _lagging(heads: Heads, positions: EgressCursor) -> list[str]:
     """Return the partitions that have something for a reader at these positions."""
     found = []
     for partition, (first_kept, following) in heads.items():

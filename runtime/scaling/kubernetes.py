@@ -108,6 +108,16 @@ class Kubernetes:
         # A StatefulSet always deletes its last pod: whoever that is drains.
         await self._scale(total, token)
 
+    async def hold(self) -> bool:
+        """See `Actuator`. Without a pod nobody takes requests."""
+        return False
+
+    async def resume(self) -> None:
+        """See `Actuator`."""
+
+    async def rest(self, wake_in_ms: float | None) -> None:
+        """See `Actuator`."""
+
     async def _scale(self, replicas: int, token: int) -> None:
         if token < self._highest_token:
             return  # Of a controller that was replaced.

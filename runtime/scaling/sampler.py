@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from math import inf
@@ -67,7 +67,7 @@ class SampledHost(Protocol):
     def busy_times(self) -> Mapping[str, BusyTime]: ...
 
 
-class _Tally:
+class _FunctionTotals:
     """One function since the last sample."""
 
     __slots__ = (
@@ -122,75 +122,95 @@ class Sampler:
         self._counted: dict[str, tuple[int, ...]] = {}
         """Function to its counters as they were the last time."""
         self._laxities: dict[str, list[int]] = {}
-        self._lent: dict[str, tuple[int, int]] = {}
+        self._lent: dict[str, tuple[int, int, float, int]] = {}
         self._names: dict[str, str] = {}
         """Endpoint to function."""
         self._accepted: dict[str, int] = {}
         """Partition to what it had accepted the last time."""
+        self._busy_ms = now_ms
+        """When there was last something to do."""
 
-    def sample(self, now_ms: float, cpu_s: float, memory_bytes: int = 0) -> WorkerSample:
-        """Return what has happened since the last sample."""
+    def sample(
+        self, now_ms: float, cpu_s: float, memory_bytes: int = 0, *, is_asked: bool = False
+    ) -> WorkerSample:
+        """Return what has happened since the last sample. `is_asked`: callers without a link (HTTP,
+        unary) have come meanwhile, or wait for an answer."""
         interval_ms = max(now_ms - self._now_ms, 1e-3)
         used_s, self._cpu_s, self._now_ms = max(0.0, cpu_s - self._cpu_s), cpu_s, now_ms
         self._number += 1
-        tallies = {name: _Tally() for name in self._functions}
+        totals_of = {name: _FunctionTotals() for name in self._functions}
         pairs: list[tuple[str, str, int]] = []
         timer_ms: float | None = None
         for name, hosted in self._host.partitions.items():
-            tally = tallies[hosted.place.function.name]
-            self._add(tally, hosted, now_ms)
+            totals = totals_of[hosted.env.function.name]
+            self._add(totals, hosted, now_ms)
             counters = hosted.partition.counters
             traffic = counters.take()
-            self._add_traffic(tally, traffic)
+            self._add_traffic(totals, traffic)
             pairs += _pairs(name, traffic)
             index = int(name.rpartition("/")[2])
             accepted, before = counters.accepted, self._accepted.get(name, 0)
             self._accepted[name] = accepted
             # A partition that has come back counts anew.
-            tally.by_partition[index] = accepted - before if accepted >= before else accepted
+            totals.by_partition[index] = accepted - before if accepted >= before else accepted
             due_ms = hosted.partition.next_due_ms(now_ms)
             if due_ms is not None:
                 left_ms = max(0.0, due_ms - now_ms)
                 timer_ms = left_ms if timer_ms is None else min(timer_ms, left_ms)
         for name, left in self._host.telemetry.left_traffic.items():
-            self._add_traffic(tallies[name], left.take())
-        laxity_ms, violators_ms = self._weigh(tallies, now_ms)
+            self._add_traffic(totals_of[name], left.take())
+        laxity_ms, violators_ms = self._laxity_of_backlog(totals_of, now_ms)
         counted = self._count()
+        if is_asked or self._is_busy(counted, now_ms):
+            self._busy_ms = now_ms
         functions = [
-            self._signals(self._functions[name], tally, counted[name], interval_ms)
-            for name, tally in tallies.items()
+            self._signals(self._functions[name], totals, counted[name], interval_ms)
+            for name, totals in totals_of.items()
         ]
         return WorkerSample(
             worker=self._worker,
             number=self._number,
             interval_ms=interval_ms,
-            utilisation=self._utilisation(tallies, used_s, interval_ms),
+            utilisation=self._utilisation(totals_of, used_s, interval_ms),
             functions=functions,
             laxity_ms=laxity_ms,
             violators_ms=violators_ms,
             timer_ms=timer_ms,
             traffic=nlargest(TRAFFIC_MAX, pairs, key=itemgetter(2)),
             memory_bytes=memory_bytes,
+            idle_ms=now_ms - self._busy_ms,
+        )
+
+    def _is_busy(self, counted: Mapping[str, tuple[int, ...]], now_ms: float) -> bool:
+        """Tell whether anything has come or run since the last sample, or is to be done."""
+        lending = self._host.lending
+        return (
+            any(map(any, counted.values()))
+            or (lending is not None and lending.lessee.messages > 0)
+            or any(
+                hosted.partition.needs_worker(self._functions, now_ms)
+                for hosted in self._host.partitions.values()
+            )
         )
 
     # Partitions
 
-    def _add(self, tally: _Tally, hosted: Hosted, now_ms: float) -> None:
+    def _add(self, totals: _FunctionTotals, hosted: Hosted, now_ms: float) -> None:
         partition = hosted.partition
-        tally.partitions += 1
-        tally.waiting += partition.queued
+        totals.partitions += 1
+        totals.waiting += partition.queued
         if hosted.cache is not None:
-            tally.state_bytes += hosted.cache.bytes
+            totals.state_bytes += hosted.cache.bytes
         progress = partition.progress
         if progress.is_used and not progress.by_clock and progress.watermark_ms != BEGINNING_MS:
             lag_ms = partition.clock_ms(now_ms) - progress.watermark_ms
-            tally.lag_ms = max(tally.lag_ms, float(lag_ms))
+            totals.lag_ms = max(totals.lag_ms, float(lag_ms))
 
-    def _add_traffic(self, tally: _Tally, traffic: Traffic) -> None:
+    def _add_traffic(self, totals: _FunctionTotals, traffic: Traffic) -> None:
         for into, counts in (
-            (tally.arrived, traffic.arrived),
-            (tally.done, traffic.done),
-            (tally.sent, traffic.sent),
+            (totals.arrived, traffic.arrived),
+            (totals.done, traffic.done),
+            (totals.sent, traffic.sent),
         ):
             for endpoint, count in counts.items():
                 name = self._function_of(endpoint)
@@ -207,15 +227,17 @@ class Sampler:
 
     # What waits
 
-    def _weigh(self, tallies: Mapping[str, _Tally], now_ms: float) -> tuple[float, float]:
+    def _laxity_of_backlog(
+        self, totals_of: Mapping[str, _FunctionTotals], now_ms: float
+    ) -> tuple[float, float]:
         """Work out when what waits would be finished; return the smallest laxity, and what those
         cost that will be late."""
         urgency = self._host.urgency
         entries: list[tuple[float, float, str]] = []
-        crowded = [each for each in self._host.partitions.values() if each.partition.queued]
-        most = max(16, CHUNKS_MAX // max(1, len(crowded)))
-        for hosted in crowded:
-            function = hosted.place.function
+        loaded = [each for each in self._host.partitions.values() if each.partition.queued]
+        most = max(16, CHUNKS_MAX // max(1, len(loaded)))
+        for hosted in loaded:
+            function = hosted.env.function
             for deadline_ms, count in _waiting(hosted.partition, urgency, most, now_ms):
                 due_ms = urgency.due_ms(function, deadline_ms)
                 entries.append((due_ms, urgency.occupies_ms(function, count), function.name))
@@ -224,12 +246,12 @@ class Sampler:
         for due_ms, cost_ms_, name in entries:
             ends_ms += cost_ms_
             laxity_ms = due_ms - ends_ms
-            tally = tallies[name]
-            tally.waiting_ms += cost_ms_
-            tally.laxity_ms = min(tally.laxity_ms, laxity_ms)
+            totals = totals_of[name]
+            totals.waiting_ms += cost_ms_
+            totals.laxity_ms = min(totals.laxity_ms, laxity_ms)
             smallest_ms = min(smallest_ms, laxity_ms)
             if laxity_ms <= 0:
-                tally.violators_ms += cost_ms_
+                totals.violators_ms += cost_ms_
                 violators_ms += cost_ms_
         return smallest_ms, violators_ms
 
@@ -242,7 +264,7 @@ class Sampler:
             for place, counter in enumerate(COUNTED):
                 totals[name][place] += left[counter]
         for hosted in self._host.partitions.values():
-            total, counters = totals[hosted.place.function.name], hosted.partition.counters
+            total, counters = totals[hosted.env.function.name], hosted.partition.counters
             for place, counter in enumerate(COUNTED):
                 total[place] += getattr(counters, counter)
         for (name, _), count in self._refusals.items():
@@ -268,33 +290,37 @@ class Sampler:
         return now if before is None else [a - b for a, b in zip(now, before, strict=True)]
 
     def _signals(
-        self, function: Function, tally: _Tally, counted: tuple[int, ...], interval_ms: float
+        self,
+        function: Function,
+        totals: _FunctionTotals,
+        counted: tuple[int, ...],
+        interval_ms: float,
     ) -> FunctionSignals:
         host, name = self._host, function.name
         late, refused, runs, accepted, consumed, answered = counted
-        _add_rest(tally.arrived, accepted)
-        _add_rest(tally.done, consumed)
+        _add_rest(totals.arrived, accepted)
+        _add_rest(totals.done, consumed)
         if answered:
-            tally.sent[OUTSIDE] = tally.sent.get(OUTSIDE, 0) + answered
+            totals.sent[OUTSIDE] = totals.sent.get(OUTSIDE, 0) + answered
         times = host.telemetry.functions.get(name)
         fixed_ms = message_ms = 0.0
         if isinstance(host.pace, LearnedPace):
             at_once = host.pace.at_once(function)
             fixed_ms, message_ms = (each / at_once for each in host.pace.coefficients(function))
-        one_ms = cost_ms(fixed_ms, message_ms, runs, sum(tally.done.values()))
-        busiest = nlargest(PARTITIONS_MAX, tally.by_partition.items(), key=itemgetter(1))
-        lent, returned = self._leases(name)
+        one_ms = cost_ms(fixed_ms, message_ms, runs, sum(totals.done.values()))
+        busiest = nlargest(PARTITIONS_MAX, totals.by_partition.items(), key=itemgetter(1))
+        lent, returned, lease_ms, guests = self._leases(name)
         return FunctionSignals(
             function=name,
             tenant=function.tenant,
-            arrived=tally.arrived,
-            done=tally.done,
-            sent=tally.sent,
+            arrived=totals.arrived,
+            done=totals.done,
+            sent=totals.sent,
             refused=refused,
-            waiting=tally.waiting,
-            waiting_ms=tally.waiting_ms,
-            laxity_ms=tally.laxity_ms,
-            violators_ms=tally.violators_ms,
+            waiting=totals.waiting,
+            waiting_ms=totals.waiting_ms,
+            laxity_ms=totals.laxity_ms,
+            violators_ms=totals.violators_ms,
             turn=() if times is None else _turns(times),
             runs=runs,
             fixed_ms=fixed_ms,
@@ -304,24 +330,36 @@ class Sampler:
             laxity=() if times is None else self._laxity(name, times.laxity),
             lent=lent,
             returned=returned,
-            state_bytes=tally.state_bytes,
-            lag_ms=tally.lag_ms,
+            guests=guests,
+            lease_ms=lease_ms,
+            state_bytes=totals.state_bytes,
+            lag_ms=totals.lag_ms,
             loads={index: count * one_ms / interval_ms for index, count in busiest if count},
         )
 
-    def _leases(self, name: str) -> tuple[int, int]:
+    def _leases(self, name: str) -> tuple[int, int, float, int]:
+        """Return what was lent and has come back, what one of it took here, and how many messages
+        of other workers ran here."""
         lending = self._host.lending
-        tally = None if lending is None else lending.lessor.tallies.get(name)
-        if tally is None:
-            return 0, 0
-        before = self._lent.get(name, (0, 0))
-        now = self._lent[name] = (tally.messages, tally.came_back)
-        return now[0] - before[0], now[1] - before[1]
+        if lending is None:
+            return 0, 0, 0.0, 0
+        stats = lending.lessor.stats.get(name)
+        before = self._lent.get(name, (0, 0, 0.0, 0))
+        messages, returned, spent_ms = before[:3]
+        if stats is not None:
+            messages, returned = stats.messages, stats.came_back
+            if messages > before[0]:
+                spent_ms = stats.spent_ms  # Else what has come back counts the next time.
+        guests = lending.guests_ran[name]
+        self._lent[name] = (messages, returned, spent_ms, guests)
+        lent = messages - before[0]
+        one_ms = (spent_ms - before[2]) / lent if lent else 0.0
+        return lent, returned - before[1], one_ms, guests - before[3]
 
     # How busy it is
 
     def _utilisation(
-        self, tallies: Mapping[str, _Tally], used_s: float, interval_ms: float
+        self, totals_of: Mapping[str, _FunctionTotals], used_s: float, interval_ms: float
     ) -> float:
         """Return the largest of: the share of one core that was used, since Python uses one; the
         share of the threads for handlers that compute; the share of what may wait at once."""
@@ -330,8 +368,8 @@ class Sampler:
         for name, busy in self._host.busy_times.items():
             busy_s, slots = busy.take_s(self._now_ms / 1000), THREADS_BUSY_MAX
             if name:
-                function, tally = self._functions[name], tallies[name]
-                slots = (function.concurrency or RUNS_AT_ONCE) * max(1, tally.partitions)
+                function, totals = self._functions[name], totals_of[name]
+                slots = (function.concurrency or RUNS_AT_ONCE) * max(1, totals.partitions)
             shares.append(busy_s / interval_s / slots)
         return min(1.0, max(shares))
 
@@ -363,12 +401,17 @@ class ProcessSampler:
         host: SampledHost,
         refusals: Mapping[tuple[str, str], int],
         now_ms: float,
+        is_asked: Callable[[], bool],
     ) -> None:
+        """`is_asked`: whether callers without a link have come since that was asked last."""
         cpu_s = time.process_time()
+        self._is_asked = is_asked
         self._sampler = Sampler(worker, functions, host, refusals, now_ms=now_ms, cpu_s=cpu_s)
 
     def sample(self, now_ms: float) -> WorkerSample:
-        return self._sampler.sample(now_ms, time.process_time(), _memory_bytes())
+        return self._sampler.sample(
+            now_ms, time.process_time(), _memory_bytes(), is_asked=self._is_asked()
+        )
 
 
 def _memory_bytes() -> int:

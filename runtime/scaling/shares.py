@@ -12,4 +12,4 @@ from sublet.scheduler.scaling.plan import Plan
 def follow_shares(order: QueueOrder, plan: Plan, by_hand: Mapping[str, float]) -> None:
     """Let an order that knows tenants follow the plan; others have no shares."""
     if isinstance(order, SharedLaxity):
-        order.weigh({**by_hand, **plan.shares})
+        order.set_weights({**by_hand, **plan.shares})

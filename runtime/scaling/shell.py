@@ -14,31 +14,40 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from math import inf
-from typing import Protocol, assert_never
+from typing import NamedTuple, Protocol, assert_never
 
 import msgspec
 import structlog
 
 from sublet.functions.app import Function
 from sublet.functions.errors import RetryLaterError, SubletError
+from sublet.functions.state.partial import runs_in_parts
 from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.protocol.handover_messages import Sampled
 from sublet.runtime.scaling.actuators import Actuator, ActuatorError
+from sublet.runtime.scaling.instances import InstanceStarter, Invitation, start_all
 from sublet.runtime.scaling.leadership import Leadership
-from sublet.scheduler.scaling.actions import Decision, Ending, Redirect, Slot
+from sublet.scheduler.scaling.actions import Decision, Ending, Slot
 from sublet.scheduler.scaling.controller import Controller
-from sublet.scheduler.scaling.effects import Effect, Report, StartWorkers, StopWorker, WritePlan
+from sublet.scheduler.scaling.effects import (
+    Effect,
+    Report,
+    StartInstances,
+    StartWorkers,
+    StopWorker,
+    WritePlan,
+)
 from sublet.scheduler.scaling.plan import Plan, decode_plan, encode_plan
 from sublet.scheduler.scaling.signals import WorkerSample, decode_sample, encode_sample
 from sublet.scheduler.scaling.view import ClusterView, FunctionFacts, Slo, WorkerFacts
-from sublet.statestore.contract import Directory, View
+from sublet.statestore.contract import Directory, Member, View
 
 _log = structlog.get_logger(__name__)
 
 TICK_S = 1.0
-UNSUPPORTED = (Redirect,)
-"""What the plan can say and no worker follows yet: policies that want it are told so."""
 LOADS_EVERY_MS = 5_000.0
+ARRIVED_S = 0.2
+"""What was on its way to this worker when others were held is here after this time."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -54,10 +63,15 @@ def new_controller(config: WorkerConfig, functions: Mapping[str, Function]) -> C
             config.scaling_settings(),
             config.scaling_policies(),
             slos=slos,
-            unsupported=UNSUPPORTED,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _served(member: Member) -> Mapping[str, int] | None:
+    if member.functions is None:
+        return None
+    return {name: member.state_version(name) for name in member.functions}
 
 
 class ScaledCluster(Protocol):
@@ -71,9 +85,19 @@ class ScaledCluster(Protocol):
     @property
     def beat_age_ms(self) -> float: ...
 
-    async def drain_worker(self, worker: str, *, token: int | None = None) -> None: ...
+    async def drain_worker(
+        self, worker: str, *, token: int | None = None, even_last: bool = False
+    ) -> None: ...
 
     def look(self) -> None: ...
+
+
+class Bursts(NamedTuple):
+    """How instances are invited."""
+
+    starter: InstanceStarter
+    key_of: Callable[[str, str], bytes]
+    """Instance and worker to the key by which the one knows the other."""
 
 
 class Clock(Protocol):
@@ -103,6 +127,7 @@ class Scaling:
         cluster: ScaledCluster,
         peers: Peers,
         actuator: Actuator,
+        bursts: Bursts,
         sample: Callable[[float], WorkerSample],
         clock: Clock,
         term_ms: float,
@@ -118,6 +143,7 @@ class Scaling:
         self._cluster = cluster
         self._peers = peers
         self._actuator = actuator
+        self._bursts = bursts
         self._sample = sample
         self._clock = clock
         self._term_ms = term_ms
@@ -204,16 +230,16 @@ class Scaling:
         except RetryLaterError:
             return  # Tried again in a second.
         except msgspec.MsgspecError as error:
-            _log.error("cannot read the scaling plan; beginning a new one", problem=str(error))
+            _log.error("cannot read the scaling plan; starting a new one", problem=str(error))
         await self._actuator.lead(self._token)
         self._topology = None
         self.controller.lead(self._token, plan, now_ms, self._clock.wall_ms())
         launches = len(plan.launches) if plan is not None else 0
-        _log.info("leads the scaling", token=self._token, launches=launches)
+        _log.info("became the scaling leader", token=self._token, launches=launches)
 
     def _depose(self) -> None:
         if self.controller.leads:
-            _log.info("does not lead the scaling any more", token=self._token)
+            _log.info("lost the scaling leadership", token=self._token)
         self._token = None
         self._held_back.clear()
         self._open.clear()
@@ -257,6 +283,8 @@ class Scaling:
                 cores=member.cores,
                 price_hour=member.price_hour,
                 draining=member.draining,
+                functions=_served(member),
+                upgrades=member.upgrade,
             )
             for id_, member in view.members.items()
             if id_ in alive
@@ -271,7 +299,11 @@ class Scaling:
         if function is None:
             return FunctionFacts(name=name, partitions=partitions, tenant=name.partition("/")[0])
         return FunctionFacts(
-            name=name, partitions=partitions, tenant=function.tenant, slo_ms=function.slo_ms
+            name=name,
+            partitions=partitions,
+            tenant=function.tenant,
+            slo_ms=function.slo_ms,
+            lendable=function.burst and (function.window is None or runs_in_parts(function)),
         )
 
     def _note_loads(self, now_ms: float) -> None:
@@ -313,12 +345,14 @@ class Scaling:
         match effect:
             case WritePlan():
                 await self._write(effect.plan, token)
-            case StartWorkers() | StopWorker() if not self._is_sure:
+            case StartWorkers() | StopWorker() | StartInstances() if not self._is_sure:
                 self._held_back.append(effect)
             case StartWorkers():
                 await self._start(effect, token)
             case StopWorker():
                 await self._stop(effect, token)
+            case StartInstances():
+                await self._start_instances(effect)
             case Report():
                 log = _log.warning if effect.warning else _log.info
                 log(effect.event, **effect.fields)
@@ -345,19 +379,59 @@ class Scaling:
             for launch in effect.launches:
                 self.failed(launch, str(error))
 
+    async def _start_instances(self, effect: StartInstances) -> None:
+        view, wall_ms = self._cluster.seen, self._clock.wall_ms()
+        invitations = []
+        for each in effect.instances:
+            member = None if view is None else view.members.get(each.worker)
+            if member is None:
+                self.failed(each.id, f"{each.worker} has left")
+            else:
+                seconds = max(0.0, (each.until_ms - wall_ms) / 1000)
+                key = self._bursts.key_of(each.id, each.worker)
+                invitations.append(
+                    Invitation(each.id, each.worker, member.address, key.hex(), seconds)
+                )
+        await start_all(self._bursts.starter, invitations, self.failed)
+
     def failed(self, launch: str, reason: str) -> None:
-        """A launch has come to nothing."""
+        """A launch has come to nothing, of a worker or an instance."""
         if self.controller.leads:
             self.controller.failed(launch, reason, self._clock.monotonic_ms())
 
     async def _stop(self, effect: StopWorker, token: int) -> None:
-        worker, view = effect.worker, self._cluster.seen
+        worker, view, now_ms = effect.worker, self._cluster.seen, self._clock.monotonic_ms()
         member = None if view is None else view.members.get(worker)
+        is_last = worker == self._worker and not effect.total
+        if view is not None:
+            # Others may have died while the plan was being stored.
+            self._see(view, now_ms)
+        if not is_last and (refusal := self.controller.why_not_stop(worker, now_ms)):
+            self.controller.failed(worker, refusal, now_ms)
+            return
+        if is_last and not await self._may_rest(worker):
+            return
         try:
-            await self._cluster.drain_worker(worker, token=token)
+            await self._cluster.drain_worker(worker, token=token, even_last=is_last)
             await self._actuator.release(member.node if member else "", effect.total, token)
         except (SubletError, ActuatorError) as error:
             self.controller.failed(worker, str(error), self._clock.monotonic_ms())
+            if is_last:
+                await self._actuator.resume()
+
+    async def _may_rest(self, worker: str) -> bool:
+        """Have those who come from now on wait, and see whether somebody came just before: then
+        this worker, the last one, stays."""
+        if not await self._actuator.hold():
+            self.controller.withdrawn(worker, "nobody here would start a worker for a request")
+            return False
+        await asyncio.sleep(ARRIVED_S)
+        sample = self._sample(self._clock.monotonic_ms())
+        if sample.idle_ms < self.controller.settings.idle_after_ms:
+            await self._actuator.resume()
+            self.controller.withdrawn(worker, "somebody has come meanwhile")
+            return False
+        return True
 
     # For people
 

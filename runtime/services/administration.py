@@ -41,7 +41,6 @@ Action = PutState | DeleteState | ReplayDeadLetter | DropDeadLetter | CancelRequ
 
 BUSY_WAIT_S = 5.0
 """How long a change waits for the messages of its key."""
-_LOOK_S = 0.01
 
 
 class Administration:
@@ -138,12 +137,11 @@ class Administration:
             )
         try:
             async with asyncio.timeout(BUSY_WAIT_S):
-                while not found.ended:
-                    if hosted.partition.stopped:
-                        raise moves
-                    await asyncio.sleep(_LOOK_S)
+                await self._host.until(lambda: found.ended or hosted.partition.stopped)
         except TimeoutError:
             raise NotCancelledError(_uninterrupted(id_, found)) from None
+        if not found.ended:
+            raise moves
         # Until then nobody knows: another owner may run it anew.
         await self._host.administer(
             hosted, lambda partition, ticket, now_ms: partition.requests.flush(ticket, now_ms)
@@ -152,7 +150,7 @@ class Administration:
             raise NotCancelledError(f"{id_} was done before it could be cancelled")
 
     async def _replace(self, hosted: Hosted, key: str, value: bytes | None) -> None:
-        function = hosted.place.function
+        function = hosted.env.function
         cell_key = key if function.kind == "keyed" else ""
         await self._hold(hosted, cell_key)
         try:
@@ -174,15 +172,21 @@ class Administration:
         )
 
     async def _hold(self, hosted: Hosted, key: str) -> None:
+        partition, is_held = hosted.partition, False
+
+        def held_or_moved() -> bool:
+            nonlocal is_held
+            is_held = partition.state_editor.hold(key)
+            return is_held or partition.stopped
+
         try:
             async with asyncio.timeout(BUSY_WAIT_S):
-                while not hosted.partition.state_editor.hold(key):
-                    if hosted.partition.stopped:
-                        raise UnavailableError(f"{hosted.partition.name} has moved", 500)
-                    await asyncio.sleep(_LOOK_S)
+                await self._host.until(held_or_moved)
+            if not is_held:
+                raise UnavailableError(f"{partition.name} has moved", 500)
         except TimeoutError:
             raise OverloadedError(
-                f"{hosted.place.function.name}[{key}] is busy: a message for this key runs or "
+                f"{hosted.env.function.name}[{key}] is busy: a message for this key runs or "
                 "waits for a retry; try again",
                 1_000,
             ) from None
@@ -210,8 +214,11 @@ class Administration:
 
 def _uninterrupted(id_: str, found: QueuedMessage) -> str:
     if found.interrupted is None:
-        return f"{id_} goes on: others wait for the same by its idempotency key; cancel them first"
+        return (
+            f"{id_} is still running: other requests with its idempotency key wait for it; "
+            "cancel them first"
+        )
     return (
-        f"{id_} goes on: its handler runs where it cannot be interrupted; if it succeeds, it has "
-        "its effects, and otherwise it is not tried again"
+        f"{id_} is still running: its handler cannot be interrupted; if it succeeds, its effects "
+        "are kept, otherwise it is not retried"
     )

@@ -20,7 +20,7 @@ from sublet.functions.plain_state import plain_value
 from sublet.functions.state import Fields, StateClock, StateKind, StoredRow, Value
 from sublet.runtime.partition.records.timers import Timer
 from sublet.runtime.protocol.frames import Kind
-from sublet.runtime.protocol.messages import Message
+from sublet.runtime.protocol.messages import parked_messages
 from sublet.statestore.contract import PARKED, TIMER, StateRow, Store
 
 PAGE = 500
@@ -33,7 +33,6 @@ _FAR_MS = 1 << 60
 
 _any = codec_for(Any)
 _decode_timer = msgspec.msgpack.Decoder(Timer).decode
-_decode_message = msgspec.msgpack.Decoder(Message).decode
 
 
 class Broken(NamedTuple):
@@ -176,9 +175,9 @@ class _Reading:
                 continue
             for record in await self._store.record_ids(partition, PARKED, limit):
                 assert record.value is not None
-                message = _decode_message(record.value)
-                if message.kind in (Kind.SEND, Kind.CALL):
-                    self._check_message(name, f"message for [{message.key}]", message.payload)
+                for message in parked_messages(record.id, record.value):
+                    if message.kind in (Kind.SEND, Kind.CALL):
+                        self._check_message(name, f"message for [{message.key}]", message.payload)
 
     def _check_message(self, goal: str, what: str, payload: msgspec.Raw) -> None:
         findings, function = self._found.get(goal), self._functions.get(goal)

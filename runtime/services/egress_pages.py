@@ -66,11 +66,11 @@ class EgressPages:
         stops = {partition: end for partition, (_, end) in bounds.items()}
         if request.until:
             stops = {each: min(end, request.until.get(each, 0)) for each, end in stops.items()}
-        behind = sorted(each for each, position in places.items() if position < stops[each])
+        lagging = sorted(each for each, position in places.items() if position < stops[each])
         filling = _Filling(request.limit)
         # Every page begins with another partition: a busy one does not hide the others.
-        start = self.looks % len(behind) if behind else 0
-        for partition in (*behind[start:], *behind[:start]):
+        start = self.looks % len(lagging) if lagging else 0
+        for partition in (*lagging[start:], *lagging[:start]):
             position, stop = places[partition], stops[partition]
             while position < stop and not filling.is_full:
                 stored = await self._store.read_egress(

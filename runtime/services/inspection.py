@@ -143,7 +143,7 @@ class Inspection:
         partition, mark, id_ = text.partition(_MARK)
         if not mark or not id_ or not partition.rpartition("/")[2].isdecimal():
             raise RejectedError(
-                f"{text!r:.200} is no id; allowed: partition{_MARK}id, as the list shows it"
+                f"{text!r:.200} is not an id; allowed: partition{_MARK}id, as the list shows it"
             )
         self.check_partition(partition)
         return partition, id_

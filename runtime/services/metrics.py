@@ -159,6 +159,12 @@ METRICS = (
     Described("sublet_leases_partial", "counter", ("function",), "Leases of partial work."),
     Described("sublet_messages_lent", "counter", ("function",), "Messages lent to peers."),
     Described(
+        "sublet_redirected",
+        "counter",
+        ("function",),
+        "Of those, messages that were lent because the scaling plan redirects a share of them.",
+    ),
+    Described(
         "sublet_messages_local_only",
         "counter",
         ("function",),
@@ -295,7 +301,16 @@ METRICS = (
         "What a scaling policy sees, such as load, backlog_ms or forecast.",
     ),
     Described(
-        "sublet_spend", "counter", (), "What workers have cost, in the currency of the prices."
+        "sublet_instances",
+        "gauge",
+        ("state",),
+        "Instances that help the cluster; state: serving, starting.",
+    ),
+    Described(
+        "sublet_spend",
+        "counter",
+        (),
+        "What workers and instances have cost, in the currency of the prices.",
     ),
 )
 
@@ -324,6 +339,7 @@ _SCALING = {
     "sublet_workers_wanted",
     "sublet_scaling_decisions",
     "sublet_scaling_figure",
+    "sublet_instances",
     "sublet_spend",
 }
 _WORKER_STATES = {"serving": 0, "starting": 0, "draining": 0, "silent": 0}
@@ -331,6 +347,7 @@ _LEASE_ENDS = ("returned", "declined", "expired", "revoked")
 _LEASE_COUNTERS = {
     "lent_partial": "sublet_leases_partial",
     "messages": "sublet_messages_lent",
+    "redirected": "sublet_redirected",
     "local_only": "sublet_messages_local_only",
     "late_returns": "sublet_lease_returns_late",
     "partials_merged": "sublet_partials_merged",
@@ -364,7 +381,7 @@ class WorkerCollector(Collector):
             named = {_COUNTERS[name]: count for name, count in left.items() if name in _COUNTERS}
             totals[function] = dict(named)
         for hosted in self._worker.host.partitions.values():
-            counts = totals.setdefault(hosted.place.function.name, {})
+            counts = totals.setdefault(hosted.env.function.name, {})
 
             def add(name: str, value: float, counts: dict[str, float] = counts) -> None:
                 counts[name] = counts.get(name, 0) + value
@@ -405,7 +422,7 @@ class WorkerCollector(Collector):
         totals.update(host.telemetry.left_refusals)
         for hosted in host.partitions.values():
             for reason, count in hosted.partition.refusals.items():
-                totals[hosted.place.function.name, reason] += count
+                totals[hosted.env.function.name, reason] += count
         family = _family("sublet_refused")
         for labels, count in sorted(totals.items()):
             family.add_metric(labels, count)
@@ -414,7 +431,7 @@ class WorkerCollector(Collector):
     def _watermarks(self) -> Metric:
         smallest_ms: dict[str, int] = {}
         for hosted in self._worker.host.partitions.values():
-            progress, name = hosted.partition.progress, hosted.place.function.name
+            progress, name = hosted.partition.progress, hosted.env.function.name
             if progress.is_used and not progress.by_clock:
                 known_ms = smallest_ms.get(name, progress.watermark_ms)
                 smallest_ms[name] = min(known_ms, progress.watermark_ms)
@@ -506,7 +523,8 @@ class WorkerCollector(Collector):
         from sublet.runtime.services.scaling_report import workers_of
 
         controller, states = scaling.controller, Counter(_WORKER_STATES)
-        states.update(each.state for each in workers_of(scaling))
+        workers = workers_of(scaling)
+        states.update(each.state for each in workers)
         for state in _WORKER_STATES:
             families["sublet_workers"].add_metric([state], states[state])
         if controller.plan.workers is not None:
@@ -517,6 +535,10 @@ class WorkerCollector(Collector):
             for figure, value in slot.figures.items():
                 labels = (slot.slot, slot.policy, figure)
                 families["sublet_scaling_figure"].add_metric(labels, value)
+        serving = sum(each.instances for each in workers)
+        starting = sum(each.instances_starting for each in workers)
+        families["sublet_instances"].add_metric(["serving"], serving)
+        families["sublet_instances"].add_metric(["starting"], starting)
         families["sublet_spend"].add_metric([], controller.spending.spent.total)
 
     def _of_worker(self) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ from sublet.runtime.protocol.rpc import (
     ResumeScaling,
     ScaledWorker,
     ScalingDecision,
+    ScalingRedirect,
     ScalingReport,
     ScalingRequest,
     ScalingSlot,
@@ -67,7 +68,7 @@ class ScalingReports:
     def _leader(self, passed_on: bool) -> UnaryClient:
         address = self._addresses.get(self._known().holder)
         if address is None or passed_on:
-            raise UnavailableError("nobody leads the scaling now; try again", RETRY_MS)
+            raise UnavailableError("there is no scaling leader now; try again", RETRY_MS)
         return UnaryClient(address)
 
 
@@ -106,6 +107,10 @@ def report_of(worker: str, scaling: Scaling, decisions: int) -> ScalingReport:
         spent=spending.spent.total,
         spent_period=spending.spent.period,
         spend_cap=settings.spend_cap,
+        redirects=[
+            ScalingRedirect(function=name, share=each.share, lessees=list(each.lessees))
+            for name, each in sorted(plan.redirects.items())
+        ],
     )
 
 
@@ -124,6 +129,8 @@ def workers_of(scaling: Scaling) -> list[ScaledWorker]:
                 utilisation=each.utilisation,
                 waiting_ms=each.waiting_ms,
                 partitions=owned[id_],
+                instances=len(view.instances.get(id_, ())),
+                instances_starting=view.instances_starting.get(id_, 0),
             )
         )
     starting = [ScaledWorker(launch=each.id, state="starting") for each in view.plan.launches]

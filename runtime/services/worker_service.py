@@ -84,12 +84,18 @@ class ServedWorker(Protocol):
     versions: Mapping[str, str]
     """App to the version of its code."""
     tracing: Tracing
-    order: str
-    """In which it runs what waits, by name."""
-    binding: str
-    """The policy of functions that say nothing else, by name."""
     scaling: Scaling | None
     """None where nothing scales."""
+
+    @property
+    def order(self) -> str:
+        """In which it runs what waits, by name."""
+        ...
+
+    @property
+    def binding(self) -> str:
+        """The policy of functions that say nothing else, by name."""
+        ...
 
     @property
     def is_draining(self) -> bool:
@@ -362,7 +368,7 @@ def open_requests(worker: ServedWorker, function: str, limit: int) -> list[Reque
     now_ms, wall_ms = worker.host.monotonic_ms(), time.time_ns() // 1_000_000
     found: list[tuple[bool, RequestTimes]] = []
     for partition, hosted in worker.host.partitions.items():
-        name = hosted.place.function.name
+        name = hosted.env.function.name
         for each in hosted.partition.requests.open(limit) if function in ("", name) else ():
             # Of one that arrived at another owner nobody knows how old it is.
             age_ms = max(0.0, now_ms - (now_ms if each.arrived_ms is None else each.arrived_ms))
@@ -372,10 +378,10 @@ def open_requests(worker: ServedWorker, function: str, limit: int) -> list[Reque
                 function=name,
                 count=1,
                 at_ms=max(0, wall_ms - int(age_ms)),
-                stages={"running" if each.has_begun else "queue": age_ms},
+                stages={each.stage: age_ms},
                 attempt=each.attempt,
             )
-            found.append((not each.has_begun, times))
+            found.append((each.stage == "queue", times))
     found.sort(key=lambda each: (each[0], each[1].at_ms))
     return [times for _, times in found[:limit]]
 
@@ -399,19 +405,20 @@ def bindings_of(worker: ServedWorker) -> dict[str, FunctionLeases]:
         binding = function.binding or worker.binding
         choice, reason, counts = binding.partition(":")[0].strip(), "", {}
         if lending is not None:
-            policy, tally = lending.lessor.policies.get(name), lending.lessor.tallies.get(name)
+            policy, stats = lending.lessor.policies.get(name), lending.lessor.stats.get(name)
             # Of ours, only `auto` has anything to say; a user's own policy may, too.
             choice = str(getattr(policy, "choice", choice))
             reason = str(getattr(policy, "reason", ""))
-            if tally is not None:
-                counts = {each: float(getattr(tally, each)) for each in tally.__slots__}
+            if stats is not None:
+                counts = {each: float(getattr(stats, each)) for each in stats.__slots__}
         found[name] = FunctionLeases(binding=binding, choice=choice, reason=reason, counts=counts)
     return found
 
 
 def leases_of(worker: ServedWorker) -> dict[str, FunctionLeases]:
-    """Return the same of those functions whose messages may be lent."""
-    return {name: each for name, each in bindings_of(worker).items() if each.binding != "static"}
+    """Return the same of those functions whose messages may be lent, or were redirected."""
+    bindings = bindings_of(worker).items()
+    return {name: each for name, each in bindings if each.binding != "static" or each.counts}
 
 
 def _lease_counters(worker: ServedWorker) -> dict[str, float]:
@@ -443,7 +450,7 @@ def counters_of(worker: ServedWorker) -> dict[str, float]:
         totals["rows_waiting"] = totals.get("rows_waiting", 0) + staging.sealed_rows
         snapshots = hosted.partition.snapshots
         totals["snapshots_open"] = totals.get("snapshots_open", 0) + len(snapshots.open)
-        totals["snapshots_begun"] = totals.get("snapshots_begun", 0) + snapshots.begun
+        totals["snapshots_started"] = totals.get("snapshots_started", 0) + snapshots.started
         totals["snapshots_lost"] = totals.get("snapshots_lost", 0) + snapshots.ended_at_bounds
         if hosted.cache is not None:
             totals["cache_bytes"] = totals.get("cache_bytes", 0) + hosted.cache.bytes

@@ -18,7 +18,7 @@ from sublet.functions.context import CallRequest, Context, MessageView, Progress
 from sublet.functions.effects import Cancelled, Delayed, Effects, Emitted, Outgoing, Routes
 from sublet.functions.errors import RejectedError
 from sublet.functions.plain_state import arrange
-from sublet.functions.side_effects import SideEffect, repeated_name
+from sublet.functions.side_effects import SideEffect, repeated_name, too_many
 from sublet.functions.state import ABSENT, StateClock, StateKind
 from sublet.functions.state.windowed import Windowed
 from sublet.functions.type_parameters import S_co
@@ -167,6 +167,7 @@ class _Scope:
         self.clock = clock
         self.now_ms = clock.now_ms
         self.message_bytes_max = limits.message_bytes_max
+        self.side_effects_max = limits.side_effects_max
         self.key_bytes_max = limits.key_bytes_max
         self._timers = 0
 
@@ -204,5 +205,7 @@ class _Scope:
             raise RejectedError(f"{self.function.name} is a plain `def` and cannot await")
         if effect.name in context.runs:
             raise repeated_name(self.function.name, effect.name)
+        if len(context.runs) >= self.side_effects_max:
+            raise too_many(self.function.name, self.side_effects_max)
         context.runs.append(effect.name)
         return context._perform(effect)

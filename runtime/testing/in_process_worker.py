@@ -236,7 +236,7 @@ class Machine:
         due_ms: list[int] = []
         retrying = {name for name, message in self.parked() if message.last_error is not None}
         for name, hosted in self.host.partitions.items():
-            function = hosted.place.function
+            function = hosted.env.function
             timers = self.timers(name, 1)
             # A timer that is over waits for the commit that ends it, which the store may refuse.
             overdue = [each for each in timers if (each.due_ms or 0) <= self.clock.wall_ms()]
@@ -276,4 +276,5 @@ class Machine:
 
     def parked(self) -> list[tuple[str, Message]]:
         """Return the messages that wait: for a retry, for a call, for their turn."""
+        # Nothing is lent here, so each is on record by itself.
         return [(partition, _decode_message(value)) for partition, value in self.records(PARKED)]

@@ -137,8 +137,11 @@ def test_a_host_or_a_host_with_a_port_can_be_advertised(advertise: str) -> None:
     [
         ("http://a", "advertise is 'http://a'; allowed: a host or host:port, such as 10.0.0.7"),
         ("a:0", "advertise is 'a:0'; allowed: a host or host:port"),
-        ("0.0.0.0", "advertise is '0.0.0.0', to which nobody can connect; allowed: an address"),
-        ("[::]:7070", "advertise is '[::]:7070', to which nobody can connect"),
+        (
+            "0.0.0.0",
+            "advertise is '0.0.0.0', which is not an address to connect to; allowed: an address",
+        ),
+        ("[::]:7070", "advertise is '[::]:7070', which is not an address to connect to"),
         ("a:7070", "advertise is 'a:7070', with a port, but no port is set; set port"),
     ],
 )
@@ -426,7 +429,13 @@ def test_callers_have_at_most_half_of_the_time_to_notice(
         ({"placement": "even:x=1"}, "placement: even has no parameter 'x'"),
         ({"tenancy": "mine"}, "order=shared-laxity"),
         ({"scaling": "fixed", "store": "memory"}, "allowed with scaling: sqlite, redis"),
-        ({"workers_min": 3, "workers_max": 2}, "workers_min is 3; allowed: 1..2"),
+        ({"workers_min": 3, "workers_max": 2}, "workers_min is 3; allowed: 0..2"),
+        ({"workers_min": 0}, "workers_min is 0, but nobody decides how many workers there are"),
+        (
+            {"workers_min": 0, "scaling": "fixed", "actuator": "kubernetes:deployment/x"},
+            "without a pod nobody would take requests; allowed with an actuator: 1 or more",
+        ),
+        ({"idle_after_s": 0}, "idle_after_s is 0; allowed: 0.1..86400"),
         ({"workers_max": 0}, "workers_max is 0; allowed: 1..128"),
         ({"start_timeout_s": 0}, "start_timeout_s is 0; allowed: 1..3600"),
         ({"price_worker_hour": -1}, "price_worker_hour is -1; allowed: 0"),

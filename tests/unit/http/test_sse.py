@@ -19,7 +19,7 @@ from sublet.runtime.protocol.egress import EgressColumns
 from sublet.statestore.contract import Commit, EgressEntry
 from sublet.statestore.memory import MemoryStore
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 
 
 class Egress:

@@ -17,7 +17,8 @@ from sublet.runtime.protocol.rpc import (
     ScalingRequest,
 )
 from sublet.runtime.scaling.actuators import ActuatorError
-from sublet.runtime.scaling.shell import Scaling
+from sublet.runtime.scaling.instances import NoInstances
+from sublet.runtime.scaling.shell import Bursts, Scaling
 from sublet.runtime.services.scaling_report import ScalingReports
 from sublet.scheduler.scaling.actions import Slot
 from sublet.scheduler.scaling.controller import Controller
@@ -91,6 +92,17 @@ class Processes:
         self.started: list[str] = []
         self.token = 0
         self.problem = ""
+        self.keeps_ports = True
+        self.while_held: Callable[[], None] = lambda: None
+        self.is_held = False
+
+    async def hold(self) -> bool:
+        self.is_held = self.keeps_ports
+        self.while_held()
+        return self.keeps_ports
+
+    async def resume(self) -> None:
+        self.is_held = False
 
     async def lead(self, token: int) -> None:
         self.token = max(self.token, token)
@@ -122,6 +134,16 @@ class CountedProcesses:
     async def release(self, node: str, total: int, token: int) -> None:
         await self._calls.made("release", lambda: self._processes.release(node, total, token))
 
+    async def hold(self) -> bool:
+        held: bool = await self._calls.made("hold", self._processes.hold)
+        return held
+
+    async def resume(self) -> None:
+        await self._calls.made("resume", self._processes.resume)
+
+    async def rest(self, wake_in_ms: float | None) -> None:
+        """The worker itself says it, not its part in scaling."""
+
 
 class Node:
     """One worker."""
@@ -136,6 +158,7 @@ class Node:
         self.seen: View | None = None
         self.beat_age_ms = 0.0
         self.number = 0
+        self.idle_ms = 0.0
         self.is_frozen = False
         settings.setdefault("workers_max", 8)
         self.scaling = Scaling(
@@ -146,6 +169,7 @@ class Node:
             cluster=self,
             peers=self,
             actuator=CountedProcesses(world.processes, self.calls),
+            bursts=Bursts(NoInstances(), lambda instance, worker: b"key"),
             sample=self.sample,
             clock=world,
             term_ms=TERM_MS,
@@ -161,7 +185,9 @@ class Node:
     def alive(self) -> Collection[str]:
         return self.world.alive
 
-    async def drain_worker(self, worker: str, *, token: int | None = None) -> None:
+    async def drain_worker(
+        self, worker: str, *, token: int | None = None, even_last: bool = False
+    ) -> None:
         await self.directory.drain(worker, token=token)
 
     def look(self) -> None:
@@ -184,7 +210,11 @@ class Node:
     def sample(self, now_ms: float) -> WorkerSample:
         self.number += 1
         return WorkerSample(
-            worker=self.name, number=self.number, interval_ms=1_000.0, utilisation=0.5
+            worker=self.name,
+            number=self.number,
+            interval_ms=1_000.0,
+            utilisation=0.5,
+            idle_ms=self.idle_ms,
         )
 
     async def report(self, decisions: int = 20) -> ScalingReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import inf
 
@@ -12,6 +13,7 @@ from sublet.functions.codec import codec_for
 from sublet.functions.context import Context
 from sublet.runtime.config.limits import Limits
 from sublet.runtime.hosting.thread_runs import THREADS_BUSY_MAX, BusyTime
+from sublet.runtime.leases.lessor import LeaseStats
 from sublet.runtime.protocol.frames import Batch, Kind
 from sublet.runtime.scaling.sampler import CHUNKS_MAX, Sampler
 from sublet.runtime.testing.in_process_worker import Machine
@@ -223,3 +225,62 @@ def test_handlers_that_wait_keep_a_worker_busy(worker: Timed) -> None:
 
 def test_the_next_timer_is_told(worker: Timed) -> None:
     assert worker.sample().timer_ms is None
+
+
+def test_idle_is_the_time_without_messages_and_callers(worker: Timed) -> None:
+    worker.send("app/count", ["a"])
+    assert worker.sample().idle_ms == 0
+    assert worker.sample().idle_ms == 1_000
+    assert worker.sample(3.0).idle_ms == 4_000
+    worker.now_ms += 1_000
+    assert worker.sampler.sample(worker.now_ms, 0.0, is_asked=True).idle_ms == 0
+    assert worker.sample().idle_ms == 1_000
+    worker.send("app/count", ["a"])
+    assert worker.sample().idle_ms == 0
+
+
+def test_a_worker_with_something_that_waits_is_not_idle(worker: Timed) -> None:
+    partition = worker.machine.reach("app/count/0").partition
+    partition.line_up(sent("~c", "app/count/0", ["a"]), 0, 0.0)
+    for _ in range(3):
+        assert worker.sample().idle_ms == 0
+
+
+class Lent:
+    """What a sampler sees of lending."""
+
+    def __init__(self) -> None:
+        self.lessor, self.lessee = self, self
+        self.stats = {"app/count": LeaseStats()}
+        self.guests_ran = Counter[str]()
+        self.messages = 0
+        """Of guests that wait or run."""
+
+
+def test_leases_are_told_with_what_one_message_takes_here_and_guests_by_function(
+    worker: Timed,
+) -> None:
+    worker.lending = lent = Lent()  # type: ignore[assignment]
+    stats = lent.stats["app/count"]
+    stats.messages, stats.came_back, stats.spent_ms = 10, 4, 0.5
+    lent.guests_ran["app/pass_on"] = 7
+    first = worker.sample()
+    counted, passed = of(first, "app/count"), of(first, "app/pass_on")
+    assert (counted.lent, counted.returned, counted.lease_ms) == (10, 4, 0.05)
+    assert (counted.guests, passed.guests) == (0, 7)
+
+    # What comes back later counts for what is lent next.
+    stats.came_back, stats.spent_ms = 10, 0.9
+    assert of(worker.sample(), "app/count").lease_ms == 0
+    stats.messages, stats.spent_ms = 20, 1.5
+    third = of(worker.sample(), "app/count")
+    assert (third.lent, third.lease_ms) == (10, pytest.approx(0.1))
+
+
+def test_guests_keep_a_worker_from_being_idle(worker: Timed) -> None:
+    worker.lending = lent = Lent()  # type: ignore[assignment]
+    lent.messages = 1
+    worker.sample()
+    assert worker.sample().idle_ms == 0
+    lent.messages = 0
+    assert worker.sample().idle_ms == 1_000

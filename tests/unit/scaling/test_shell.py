@@ -76,6 +76,52 @@ async def test_workers_that_are_too_many_are_drained_and_leave() -> None:
     assert world.plan.leaving == []
 
 
+async def idle_worker() -> World:
+    """One worker that had nothing to do for long, and may go."""
+    world = await cluster(1, {}, workers_min=0)
+    await world.seconds(3)
+    world.nodes["w0"].idle_ms = 60_000.0
+    return world
+
+
+async def test_callers_are_held_before_the_last_worker_is_drained() -> None:
+    world = await idle_worker()
+    calls = world.nodes["w0"].calls
+    await world.seconds(3)
+
+    assert not world.backend.members
+    assert world.plan.workers == 0
+    replan, hold, drain = (calls.names.index(each) for each in ("replan", "hold", "drain"))
+    assert replan < hold < drain
+    assert world.processes.is_held
+
+
+async def test_the_last_worker_stays_if_somebody_came_just_before_callers_were_held() -> None:
+    world = await idle_worker()
+    node = world.nodes["w0"]
+    world.processes.while_held = lambda: setattr(node, "idle_ms", 0.0)
+    await world.seconds(3)
+
+    assert set(world.backend.members) == {"w0"}
+    assert not world.backend.members["w0"].draining
+    assert not world.processes.is_held
+    assert (world.plan.workers, world.plan.leaving) == (1, [])
+    (decision,) = node.scaling.controller.decisions
+    assert decision.outcome == Outcome(Ending.REFUSED, "somebody has come meanwhile")
+
+
+async def test_the_last_worker_stays_where_nobody_would_start_another() -> None:
+    world = await idle_worker()
+    world.processes.keeps_ports = False
+    await world.seconds(2)
+
+    assert set(world.backend.members) == {"w0"}
+    assert "drain" not in world.nodes["w0"].calls.names
+    decision, *_ = world.nodes["w0"].scaling.controller.decisions
+    assert decision.outcome is not None
+    assert decision.outcome.detail == "nobody here would start a worker for a request"
+
+
 async def test_when_the_leader_dies_another_goes_on() -> None:
     world = await cluster(2)
     await world.seconds(2)
@@ -200,6 +246,29 @@ def _member(name: str) -> Any:
     from sublet.statestore.contract import Member
 
     return Member(id=name, address="127.0.0.1:2")
+
+
+async def test_who_was_to_leave_stays_if_others_died_while_the_plan_was_stored() -> None:
+    def policies() -> dict[Slot, str | ScalingPolicy]:
+        return {Slot.WORKERS: Once(DrainWorker(worker="w2"))}
+
+    world = await cluster(3, policies, workers_min=2)
+    leader = world.nodes["w0"]
+    inner = leader.directory.replan
+
+    async def replan(*arguments: Any) -> Any:
+        version = await inner(*arguments)
+        if world.plan.leaving and "w1" in world.nodes:
+            await world.kill("w1")
+            leader.seen = await world.others.view()
+        return version
+
+    leader.directory.replan = replan
+    await world.seconds(4)
+
+    assert "w1" not in world.backend.members
+    assert not world.backend.members["w2"].draining
+    assert world.plan.leaving == []
 
 
 async def test_the_supervisor_knows_the_token_of_the_new_leader_first() -> None:

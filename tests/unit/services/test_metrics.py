@@ -8,7 +8,7 @@ from typing import Any, cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from sublet.functions.windows import BEGINNING_MS
-from sublet.runtime.leases.lessor import Tally
+from sublet.runtime.leases.lessor import LeaseStats
 from sublet.runtime.observability.telemetry import SpanTimes, Telemetry
 from sublet.runtime.partition.model.effects import Counters
 from sublet.runtime.services.metrics import METRICS, exposition
@@ -26,7 +26,7 @@ def partition(consumed: int, refusals: dict[str, int]) -> Any:
     counters = Counters()
     counters.consumed = consumed
     return SimpleNamespace(
-        place=SimpleNamespace(function=SimpleNamespace(name="shop/cart")),
+        env=SimpleNamespace(function=SimpleNamespace(name="shop/cart")),
         partition=SimpleNamespace(
             counters=counters,
             refusals=refusals,
@@ -198,15 +198,15 @@ def test_learned_costs_are_told_by_part() -> None:
 
 
 def lending() -> Any:
-    tally = Tally()
-    tally.lent, tally.lent_partial, tally.messages = 9, 2, 90
-    tally.returned, tally.declined, tally.expired, tally.revoked = 5, 2, 1, 1
-    tally.late_returns, tally.local_only, tally.partials_merged = 1, 3, 2
-    tally.states_sent, tally.states_known = 40, 50
+    stats = LeaseStats()
+    stats.lent, stats.lent_partial, stats.messages = 9, 2, 90
+    stats.returned, stats.declined, stats.expired, stats.revoked = 5, 2, 1, 1
+    stats.late_returns, stats.local_only, stats.partials_merged = 1, 3, 2
+    stats.states_sent, stats.states_known = 40, 50
     return SimpleNamespace(
         lessor=SimpleNamespace(
             open=[1, 2, 3],
-            tallies={"shop/cart": tally},
+            stats={"shop/cart": stats},
             policies={"shop/cart": AutoBinding()},
         ),
         lessee=SimpleNamespace(accepted=7, declined=4),

@@ -76,7 +76,7 @@ async def test_the_latest_decisions_come_first_and_not_more_than_wanted() -> Non
 
 async def test_who_does_not_lead_and_knows_nobody_says_to_try_again() -> None:
     world = await cluster(2, 2)
-    with pytest.raises(UnavailableError, match="nobody leads the scaling now"):
+    with pytest.raises(UnavailableError, match="there is no scaling leader now"):
         await world.nodes["w1"].report()
     await world.seconds(2)
     # It knows who leads, not where.

@@ -76,7 +76,7 @@ def test_a_simulation_is_the_same_in_every_process() -> None:
             env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=200,
             check=True,
         ).stdout
         hashes.add(printed.split("hash ")[1])

@@ -53,7 +53,7 @@ def test_the_fixture_makes_harnesses_and_ends_them(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
 

@@ -124,6 +124,22 @@ async def returns_what(ctx: Context, what: str) -> Any:
     return await ctx.run("it", lambda: values[what])
 
 
+@app.function(retry=Retry(attempts=3, backoff="10ms"))
+async def floods(ctx: Context, much: tuple[int, int]) -> None:
+    """So many of so many bytes. In each attempt the names are new ones."""
+    count, bytes_each = much
+    payload = b"x" * bytes_each
+
+    def act(number: int) -> bytes:
+        outside.ids.append(f"{ctx.attempt}-{number}")
+        return payload
+
+    for number in range(count):
+        await ctx.run(f"{ctx.attempt}-{number}", functools.partial(act, number))
+    if ctx.attempt < 3:
+        raise OSError("broken")
+
+
 @app.function
 def plain(ctx: Context) -> None:
     ctx.run("charge", lambda: 1)
@@ -220,6 +236,39 @@ def test_a_result_comes_back_as_what_it_was(harness: Harness) -> None:
         harness.call(returns_what, "ada", "object")
     with pytest.raises(HandlerError, match=r"TooLargeError: .*'it' returned \d+ bytes; allowed"):
         harness.call(returns_what, "ada", "large")
+
+
+def test_a_run_does_so_many_side_effects_and_then_fails() -> None:
+    with (
+        Harness(app, limits=Limits(side_effects_max=3)) as harness,
+        pytest.raises(HandlerError, match=r"has done 3 side effects.*\(side_effects_max\); send"),
+    ):
+        harness.call(floods, "ada", (4, 1))
+    assert outside.ids == ["1-0", "1-1", "1-2"]
+
+
+def test_attempts_that_name_their_side_effects_anew_record_no_more_than_one() -> None:
+    limits = Limits(side_effects_max=3)
+    text = r"has recorded 3 side effects; allowed: 3"
+    with Harness(app, limits=limits) as harness, pytest.raises(HandlerError, match=text):
+        harness.call(floods, "ada", (2, 1))
+    assert outside.ids == ["1-0", "1-1", "2-0"]
+
+
+def test_a_message_records_so_many_bytes_and_then_fails() -> None:
+    with (
+        Harness(app, limits=Limits(side_effects_bytes_max=100)) as harness,
+        pytest.raises(HandlerError, match=r"\d+ bytes of side effects; allowed: 100 \(side_eff"),
+    ):
+        harness.call(floods, "ada", (3, 60))
+    assert outside.ids == ["1-0", "1-1"]
+
+
+def test_a_fake_context_counts_them_too() -> None:
+    context = FakeContext(pay_later, "ada")
+    context.runs += map(str, range(Limits().side_effects_max))
+    with pytest.raises(RejectedError, match="side_effects_max"):
+        context.run("two", lambda: 2)
 
 
 def test_a_plain_def_is_told_to_become_async(harness: Harness) -> None:

@@ -1,0 +1,77 @@
+"""Where an instance begins: a process that was given an invitation, or a function of AWS Lambda."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from sublet.functions.errors import UnavailableError
+from sublet.runtime.config.app_loading import Loaded, load
+from sublet.runtime.config.settings import WorkerConfig, read_config
+from sublet.runtime.instance import Instance
+from sublet.runtime.scaling.instances import INVITATION, Invitation
+
+APP = "SUBLET_APP"
+"""The variable that says which app a function of a service has."""
+_loaded: dict[str, Loaded] = {}
+"""Apps, by target: a process may serve several invitations, one after the other."""
+
+
+class NotInvitedError(ValueError):
+    """There is no invitation, or it makes no sense; the text says what to do."""
+
+
+class LambdaContext(Protocol):
+    def get_remaining_time_in_millis(self) -> int: ...
+
+
+def invitation_of(text: str) -> Invitation:
+    """Read an invitation; raises `NotInvitedError`."""
+    try:
+        invitation = msgspec.json.decode(text, type=Invitation)
+        bytes.fromhex(invitation.key)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise NotInvitedError(
+            f"{INVITATION} is no invitation ({error}); instances are started by a cluster with "
+            "`burst` set, not by hand"
+        ) from None
+    return invitation
+
+
+def serve(invitation: Invitation, loaded: Loaded, config: WorkerConfig) -> None:
+    """Serve until it is released, loses its worker, or its time is over.
+
+    Raises `UnavailableError` if the worker cannot be reached, or does not want it.
+    """
+    import uvloop
+
+    instance = Instance(loaded.functions, invitation, config, versions=loaded.versions)
+    try:
+        uvloop.run(instance.run())
+    except* UnavailableError as group:
+        error = group.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+def handle(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """What AWS Lambda calls, with an invitation as the event. Returns how that went."""
+    invitation = invitation_of(msgspec.json.encode(event).decode())
+    left_s = context.get_remaining_time_in_millis() / 1000
+    invitation = msgspec.structs.replace(invitation, seconds=min(invitation.seconds, left_s))
+    target = os.environ.get(APP, "")
+    if not target:
+        raise NotInvitedError(f"{APP} is not set; it names the app, such as shop:app")
+    if target not in _loaded:
+        _loaded[target] = load(target, Path.cwd())
+    config = read_config(os.environ, {}, Path())
+    try:
+        serve(invitation, _loaded[target], config)
+    except UnavailableError as error:
+        # An event may come twice, or after its worker has gone: nothing is wrong here.
+        return {"served": False, "reason": str(error)}
+    return {"served": True, "reason": ""}
