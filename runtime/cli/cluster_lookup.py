@@ -22,6 +22,7 @@ from sublet.runtime.cli.exit_codes import (
     exit_with,
     tell_waiting,
 )
+from sublet.runtime.cli.front_note import front_address
 from sublet.runtime.config.addresses import PORT_MAX
 from sublet.runtime.config.settings import (
     DATABASE_NAME,
@@ -38,7 +39,8 @@ _ANSWER_TIMEOUT_S = 5.0
 RELOAD_S_MAX = 30.0
 """So long a command waits for a `sublet dev` that starts its worker again."""
 _RELOAD_LOOK_S = 0.1
-_ANSWER_LIMITS = LinkLimits(hello_timeout_s=_ANSWER_TIMEOUT_S)
+_START_TIMEOUT_S = 90.0
+"""So long a command waits for a `sublet run` that starts a worker for it."""
 T = TypeVar("T")
 
 
@@ -157,15 +159,24 @@ async def _any_worker(
     connect: str | None, settings: WorkerConfig, reload: _Reload, stack: AsyncExitStack
 ) -> Reached:
     addresses = [_checked(connect)] if connect is not None else await addresses_in(settings)
+    timeouts_s = dict.fromkeys(addresses, _ANSWER_TIMEOUT_S)
+    front = front_address(settings.data_dir)
+    if front is not None and (connect is None or _port(connect) == _port(front)):
+        timeouts_s[connect or front] = _START_TIMEOUT_S
     # Who is about to end may do so before it is asked for more: only if there is nobody else.
     for is_any_fit in (False, not reload.is_under_way):
-        for address in addresses:
+        for address, timeout_s in timeouts_s.items():
             async with AsyncExitStack() as own:
-                client = await own.enter_async_context(UnaryClient(address, _ANSWER_LIMITS))
+                limits = LinkLimits(hello_timeout_s=timeout_s)
+                client = await own.enter_async_context(UnaryClient(address, limits))
                 try:
-                    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    async with asyncio.timeout(timeout_s):
                         report = await client.status()
-                except (UnavailableError, TimeoutError):
+                except UnavailableError as error:
+                    if timeout_s == _START_TIMEOUT_S and is_any_fit and error.message:
+                        raise NoClusterError(error.message) from None
+                    continue
+                except TimeoutError:
                     continue
                 if report.draining and not is_any_fit:
                     continue
@@ -226,6 +237,10 @@ def full_name(name: str, known: list[str]) -> str:
     raise UnknownFunctionError(
         f"there is no function {name!r}; {guess}known: {', '.join(sorted(known)) or 'none'}"
     )
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
 
 
 def _checked(address: str) -> str:

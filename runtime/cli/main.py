@@ -46,6 +46,7 @@ pipelines_cli = _group(
 )
 egress_cli = _group("egress", "List where functions emit to; `sublet tail` reads it.")
 scale_cli = _group("scale", "See and control how the cluster scales: workers, policies, costs.")
+burst_cli = _group("burst", "Instances that help a cluster through bursts of load.")
 config_cli = _group("config", "Show the settings.")
 
 Target = Annotated[
@@ -232,7 +233,8 @@ def run(
 
     Example: sublet run examples/word_count.py:app --workers 2
 
-    With a range and a policy, workers come and go with the load: --workers 2..8 --scaling reactive
+    With a range and a policy, workers come and go with the load: --workers 2..8 --scaling reactive.
+    With --workers 0..8 there is none while there is nothing to do; the next request starts one.
     """
     from sublet.runtime.cli.commands import run as run_commands
 
@@ -248,6 +250,7 @@ def worker(
     prefer_http_port: Annotated[int | None, typer.Option(hidden=True)] = None,
     http_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     launch: Annotated[str, typer.Option(hidden=True)] = "",
+    front_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     **flags: Any,
 ) -> None:
     """Run one worker process in the foreground.
@@ -258,7 +261,9 @@ def worker(
     """
     from sublet.runtime.cli.commands import run as run_commands
 
-    given = run_commands.Given(supervisor_fd, prefer_port, prefer_http_port, http_fd, launch)
+    given = run_commands.Given(
+        supervisor_fd, prefer_port, prefer_http_port, http_fd, launch, front_fd
+    )
     run_commands.run_worker(app, flags, given)
 
 
@@ -275,7 +280,9 @@ def check(
     ] = None,
     sample: Annotated[
         int,
-        typer.Option("--sample", min=1, help="So many states and messages of each function."),
+        typer.Option(
+            "--sample", min=1, help="How many states and messages to read of each function."
+        ),
     ] = 1_000,
     everything: Annotated[
         bool, typer.Option("--all", help="Read all of them, not only a sample.")
@@ -717,6 +724,28 @@ def state_delete(
     state_commands.delete(Address(fn, key), yes, _where(connect, data_dir, config), as_json)
 
 
+@state_cli.command("forget")
+def state_forget(
+    fn: Annotated[
+        str, typer.Argument(metavar="FUNCTION", help="A stored function that is not declared.")
+    ],
+    yes: Yes = False,
+    data_dir: DataDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a function that is no longer declared: its states and what waits for it. Asks first.
+
+    Reads and changes the store itself; workers may be running, if none of them declares it. What it
+    has sent and emitted stays. This cannot be undone.
+
+    Example: sublet state forget shop/cart
+    """
+    from sublet.runtime.cli.commands import state as state_commands
+
+    state_commands.forget(fn, yes, {"data_dir": data_dir, "config": config}, as_json)
+
+
 # History
 
 
@@ -798,7 +827,7 @@ def scale_status(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who decides about workers, what is wanted, what is there, and what it costs.
+    """Show the leader, its policies, the workers wanted and running, and their cost.
 
     Example: sublet scale status
     """
@@ -834,7 +863,7 @@ def scale_pause(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop asking the policy of a slot. What is under way goes on; leaders to come keep it paused.
+    """Pause the policy of a slot. Started actions finish; the next leader keeps it paused.
 
     Example: sublet scale pause workers
     """
@@ -851,7 +880,7 @@ def scale_resume(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the policy of a paused slot again.
+    """Resume the policy of a paused slot.
 
     Example: sublet scale resume workers
     """
@@ -1038,6 +1067,21 @@ def dead_drop(  # noqa: PLR0913 - each argument is an option of the command
     records_commands.dead_drop(chosen, yes, _where(connect, data_dir, config), as_json)
 
 
+@burst_cli.command("serve")
+@with_settings(*_LOG_FLAGS)
+def burst_serve(app: Target = None, **flags: Any) -> None:
+    """Serve a worker's leases as an instance, until it is released or its time is over.
+
+    A cluster with `burst` starts instances by itself, with an invitation in SUBLET_INVITATION. A
+    container of your own runs this command when it is started for a request.
+
+    Example: sublet burst serve shop:app
+    """
+    from sublet.runtime.cli.commands import burst as burst_commands
+
+    burst_commands.serve(app, flags)
+
+
 # Settings
 
 
@@ -1057,6 +1101,7 @@ cli.add_typer(state_cli)
 cli.add_typer(dead_cli)
 cli.add_typer(pipelines_cli)
 cli.add_typer(scale_cli)
+cli.add_typer(burst_cli)
 cli.add_typer(config_cli)
 
 

@@ -47,6 +47,13 @@ class Door(NamedTuple):
         ]
 
 
+class FrontDoor(NamedTuple):
+    """Sockets that listen while workers come and go, down to none."""
+
+    grpc: socket.socket
+    http: socket.socket | None = None
+
+
 class Doors:
     """Opens the doors of workers, and holds them until the stack is closed."""
 
@@ -69,10 +76,27 @@ class Doors:
 
     def open(self, config: WorkerConfig, workers: int) -> list[Door]:
         """Raises `ConfigError` if a port that the settings name cannot be used."""
-        return [self._open(config.for_worker(index), index) for index in range(workers)]
+        # The front has the first port.
+        first = int(config.rests)
+        places = range(first, first + workers)
+        return [self._open(config.for_worker(place), place, place - first) for place in places]
 
-    def _open(self, config: WorkerConfig, index: int) -> Door:
-        usual, usual_http = (each + index for each in self._usual)
+    def open_front(self, config: WorkerConfig) -> FrontDoor | None:
+        """Return the ports that are kept while there is no worker; None if there always is one.
+        Raises as `open` does."""
+        if not config.rests:
+            return None
+        usual, usual_http = self._usual
+        wanted = _Wanted("gRPC", "--port", config.port, usual)
+        grpc = self._stack.enter_context(wanted.found(config.host, _listen, 0, self._tell))
+        if not self._http:
+            return FrontDoor(grpc)
+        wanted = _Wanted("HTTP", "--http-port", config.http_port, usual_http)
+        http = self._stack.enter_context(wanted.found(config.host, _listen, 0, self._tell))
+        return FrontDoor(grpc, http)
+
+    def _open(self, config: WorkerConfig, place: int, index: int) -> Door:
+        usual, usual_http = (each + place for each in self._usual)
         wanted = _Wanted("gRPC", "--port", config.port, usual)
         held = self._stack.enter_context(wanted.found(config.host, hold, index, self._tell))
         port = None if config.port else _port(held)

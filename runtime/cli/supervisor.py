@@ -7,6 +7,9 @@ no orphans. Workers that die are started again, within a budget.
 
 How many there are may change: the worker that controls the scaling asks for more on its socket, and
 those that are drained end for good. Who has asked with a higher token is obeyed, nobody else.
+
+Where there may be none, the supervisor keeps the ports (`front`), and starts a worker when somebody
+waits for one or something is due (`waking`).
 """
 
 from __future__ import annotations
@@ -21,17 +24,23 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 import msgspec
 
-from sublet.runtime.cli.ports import Door
+from sublet.runtime.cli.front import GrpcFront, HttpFront
+from sublet.runtime.cli.ports import Door, FrontDoor
+from sublet.runtime.cli.waking import Waking
+from sublet.runtime.config.addresses import is_wildcard_host, joined
 from sublet.runtime.config.settings import ConfigError, WorkerConfig, environment_of
 from sublet.runtime.scaling.actuators import (
     FailedNote,
+    HeldNote,
+    HoldNote,
     ReadyNote,
+    RestNote,
     StartNote,
     WorkerNote,
     note_line,
@@ -42,9 +51,17 @@ EXIT_STORE_REPLACED = 5
 LINE_BYTES_MAX = 64 * 1024
 FIRST_LAUNCH = "first-"
 """Begins the names of workers that are there from the beginning."""
+WAKE_LAUNCH = "wake-"
+"""Begins the names of workers that the supervisor has started because one was needed."""
+HOLD_S_MAX = 10.0
+"""A worker that is about to leave, and has not begun to after so long, gets its callers again."""
+LOOK_S_MAX = 10.0
+"""So often the wall clock is looked at, which may have been set meanwhile."""
 LAUNCHES_KEPT_MAX = 10_000
 """Of so many it is known that they were asked for."""
 NOTE_BYTES_MAX = 1024 * 1024
+RETRY_STARTING_MS = 1_000
+STOPPING = "`sublet run` is stopping"
 _OUTPUT_GRACE_S = 1.0
 
 _decode_note = msgspec.json.Decoder(WorkerNote).decode
@@ -53,10 +70,12 @@ _decode_note = msgspec.json.Decoder(WorkerNote).decode
 class GaveUpError(Exception):
     """A worker cannot be kept alive; the text says why."""
 
-    def __init__(self, text: str, *, is_usage: bool = False) -> None:
-        """`is_usage`: it cannot even start, with this app or these settings."""
+    def __init__(self, text: str, *, is_usage: bool = False, is_final: bool = False) -> None:
+        """`is_usage`: it cannot even start, with this app or these settings. `is_final`: it must
+        not be tried again before somebody has looked."""
         super().__init__(text)
         self.is_usage = is_usage
+        self.is_final = is_final
 
 
 class RestartBudget:
@@ -98,6 +117,8 @@ class Launch:
     """The variables of the workers, to which the settings are added."""
     doors: Sequence[Door] = ()
     """Where each worker listens, if the settings do not say; none: on any free port."""
+    front: FrontDoor | None = None
+    """The ports that are kept while there is no worker; None: there is always one."""
     stop_grace_s: float = 10.0
     """How long a worker may take to leave, beyond `drain_timeout_s`, before it is killed."""
 
@@ -115,16 +136,41 @@ class Launch:
 
     def command(self, index: int, supervisor_fd: int, launch: str = "") -> list[str]:
         named = launch and self.config.scales
+        front = self.front.http if self.front is not None else None
         return [
             *(sys.executable, "-m", "sublet", "worker", self.target),
             *("--supervisor-fd", str(supervisor_fd)),
             *(("--launch", launch) if named else ()),
             *self.door(index).options,
+            *(() if front is None else ("--front-fd", str(front.fileno()))),
         ]
+
+    @property
+    def front_address(self) -> str:
+        """Where callers on this machine find the gRPC port that is kept; empty if none is."""
+        return "" if self.front is None else self._address_of(self.front.grpc)
+
+    @property
+    def front_http(self) -> str:
+        return "" if self.front is None else self._address_of(self.front.http)
+
+    def _address_of(self, listener: socket.socket | None) -> str:
+        host = "127.0.0.1" if is_wildcard_host(self.config.host) else self.config.host
+        return "" if listener is None else joined(host, listener.getsockname()[1])
+
+    def inherited(self, index: int) -> list[int]:
+        """Return the listening sockets that worker `index` gets."""
+        http_fd = self.door(index).http_fd
+        found = [] if http_fd is None else [http_fd]
+        if self.front is not None and self.front.http is not None:
+            found.append(self.front.http.fileno())
+        return found
 
     def variables(self, index: int) -> dict[str, str]:
         """Return the environment of worker `index`, which counts from 0."""
-        config = replace(self.config.for_worker(index), workers_expected=self.workers)
+        # The front has the first port.
+        config = self.config.for_worker(index + self.config.rests)
+        config = replace(config, workers_expected=self.workers)
         return {**self.environment, **environment_of(config), "PYTHONUNBUFFERED": "1"}
 
     def __post_init__(self) -> None:
@@ -194,6 +240,16 @@ class Supervisor:
         self._kept: set[int] = set()
         """Indexes of workers that run, or are about to."""
         self._tasks: asyncio.TaskGroup
+        self._fronts = _Fronts(launch.front, self._look) if launch.front is not None else None
+        self._waking = Waking()
+        self._woken = 0
+        """Workers that were started because one was needed."""
+        self._was_ready = False
+        self._changed = asyncio.Event()
+        self._starting_s: float | None = None
+        """Since when those who wait have waited for a worker that is starting."""
+        self._rested: dict[int, RestNote] = {}
+        """Workers that have said that they end in good order."""
         self.notes: dict[int, ReadyNote] = {}
         """The ready workers, by index."""
         self.ready = asyncio.Event()
@@ -215,16 +271,23 @@ class Supervisor:
                 for index in range(self._launch.workers):
                     # Nobody has asked for it; a controller must not take it for one that it has.
                     self._begin(index, f"{FIRST_LAUNCH}{index + 1}")
+                if self._fronts is not None:
+                    http = self._launch.front_http
+                    more = f" and http://{http}" if http else ""
+                    self._on_event(0, f"callers wait at {self._launch.front_address}{more}")
+                    tasks.create_task(self._keep_front(self._fronts))
         except* GaveUpError as errors:
             raise _joined(errors) from None
 
     def stop(self) -> None:
         """Ask all workers to leave."""
         self._stopping.set()
+        self._look()
 
     def kill(self) -> None:
         """End all workers at once; what is committed is safe."""
         self._stopping.set()
+        self._look()
         for process in self._processes.values():
             _signal(process, signal.SIGKILL)
 
@@ -232,8 +295,101 @@ class Supervisor:
         self._kept.add(index)
         is_first = launch.startswith(FIRST_LAUNCH)
         keep = self._keep if is_first else self._keep_launched
+        if self._fronts is not None and launch.startswith((FIRST_LAUNCH, WAKE_LAUNCH)):
+            keep = self._keep_awaited
         keeping = self._tasks.create_task(keep(index, launch))
-        keeping.add_done_callback(lambda _: self._kept.discard(index))
+        keeping.add_done_callback(lambda _: self._ended_for_good(index))
+
+    def _ended_for_good(self, index: int) -> None:
+        self._kept.discard(index)
+        rest = self._rested.pop(index, None)
+        if rest is not None:
+            self._waking.rested(rest.wake_in_ms, time.time())
+            if self._fronts is not None and not self._kept and not self._stopping.is_set():
+                self._on_event(index, "no worker is left; the next request starts one")
+        elif not self._kept:
+            self._waking.lost(time.time())
+        self._look()
+
+    async def _keep_awaited(self, index: int, launch: str) -> None:
+        """Keep a worker for which callers may wait. If it cannot be kept they are told, and another
+        try comes later; a supervisor whose first worker never was ready gives up."""
+        try:
+            await self._keep(index, launch)
+        except GaveUpError as error:
+            if not self._was_ready or error.is_final:
+                raise
+            self._on_event(index, f"{error}; keeping the ports")
+            self.notes.pop(index, None)
+            self._starting_s = None
+            self._waking.failed(str(error), time.time())
+
+    # Without workers
+
+    def _look(self) -> None:
+        self._changed.set()
+
+    async def _keep_front(self, fronts: _Fronts) -> None:
+        """Let those wait who come while there is no worker, and start one."""
+        async with fronts.open():
+            while not self._stopping.is_set():
+                self._changed.clear()
+                pause_s = self._attend(fronts, time.time())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(pause_s, LOOK_S_MAX)):
+                        await self._changed.wait()
+            # Workers that stop answer what they were asked, and some of it came this way.
+            while self._kept:
+                self._changed.clear()
+                fronts.grpc.refuse(STOPPING, RETRY_STARTING_MS)
+                await self._changed.wait()
+            fronts.refuse(STOPPING, RETRY_STARTING_MS)
+
+    def _attend(self, fronts: _Fronts, now_s: float) -> float:
+        """Do what is to be done now; return after what time to look again."""
+        if self._kept:
+            fronts.unwatch()
+            return self._attend_start(fronts, now_s)
+        waking = self._waking
+        if waking.starts(now_s, is_awaited=fronts.is_awaited):
+            fronts.unwatch()
+            self._woken += 1
+            why = "somebody waits for it" if fronts.is_awaited else "something is due"
+            self._on_event(0, f"starting: {why}")
+            self._begin(0, f"{WAKE_LAUNCH}{self._woken}")
+            return self._attend_start(fronts, now_s)
+        refusal = waking.refusal(now_s)
+        if refusal is not None and fronts.is_awaited:
+            fronts.refuse(*refusal)
+        fronts.watch()
+        return waking.pause_s(now_s)
+
+    def _attend_start(self, fronts: _Fronts, now_s: float) -> float:
+        """Let nobody wait for ever for a worker that is not ready."""
+        if self._starting_s is None or self.notes:
+            return LOOK_S_MAX
+        timeout_s = self._launch.config.start_timeout_s
+        left_s = self._starting_s + timeout_s - now_s
+        if left_s <= 0:
+            reason = f"a worker is starting and was not ready within {timeout_s:g} s"
+            fronts.refuse(f"{reason}; the log of `sublet run` says why", RETRY_STARTING_MS)
+            left_s = 1.0
+        return left_s
+
+    def _hold(self, index: int, note: HoldNote) -> None:
+        if self._fronts is None:
+            return
+        if not note.on:
+            self._fronts.grpc.resume(index)
+            return
+        self._fronts.grpc.hold(index)
+        self._lines[index].write(note_line(HeldNote()))
+        asyncio.get_running_loop().call_later(HOLD_S_MAX, self._hold_over, index)
+
+    def _hold_over(self, index: int) -> None:
+        note = self.notes.get(index)
+        if self._fronts is not None and note is not None and not note.drained:
+            self._fronts.grpc.resume(index)
 
     async def _keep_launched(self, index: int, launch: str) -> None:
         """Keep a worker that the controller has asked for. That it cannot be kept is for the
@@ -241,7 +397,7 @@ class Supervisor:
         try:
             await self._keep(index, launch)
         except GaveUpError as error:
-            self._on_event(index, f"{error}; the others go on")
+            self._on_event(index, f"{error}; the other workers continue")
             self.notes.pop(index, None)
             self._tell_failed(launch, str(error))
 
@@ -277,13 +433,16 @@ class Supervisor:
                 # It would fail in the same way again.
                 if was_ready and self.notes:
                     # What has changed since, such as the code, is no reason to end the others.
-                    self._on_event(index, "cannot start again (see above); the others go on")
+                    self._on_event(
+                        index, "cannot start again (see above); the other workers continue"
+                    )
                     return
                 text = f"worker {index + 1} cannot start; see its message above"
                 raise GaveUpError(text, is_usage=True)
             if status == EXIT_STORE_REPLACED:
                 # Whoever has done it has to look first: another worker would begin a new store.
-                raise GaveUpError(f"worker {index + 1} has lost its store; see its message above")
+                text = f"worker {index + 1} has lost its store; see its message above"
+                raise GaveUpError(text, is_final=True)
             self.notes.pop(index, None)
             delay_s = budget.delay_s(time.monotonic())
             if delay_s is None:
@@ -302,20 +461,23 @@ class Supervisor:
         here, there = socket.socketpair()
         try:
             with there:
-                http_fd = self._launch.door(index).http_fd
+                inherited = [there.fileno(), *self._launch.inherited(index)]
                 process = await asyncio.create_subprocess_exec(
                     *self._launch.command(index, there.fileno(), launch),
                     stdin=DEVNULL,
                     stdout=PIPE,
                     stderr=STDOUT,
                     env=self._launch.variables(index),
-                    pass_fds=(there.fileno(), *(() if http_fd is None else (http_fd,))),
+                    pass_fds=inherited,
                     start_new_session=True,
                 )
         except BaseException:
             here.close()
             raise
         self._processes[index] = process
+        self._rested.pop(index, None)
+        if not self.notes and self._starting_s is None:
+            self._starting_s = time.time()
         reader, writer = await asyncio.open_connection(sock=here, limit=NOTE_BYTES_MAX)
         self._lines[index] = writer
         try:
@@ -332,6 +494,8 @@ class Supervisor:
             return status
         finally:
             del self._lines[index]
+            if self._fronts is not None:
+                self._fronts.grpc.remove(index)
             writer.close()
             await self._end(process)
             del self._processes[index]
@@ -341,12 +505,31 @@ class Supervisor:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 note = _decode_note(line)
-                if isinstance(note, StartNote):
-                    self._asked(index, note)
-                    continue
-                self.notes[index] = note
-                if len(self.notes) >= self._launch.workers:
-                    self.ready.set()
+                match note:
+                    case StartNote():
+                        self._asked(index, note)
+                    case HoldNote():
+                        self._hold(index, note)
+                    case RestNote():
+                        self._rested[index] = note
+                    case ReadyNote():
+                        self._is_ready(index, note)
+
+    def _is_ready(self, index: int, note: ReadyNote) -> None:
+        """A worker serves; or does not any more, if it says that it was drained."""
+        self.notes[index] = note
+        if len(self.notes) >= self._launch.workers:
+            self.ready.set()
+        if self._fronts is None:
+            return
+        if note.drained:
+            self._fronts.grpc.leave(index)
+        else:
+            now_s, since_s = time.time(), self._starting_s
+            self._waking.ready(None if since_s is None else max(0.0, now_s - since_s))
+            self._was_ready, self._starting_s = True, None
+            self._fronts.grpc.add(index, note.local)
+        self._look()
 
     async def _forward(self, index: int, process: Process) -> None:
         """Hand on what the worker writes, line by line; a line without end is cut."""
@@ -377,6 +560,42 @@ class Supervisor:
         except TimeoutError:
             _signal(process, signal.SIGKILL)
             await process.wait()
+
+
+class _Fronts:
+    """The ports that are kept."""
+
+    def __init__(self, door: FrontDoor, knock: Callable[[], None]) -> None:
+        self.grpc = GrpcFront(door.grpc, knock)
+        self.http = None if door.http is None else HttpFront(door.http, knock)
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            passing_on = tasks.create_task(self.grpc.run())
+            try:
+                yield
+            finally:
+                passing_on.cancel()
+                if self.http is not None:
+                    await self.http.close()
+
+    @property
+    def is_awaited(self) -> bool:
+        return self.grpc.is_awaited or (self.http is not None and self.http.is_awaited)
+
+    def watch(self) -> None:
+        if self.http is not None:
+            self.http.watch()
+
+    def unwatch(self) -> None:
+        if self.http is not None:
+            self.http.unwatch()
+
+    def refuse(self, reason: str, retry_after_ms: int) -> None:
+        self.grpc.refuse(reason, retry_after_ms)
+        if self.http is not None:
+            self.http.refuse(reason, retry_after_ms)
 
 
 def _joined(errors: BaseExceptionGroup[GaveUpError]) -> GaveUpError:

@@ -9,12 +9,13 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
@@ -23,6 +24,7 @@ import typer
 from sublet.functions.errors import SubletError
 from sublet.runtime.cli.commands.config import settings_of
 from sublet.runtime.cli.exit_codes import ExitCode, UsageError, exit_with
+from sublet.runtime.cli.front_note import telling_front
 from sublet.runtime.cli.ports import Doors
 from sublet.runtime.cli.supervisor import (
     GaveUpError,
@@ -31,7 +33,12 @@ from sublet.runtime.cli.supervisor import (
     inherited_socket,
     line_for_log,
 )
-from sublet.runtime.config.settings import WORKERS_MAX, ConfigError, WorkerConfig
+from sublet.runtime.config.settings import (
+    WORKERS_MAX,
+    ConfigError,
+    WorkerConfig,
+    environment_of,
+)
 from sublet.runtime.scaling.actuators import (
     Actuator,
     ActuatorError,
@@ -39,6 +46,7 @@ from sublet.runtime.scaling.actuators import (
     ReadyNote,
     SendNote,
     SupervisorActuator,
+    SupervisorNote,
     WorkerNote,
     note_line,
 )
@@ -46,6 +54,7 @@ from sublet.statestore.contract import StoreReplacedError
 
 if TYPE_CHECKING:
     from sublet.runtime.config.app_loading import Loaded
+    from sublet.runtime.scaling.instances import InstanceStarter
     from sublet.runtime.worker import Listening, Worker
 
 _LOADER = re.compile(
@@ -54,6 +63,8 @@ _LOADER = re.compile(
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SWITCH_INTERVAL_S = 0.001
+EXIT_WITHIN_S = 1.0
+"""So long a worker that has stopped waits for what it cannot cancel."""
 NOT_READY_TELL_S = (3.0, 7.0, 20.0, 60.0)
 """A worker that is not ready says why after each of these pauses; then after the last again."""
 _START_FAILURES = (SubletError, ValueError, OSError)
@@ -77,12 +88,14 @@ class Given(NamedTuple):
     http_fd: int | None = None
     launch: str = ""
     """Under which id the controller of the scaling has asked for it."""
+    front_fd: int | None = None
 
     def listening(self) -> Listening:
         from sublet.runtime.worker import Listening
 
         listener = None if self.http_fd is None else inherited_socket("--http-fd", self.http_fd)
-        return Listening(self.prefer_port, self.prefer_http_port, listener)
+        front = None if self.front_fd is None else inherited_socket("--front-fd", self.front_fd)
+        return Listening(self.prefer_port, self.prefer_http_port, listener, front)
 
 
 class Count(NamedTuple):
@@ -99,15 +112,10 @@ class Count(NamedTuple):
             count = cls(int(first), int(last if dots else first))
         except ValueError:
             count = cls(-1)
-        if dots and count.least == 0:
-            raise UsageError(
-                f"--workers is {text!r}, but scaling to zero is not supported yet; allowed: "
-                f"1..{count.most} or more"
-            )
-        if not 1 <= count.least <= count.most <= WORKERS_MAX:
+        if not 0 <= count.least <= count.most <= WORKERS_MAX or not count.most:
             raise UsageError(
                 f"--workers is {text!r}; allowed: a number such as 2, or MIN..MAX such as 2..8, "
-                f"1 to {WORKERS_MAX}"
+                f"1 to {WORKERS_MAX}; MIN may be 0"
             )
         return count
 
@@ -117,8 +125,8 @@ class Count(NamedTuple):
             return config
         if self.least < self.most and not config.scaling:
             raise UsageError(
-                f"--workers is {self.least}..{self.most}, but nobody decides how many there are; "
-                "choose a policy with --scaling, such as --scaling reactive"
+                f"--workers is {self.least}..{self.most}, but no scaling policy is set; "
+                "add one, such as --scaling reactive"
             )
         return replace(config, workers_min=self.least, workers_max=self.most)
 
@@ -127,6 +135,8 @@ def run_workers(target: str | None, workers: str, http: bool, flags: Mapping[str
     """Run until a signal; the exit status tells whether the workers could be kept alive."""
     with ExitStack() as ports:
         launch = launch_of(target, workers, http, flags, ports, keep=False)
+        if launch.front is not None:
+            ports.enter_context(telling_front(launch.config.data_dir, launch.front_address))
         try:
             asyncio.run(_supervise(launch))
         except GaveUpError as error:
@@ -154,11 +164,17 @@ def launch_of(
             config = replace(config, http_port=None)
         # Before any port is looked for: it says how many workers there can be.
         launch = Launch(
-            target=named, config=config, workers=config.workers_min, environment=os.environ
+            target=named,
+            config=config,
+            # Where there may be none, the first says whether the app can be served at all, and
+            # sees to what was left behind.
+            workers=max(1, config.workers_min),
+            environment=os.environ,
         )
         tell = ProcessLog(config.log_format == "json").event
         doors = Doors(ports, tell, http=http, keep=keep)
-        return replace(launch, doors=doors.open(config, launch.workers_max))
+        front = doors.open_front(config)
+        return replace(launch, doors=doors.open(config, launch.workers_max), front=front)
     except (ConfigError, UsageError) as error:
         exit_with(error)
 
@@ -191,8 +207,14 @@ async def _greet(supervisor: Supervisor, launch: Launch) -> None:
     default = launch.config.data_dir == WorkerConfig().data_dir
     where = "" if default else f"--data-dir {launch.config.data_dir} "
     ready = "1 worker is ready" if len(notes) == 1 else f"{len(notes)} workers are ready"
-    typer.echo(f"\n{ready}: {', '.join(note.address for note in notes)}")
-    if serving := [note.http for note in notes if note.http]:
+    addresses = [note.address for note in notes]
+    serving = [note.http for note in notes if note.http]
+    if launch.front is not None:
+        # Where callers are answered however many workers there are.
+        addresses = [launch.front_address]
+        serving = [launch.front_http] if serving else []
+    typer.echo(f"\n{ready}: {', '.join(addresses)}")
+    if serving:
         typer.echo(f"HTTP: {', '.join(f'http://{each}' for each in serving)}")
     typer.echo(f"functions: {', '.join(notes[0].functions)}")
     typer.echo("from another terminal:")
@@ -222,10 +244,14 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
         make_data_dir(config.data_dir)
         listening = given.listening()
         kubernetes = _kubernetes(config)
+        starter = _instances(config, target_of(target, config))
+        if config.rests and given.supervisor_fd is None:
+            raise UsageError(
+                "workers_min is 0, but a worker by itself leaves nobody behind who would start it "
+                "again; use `sublet run`, or set workers_min to 1"
+            )
     except (ConfigError, UsageError) as error:
         exit_with(error)
-    import uvloop
-
     from sublet.runtime.observability.logging_setup import set_up_logging
     from sublet.runtime.worker import Worker
 
@@ -243,12 +269,49 @@ def run_worker(target: str | None, flags: Mapping[str, object], given: Given) ->
             versions=loaded.versions,
             launch=given.launch,
             actuator=kubernetes or actuator,
+            instances=starter,
         )
-        uvloop.run(_serve(worker, loaded, given.supervisor_fd, actuator))
+        run_to_end(_serve(worker, loaded, given.supervisor_fd, actuator))
     except _ToldError as error:
         if isinstance(error.cause, StoreReplacedError):
             _exit_at_once(error.cause)
         exit_with(error.cause)
+
+
+def run_to_end(main: Coroutine[Any, Any, None]) -> None:
+    """Run a worker; when it has stopped, end the process soon.
+
+    A host name that is being resolved cannot be cancelled, nor can a thread: the loop would wait
+    for them, a resolver without an answer for ten seconds and more.
+    """
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+        # By now everything is stored, and every link closed.
+        exiting = Timer(EXIT_WITHIN_S, _exit_now)
+        exiting.daemon = True
+        exiting.start()
+    exiting.cancel()
+
+
+def _exit_now() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _instances(config: WorkerConfig, target: str) -> InstanceStarter | None:
+    """Return who starts instances; raises `ConfigError`."""
+    if not config.burst:
+        return None
+    from sublet.runtime.scaling.instances import instance_starter
+
+    environment = {**os.environ, **environment_of(config)}
+    try:
+        return instance_starter(config.instances, target, environment)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _exit_at_once(error: StoreReplacedError) -> NoReturn:
@@ -392,8 +455,11 @@ async def _watch(
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(_tell(worker, functions, send))
             while line := await reader.readline():
-                failed = msgspec.json.decode(line, type=FailedNote)
-                worker.launch_failed(failed.launch, failed.reason)
+                note = msgspec.json.decode(line, type=SupervisorNote)
+                if isinstance(note, FailedNote):
+                    worker.launch_failed(note.launch, note.reason)
+                else:
+                    actuator.held()
             telling.cancel()
             _log().warning("the supervisor is gone")
             worker.stop()
@@ -405,7 +471,11 @@ async def _watch(
 async def _tell(worker: Worker, functions: list[str], send: SendNote) -> None:
     await worker.ready.wait()
     note = ReadyNote(
-        address=worker.address, pid=os.getpid(), functions=functions, http=worker.http_address
+        address=worker.address,
+        pid=os.getpid(),
+        functions=functions,
+        http=worker.http_address,
+        local=worker.local_address,
     )
     await send(note)
     await worker.stopping.wait()

@@ -16,6 +16,7 @@ from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     PauseScaling,
     ResumeScaling,
+    ScaledWorker,
     ScalingDecision,
     ScalingReport,
     ScalingRequest,
@@ -35,8 +36,10 @@ def status(where: Where, as_json: bool) -> None:
     if report.price_hour or report.spent:
         typer.echo(f"cost: {_money(report)}")
     typer.echo("")
+    bursts = any(each.slot == "instances" for each in report.slots)
     print_table(
-        ("worker", "state", "busy", "waiting", "partitions", "launch"),
+        ("worker", "state", "busy", "waiting", "partitions", "launch")
+        + (("instances",) if bursts else ()),
         [
             (
                 each.id or "-",
@@ -46,6 +49,7 @@ def status(where: Where, as_json: bool) -> None:
                 str(each.partitions),
                 each.launch or "-",
             )
+            + ((_instances(each),) if bursts else ())
             for each in report.workers
         ],
     )
@@ -62,6 +66,15 @@ def status(where: Where, as_json: bool) -> None:
             for each in report.slots
         ],
     )
+    if report.redirects:
+        typer.echo("")
+        print_table(
+            ("redirected", "share", "to"),
+            [
+                (each.function, f"{each.share:.0%}", ", ".join(each.lessees))
+                for each in report.redirects
+            ],
+        )
 
 
 def explain(where: Where, limit: int, as_json: bool) -> None:
@@ -88,7 +101,7 @@ def change(kind: Literal["pause", "resume"], slot: str, where: Where, as_json: b
     if as_json:
         typer.echo(json.dumps({"ok": True, "slot": slot, "paused": kind == "pause"}))
     else:
-        typer.echo(f"{slot} is {'paused' if kind == 'pause' else 'decided about again'}")
+        typer.echo(f"{slot} is {'paused' if kind == 'pause' else 'active again'}")
 
 
 def _report(where: Where, decisions: int, as_json: bool) -> ScalingReport:
@@ -127,6 +140,11 @@ def _told(decision: ScalingDecision) -> list[str]:
     if figures := _figures(decision.figures):
         lines.append(f"    {figures}")
     return lines
+
+
+def _instances(worker: ScaledWorker) -> str:
+    starting = f" (+{worker.instances_starting} starting)" if worker.instances_starting else ""
+    return f"{worker.instances}{starting}"
 
 
 def _figures(figures: Mapping[str, float]) -> str:

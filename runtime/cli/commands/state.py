@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 
 import typer
 
 from sublet.functions.address import Address
-from sublet.runtime.cli.cluster_lookup import Reached, Where, ask
+from sublet.functions.errors import SubletError
+from sublet.runtime.cli.cluster_lookup import Reached, Where, ask, no_log
 from sublet.runtime.cli.commands.calls import payload_of, text_of
-from sublet.runtime.cli.exit_codes import UsageError, confirm, exit_with
+from sublet.runtime.cli.commands.config import settings_of
+from sublet.runtime.cli.exit_codes import NoClusterError, UsageError, confirm, exit_with
 from sublet.runtime.cli.table import print_table
+from sublet.runtime.config.settings import ConfigError, WorkerConfig
 from sublet.runtime.protocol.rpc import (
     AdministerRequest,
     DeleteState,
@@ -20,6 +26,8 @@ from sublet.runtime.protocol.rpc import (
     StateReport,
     StateRequest,
 )
+from sublet.runtime.services.forgetting import forget_function, stored_of
+from sublet.statestore.open import open_directory, open_store
 
 _PAGE = 1_000
 
@@ -105,6 +113,41 @@ def delete(asked: Address, yes: bool, where: Where, as_json: bool) -> None:
         typer.echo(json.dumps({"ok": True, "existed": existed}))
     else:
         typer.echo("deleted" if existed else "there was no state")
+
+
+def forget(asked: str, yes: bool, given: Mapping[str, object], as_json: bool) -> None:
+    try:
+        settings = settings_of(given)
+        with no_log():
+            asyncio.run(_forget(asked, yes, settings))
+    except (SubletError, OSError, UsageError, NoClusterError, ConfigError) as error:
+        exit_with(error, as_json=as_json)
+    typer.echo(json.dumps({"ok": True}) if as_json else "forgotten")
+
+
+async def _forget(asked: str, yes: bool, settings: WorkerConfig) -> None:
+    kind, path, url = settings.store, settings.database_path, settings.redis_url
+    if kind == "memory":
+        raise UsageError("what is in memory is forgotten when its worker ends")
+    if kind == "sqlite" and not path.is_file():
+        raise NoClusterError(
+            f"there is no {path.name} in {path.parent}; name its folder: --data-dir"
+        )
+    async with AsyncExitStack() as opened:
+        store = open_store(kind, path, url, full_sync=settings.full_sync)
+        opened.push_async_callback(store.close)
+        directory = open_directory(kind, path, url, full_sync=settings.full_sync, beside=store)
+        opened.push_async_callback(directory.close)
+        stored = (await directory.view()).functions
+        short = [each for each in stored if each.endswith(f"/{asked}")]
+        function = short[0] if asked not in stored and len(short) == 1 else asked
+        found = await stored_of(store, directory, function)
+        confirm(
+            f"Forget {function} for good: {found.states} states, {found.messages} waiting messages "
+            f"and {found.dead_letters} dead letters?",
+            yes=yes,
+        )
+        await forget_function(store, directory, function)
 
 
 async def _read(reached: Reached, address: Address) -> StateReport:

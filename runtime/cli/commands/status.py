@@ -121,7 +121,8 @@ def undeclared_text(name: str) -> str:
     short = name.rpartition("/")[2]
     return (
         "stored, but no longer declared: its state is kept and not served; if it was renamed, "
-        f'declare aliases=["{short}"] on the new function'
+        f'declare aliases=["{short}"] on the new function; if it is not needed any more, '
+        f"`sublet state forget {name}`"
     )
 
 

@@ -116,3 +116,28 @@ def test_an_address_of_another_machine_is_an_error() -> None:
         hold("192.0.2.1", 0, "--port")
     with pytest.raises(ConfigError, match=r"cannot listen on no\.such\.host"):
         hold("no.such.host", 0, "--port")
+
+
+def test_where_there_may_be_no_worker_the_first_ports_are_kept(stack: ExitStack) -> None:
+    told = Told(stack)
+    config = WorkerConfig(scaling="reactive", workers_min=0, workers_max=1)
+
+    front = told.doors.open_front(config)
+    (door,) = told.doors.open(config, 1)
+
+    assert front is not None
+    assert front.http is not None
+    assert [each.getsockname()[1] for each in (front.grpc, front.http)] == [told.grpc, told.http]
+    assert door == Door(told.grpc + 1, told.http + 1)
+    for port in (told.grpc, told.http):
+        socket.create_connection((HOST, port)).close()
+    assert told.doors.open_front(WorkerConfig()) is None
+
+
+def test_a_front_port_that_the_settings_name_and_somebody_has_is_refused(stack: ExitStack) -> None:
+    told = Told(stack)
+    stack.enter_context(socket.create_server((HOST, told.grpc)))
+    config = WorkerConfig(scaling="reactive", workers_min=0, port=told.grpc)
+
+    with pytest.raises(PortTakenError, match=f"port {told.grpc} is in use"):
+        told.doors.open_front(config)

@@ -153,13 +153,23 @@ def test_what_is_no_number_of_workers_is_refused(text: str) -> None:
         Count.of(text)
 
 
-def test_scaling_to_zero_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(UsageError, match=r"scaling to zero is not supported yet; allowed: 1\.\.8"):
-        Count.of("0..8")
+def test_there_may_be_no_worker_where_a_policy_decides() -> None:
+    config = Count.of("0..8").settings(WorkerConfig(scaling="reactive"), True)
+    assert (config.workers_min, config.workers_max, config.rests) == (0, 8, True)
+    for text in ("0", "0..0"):
+        with pytest.raises(UsageError, match="MIN may be 0"):
+            Count.of(text)
+
+
+def test_the_front_has_the_first_port_and_workers_the_next() -> None:
+    config = WorkerConfig(scaling="reactive", workers_min=0, workers_max=2, port=7000)
+    started = launch(config, 1)
+
+    assert [read_config(started.variables(index)).port for index in (0, 1)] == [7001, 7002]
 
 
 def test_a_range_of_workers_needs_a_policy() -> None:
-    with pytest.raises(UsageError, match="choose a policy with --scaling"):
+    with pytest.raises(UsageError, match="add one, such as --scaling"):
         Count(2, 8).settings(WorkerConfig(), True)
     config = Count(2, 8).settings(WorkerConfig(scaling="fixed"), True)
     assert (config.workers_min, config.workers_max) == (2, 8)
