@@ -39,7 +39,7 @@ from sublet.runtime.simulation.scenarios.scenario import (
     check_stages,
 )
 from sublet.scheduler.api import QueueOrder
-from sublet.scheduler.binding.policy import Asked, BindingPolicy, binding_named
+from sublet.scheduler.binding.policy import BindingPolicy, Trigger, binding_named
 from sublet.scheduler.orders import DEFAULT_ORDER, TokenShares, order_named
 from sublet.scheduler.pace import QUANTUM_MS
 from sublet.scheduler.urgency import PATIENCE_MS, Urgency
@@ -132,7 +132,7 @@ class Simulation:
     def lends_nothing(self) -> bool:
         """Every message runs at the owner of its partition."""
         texts = {self.binding, *(stage.binding or self.binding for stage in self.stages)}
-        return all(binding_named(text).asked is Asked.NEVER for text in texts)
+        return all(binding_named(text).trigger is Trigger.NEVER for text in texts)
 
     @property
     def until_ms(self) -> float:

@@ -79,6 +79,8 @@ class Moment:
     results: Mapping[str, float] = field(default_factory=dict)
     late_results: Mapping[str, float] = field(default_factory=dict)
     """By function."""
+    latency_ms: Mapping[str, float] = field(default_factory=dict)
+    """The mean of results, by function."""
 
 
 class FlowCluster:
@@ -121,6 +123,8 @@ class FlowCluster:
                 partitions=each.partitions,
                 tenant=each.tenant,
                 slo_ms=None if each.slo_s == inf else 1000 * each.slo_s,
+                # Flows are not lent: no policy should think that they were.
+                lendable=False,
             )
             for each in functions
         }
@@ -315,6 +319,11 @@ class FlowCluster:
         moment.late = sum(served.late.values())
         moment.latency = served.latency.take()
         moment.results, moment.late_results = dict(served.done), dict(served.late)
+        moment.latency_ms = {
+            name: 1000 * took_s / served.done[name]
+            for name, took_s in served.took_s.items()
+            if served.done[name] > SMALL
+        }
         for worker in self.workers.values():
             for lane in worker.lanes.values():
                 moment.backlog += lane.waiting

@@ -152,6 +152,8 @@ class Served:
         self.done: dict[str, float] = {}
         """Results by function."""
         self.late: dict[str, float] = {}
+        self.took_s: dict[str, float] = {}
+        """The sum of their latencies."""
 
     def send(self, source: str, target: str, amount: float, parcel: Parcel) -> None:
         sums = self.sent.get((source, target))
@@ -164,6 +166,7 @@ class Served:
     def result(self, function: str, latency_s: float, late: bool, amount: float) -> None:
         self.latency.add(1000 * latency_s, amount)
         self.done[function] = self.done.get(function, 0.0) + amount
+        self.took_s[function] = self.took_s.get(function, 0.0) + latency_s * amount
         if late:
             self.late[function] = self.late.get(function, 0.0) + amount
 

@@ -27,7 +27,7 @@ from sublet.runtime.config.limits import Limits
 from sublet.runtime.execution.async_runner import invocation_lock
 from sublet.runtime.execution.failures import failure_of
 from sublet.runtime.execution.state_cache import StateCache
-from sublet.runtime.execution.sync_runner import Place, RunScope, SyncRunner, decode_messages
+from sublet.runtime.execution.sync_runner import ExecutionEnv, RunScope, SyncRunner, decode_messages
 from sublet.runtime.execution.threads import Declared, LoopRun, Position
 from sublet.runtime.partition.model.channel_names import REPLY_MARK
 from sublet.runtime.partition.model.effects import (
@@ -42,7 +42,7 @@ from sublet.runtime.partition.model.work import Failure, RunResult, Work
 from sublet.runtime.protocol.frames import Batch, ErrorInfo, Kind
 from sublet.runtime.simulation.engine.events import Events
 from sublet.runtime.simulation.engine.hosted import CacheShare, Executed, Hosted, Sent, roots_of
-from sublet.runtime.simulation.engine.ledger import FunctionTally, Ledger, Root
+from sublet.runtime.simulation.engine.ledger import FunctionTotals, Ledger, Root
 from sublet.runtime.simulation.engine.store import SimulatedStore, at_once
 from sublet.runtime.simulation.scenarios.distributions import Cost, stream
 from sublet.statestore.contract import TIMER, Commit, Recovered, StateRow
@@ -74,10 +74,10 @@ class NoWatchdog:
 class Open:
     """A partition's handlers, and what came of them that no commit holds yet."""
 
-    __slots__ = ("calls", "effects", "invocations", "place")
+    __slots__ = ("calls", "effects", "env", "invocations")
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, env: ExecutionEnv) -> None:
+        self.env = env
         self.invocations: dict[str, Stepped] = {}
         """Message to its handler, which waits."""
         self.effects: dict[int, tuple[Effect, Root]] = {}
@@ -101,7 +101,7 @@ class AppHandlers:
         limits: Limits,
         seed: int,
     ) -> None:
-        self.tally = FunctionTally(function.name)
+        self.totals = FunctionTotals(function.name)
         self.message_bytes = self.state_bytes = 0
         self.writes = True
         self._ledger = ledger
@@ -158,7 +158,7 @@ class AppHandlers:
     def added(self, hosted: Hosted) -> None:
         cache = hosted.cells if isinstance(hosted.cells, StateCache) else None
         hosted.memory = Open(
-            Place(
+            ExecutionEnv(
                 hosted.name,
                 self.function,
                 cache=cache,
@@ -173,22 +173,22 @@ class AppHandlers:
         )
 
     def load(self, hosted: Hosted, keys: Sequence[str]) -> Sequence[StateRow]:
-        place: Place = hosted.memory.place
-        place.clock.now_ms = hosted.partition.clock_ms(self._events.now_ms)
+        env: ExecutionEnv = hosted.memory.env
+        env.clock.now_ms = hosted.partition.clock_ms(self._events.now_ms)
         return at_once(self._store.memory.load(hosted.name, keys))
 
     def begin(
         self, hosted: Hosted, work: Work, limit_ms: float, now_ms: float
     ) -> tuple[float, Any]:
         memory: Open = hosted.memory
-        memory.place.clock.now_ms = hosted.partition.clock_ms(now_ms)
+        memory.env.clock.now_ms = hosted.partition.clock_ms(now_ms)
         executed, roots = roots_of(self._ledger, hosted, work, now_ms)
         # Runs measure themselves; only where nothing was said about the cost does it count.
         if self.function.is_async:
             result, waiting, caused = self._step_each(memory, work, roots)
         else:
             self._marks.clear()
-            result = self._runner.run(work, memory.place)
+            result = self._runner.run(work, memory.env)
             waiting, caused = [], self._causes(result, roots)
         elapsed_ms = result.elapsed_ms
         if self._cost_ms is not None:
@@ -203,8 +203,10 @@ class AppHandlers:
                 caused += [roots[index]] * (self._marks[index] - len(caused))
         return caused
 
-    def end(self, hosted: Hosted, work: Work, begun: Any, now_ms: float) -> tuple[Work, RunResult]:
-        result, waiting, caused, executed, roots = begun
+    def end(
+        self, hosted: Hosted, work: Work, started: Any, now_ms: float
+    ) -> tuple[Work, RunResult]:
+        result, waiting, caused, executed, roots = started
         memory: Open = hosted.memory
         for effect, root in zip(result.effects, caused, strict=True):
             memory.effects[id(effect)] = (effect, root)
@@ -214,7 +216,7 @@ class AppHandlers:
             hosted.executed += self._ended(hosted, work, result, roots)
         for invocation in waiting:
             memory.invocations[invocation.id] = invocation
-        self.tally.hits += 0 if self.function.state_kind is None else len(set(work.keys))
+        self.totals.hits += 0 if self.function.state_kind is None else len(set(work.keys))
         return work, result
 
     def _ended(
@@ -289,8 +291,8 @@ class AppHandlers:
         self, memory: Open, work: Work, roots: Sequence[Root]
     ) -> tuple[RunResult, list[Stepped], list[Root]]:
         """Step `async def` handlers once, as `async_runner` does."""
-        result, function, place = RunResult(), self.function, memory.place
-        scope = RunScope(work, place)
+        result, function, env = RunResult(), self.function, memory.env
+        scope = RunScope(work, env)
         messages = decode_messages(work, function, result.failed)
         waiting: list[Stepped] = []
         caused: list[Root] = []
@@ -306,8 +308,8 @@ class AppHandlers:
                 continue
             cell_key = key if function.kind == "keyed" else ""
             if cell_key in dirty:
-                place.drain({cell_key: dirty[cell_key]}, result.rows)
-            stepped = Stepped(scope, place, index, key, roots[index])
+                env.drain({cell_key: dirty[cell_key]}, result.rows)
+            stepped = Stepped(scope, env, index, key, roots[index])
             try:
                 done, value = stepped.step(messages[index])
             except (KeyboardInterrupt, SimulationError):
@@ -330,13 +332,13 @@ class AppHandlers:
             if stepped.cell.undo:
                 stepped.cell.undo.clear()
                 dirty[cell_key] = stepped.cell
-        place.drain(dirty, result.rows)
-        if place.cache is not None and dirty:
-            place.cache.changed(dirty)
+        env.drain(dirty, result.rows)
+        if env.cache is not None and dirty:
+            env.cache.changed(dirty)
         return result, waiting, caused
 
-    def finished(self, hosted: Hosted, begun: Any, now_ms: float) -> None:
-        for invocation in begun[1]:
+    def finished(self, hosted: Hosted, started: Any, now_ms: float) -> None:
+        for invocation in started[1]:
             self._open_calls(hosted, invocation, now_ms)
 
     def _open_calls(self, hosted: Hosted, invocation: Stepped, now_ms: float) -> None:
@@ -380,7 +382,7 @@ class AppHandlers:
     ) -> None:
         memory: Open = hosted.memory
         value, failure = None, None
-        memory.place.clock.now_ms = hosted.partition.clock_ms(now_ms)
+        memory.env.clock.now_ms = hosted.partition.clock_ms(now_ms)
         try:
             done, value = invocation.go_on(thrown)
             if not done:
@@ -400,7 +402,7 @@ class AppHandlers:
             if invocation.cell.undo:
                 invocation.cell.undo.clear()
                 key = invocation.key if self.function.kind == "keyed" else ""
-                memory.place.drain({key: invocation.cell}, rows)
+                memory.env.drain({key: invocation.cell}, rows)
         if failure is None or self._gives_up(failure, invocation.attempt, 1):
             source, _, number = invocation.id.rpartition(":")
             if self._ledger.knows(source, hosted.name):
@@ -471,21 +473,23 @@ class Stepped:
         "context",
         "coroutine",
         "effects",
+        "env",
         "id",
         "key",
-        "place",
         "root",
         "unsent",
     )
 
-    def __init__(self, scope: RunScope, place: Place, index: int, key: str, root: Root) -> None:
+    def __init__(
+        self, scope: RunScope, env: ExecutionEnv, index: int, key: str, root: Root
+    ) -> None:
         view = scope.message_view(index)
         self.id, self.attempt = view.id, view.attempt
         self._asked, self._index = scope.asked, index
         self.key = key
-        self.place = place
+        self.env = env
         self.root = root
-        self.cell: Cell = place.cell(key)
+        self.cell: Cell = env.cell(key)
         self.effects = Effects()
         self.context = Context(_CallingScope(scope, self), self.effects)
         self.context.key, self.context.state, self.context._index = key, self.cell, index
@@ -501,7 +505,7 @@ class Stepped:
 
     def step(self, message: Any) -> tuple[bool, Any]:
         """Make the first step; return whether that was all, and the value."""
-        function = self.place.function
+        function = self.env.function
         if function.takes_message:
             self.coroutine = function.handler(self.context, message)
         else:
@@ -515,11 +519,11 @@ class Stepped:
             else:
                 awaited = self.coroutine.send(None)
         except StopIteration as stop:
-            return True, self.place.replies.fit(stop.value, self._index, self._asked)
+            return True, self.env.replies.fit(stop.value, self._index, self._asked)
         if not isinstance(awaited, _Call):
             self.coroutine.close()
             raise SimulationError(
-                f"{self.place.function.name} awaits {awaited!r}; in a simulation a handler can "
+                f"{self.env.function.name} awaits {awaited!r}; in a simulation a handler can "
                 "await ctx.call, one call after another, and nothing else"
             )
         return False, None

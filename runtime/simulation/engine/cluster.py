@@ -40,7 +40,7 @@ class Cluster:
         self._events = around.events
         self._counts = {name: each.partition_count for name, each in functions.items()}
         self._term_ms = term_ms
-        self._chance = stream(seed, "topology")
+        self._rng = stream(seed, "topology")
         self.sources = sources
         self.workers = [make_worker(number) for number in range(workers)]
         self.takeovers = 0
@@ -92,7 +92,7 @@ class Cluster:
             new.add(name)
         everybody: list[_Listener] = [*self.workers, *self.sources]
         for each in everybody:
-            delay_ms = 0.0 if at_once else self._chance.random() * HEARTBEAT_MS
+            delay_ms = 0.0 if at_once else self._rng.random() * HEARTBEAT_MS
             if delay_ms:
                 self._events.after(delay_ms, each.told, self._term, placement, moved)
             else:

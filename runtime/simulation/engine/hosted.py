@@ -10,7 +10,7 @@ from sublet.functions.app import Function
 from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.partition.partition import Partition
-from sublet.runtime.simulation.engine.ledger import FunctionTally, Ledger, Root
+from sublet.runtime.simulation.engine.ledger import FunctionTotals, Ledger, Root
 from sublet.statestore.contract import Commit, Recovered, StateRow
 
 Executed = tuple[str, int, Sequence[Root]]
@@ -23,7 +23,7 @@ class Handlers(Protocol):
     """What stands for the user code of one function, at all workers."""
 
     function: Function
-    tally: FunctionTally
+    totals: FunctionTotals
     message_bytes: int
     state_bytes: int
     """What the state of one key weighs, in a lease; 0: nothing travels."""
@@ -49,7 +49,9 @@ class Handlers(Protocol):
         needs."""
         ...
 
-    def end(self, hosted: Hosted, work: Work, begun: Any, now_ms: float) -> tuple[Work, RunResult]:
+    def end(
+        self, hosted: Hosted, work: Work, started: Any, now_ms: float
+    ) -> tuple[Work, RunResult]:
         """Return what has run and what it has come to, and note in `hosted` what it has handled
         and sent."""
         ...
@@ -72,7 +74,7 @@ class Handlers(Protocol):
         """Return the messages that a commit holds, with what caused them."""
         ...
 
-    def finished(self, hosted: Hosted, begun: Any, now_ms: float) -> None:
+    def finished(self, hosted: Hosted, started: Any, now_ms: float) -> None:
         """The partition has been told of the end of a run."""
         ...
 

@@ -150,7 +150,7 @@ class Series:
         ]
 
 
-class LeaseTally:
+class LeaseTotals:
     """What the simulation has seen of leases, of all workers."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class LeaseTally:
         self.core_ms = 0.0
 
 
-class FunctionTally:
+class FunctionTotals:
     """What the simulation has seen of one function."""
 
     def __init__(self, name: str) -> None:

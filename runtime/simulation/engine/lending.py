@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from sublet.functions.app import Function
-from sublet.runtime.leases.adapter import PATIENCE_LEFT_MS
+from sublet.runtime.leases.adapter import PATIENCE_LEFT_MS, columns_of
+from sublet.runtime.leases.binding import Binding
 from sublet.runtime.leases.coordinator import LeaseCoordinator, LeaseHost
 from sublet.runtime.partition.model.lease import Lease
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.protocol.lease_messages import (
     LeaseId,
@@ -29,10 +31,10 @@ from sublet.runtime.protocol.lease_messages import (
     Return,
     StoredState,
 )
-from sublet.runtime.simulation.engine.ledger import LeaseTally
+from sublet.runtime.simulation.engine.ledger import LeaseTotals
 from sublet.runtime.simulation.engine.store import ENTRY_BYTES
 from sublet.runtime.simulation.scenarios.scenario import StoreModel
-from sublet.scheduler.binding.policy import Asked, BindingPolicy
+from sublet.scheduler.binding.policy import BindingPolicy, Trigger
 from sublet.scheduler.urgency import Urgency
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ class LendingHost(LeaseHost, Protocol):
     def hosted_of(self, partition: Partition) -> Hosted | None: ...
 
     def line_up(self, guest: GuestRun, now_ms: float) -> None:
-        """Run a guest in its turn: `begun`, then `ran`."""
+        """Run a guest in its turn: `started`, then `ran`."""
         ...
 
     def take_out(self, guest: GuestRun) -> None:
@@ -146,12 +148,13 @@ class SimulatedLending:
         *,
         events: Events,
         urgency: Urgency,
+        lendable: LendableWork,
         handlers: Mapping[str, Handlers],
         policy_of: Callable[[Function], BindingPolicy],
-        chance: Random,
+        rng: Random,
         model: StoreModel,
         overhead_ms: Callable[[float], float],
-        tally: LeaseTally,
+        totals: LeaseTotals,
     ) -> None:
         """`overhead_ms`: what saying or hearing something with so many kilobytes of states in
         it takes of a core."""
@@ -159,15 +162,16 @@ class SimulatedLending:
         self._events = events
         self._handlers = handlers
         self._overhead_ms = overhead_ms
-        self._tally = tally
+        self._totals = totals
         self._states = StatesOfOthers(model)
+        self.lendable = lendable
         self.desk = LeaseCoordinator[GuestRun](
-            host.name,
             self,
             host,
+            Binding(host.name, policy_of),
             urgency=urgency,
-            policy_of=policy_of,
-            chance=chance,
+            lendable=lendable,
+            rng=rng,
             monotonic_ms=lambda: events.now_ms,
         )
         self.lessor, self.lessee = self.desk.lessor, self.desk.lessee
@@ -175,7 +179,7 @@ class SimulatedLending:
     @property
     def asks_each(self) -> bool:
         """Some policy wants to be asked before anything runs."""
-        return any(each.asked is Asked.EACH for each in self.lessor.policies.values())
+        return any(each.trigger is Trigger.EACH for each in self.lessor.policies.values())
 
     def message(self, worker: str, message: LeaseMessage, size_bytes: int) -> None:
         """A peer says something."""
@@ -199,21 +203,21 @@ class SimulatedLending:
         return True
 
     def _say(self, worker: str, message: LeaseMessage, carried_bytes: int = 0) -> None:
-        tally, size_bytes = self._tally, SAID_BYTES + carried_bytes
-        tally.said += 1
-        tally.bytes += size_bytes
+        totals, size_bytes = self._totals, SAID_BYTES + carried_bytes
+        totals.said += 1
+        totals.bytes += size_bytes
         match message:
             case Probe():
-                tally.probes += 1
+                totals.probes += 1
             case Reply():
-                tally.replies += 1
+                totals.replies += 1
         self._work(size_bytes)
         self._host.tell(worker, message, size_bytes)
 
     def _work(self, size_bytes: int) -> None:
         core_ms = self._overhead_ms(size_bytes / 1024)
         if core_ms:
-            self._tally.core_ms += core_ms
+            self._totals.core_ms += core_ms
             self._host.occupy(core_ms)
 
     def offer(self, lease: Lease) -> None:
@@ -224,18 +228,18 @@ class SimulatedLending:
         sent = sum([each.rows is not None for each in states])
         carried_bytes = work.count * (MESSAGE_BYTES + handlers.message_bytes)
         carried_bytes += sent * handlers.state_bytes
-        tally = self._tally
-        tally.offered += 1
-        tally.states_sent += sent
-        tally.states_held += len(states) - sent
-        tally.state_bytes += sent * handlers.state_bytes
+        totals = self._totals
+        totals.offered += 1
+        totals.states_sent += sent
+        totals.states_held += len(states) - sent
+        totals.state_bytes += sent * handlers.state_bytes
         offer = Offer(
             lease=lease.id,
             function=partition.function.name,
             partial=lease.partial,
             forced=lease.forced,
-            messages=[each.message for each in work.waiting],
-            time_left_ms=[],
+            columns=columns_of(work),
+            time_left_ms=-1,
             due_left_ms=min(bindable.work.deadline_ms - now_ms, PATIENCE_LEFT_MS),
             home_ms=bindable.home_ms,
             cost_ms=bindable.cost_ms,
@@ -257,34 +261,34 @@ class SimulatedLending:
         for key in keys:
             known = versions.is_at(key, lessee)
             states.append(StoredState(key, versions.of(key), None if known else []))
-        tally = self.lessor.tally(partition.function)
-        tally.states_known += sum([each.rows is None for each in states])
-        tally.states_sent += sum([each.rows is not None for each in states])
+        totals = self.lessor.stats_of(partition.function)
+        totals.states_known += sum([each.rows is None for each in states])
+        totals.states_sent += sum([each.rows is not None for each in states])
         return states
 
     def returned(self, lease: Lease | None, message: Return, now_ms: float) -> None:
-        tally = self._tally
+        totals = self._totals
         if lease is None:
-            tally.too_late += 1
+            totals.too_late += 1
             return
         hosted = self._host.hosted_of(lease.partition)
         assert hosted is not None
         result = hosted.handlers.end_lent(hosted, lease.work, now_ms, partial=lease.partial)
         result.elapsed_ms = message.elapsed_ms
-        tally.messages += lease.work.count
-        tally.partials += len(result.partials)
-        hosted.handlers.tally.lent += lease.work.count
+        totals.messages += lease.work.count
+        totals.partials += len(result.partials)
+        hosted.handlers.totals.lent += lease.work.count
         self.lessor.finish(lease, result, 0, "", now_ms)
 
     def count(self) -> None:
-        """Put what the lessor and the lessee have counted into the tally of the simulation."""
-        tally = self._tally
-        for each in self.lessor.tallies.values():
-            tally.returned += each.returned
-            tally.declined += each.declined
-            tally.expired += each.expired
-            tally.revoked += each.revoked
-        tally.accepted += self.lessee.accepted
+        """Put what the lessor and the lessee have counted into the totals of the simulation."""
+        totals = self._totals
+        for each in self.lessor.stats.values():
+            totals.returned += each.returned
+            totals.declined += each.declined
+            totals.expired += each.expired
+            totals.revoked += each.revoked
+        totals.accepted += self.lessee.accepted
 
     def knows(self, function: str) -> bool:
         return True
@@ -315,9 +319,9 @@ class SimulatedLending:
         if not offer.partial:
             changed, state_bytes = handlers.writes, handlers.state_bytes
             self._states.settled(offer, changed=changed, state_bytes=state_bytes)
-        carried_bytes = REPLY_BYTES * len(offer.messages)
+        carried_bytes = REPLY_BYTES * offer.columns.count
         if handlers.writes:
-            keys = {each.key for each in offer.messages}
+            keys = set(offer.columns.keys)
             carried_bytes += handlers.state_bytes * len(keys)
         message = Return(
             lease=offer.lease,

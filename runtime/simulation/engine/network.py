@@ -52,10 +52,10 @@ class Node(Protocol):
 
 class SimulatedNetwork:
     def __init__(self, events: Events, model: Network, seed: int) -> None:
-        chance = stream(seed, "network")
+        rng = stream(seed, "network")
         self._events = events
-        self._latency = distribution(model.latency).sampler(chance)
-        self._draw = chance.random
+        self._latency = distribution(model.latency).sampler(rng)
+        self._draw = rng.random
         self._model = model
         self._unreliable = bool(model.loss or model.duplication or model.reordering)
         self._resend_ms = milliseconds(model.resend)

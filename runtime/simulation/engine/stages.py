@@ -18,7 +18,7 @@ from sublet.runtime.partition.model.effects import Cells, Fetchable, Merger, NoC
 from sublet.runtime.partition.model.work import RunResult, Work
 from sublet.runtime.protocol.lease_messages import PartialState
 from sublet.runtime.simulation.engine.hosted import CacheShare, Executed, Hosted, Sent, roots_of
-from sublet.runtime.simulation.engine.ledger import FunctionTally, Ledger, Root
+from sublet.runtime.simulation.engine.ledger import FunctionTotals, Ledger, Root
 from sublet.runtime.simulation.engine.store import ModelledCells
 from sublet.runtime.simulation.scenarios.distributions import Cost, KeySampler, keys_of, stream
 from sublet.runtime.simulation.scenarios.scenario import Stage, To
@@ -187,7 +187,7 @@ class StageHandlers:
     ) -> None:
         self.stage = stage
         self.function = function
-        self.tally = FunctionTally(stage.name)
+        self.totals = FunctionTotals(stage.name)
         self.message_bytes = stage.message_bytes
         self.state_bytes = 0 if stage.kind == "stateless" else stage.state_bytes
         self.writes = not stage.reads_only and stage.kind != "stateless"
@@ -197,7 +197,7 @@ class StageHandlers:
         self._sendings = [
             _Sending(to, stages[to.stage], routes, seed, stage.name) for to in stage.sends
         ]
-        self._chance = stream(seed, "fan out", stage.name)
+        self._rng = stream(seed, "fan out", stage.name)
         self._state = bytes(min(stage.state_bytes, 1024 * 1024))
         self._has_rows = stage.kind != "stateless"
         self._lent_ms = Cost.of(stage.cost).sampler(stream(seed, "lent", stage.name))
@@ -210,7 +210,7 @@ class StageHandlers:
         if not self._has_rows:
             return NoCells()
         return ModelledCells(
-            self.tally,
+            self.totals,
             complete=recovered.empty and not self.stage.stored,
             state_bytes=self.stage.state_bytes,
             keys_max=cache.keys,
@@ -233,14 +233,16 @@ class StageHandlers:
     ) -> tuple[float, int]:
         return self._cost_ms(work.count, limit_ms)
 
-    def end(self, hosted: Hosted, work: Work, begun: int, now_ms: float) -> tuple[Work, RunResult]:
+    def end(
+        self, hosted: Hosted, work: Work, started: int, now_ms: float
+    ) -> tuple[Work, RunResult]:
         result = RunResult()
-        result.values = [None] * begun
+        result.values = [None] * started
         ran = work
-        if begun < work.count:
-            result.cut_at = begun
+        if started < work.count:
+            result.cut_at = started
             work = hosted.partition.cut(work, result)
-            ran = work if work.spans else Work(0, waiting=work.waiting[:begun])
+            ran = work if work.spans else Work(0, waiting=work.waiting[:started])
         executed, roots = roots_of(self._ledger, hosted, ran, now_ms)
         hosted.executed += executed
         self._change(ran, result)
@@ -304,7 +306,7 @@ class StageHandlers:
             sent.append((destination, first, roots))
         return sent
 
-    def finished(self, hosted: Hosted, begun: Any, now_ms: float) -> None:
+    def finished(self, hosted: Hosted, started: Any, now_ms: float) -> None:
         """No handler waits."""
 
     def has_timers(self, hosted: Hosted) -> bool:
@@ -344,7 +346,7 @@ class StageHandlers:
         """Return which messages of a run cause one, as often as they do."""
         if sending.whole:
             return list(chain.from_iterable(repeat(place, sending.whole) for place in range(count)))
-        draw, least = self._chance.random, int(sending.fan_out)
+        draw, least = self._rng.random, int(sending.fan_out)
         rest = sending.fan_out - least
         return [
             place for place in range(count) for _ in range(least + 1 if draw() < rest else least)

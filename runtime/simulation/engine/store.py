@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sublet.runtime.simulation.engine.events import Events
 from sublet.runtime.simulation.engine.hosted import Hosted
-from sublet.runtime.simulation.engine.ledger import FunctionTally
+from sublet.runtime.simulation.engine.ledger import FunctionTotals
 from sublet.runtime.simulation.scenarios.distributions import Cost, stream
 from sublet.runtime.simulation.scenarios.scenario import StoreModel
 from sublet.statestore.contract import Commit, Outcome, Recovered, StateRow
@@ -37,11 +37,11 @@ class SimulatedStore:
     """One for the cluster."""
 
     def __init__(self, events: Events, model: StoreModel, seed: int) -> None:
-        chance = stream(seed, "store")
+        rng = stream(seed, "store")
         self.memory = MemoryStore(MemoryBackend())
         self.model = model
-        self.load_ms = Cost.of(model.load).sampler(chance)
-        self.commit_ms = Cost.of(model.commit).sampler(chance)
+        self.load_ms = Cost.of(model.load).sampler(rng)
+        self.commit_ms = Cost.of(model.commit).sampler(rng)
         self.events = events
         self.commits = self.groups = self.rows = self.fenced = 0
 
@@ -110,7 +110,7 @@ class ModelledCells:
 
     def __init__(
         self,
-        tally: FunctionTally,
+        totals: FunctionTotals,
         *,
         complete: bool,
         state_bytes: int,
@@ -118,7 +118,7 @@ class ModelledCells:
     ) -> None:
         """`complete`: no key has state in the store. `keys_max` gets the bytes of a key's state
         and says how many of them may stay."""
-        self._tally = tally
+        self._totals = totals
         self.is_complete = complete
         self._weight = state_bytes + ENTRY_BYTES
         self._keys_max = keys_max
@@ -126,10 +126,10 @@ class ModelledCells:
         self._order_matters = False
 
     def missing(self, keys: Sequence[str]) -> Sequence[str]:
-        known, tally = self._keys, self._tally
+        known, totals = self._keys, self._totals
         distinct = dict.fromkeys(keys)
         absent = [key for key in distinct if key not in known]
-        tally.hits += len(distinct) - len(absent)
+        totals.hits += len(distinct) - len(absent)
         if self._order_matters:
             for key in distinct:
                 if key in known:
@@ -139,7 +139,7 @@ class ModelledCells:
         if self.is_complete:
             known.update(dict.fromkeys(absent))
             return ()
-        tally.misses += len(absent)
+        totals.misses += len(absent)
         return absent
 
     def unread(self, keys: Sequence[str]) -> Sequence[str]:
@@ -175,4 +175,4 @@ class ModelledCells:
                 oldest.append(key)
         for key in oldest:
             self.drop(key)
-        self._tally.evicted += len(oldest)
+        self._totals.evicted += len(oldest)

@@ -22,8 +22,8 @@ from sublet.runtime.partition.model.effects import (
     Deliver,
     Fetch,
     Lend,
-    Load,
     LoadStaged,
+    LoadStates,
     LoadTimers,
     LoadWindows,
     Ready,
@@ -41,13 +41,14 @@ from sublet.runtime.partition.model.environment import (
     WorkerEnvironment,
 )
 from sublet.runtime.partition.model.work import Work
+from sublet.runtime.partition.model.worker_backlog import LendableWork
 from sublet.runtime.partition.partition import Partition
 from sublet.runtime.partition.records.watermarks import downstream_partitions, expected_sources
 from sublet.runtime.protocol.frames import Ack, Batch, ErrorInfo, Refused
 from sublet.runtime.protocol.lease_messages import LeaseMessage
 from sublet.runtime.simulation.engine.events import Events
 from sublet.runtime.simulation.engine.hosted import Handlers, Hosted
-from sublet.runtime.simulation.engine.ledger import LeaseTally, Ledger
+from sublet.runtime.simulation.engine.ledger import LeaseTotals, Ledger
 from sublet.runtime.simulation.engine.lending import GuestRun, SimulatedLending
 from sublet.runtime.simulation.engine.network import Frame, Node, SimulatedNetwork
 from sublet.runtime.simulation.engine.pace import CorePace
@@ -61,6 +62,7 @@ from sublet.runtime.simulation.engine.trace import Trace
 from sublet.runtime.simulation.scenarios.distributions import stream
 from sublet.scheduler.binding.policy import BindingPolicy
 from sublet.scheduler.laxity_queue import LaxityQueue
+from sublet.scheduler.live_traffic import LiveTraffic
 from sublet.scheduler.pace import OFF_LOOP_QUANTUM_MS, QUANTA_MAX
 from sublet.scheduler.ready_queue import ReadyQueue, ready_queue
 from sublet.scheduler.urgency import Urgency
@@ -105,7 +107,7 @@ class Surroundings:
         self.seed = seed
         self.functions = [each.function for each in handlers.values()]
         self.partition_counts = {each.name: each.partition_count for each in self.functions}
-        self.leases = LeaseTally()
+        self.leases = LeaseTotals()
         self.clients: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
         self.members: Sequence[str] = ()
@@ -147,6 +149,7 @@ class SimulatedWorker:
         self.slowness = 1.0
         self.busy_ms = 0.0
         self.urgency = urgency
+        self.live = LiveTraffic()
         self.pace = pace
         self._around = around
         self._events = around.events
@@ -178,21 +181,20 @@ class SimulatedWorker:
         self._open_lending()
 
     def _open_lending(self) -> None:
-        around, urgency = self._around, self.urgency
+        around = self._around
         if around.policy_of is None:
             return
-        urgency.waiting, urgency.unseen = LaxityQueue(), deque()
-        urgency.crowds.clear()
         self.lending = SimulatedLending(
             self,
             events=self._events,
-            urgency=urgency,
+            urgency=self.urgency,
+            lendable=LendableWork(LaxityQueue()),
             handlers=around.handlers,
             policy_of=around.policy_of,
-            chance=stream(around.seed, "lending", self.number, self._life),
+            rng=stream(around.seed, "lending", self.number, self._life),
             model=around.store.model,
             overhead_ms=around.lease_overhead_ms,
-            tally=around.leases,
+            totals=around.leases,
         )
 
     # Life
@@ -204,6 +206,7 @@ class SimulatedWorker:
         recovered = around.store.acquire(name, self.name)
         hosted = Hosted(name, self, handlers, handlers.cells(recovered, self))
         now_ms = self._events.now_ms
+        lendable = None if self.lending is None else self.lending.lendable
         hosted.partition = Partition(
             handlers.function,
             Acquisition(
@@ -213,7 +216,13 @@ class SimulatedWorker:
                 wall_ms=int(WALL_MS + now_ms),
             ),
             WorkerEnvironment(
-                limits=around.limits, pace=self.pace, urgency=self.urgency, curve=self.pace
+                limits=around.limits,
+                pace=self.pace,
+                urgency=self.urgency,
+                live=self.live,
+                backlog=None if lendable is None else lendable.backlog,
+                lendable=lendable,
+                curve=self.pace,
             ),
             StateAccess(
                 cells=hosted.cells,
@@ -436,7 +445,7 @@ class SimulatedWorker:
                 elif kind is Acknowledge:
                     self._acknowledge(effect.ack)  # type: ignore[union-attr]
                 elif kind is Ready:
-                    self._ready.put(hosted.name, hosted, *effect)
+                    self._ready.put(hosted.name, hosted, effect.rank, effect.arrived_ms)  # type: ignore[union-attr]
                 elif kind is Run:
                     self._run(hosted, effect.work)  # type: ignore[union-attr]
                 elif kind is StoreCommit:
@@ -451,7 +460,7 @@ class SimulatedWorker:
 
     def _carry_out_rare(self, hosted: Hosted, effect: object) -> None:
         match effect:
-            case Load():
+            case LoadStates():
                 self._load(hosted, effect)
             case Redeliver():
                 self._deliver(effect.entry)
@@ -535,7 +544,7 @@ class SimulatedWorker:
                 if hosted is not None:
                     hosted.partition.batch_arrived(batch, self._events.now_ms)
                     self._carry_out(hosted)
-            if lending is not None and self.urgency.unseen and lending.asks_each:
+            if lending is not None and lending.lendable.unbound and lending.asks_each:
                 lending.desk.look(self._events.now_ms, at_once=True)
                 if local:
                     continue
@@ -557,8 +566,7 @@ class SimulatedWorker:
         if self._ready or not self._free:
             lending.desk.look(self._events.now_ms)
             return bool(self._local or (self._free and self._ready))
-        assert self.urgency.unseen is not None
-        self.urgency.unseen.clear()  # All of it has run.
+        lending.lendable.unbound.clear()  # All of it has run.
         return False
 
     def hosted_of(self, partition: Partition) -> Hosted | None:
@@ -612,15 +620,15 @@ class SimulatedWorker:
     def _start_guest(self, guest: GuestRun) -> None:
         assert self.lending is not None
         now_ms, offer = self._events.now_ms, guest.offer
-        self.lending.desk.begun(guest)
-        count = len(offer.messages)
+        self.lending.desk.started(guest)
+        count = offer.columns.count
         guest.elapsed_ms = guest.handlers.begin_lent(count) * self.slowness
         core_ms = guest.elapsed_ms + self._around.overhead_ms(count) * self.slowness
         self._free -= 1
         self.busy_ms += core_ms
-        tally = guest.handlers.tally
-        tally.runs += 1
-        tally.busy_ms += core_ms
+        totals = guest.handlers.totals
+        totals.runs += 1
+        totals.busy_ms += core_ms
         self._around.trace.ran(now_ms, f"{offer.lease.partition}@{self.name}", count, core_ms)
         core_ms += self._begin_on_core((guest.name, 0), guest.handlers.function, count)
         self._events.after(core_ms, self._finish_guest, self._life, guest)
@@ -637,17 +645,17 @@ class SimulatedWorker:
 
     # State
 
-    def _load(self, hosted: Hosted, load: Load) -> None:
+    def _load(self, hosted: Hosted, load: LoadStates) -> None:
         count = len(load.keys)
-        tally = hosted.handlers.tally
-        tally.loads += 1
-        tally.fetched += count
+        totals = hosted.handlers.totals
+        totals.loads += 1
+        totals.fetched += count
         if not isinstance(hosted.cells, ModelledCells):
-            tally.misses += count  # Modelled ones count for themselves.
+            totals.misses += count  # Modelled ones count for themselves.
         delay_ms = self._around.store.load_ms(count)
         self._events.after(delay_ms, self._loaded, hosted, load)
 
-    def _loaded(self, hosted: Hosted, load: Load) -> None:
+    def _loaded(self, hosted: Hosted, load: LoadStates) -> None:
         if hosted.partition.stopped or (
             self._paused_ms is not None and self._is_deferred(self._loaded, hosted, load)
         ):
@@ -658,9 +666,9 @@ class SimulatedWorker:
         self._settle()
 
     def _fetch(self, hosted: Hosted, fetch: Fetch) -> None:
-        tally = hosted.handlers.tally
-        tally.loads += 1
-        tally.fetched += len(fetch.keys)
+        totals = hosted.handlers.totals
+        totals.loads += 1
+        totals.fetched += len(fetch.keys)
         delay_ms = self._around.store.load_ms(len(fetch.keys))
         self._events.after(delay_ms, self._fetched, hosted, fetch)
 
@@ -746,19 +754,19 @@ class SimulatedWorker:
         first = self._ready.rank()
         if first is None or first >= work.rank_last:
             limit_ms *= QUANTA_MAX
-        elapsed_ms, begun = hosted.handlers.begin(hosted, work, limit_ms, now_ms)
+        elapsed_ms, started = hosted.handlers.begin(hosted, work, limit_ms, now_ms)
         elapsed_ms *= self.slowness
         core_ms = elapsed_ms + self._around.overhead_ms(work.count) * self.slowness
         self._free -= 1
         self.busy_ms += core_ms
-        tally = hosted.handlers.tally
-        tally.runs += 1
-        tally.busy_ms += core_ms
+        totals = hosted.handlers.totals
+        totals.runs += 1
+        totals.busy_ms += core_ms
         self._around.trace.ran(now_ms, hosted.name, work.count, core_ms)
         if self.lending is not None:
             run = (hosted.name, work.id)
             core_ms += self._begin_on_core(run, hosted.handlers.function, work.count)
-        self._events.after(core_ms, self._finish, self._life, hosted, work, begun, elapsed_ms)
+        self._events.after(core_ms, self._finish, self._life, hosted, work, started, elapsed_ms)
 
     def _begin_on_core(self, run: tuple[str, int], function: Function, count: int) -> float:
         """Note when a run should be over; return how long it waits for what the runtime does."""
@@ -767,21 +775,23 @@ class SimulatedWorker:
         self._ends_ms[run] = start_ms + self.urgency.expected_ms(function, count)
         return start_ms - now_ms
 
-    def _finish(self, life: int, hosted: Hosted, work: Work, begun: Any, elapsed_ms: float) -> None:
+    def _finish(
+        self, life: int, hosted: Hosted, work: Work, started: Any, elapsed_ms: float
+    ) -> None:
         if life != self._life:
             return
         if self._paused_ms is not None:
-            self._is_deferred(self._finish, life, hosted, work, begun, elapsed_ms)
+            self._is_deferred(self._finish, life, hosted, work, started, elapsed_ms)
             return
         self._free += 1
         if self._ends_ms:
             del self._ends_ms[hosted.name, work.id]
         if not hosted.partition.stopped:
             now_ms = self._events.now_ms
-            work, result = hosted.handlers.end(hosted, work, begun, now_ms)
+            work, result = hosted.handlers.end(hosted, work, started, now_ms)
             result.elapsed_ms = elapsed_ms
             hosted.partition.finished(work, result, now_ms)
-            hosted.handlers.finished(hosted, begun, now_ms)
+            hosted.handlers.finished(hosted, started, now_ms)
             self._carry_out(hosted)
         self._settle()
 
@@ -799,14 +809,14 @@ class SimulatedWorker:
     def _applied(self, commit: Commit, hosted: Hosted) -> None:
         """From now on nothing of the commit can be lost, whatever happens to this worker."""
         around, now_ms = self._around, self._events.now_ms
-        name, tally, ledger = hosted.name, hosted.handlers.tally, around.ledger
-        tally.commits += 1
+        name, totals, ledger = hosted.name, hosted.handlers.totals, around.ledger
+        totals.commits += 1
         # Before this moment its numbers meant nothing: another owner may use them for others.
         for destination, first, roots in hosted.sending:
             ledger.send(name, destination, first, roots)
         for source, first, roots in hosted.committing:
             ledger.execute(source, name, first, len(roots))
-            tally.committed(roots, now_ms)
+            totals.committed(roots, now_ms)
         around.trace.committed(now_ms, name, commit.index, hosted.committing_count)
 
     def _committed(self, commits: Sequence[Commit], outcomes: Sequence[Outcome]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.functions.duration import milliseconds
-from sublet.runtime.simulation.engine.ledger import FunctionTally, Series
+from sublet.runtime.simulation.engine.ledger import FunctionTotals, Series
 
 if TYPE_CHECKING:
     from sublet.runtime.simulation.engine.cluster import Cluster
@@ -185,15 +185,15 @@ class Report:
         )
         for worker in cluster.workers:
             for hosted in worker.partitions.values():
-                counters, tally = hosted.partition.counters, hosted.handlers.tally
-                tally.duplicates += counters.duplicates
-                tally.refused += counters.refused
-                tally.failures += counters.failures
-                tally.prefetched += counters.prefetched
-        self._tallies: dict[str, FunctionTally] = {
-            each.tally.name: each.tally for each in around.handlers.values()
+                counters, totals = hosted.partition.counters, hosted.handlers.totals
+                totals.duplicates += counters.duplicates
+                totals.refused += counters.refused
+                totals.failures += counters.failures
+                totals.prefetched += counters.prefetched
+        self._tallies: dict[str, FunctionTotals] = {
+            each.totals.name: each.totals for each in around.handlers.values()
         }
-        self.functions = {name: _function(tally) for name, tally in self._tallies.items()}
+        self.functions = {name: _function(totals) for name, totals in self._tallies.items()}
         self._warmup_s = int(milliseconds(simulation.warmup) // 1000)
 
     # What users ask for
@@ -276,28 +276,28 @@ class Report:
         """Return (function, load) of what was measured, in the order of the scenario."""
         return [
             (name, self._label(load))
-            for name, tally in self._tallies.items()
-            for load in sorted(tally.series)
+            for name, totals in self._tallies.items()
+            for load in sorted(totals.series)
         ]
 
     def _label(self, load: int) -> str:
         return self.loads[load] if load >= 0 else TIMERS
 
     def _series(self, function: str, load: str | None) -> list[Series]:
-        tally = self._tallies.get(function)
-        if tally is None:
+        totals = self._tallies.get(function)
+        if totals is None:
             short = [
                 each for name, each in self._tallies.items() if name.rpartition("/")[2] == function
             ]
             if len(short) != 1:
                 known = ", ".join(self._tallies)
                 raise ValueError(f"there is no function {function!r}; known: {known}")
-            tally = short[0]
+            totals = short[0]
         if load is not None and load not in (*self.loads, TIMERS):
             raise ValueError(f"there is no load {load!r}; known: {', '.join(self.loads)}")
         return [
             series
-            for number, series in sorted(tally.series.items())
+            for number, series in sorted(totals.series.items())
             if load is None or self._label(number) == load
         ]
 
@@ -356,7 +356,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def _function(tally: FunctionTally) -> FunctionReport:
+def _function(totals: FunctionTotals) -> FunctionReport:
     return FunctionReport(
-        **{name: getattr(tally, name) for name in FunctionReport.__dataclass_fields__}
+        **{name: getattr(totals, name) for name in FunctionReport.__dataclass_fields__}
     )

@@ -1,4 +1,4 @@
-"""Where a simulation leaves something to chance: lengths of time, costs, sizes, keys.
+"""Where a simulation leaves something to rng: lengths of time, costs, sizes, keys.
 
 Every sampler gets its own `random.Random`, seeded by a text, so that one seed gives one story in
 every process.
@@ -34,7 +34,7 @@ class Distribution(Protocol):
     @property
     def mean(self) -> float: ...
 
-    def sampler(self, chance: random.Random) -> Sampler: ...
+    def sampler(self, rng: random.Random) -> Sampler: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Constant:
     def mean(self) -> float:
         return milliseconds(self.value)
 
-    def sampler(self, chance: random.Random) -> Sampler:
+    def sampler(self, rng: random.Random) -> Sampler:
         value = self.mean
         return lambda: value
 
@@ -62,8 +62,8 @@ class Exponential:
     def mean(self) -> float:
         return milliseconds(self.of_mean)
 
-    def sampler(self, chance: random.Random) -> Sampler:
-        mean, draw, log = self.mean, chance.random, math.log
+    def sampler(self, rng: random.Random) -> Sampler:
+        mean, draw, log = self.mean, rng.random, math.log
         return lambda: -mean * log(1.0 - draw())
 
 
@@ -82,11 +82,11 @@ class Pareto:
     def mean(self) -> float:
         return milliseconds(self.of_mean)
 
-    def sampler(self, chance: random.Random) -> Sampler:
+    def sampler(self, rng: random.Random) -> Sampler:
         least, power, draw = (
             self.mean * (self.shape - 1) / self.shape,
             -1 / self.shape,
-            chance.random,
+            rng.random,
         )
         return lambda: least * (1.0 - draw()) ** power
 
@@ -104,8 +104,8 @@ class Uniform:
     def mean(self) -> float:
         return (milliseconds(self.low) + milliseconds(self.high)) / 2
 
-    def sampler(self, chance: random.Random) -> Sampler:
-        low, draw = milliseconds(self.low), chance.random
+    def sampler(self, rng: random.Random) -> Sampler:
+        low, draw = milliseconds(self.low), rng.random
         width = milliseconds(self.high) - low
         return lambda: low + width * draw()
 
@@ -125,8 +125,8 @@ class Lognormal:
     def mean(self) -> float:
         return milliseconds(self.of_mean)
 
-    def sampler(self, chance: random.Random) -> Sampler:
-        middle, sigma, gauss, exp = self.mean, self.sigma, chance.gauss, math.exp
+    def sampler(self, rng: random.Random) -> Sampler:
+        middle, sigma, gauss, exp = self.mean, self.sigma, rng.gauss, math.exp
         middle *= exp(-sigma * sigma / 2)
         return lambda: middle * exp(gauss(0.0, sigma))
 
@@ -158,7 +158,7 @@ def distribution(spec: Duration | Distribution) -> Distribution:
                 return Lognormal(milliseconds(first), *map(float, rest))
     except ValueError as error:
         raise ValueError(f"{spec!r}: {error}") from None
-    raise ValueError(f"{spec!r} is no distribution; allowed: {_FORMS}")
+    raise ValueError(f"{spec!r} is not a distribution; allowed: {_FORMS}")
 
 
 def _number_or_text(text: str) -> float | str:
@@ -196,8 +196,8 @@ class Cost:
         match = _COST.fullmatch(spec)
         if match is None:
             raise ValueError(
-                f"{spec!r} is no cost; allowed: '0.02ms' (a message), '0.1ms + 0.02ms' (a run, and "
-                "each message of it), either followed by exponential, pareto 1.5 or lognormal 0.5"
+                f"{spec!r} is not a cost; allowed: '0.02ms' (a message), '0.1ms + 0.02ms' (a run, "
+                "and each message of it), then exponential, pareto 1.5 or lognormal 0.5, if wanted"
             )
         fixed, each, spread = match[1], match[2], match[3] or "constant"
         return cls(milliseconds(fixed or 0), milliseconds(each), " ".join(spread.split()))
@@ -211,20 +211,20 @@ class Cost:
             return None
         return distribution(" ".join([kind, "1", *rest]))
 
-    def sampler(self, chance: random.Random) -> Callable[[int], float]:
+    def sampler(self, rng: random.Random) -> Callable[[int], float]:
         fixed, each = milliseconds(self.fixed), milliseconds(self.each)
         factor = self._factor()
         if factor is None:
             return lambda count: fixed + each * count
-        draw = factor.sampler(chance)
+        draw = factor.sampler(rng)
         return lambda count: fixed + each * sum([draw() for _ in range(count)])
 
-    def run_sampler(self, chance: random.Random) -> Callable[[int, float], tuple[float, int]]:
+    def run_sampler(self, rng: random.Random) -> Callable[[int, float], tuple[float, int]]:
         """Return what says how long a run of so many messages takes, and how many of them it
         gets to: after `limit_ms` it is cut at the next message."""
         fixed, each = milliseconds(self.fixed), milliseconds(self.each)
         factor = self._factor()
-        draw = None if factor is None else factor.sampler(chance)
+        draw = None if factor is None else factor.sampler(rng)
 
         def run(count: int, limit_ms: float) -> tuple[float, int]:
             if draw is None:
@@ -256,7 +256,7 @@ class Keys(Protocol):
         """All of them."""
         ...
 
-    def sampler(self, chance: random.Random) -> KeySampler: ...
+    def sampler(self, rng: random.Random) -> KeySampler: ...
 
 
 @lru_cache(maxsize=64)
@@ -285,8 +285,8 @@ class Zipf:
     def names(self) -> Sequence[str]:
         return _names(self.count, self.prefix)
 
-    def sampler(self, chance: random.Random) -> KeySampler:
-        names, choices = self.names(), chance.choices
+    def sampler(self, rng: random.Random) -> KeySampler:
+        names, choices = self.names(), rng.choices
         weights = itertools.accumulate((k + 1) ** -self.exponent for k in range(self.count))
         cumulative = list(weights)
         return lambda count: choices(names, cum_weights=cumulative, k=count)
@@ -305,8 +305,8 @@ class EvenKeys:
     def names(self) -> Sequence[str]:
         return _names(self.count, self.prefix)
 
-    def sampler(self, chance: random.Random) -> KeySampler:
-        names, choices = self.names(), chance.choices
+    def sampler(self, rng: random.Random) -> KeySampler:
+        names, choices = self.names(), rng.choices
         return lambda count: choices(names, k=count)
 
 
@@ -319,7 +319,7 @@ class OneKey:
     def names(self) -> Sequence[str]:
         return [self.key]
 
-    def sampler(self, chance: random.Random) -> KeySampler:
+    def sampler(self, rng: random.Random) -> KeySampler:
         names = [self.key]
         return lambda count: names * count
 
@@ -337,7 +337,7 @@ class EachInTurn:
     def names(self) -> Sequence[str]:
         return _names(self.count, self.prefix)
 
-    def sampler(self, chance: random.Random) -> KeySampler:
+    def sampler(self, rng: random.Random) -> KeySampler:
         turn = itertools.cycle(self.names())
         return lambda count: list(itertools.islice(turn, count))
 

@@ -47,7 +47,7 @@ def load_scenario(
         return _from_toml(Path(text))
     module, _, name = text.rpartition(":")
     if not module or not name.isidentifier():
-        raise ValueError(f"{text!r} is no scenario; allowed: a .toml file, or module:object")
+        raise ValueError(f"{text!r} is not a scenario; allowed: a .toml file, or module:object")
     found = getattr(_module(module, directory or Path.cwd()), name, None)
     if callable(found) and not isinstance(found, Simulation | ElasticSimulation):
         found = found()

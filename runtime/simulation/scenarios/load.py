@@ -289,7 +289,7 @@ def synthetic_arrivals(
 ) -> Iterator[Arrival]:
     """Yield what one source of a load sends."""
     names = (load.label, load.target, source)
-    chance = stream(seed, "arrivals", *names)
+    rng = stream(seed, "arrivals", *names)
     keys_chance = stream(seed, "load keys", *names)
     weights = load.weights or [1.0] * load.sources
     share = weights[source] / sum(weights)
@@ -298,7 +298,7 @@ def synthetic_arrivals(
     sizes = distribution(load.batch)
     size_of, mean_size = sizes.sampler(stream(seed, "sizes", *names)), sizes.mean
     keys = keys_of(load.keys).sampler(keys_chance)
-    gap = _gaps(load.arrivals, chance)
+    gap = _gaps(load.arrivals, rng)
     until_ms = milliseconds(load.until)
     steps = [*load.steps(), (until_ms, 0.0)]
     for (start_ms, rate), (stop_ms, _) in pairwise(steps):
@@ -306,7 +306,7 @@ def synthetic_arrivals(
         if rate <= 0:
             continue
         apart_ms = mean_size * 1000.0 / (rate * share)
-        at_ms = start_ms + _first_gap(load, apart_ms, gap, chance)
+        at_ms = start_ms + _first_gap(load, apart_ms, gap, rng)
         while at_ms < stop_ms:
             size = max(1, round(size_of()))
             mine = keys(size)
@@ -321,17 +321,17 @@ def synthetic_arrivals(
             at_ms += apart_ms * gap()
 
 
-def _first_gap(load: Load, apart_ms: float, gap: Callable[[], float], chance: Any) -> float:
+def _first_gap(load: Load, apart_ms: float, gap: Callable[[], float], rng: Any) -> float:
     if load.arrivals != "uniform":
         return apart_ms * gap()
-    return 0.0 if load.aligned else apart_ms * float(chance.random())
+    return 0.0 if load.aligned else apart_ms * float(rng.random())
 
 
-def _gaps(arrivals: str, chance: Any) -> Callable[[], float]:
+def _gaps(arrivals: str, rng: Any) -> Callable[[], float]:
     """Return what to multiply the mean time between two arrivals with."""
     kind, *rest = arrivals.split()
     if kind == "poisson":
-        return distribution("exponential 1").sampler(chance)
+        return distribution("exponential 1").sampler(rng)
     if kind == "uniform":
         return lambda: 1.0
-    return distribution(" ".join([kind, "1", *rest])).sampler(chance)
+    return distribution(" ".join([kind, "1", *rest])).sampler(rng)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.runtime.protocol.lease_messages import LeaseId, Offer, StoredState
+from sublet.runtime.protocol.messages import MessageColumns
 from sublet.runtime.simulation.engine.lending import StatesOfOthers
 from sublet.simulation import (
     Crash,
@@ -236,8 +237,8 @@ def offer(number: int, *keys: str, version: int = 2, known: bool = False) -> Off
         function="f",
         partial=False,
         forced=False,
-        messages=[],
-        time_left_ms=[],
+        columns=MessageColumns.of([]),
+        time_left_ms=-1,
         due_left_ms=0.0,
         home_ms=0.0,
         cost_ms=0.0,

@@ -235,8 +235,8 @@ def test_a_file_that_is_not_there_is_a_value_error(tmp_path: Path) -> None:
         (lambda: Load(target="a", rate=1, keys="some"), "does not say which keys"),
         (lambda: Stage("a", window=0), "window is 0"),
         (lambda: Stage("a", state_bytes=-1), "cannot be negative"),
-        (lambda: Stage("a", "quick"), "is no cost"),
-        (lambda: Stage("a", merge="often"), "is no cost"),
+        (lambda: Stage("a", "quick"), "is not a cost"),
+        (lambda: Stage("a", merge="often"), "is not a cost"),
         (lambda: Stage("a", binding="nowhere"), "binding is 'nowhere'; allowed: "),
         (lambda: Stage("a", parallelism_range=0), "parallelism_range is 0"),
         (lambda: Stage("a", mergeable=True, reads_only=True), "changes the states"),
@@ -257,9 +257,9 @@ def test_a_file_that_is_not_there_is_a_value_error(tmp_path: Path) -> None:
         (lambda: Zipf(10, 11), "exponent is 11"),
         (lambda: Pareto(1, 1), "shape is 1"),
         (lambda: Uniform(2, 1), "low <= high"),
-        (lambda: distribution("gamma 3ms"), "no distribution; allowed"),
+        (lambda: distribution("gamma 3ms"), "not a distribution; allowed"),
         (lambda: distribution("pareto 3ms 0.5"), "shape"),
-        (lambda: Cost.of("1ms sometimes"), "no distribution"),
+        (lambda: Cost.of("1ms sometimes"), "not a distribution"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_is_allowed(make: Any, problem: str) -> None:
